@@ -1,0 +1,1 @@
+"""The mathematics of biased local SGD: no Flower, no process, no clock."""

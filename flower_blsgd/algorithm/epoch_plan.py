@@ -1,0 +1,227 @@
+"""The plan of one epoch: how many rounds, and which samples each worker gets in each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .local_steps import Participant, StepPolicy, shrunk_steps
+from .loss_table import IntArray, LossTable
+from .sampling import EpochRequest, Pool, Sampler
+
+EpochMode = Literal["samples", "table"]
+
+
+@dataclass(frozen=True)
+class RoundShape:
+    """What every round of an epoch looks like.
+
+    Parameters
+    ----------
+    local_steps : tuple of int
+        tau_i of each worker, in worker order.
+    batch_sizes : tuple of int
+        b_i of each worker.
+    round_multiplier : int
+        Rounds that replace one round of the paper's table: tau_fast for synchronous SGD.
+    """
+
+    local_steps: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    round_multiplier: int = 1
+
+    @property
+    def samples_per_round(self) -> tuple[int, ...]:
+        """tau_i b_i of each worker."""
+        pairs = zip(self.local_steps, self.batch_sizes, strict=True)
+        return tuple(steps * batch_size for steps, batch_size in pairs)
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """Who trains on which samples, round by round.
+
+    Parameters
+    ----------
+    epoch : int
+        Counted from 1.
+    rounds : int
+        Communication rounds of this epoch, >= 1.
+    shape : RoundShape
+        Steps and batch sizes of every worker.
+    pools : tuple of Pool
+        The samples, and who shares them.
+    num_samples : int
+        N.
+    """
+
+    epoch: int
+    rounds: int
+    shape: RoundShape
+    pools: tuple[Pool, ...]
+    num_samples: int
+
+    def indices(self, round_in_epoch: int, worker: int) -> IntArray:
+        """Return the samples of one order, in training order.
+
+        A pool is cut into one block per round, and a block is dealt in list order to the pool's
+        workers in worker order.
+
+        Parameters
+        ----------
+        round_in_epoch : int
+            Counted from 0.
+        worker : int
+            Position of the worker among the participants.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 of shape (tau_i b_i,).
+        """
+        per_round = self.shape.samples_per_round
+        for pool in self.pools:
+            if worker in pool.members:
+                block = sum(per_round[i] for i in pool.members)
+                start = round_in_epoch * block
+                start += sum(per_round[i] for i in pool.members if i < worker)
+                return pool.indices[start : start + per_round[worker]]
+        raise ValueError(f"worker {worker} has no samples in epoch {self.epoch}")
+
+    @property
+    def num_planned(self) -> int:
+        """Samples, with repeats, that all workers are given in this epoch."""
+        return sum(len(pool.indices) for pool in self.pools)
+
+    def share_left_out(self, participants: Sequence[Participant]) -> float:
+        """Return the share of the N samples that no fast worker is given in this epoch."""
+        given = np.zeros(self.num_samples, np.bool_)
+        for worker, participant in enumerate(participants):
+            if participant.fast:
+                for round_in_epoch in range(self.rounds):
+                    given[self.indices(round_in_epoch, worker)] = True
+        return 1.0 - np.count_nonzero(given) / self.num_samples
+
+
+def plan_epoch(
+    *,
+    seed: int,
+    epoch: int,
+    mode: EpochMode,
+    participants: Sequence[Participant],
+    shape: RoundShape,
+    sampler: Sampler,
+    table: LossTable,
+    samples_before: int = 0,
+) -> EpochPlan:
+    """Plan one epoch.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed.
+    epoch : int
+        Counted from 1.
+    mode : {"samples", "table"}
+        ``"samples"``: E epochs are E N samples to within one round. ``"table"``: the rule that
+        reproduces the communications per epoch of the paper's table.
+    participants : sequence of Participant
+        All workers that take part, in worker order.
+    shape : RoundShape
+        From `round_shape`.
+    sampler : Sampler
+        Chooses the samples.
+    table : LossTable
+        Its length is N.
+    samples_before : int (default: 0)
+        Samples planned in all earlier epochs.
+
+    Returns
+    -------
+    EpochPlan
+        A pure function of the arguments.
+    """
+    num_samples = len(table)
+    samples_per_round = shape.samples_per_round
+    if mode == "samples":
+        # With an unchanged team this is floor(e N / S) - floor((e - 1) N / S).
+        rounds = (epoch * num_samples - samples_before) // sum(samples_per_round)
+    else:
+        rounds = _table_rounds(num_samples, shape)
+    request = EpochRequest(
+        seed, epoch, rounds, tuple(participants), samples_per_round, samples_before
+    )
+    pools = tuple(sampler.pools(request, table))
+    return EpochPlan(epoch, rounds, shape, pools, num_samples)
+
+
+def round_shape(
+    policy: StepPolicy,
+    participants: Sequence[Participant],
+    num_samples: int,
+    mode: EpochMode,
+    local_steps_fast: int,
+) -> RoundShape:
+    """Ask the policy for everybody's steps and shrink them until a round fits into an epoch.
+
+    Parameters
+    ----------
+    policy : StepPolicy
+        Proposes tau_i.
+    participants : sequence of Participant
+        All workers that take part.
+    num_samples : int
+        N.
+    mode : {"samples", "table"}
+        As in `plan_epoch`.
+    local_steps_fast : int
+        tau_fast of the run; in table mode synchronous SGD does that many rounds for one.
+
+    Returns
+    -------
+    RoundShape
+        Steps scaled by the largest k that fits, if they had to be.
+
+    Raises
+    ------
+    ValueError
+        If not even one step of every worker fits; names the largest batch size that does.
+    """
+    steps = policy.local_steps(participants)
+    batch_sizes = tuple(participant.batch_size for participant in participants)
+    if mode == "table":
+        table_steps = local_steps_fast if max(steps) == 1 else max(steps)
+        longest = min(table_steps, num_samples // (len(steps) * max(batch_sizes)))
+        if longest >= 1:
+            if max(steps) == 1:  # synchronous SGD: tau_fast rounds of one step replace one
+                return RoundShape(tuple(steps), batch_sizes, longest)
+            return RoundShape(tuple(shrunk_steps(steps, longest)), batch_sizes)
+    else:
+        longest = _longest_round(steps, batch_sizes, num_samples)
+        if longest >= 1:
+            return RoundShape(tuple(shrunk_steps(steps, longest)), batch_sizes)
+    largest = num_samples // len(steps)
+    way_out = (
+        f"the largest that fits is batch-size = {largest}"
+        if largest >= 2
+        else "use fewer workers or more data"
+    )
+    raise ValueError(
+        f"batch-size = {max(batch_sizes)} is too large: one step of all {len(steps)} workers "
+        f"needs more than the {num_samples} samples there are; {way_out}"
+    )
+
+
+def _longest_round(steps: Sequence[int], batch_sizes: Sequence[int], num_samples: int) -> int:
+    for longest in range(max(steps), 0, -1):
+        shrunk = shrunk_steps(steps, longest)
+        if sum(s * b for s, b in zip(shrunk, batch_sizes, strict=True)) <= num_samples:
+            return longest
+    return 0
+
+
+def _table_rounds(num_samples: int, shape: RoundShape) -> int:
+    workers = len(shape.local_steps)
+    longest = max(shape.local_steps) * shape.round_multiplier
+    return num_samples // (max(shape.batch_sizes) * workers * longest) * shape.round_multiplier

@@ -1,0 +1,94 @@
+"""The learning rate that the server sends in every order: warm-up, then steps down."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """MultiStepLR over the epochs, or over shares of the budget, with a linear warm-up.
+
+    It is never counted in local steps, so a worker's steps do not change it.
+
+    Parameters
+    ----------
+    base : float
+        Learning rate before any decay, > 0.
+    decay_epochs : sequence of float (default: ())
+        After this many epochs the rate is multiplied by `factor`; plain numbers never scale.
+    decay_shares : sequence of float (default: ())
+        The same at shares in (0, 1) of the budget, whether that is epochs, rounds or seconds.
+    factor : float (default: 0.1)
+        Multiplier of each decay.
+    warmup_epochs : float (default: 0)
+        Over these the rate grows linearly, round by round.
+    """
+
+    base: float
+    decay_epochs: Sequence[float] = ()
+    decay_shares: Sequence[float] = ()
+    factor: float = 0.1
+    warmup_epochs: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.base > 0 and math.isfinite(self.base)):
+            raise ValueError(f"learning rate = {self.base} must be a number above 0")
+
+    def at(self, epoch: int, budget_share: float, epoch_share: float = 0.0) -> float:
+        """Return the learning rate of one round.
+
+        Parameters
+        ----------
+        epoch : int
+            Counted from 1.
+        budget_share : float
+            Share of the budget that was used when this epoch began, in [0, 1].
+        epoch_share : float (default: 0.0)
+            Share of this epoch that will be done after this round, in (0, 1].
+        """
+        # A hair of tolerance: 60 % of 5 epochs is 3 epochs, whatever the binary fractions say.
+        decays = sum(epoch - 1 >= after for after in self.decay_epochs)
+        decays += sum(budget_share >= share - 1e-9 for share in self.decay_shares)
+        rate = self.base * self.factor**decays
+        if self.warmup_epochs > 0:
+            rate *= min(1.0, (epoch - 1 + epoch_share) / self.warmup_epochs)
+        return rate
+
+
+def parse_decay(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Read ``"60%, 80%"`` or ``"60, 80"``.
+
+    Returns
+    -------
+    tuple
+        The plain epochs and the shares of the budget.
+
+    Raises
+    ------
+    ValueError
+        If an entry is no positive number, or a share is not below 100 %.
+
+    Examples
+    --------
+    >>> parse_decay("60%, 80%")
+    ((), (0.6, 0.8))
+    >>> parse_decay("30")
+    ((30.0,), ())
+    """
+    epochs: list[float] = []
+    shares: list[float] = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            value = float(entry.removesuffix("%"))
+        except ValueError:
+            raise ValueError(f"{entry!r} is neither a number of epochs nor a percentage") from None
+        if not value > 0 or not math.isfinite(value):
+            raise ValueError(f"{entry!r} must be above 0")
+        if entry.endswith("%"):
+            if value >= 100:
+                raise ValueError(f"{entry!r} must be below 100%")
+            shares.append(value / 100)
+        else:
+            epochs.append(value)
+    return tuple(epochs), tuple(shares)

@@ -1,0 +1,193 @@
+"""Which samples of an epoch go to which tier.
+
+A sampler fills *pools*. A pool is one list of sample indices for a whole epoch and the workers
+that it is dealt to; ``epoch_plan`` cuts it into rounds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .local_steps import Participant
+from .loss_table import FloatArray, IntArray, LossTable, highest_losses
+from .randomness import generator
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Sample indices of one epoch, and the workers that share them.
+
+    Parameters
+    ----------
+    indices : numpy.ndarray
+        int32; in the order in which they are dealt.
+    members : tuple of int
+        Positions of the workers among the participants, ascending.
+    """
+
+    indices: IntArray
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EpochRequest:
+    """What a sampler is asked for.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed.
+    epoch : int
+        Counted from 1.
+    rounds : int
+        Communication rounds of this epoch.
+    participants : tuple of Participant
+        All workers that take part, in worker order.
+    samples_per_round : tuple of int
+        tau_i b_i of each of them.
+    samples_before : int
+        Samples that were planned in all earlier epochs.
+    """
+
+    seed: int
+    epoch: int
+    rounds: int
+    participants: tuple[Participant, ...]
+    samples_per_round: tuple[int, ...]
+    samples_before: int
+
+    def tier(self, fast: bool) -> tuple[int, ...]:
+        """Return the positions of the fast workers, or of the slow ones."""
+        return tuple(i for i, p in enumerate(self.participants) if p.fast is fast)
+
+    def set_size(self, members: Sequence[int]) -> int:
+        """Return how many samples these workers take in this epoch."""
+        return self.rounds * sum(self.samples_per_round[i] for i in members)
+
+
+class Sampler(Protocol):
+    """Chooses the samples of one epoch. About 20 lines are enough for one's own."""
+
+    @property
+    def needs_both_tiers(self) -> bool:
+        """Whether it makes no sense without a fast and a slow worker."""
+        ...
+
+    def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
+        """Return the epoch's pools; together their members are all participants."""
+        ...
+
+
+@dataclass(frozen=True)
+class UniformSampler:
+    """All workers read one endless stream of seeded permutations (the unbiased algorithms).
+
+    An epoch may end inside a permutation; the next one goes on from there.
+    """
+
+    needs_both_tiers: bool = False
+
+    def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
+        """Return one pool for everybody."""
+        members = tuple(range(len(request.participants)))
+        count = request.set_size(members)
+        indices = permutation_stream(request.seed, len(table), request.samples_before, count)
+        return [Pool(indices, members)]
+
+
+@dataclass(frozen=True)
+class SeparatedSampler:
+    """Fast workers get the hardest samples and a random rest, slow ones a uniform draw.
+
+    The paper's method. The two draws are independent, so they may overlap.
+
+    Parameters
+    ----------
+    high_loss_ratio : float (default: 0.5)
+        lambda: share of the fast workers' samples that are those with the highest recorded
+        loss, in [0, 1].
+    """
+
+    high_loss_ratio: float = 0.5
+    needs_both_tiers: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.high_loss_ratio <= 1.0:  # also refuses nan
+            raise ValueError(f"high_loss_ratio = {self.high_loss_ratio} must lie in [0, 1]")
+
+    def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
+        """Return the fast workers' pool and the slow workers' pool."""
+        pools = []
+        for fast, purpose in ((True, "fast-samples"), (False, "slow-samples")):
+            members = request.tier(fast)
+            if not members:
+                continue
+            rng = generator(request.seed, purpose, request.epoch)
+            ratio = self.high_loss_ratio if fast else 0.0
+            count = request.set_size(members)
+            pools.append(Pool(draw_samples(table.losses, count, ratio, rng), members))
+        return pools
+
+
+def draw_samples(
+    losses: FloatArray, count: int, high_loss_ratio: float, rng: np.random.Generator
+) -> IntArray:
+    """Draw `count` samples, a share of them those with the highest loss.
+
+    Where `count` exceeds N, the result is all N samples shuffled, followed by a list of the
+    excess that the same rule chose: no index comes twice within one such list.
+
+    Parameters
+    ----------
+    losses : numpy.ndarray
+        float32 of shape (N,); infinity for a sample that was never seen.
+    count : int
+        How many to draw, >= 0.
+    high_loss_ratio : float
+        Share, in [0, 1], chosen by loss; the rest is uniform among the others.
+    rng : numpy.random.Generator
+        Source of the draw.
+
+    Returns
+    -------
+    numpy.ndarray
+        int32 of shape (count,), each list of it shuffled.
+    """
+    lists = []
+    while count > 0:
+        size = min(count, len(losses))
+        lists.append(_one_list(losses, size, high_loss_ratio, rng))
+        count -= size
+    return np.concatenate(lists) if lists else np.empty(0, np.int32)
+
+
+def _one_list(
+    losses: FloatArray, size: int, high_loss_ratio: float, rng: np.random.Generator
+) -> IntArray:
+    num_samples = len(losses)
+    if size == num_samples:
+        chosen = np.arange(num_samples, dtype=np.int32)
+    else:
+        num_high = int(high_loss_ratio * size + 0.5)
+        high = highest_losses(losses, num_high, rng)
+        others = np.flatnonzero(~high).astype(np.int32)
+        rest = rng.choice(others, size - num_high, replace=False, shuffle=False)
+        chosen = np.concatenate([np.flatnonzero(high).astype(np.int32), rest])
+    rng.shuffle(chosen)
+    return chosen
+
+
+def permutation_stream(seed: int, num_samples: int, start: int, count: int) -> IntArray:
+    """Return places [start, start + count) of the endless stream of permutations of N samples."""
+    pieces = []
+    stop = start + count
+    while start < stop:
+        number, offset = divmod(start, num_samples)
+        permutation = np.arange(num_samples, dtype=np.int32)
+        generator(seed, "permutation", number).shuffle(permutation)
+        piece = permutation[offset : offset + stop - start]
+        pieces.append(piece)
+        start += len(piece)
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)

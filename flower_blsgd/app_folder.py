@@ -1,0 +1,196 @@
+"""Find a Flower app on disk, and merge its run config with what the user overrides."""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError, nearest
+
+Value = bool | int | float | str
+
+_PACKAGE = Path(__file__).parent
+_ASSIGNMENT = re.compile(r"""([^\s=]+)=("[^"]*"|'[^']*'|\S*)""")
+
+
+@dataclass(frozen=True)
+class FlowerApp:
+    """A Flower app's folder.
+
+    Parameters
+    ----------
+    path : Path
+        Absolute.
+    name : str
+        The project's name.
+    server_app, client_app : str
+        ``module:attribute``.
+    config : mapping
+        The defaults of its run config, flat, with keys joined by dots.
+    """
+
+    path: Path
+    name: str
+    server_app: str
+    client_app: str
+    config: Mapping[str, Value]
+
+
+def find_app(path: str | None) -> tuple[FlowerApp, bool]:
+    """Return the app to run, and whether it is the built-in one.
+
+    Parameters
+    ----------
+    path : str or None
+        A folder; None takes the current one if it is a Flower app, else the built-in one.
+
+    Raises
+    ------
+    UsageError
+        If the folder is not a Flower app.
+    """
+    if path is not None:
+        return read_app(Path(path)), False
+    if _is_app(Path.cwd()):
+        return read_app(Path.cwd()), False
+    packed = _PACKAGE / "_app"  # in a wheel; an editable install has the repository around it
+    return read_app(packed if packed.is_dir() else _PACKAGE.parent), True
+
+
+def read_app(folder: Path) -> FlowerApp:
+    """Read an app's ``pyproject.toml``.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or it declares no Flower app.
+    """
+    project = _pyproject(folder)
+    app = project.get("tool", {}).get("flwr", {}).get("app", {})
+    components = app.get("components", {})
+    if not {"serverapp", "clientapp"} <= components.keys():
+        raise UsageError(
+            f"{folder} is not a Flower app: its pyproject.toml has no "
+            "[tool.flwr.app.components] with serverapp and clientapp"
+        )
+    return FlowerApp(
+        path=folder.resolve(),
+        name=project.get("project", {}).get("name", folder.resolve().name),
+        server_app=components["serverapp"],
+        client_app=components["clientapp"],
+        config=_flat(app.get("config", {}), "pyproject.toml"),
+    )
+
+
+def run_config(
+    app: FlowerApp, sources: Iterable[str], settings: Iterable[str]
+) -> tuple[dict[str, Value], str]:
+    """Return the app's run config with the overrides, and the name of the last config file.
+
+    Parameters
+    ----------
+    app : FlowerApp
+        Its defaults come first.
+    sources : iterable of str
+        ``-c``: a file, the bare name of one in the app's ``configs/``, or ``key=value`` pairs.
+    settings : iterable of str
+        ``-s``: ``key=value``, one each; they come last.
+
+    Raises
+    ------
+    UsageError
+        If a file or a value cannot be read, or a key is not one of the app's.
+    """
+    config = dict(app.config)
+    name = ""
+    for source in sources:
+        file = _config_file(app, source)
+        if file is not None:
+            name = file.stem
+            overrides = _flat(_toml(file), str(file))
+        elif "=" in source:
+            overrides = dict(_pairs(app, source))
+        else:
+            known = sorted(path.stem for path in (app.path / "configs").glob("*.toml"))
+            raise UsageError(
+                f"-c {source}: neither a file nor a config of {app.name} nor key=value; "
+                f"{nearest(source, known)}"
+            )
+        config.update(_known(app, overrides))
+    for setting in settings:
+        key, equals, raw = setting.partition("=")
+        if not equals:
+            raise UsageError(f"-s {setting}: write key=value, such as -s epochs=5")
+        config.update(_known(app, {key.strip(): _value(app, key.strip(), raw.strip())}))
+    return config, name
+
+
+def _known(app: FlowerApp, overrides: dict[str, Value]) -> dict[str, Value]:
+    for key, value in overrides.items():
+        if key not in app.config:
+            raise UsageError(f"{key} = {value!r}: unknown key; {nearest(key, app.config)}")
+    return overrides
+
+
+def _config_file(app: FlowerApp, source: str) -> Path | None:
+    for path in (Path(source), app.path / "configs" / f"{source}.toml"):
+        if path.is_file():
+            return path
+    return None
+
+
+def _pairs(app: FlowerApp, text: str) -> Iterable[tuple[str, Value]]:
+    if _ASSIGNMENT.sub("", text).strip():
+        raise UsageError(f"-c {text}: write key=value pairs with a space between them")
+    return [(m[1], _value(app, m[1], m[2])) for m in _ASSIGNMENT.finditer(text)]
+
+
+def _value(app: FlowerApp, key: str, raw: str) -> Value:
+    """Read a value of the command line; a key whose default is a text takes any text."""
+    if len(raw) >= 2 and raw[0] == raw[-1] and raw[0] in "\"'":
+        return raw[1:-1]
+    if isinstance(app.config.get(key), str):
+        return raw
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+    return value if isinstance(value, Value) else raw
+
+
+def _is_app(folder: Path) -> bool:
+    try:
+        return "app" in _pyproject(folder).get("tool", {}).get("flwr", {})
+    except UsageError:
+        return False
+
+
+def _pyproject(folder: Path) -> dict[str, Any]:
+    file = folder / "pyproject.toml"
+    if not file.is_file():
+        raise UsageError(f"{folder} is not a Flower app: it has no pyproject.toml")
+    return _toml(file)
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid TOML: {error}") from None
+
+
+def _flat(table: Mapping[str, Any], file: str, prefix: str = "") -> dict[str, Value]:
+    flat: dict[str, Value] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, file, f"{prefix}{key}.")
+        elif isinstance(value, Value):
+            flat[prefix + key] = value
+        else:
+            raise UsageError(
+                f"{file}: {prefix}{key} is a {type(value).__name__}; Flower's run config holds "
+                "true/false, numbers and texts only"
+            )
+    return flat

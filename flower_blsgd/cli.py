@@ -1,0 +1,153 @@
+"""The command ``blsgd``."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from flwr.app import Context, RecordDict
+from flwr.app.exception import AppExitException
+from rich.console import Console
+from rich.table import Table
+
+from .app_folder import find_app, run_config
+from .errors import UsageError
+from .runtime.devices import parse_workers
+from .runtime.flower_internals import SERVER_NODE_ID, load_server_app
+from .runtime.local_grid import LocalGrid
+from .runtime.machine import format_ids, this_machine
+
+USAGE_ERROR = 2
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``blsgd`` and return its exit code: 0, 1 for a failed run, 2 for a user's mistake."""
+    try:
+        options = _parser().parse_args(arguments)
+        _set_up_logging(options.verbose)
+        options.command(options)
+    except UsageError as error:
+        print(f"blsgd: {error}", file=sys.stderr)  # noqa: T201
+        return USAGE_ERROR
+    except AppExitException as error:
+        print(f"blsgd: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        print("blsgd: interrupted; all workers have ended", file=sys.stderr)  # noqa: T201
+        return _INTERRUPTED
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage, so that every mistake is told in one line."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="blsgd",
+        description="Train on fast and slow devices at once, without the fast waiting for the slow.",
+    )
+    parser.add_argument("--version", action="version", version=version("flower-blsgd"))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="train, with one pinned process per device")
+    run.set_defaults(command=_run)
+    run.add_argument(
+        "app", nargs="?", help="folder of a Flower app (default: this one, else the built-in app)"
+    )
+    run.add_argument(
+        "-c",
+        "--run-config",
+        metavar="FILE|NAME|KEY=VALUE",
+        action="append",
+        default=[],
+        help="settings: a TOML file, one in the app's configs/ by name, or key=value pairs",
+    )
+    run.add_argument(
+        "-s", "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"
+    )
+
+    devices = commands.add_parser("devices", help="show this machine's devices and workers")
+    devices.set_defaults(command=_devices)
+
+    for command in (run, devices):
+        command.add_argument(
+            "--workers",
+            metavar="SPEC",
+            help='such as "1x cuda:0 fast; 2x cpu:0-7 slow steps=1", or "auto"',
+        )
+        command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    app, built_in = find_app(options.app)
+    config, file_name = run_config(app, options.run_config, options.set)
+    if options.workers is not None and "workers" in app.config:
+        config["workers"] = options.workers
+    if "name" in app.config and not config["name"]:
+        config["name"] = file_name
+    # Ours is checked here, before the machine is looked at; another app checks its own.
+    workers = parse_workers(str(options.workers or config.get("workers", "auto")))
+    threads = config.get("threads", 0)
+    server_app = load_server_app(app.server_app, app.path)
+    which = "the built-in app" if built_in else str(app.path)
+    print(f"running {app.name} from {which}", flush=True)  # noqa: T201
+    grid = LocalGrid(
+        workers, app.client_app, app.path, config, threads if isinstance(threads, int) else 0
+    )
+    with grid:
+        server_app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), config))
+
+
+def _devices(options: argparse.Namespace) -> None:
+    machine = this_machine()
+    workers = parse_workers(options.workers or "auto", machine)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"CPU cores:    {format_ids(machine.cores)}")
+    console.print(f"accelerators: {', '.join(machine.accelerators) or 'none'}")
+    table = Table(title=f'workers of "{options.workers or "auto"}"', title_justify="left")
+    for column in ("worker", "device", "tier", "steps", "slowdown", "name"):
+        table.add_column(column)
+    for place, worker in enumerate(workers):
+        table.add_row(
+            str(place),
+            worker.device_with_cores,
+            worker.tier or "by speed",
+            str(worker.steps or "from the settings"),
+            f"{worker.slowdown:g}x",
+            worker.name,
+        )
+    console.print(table)
+    shared = [w for w in workers if w.cores and sum(w.cores == o.cores for o in workers) > 1]
+    if shared:
+        console.print(f"note: {len(shared)} CPU workers share their cores with others")
+
+
+class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to whatever stderr is now: the live progress line replaces it while it is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def _set_up_logging(verbose: bool) -> None:
+    level = logging.INFO if verbose else logging.WARNING
+    handler = _CurrentStderr()
+    handler.setFormatter(logging.Formatter("blsgd: %(message)s"))
+    ours = logging.getLogger("flower_blsgd")
+    ours.handlers = [handler]
+    ours.propagate = False
+    ours.setLevel(level)
+    logging.getLogger("flwr").setLevel(level)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The settings of a run: the only source of their names, defaults and rules.
+
+Flower's run config is flat and in kebab-case; every engine reads the same file. ``make format``
+writes the defaults into pyproject.toml.
+"""
+
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_origin
+
+import tomli_w
+
+from .algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS, Choices
+from .algorithm.epoch_plan import EpochMode
+from .algorithm.learning_rate import LearningRate, parse_decay
+from .errors import UsageError, nearest
+from .protocol import MOMENTUM_POLICIES, MomentumPolicy
+
+Value = bool | int | float | str
+
+
+def _setting(default: Any, rule: str = "", check: Callable[[Any], bool] | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"rule": rule, "check": check})
+
+
+def _one_of(default: str, *allowed: str) -> Any:
+    return _setting(default, f"one of {', '.join(allowed)}", lambda v: v in allowed)
+
+
+def _part(known: Mapping[str, Any]) -> Any:
+    names = ", ".join(known)
+    return _setting("", f"empty, or one of {names}", lambda v: not v or v in known)
+
+
+def _at_least(minimum: int | float, default: Any) -> Any:
+    return _setting(default, f"at least {minimum}", lambda v: v >= minimum)
+
+
+def _above_zero(default: float) -> Any:
+    return _setting(default, "a number above 0", lambda v: v > 0)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of a run, checked when it is made.
+
+    The names here are in snake_case, those in files and on the command line in kebab-case.
+    docs/settings.md explains each.
+
+    Raises
+    ------
+    UsageError
+        If a value has the wrong type or is out of its range: one line with key, value and way
+        out.
+    """
+
+    name: str = _setting(
+        "", "letters, digits, '.', '-', '_'", lambda v: not re.search(r"[^\w.-]", v)
+    )
+    task: str = _setting("digits", "a task's name or module:function", bool)
+    data: str = ""
+    model: str = ""
+    algorithm: str = _one_of("biased-local-sgd", *ALGORITHMS)
+    steps: str = _part(STEPS)
+    sampler: str = _part(SAMPLERS)
+    weights: str = _part(WEIGHTS)
+    epochs: int = _at_least(1, 15)
+    epoch: EpochMode = _one_of("samples", "samples", "table")
+    batch_size: int = _at_least(2, 16)
+    learning_rate: float = _above_zero(0.05)
+    decay_epochs: str = "60%, 80%"
+    warmup_epochs: float = _at_least(0, 0.0)
+    optimizer: str = _one_of("sgd", "sgd")
+    momentum: float = _setting(0.9, "in [0, 1)", lambda v: 0 <= v < 1)
+    nesterov: bool = False
+    momentum_buffers: MomentumPolicy = _one_of("keep", *MOMENTUM_POLICIES)
+    weight_decay: float = _at_least(0, 1e-4)
+    workers: str = "auto"
+    local_steps_fast: int = _at_least(1, 32)
+    local_steps_slow: int | str = _setting(
+        8, 'at least 1, or "auto"', lambda v: v == "auto" or (isinstance(v, int) and v >= 1)
+    )
+    high_loss_ratio: float = _setting(0.5, "in [0, 1]", lambda v: 0 <= v <= 1)
+    deadline_seconds: float = _at_least(0, 0.0)
+    transport: str = _one_of("auto", "auto", "messages")
+    clock: str = _one_of("wall", "wall")
+    seed: int = _at_least(0, 0)
+    threads: int = _at_least(0, 0)
+    evaluate_every_epochs: int = _at_least(1, 1)
+    evaluate_on: str = _one_of("server", "server")
+    out: str = ""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            key, value = field.name.replace("_", "-"), getattr(self, field.name)
+            converted = _of_type(value, field.type)
+            if converted is None:
+                raise UsageError(f"{key} = {value!r} must be {_type_name(field.type)}")
+            object.__setattr__(self, field.name, converted)
+            check = field.metadata.get("check")
+            finite = not isinstance(converted, float) or math.isfinite(converted)
+            if not finite or (check is not None and not check(converted)):
+                raise UsageError(_refusal(key, converted, field.metadata.get("rule", "")))
+        try:
+            parse_decay(self.decay_epochs)
+        except ValueError as error:
+            raise UsageError(
+                f"decay-epochs = {self.decay_epochs!r}: {error}; write it like "
+                '"60%, 80%" or "60, 80"'
+            ) from None
+        if self.nesterov and self.momentum == 0:
+            raise UsageError("nesterov = true needs momentum above 0, but momentum = 0.0")
+
+    @classmethod
+    def from_run_config(cls, values: Mapping[str, Value]) -> "RunConfig":
+        """Read a flat run config with keys in kebab-case; missing ones have their default.
+
+        Raises
+        ------
+        UsageError
+            If a key is unknown (the nearest known ones are offered) or a value is refused.
+        """
+        known = {key: name for name, key in _keys().items()}
+        for key, value in values.items():
+            if key not in known:
+                raise UsageError(f"{key} = {value!r}: unknown key; {nearest(key, known)}")
+        settings: dict[str, Any] = {known[key]: value for key, value in values.items()}
+        return cls(**settings)
+
+    def to_run_config(self) -> dict[str, Value]:
+        """Return all settings with keys in kebab-case."""
+        return {key: getattr(self, name) for name, key in _keys().items()}
+
+    @property
+    def choices(self) -> Choices:
+        """The algorithm's parts, with those that the user set in their place."""
+        preset = ALGORITHMS[self.algorithm]
+        return Choices(
+            self.steps or preset.steps,
+            self.sampler or preset.sampler,
+            self.weights or preset.weights,
+        )
+
+    @property
+    def learning_rate_schedule(self) -> LearningRate:
+        """The learning rate with its decays and its warm-up."""
+        epochs, shares = parse_decay(self.decay_epochs)
+        return LearningRate(self.learning_rate, epochs, shares, warmup_epochs=self.warmup_epochs)
+
+
+def _keys() -> dict[str, str]:
+    return {f.name: f.name.replace("_", "-") for f in dataclasses.fields(RunConfig)}
+
+
+def _of_type(value: Any, wanted: Any) -> Any:
+    """Return the value in the wanted type, or None if it has another."""
+    if get_origin(wanted) is Literal:
+        wanted = str
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) and wanted is not bool:
+        return None
+    return value if isinstance(value, wanted) else None
+
+
+def _type_name(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return "a text"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    return names.get(wanted, 'a whole number or "auto"')
+
+
+def _refusal(key: str, value: Value, rule: str) -> str:
+    if rule.startswith("one of ") and isinstance(value, str):
+        names = rule.removeprefix("one of ").split(", ")
+        return f"{key} = {value!r} is not known; {nearest(value, names)}"
+    return f"{key} = {value!r} must be {rule or 'a finite number'}"
+
+
+def write_defaults(pyproject: Path) -> None:
+    """Write the defaults into ``[tool.flwr.app.config]``."""
+    text = pyproject.read_text()
+    head, mark, rest = text.partition("[tool.flwr.app.config]\n")
+    assert mark, "pyproject.toml has no [tool.flwr.app.config]"
+    tail = rest[rest.index("\n[") :]
+    pyproject.write_text(head + mark + tomli_w.dumps(RunConfig().to_run_config()) + tail)
+
+
+if __name__ == "__main__":
+    write_defaults(Path(sys.argv[1]))

@@ -1,0 +1,19 @@
+"""Mistakes of the user, told in one line."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """Something that the user asked for cannot be done.
+
+    Its message is one line that names the key, the value and the way out. The command line
+    prints it without a traceback and exits with code 2.
+    """
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint at the known words nearest to `word`: ``"did you mean a or b?"``."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,222 @@
+"""The epochs of a run, one after another: who is planned for, and which round comes next."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord
+
+from .algorithm.epoch_plan import EpochMode, EpochPlan, RoundShape, plan_epoch, round_shape
+from .algorithm.learning_rate import LearningRate
+from .algorithm.local_steps import StepPolicy
+from .algorithm.loss_table import LossTable
+from .algorithm.randomness import derived_seed
+from .algorithm.sampling import Sampler
+from .errors import UsageError
+from .protocol import TrainOrder
+from .roster import Worker
+
+_LOG = logging.getLogger(__name__)
+
+_TIERS = ((True, "fast"), (False, "slow"))
+
+
+@dataclass(frozen=True)
+class OrderSettings:
+    """What all orders of a run have in common."""
+
+    learning_rate: LearningRate
+    momentum_policy: str
+    deadline_seconds: float
+    seed: int
+
+
+class Planner:
+    """Plans epoch after epoch, and cuts each into orders.
+
+    Parameters
+    ----------
+    num_samples, batch_size : int
+        N and B.
+    step_policy, local_steps_fast
+        Who does how many steps; tau_fast.
+    sampler : Sampler
+        Who gets which samples.
+    mode : {"samples", "table"}
+        What an epoch is.
+    settings : OrderSettings
+        For every order.
+
+    Attributes
+    ----------
+    table : LossTable
+        The recorded losses.
+    epoch : int
+        The epoch under way, counted from 1; 0 before the first.
+    rounds_done : int
+        Rounds of this epoch that are over.
+    rounds_total : int
+        Rounds of all epochs that are over.
+    samples_planned, samples_given_up : int
+        Of all epochs so far; given up are those of orders that failed.
+    share_left_out : float
+        Share of the N samples that no fast worker is given in this epoch.
+    budget_share : callable
+        Returns the share of the budget that is used up, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        step_policy: StepPolicy,
+        local_steps_fast: int,
+        sampler: Sampler,
+        mode: EpochMode,
+        settings: OrderSettings,
+    ) -> None:
+        self.table = LossTable(num_samples)
+        self.batch_size = batch_size
+        self.step_policy = step_policy
+        self.sampler = sampler
+        self.epoch = 0
+        self.rounds_done = 0
+        self.rounds_total = 0
+        self.samples_planned = 0
+        self.samples_given_up = 0
+        self.share_left_out = 0.0
+        self.budget_share: Callable[[], float] = lambda: 0.0
+        self._local_steps_fast = local_steps_fast
+        self._mode: EpochMode = mode
+        self._settings = settings
+        self._plan: EpochPlan | None = None
+        self._workers: list[Worker] = []
+        self._share_at_start = 0.0
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The plan of the epoch under way."""
+        assert self._plan is not None, "no epoch has been planned yet"
+        return self._plan
+
+    @property
+    def epoch_ended(self) -> bool:
+        """Whether no round of the epoch is left (true before the first epoch)."""
+        return self._plan is None or self.rounds_done == self._plan.rounds
+
+    def orders(
+        self,
+        server_round: int,
+        active: Sequence[Worker],
+        arrays: ArrayRecord,
+        momentum: ArrayRecord | None,
+    ) -> list[tuple[Worker, TrainOrder]]:
+        """Return this round's order of each worker that is there; plan an epoch if one is due.
+
+        The samples of planned workers that are gone are given up. If all are gone, a new epoch
+        begins with those that are there.
+
+        Raises
+        ------
+        UsageError
+            If the settings do not fit the workers or the data.
+        """
+        if self.epoch_ended or not any(worker in active for worker in self._workers):
+            self._plan_next_epoch(active)
+        orders = []
+        for place, worker in enumerate(self._workers):
+            order = self._order(server_round, place, worker, arrays, momentum)
+            if worker in active:
+                orders.append((worker, order))
+            else:
+                self.samples_given_up += len(order.indices)
+        return orders
+
+    def check(self, workers: Sequence[Worker]) -> RoundShape:
+        """Return the shape of a round with these workers, if a run can begin with them.
+
+        Raises
+        ------
+        UsageError
+            If a tier that the sampler needs is missing, or not one step of everybody fits into
+            the data.
+        """
+        if self.sampler.needs_both_tiers:
+            for fast, tier in _TIERS:
+                if not any(worker.fast is fast for worker in workers):
+                    raise UsageError(
+                        f"workers: no {tier} worker, and this sampler needs a fast and a slow "
+                        f'one; name one {tier}, or use sampler = "uniform"'
+                    )
+        return self._shape(workers)
+
+    def _shape(self, workers: Sequence[Worker]) -> RoundShape:
+        try:
+            return round_shape(
+                self.step_policy,
+                [worker.participant(self.batch_size) for worker in workers],
+                len(self.table),
+                self._mode,
+                self._local_steps_fast,
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    def finish_round(self) -> None:
+        """Count the round under way as over."""
+        self.rounds_done += 1
+        self.rounds_total += 1
+
+    def _plan_next_epoch(self, workers: Sequence[Worker]) -> None:
+        if self.epoch == 0:
+            shape = self.check(workers)
+        else:
+            self._tell_lost_tiers(workers)
+            shape = self._shape(workers)
+        participants = [worker.participant(self.batch_size) for worker in workers]
+        self.epoch += 1
+        self._plan = plan_epoch(
+            seed=self._settings.seed,
+            epoch=self.epoch,
+            mode=self._mode,
+            participants=participants,
+            shape=shape,
+            sampler=self.sampler,
+            table=self.table,
+            samples_before=self.samples_planned,
+        )
+        self.samples_planned += self._plan.num_planned
+        self.share_left_out = self._plan.share_left_out(participants)
+        self.rounds_done = 0
+        self._workers = list(workers)
+        self._share_at_start = self.budget_share()
+
+    def _tell_lost_tiers(self, workers: Sequence[Worker]) -> None:
+        for fast, tier in _TIERS:
+            had = any(worker.fast is fast for worker in self._workers)
+            if had and not any(worker.fast is fast for worker in workers):
+                _LOG.warning("the last %s worker is gone; the run goes on without", tier)
+
+    def _order(
+        self,
+        server_round: int,
+        place: int,
+        worker: Worker,
+        arrays: ArrayRecord,
+        momentum: ArrayRecord | None,
+    ) -> TrainOrder:
+        epoch_share = (self.rounds_done + 1) / self.plan.rounds
+        rate = self._settings.learning_rate.at(self.epoch, self._share_at_start, epoch_share)
+        return TrainOrder(
+            round=server_round,
+            epoch=self.epoch,
+            local_steps=self.plan.shape.local_steps[place],
+            batch_size=self.plan.shape.batch_sizes[place],
+            learning_rate=rate,
+            seed=derived_seed(self._settings.seed, "order", server_round, worker.index),
+            deadline_seconds=self._settings.deadline_seconds,
+            momentum_policy=self._settings.momentum_policy,
+            indices=self.plan.indices(self.rounds_done, place),
+            arrays=arrays,
+            momentum=momentum,
+        )

@@ -1,0 +1,305 @@
+"""Every record and key that crosses the wire, once.
+
+A message holds Flower records only: arrays in an ArrayRecord, settings in a ConfigRecord,
+figures in a MetricRecord. Sample indices travel as int32 bytes and losses as float32 bytes,
+both little-endian; nothing is pickled.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+QUERY_PROFILE = "query.profile"
+
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+MOMENTUM = "momentum"
+LOSSES = "losses"
+PROFILE = "profile"
+
+NUM_EXAMPLES = "num-examples"
+TRAIN_LOSS = "train-loss"
+COMPLETED_STEPS = "completed-steps"
+TIMING_KEYS = ("compute-seconds", "started-at", "ended-at", "batch-size", COMPLETED_STEPS)
+"""Figures of a reply that mean nothing as an average."""
+
+MomentumPolicy = Literal["keep", "reset", "average"]
+MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
+
+_INDEX_DTYPE = np.dtype("<i4")
+_LOSS_DTYPE = np.dtype("<f4")
+
+
+class ProtocolError(ValueError):
+    """A message that does not hold what this protocol promises."""
+
+
+@dataclass(frozen=True)
+class WorkerProfile:
+    """What a node says of its worker before the first round.
+
+    Parameters
+    ----------
+    device : str
+        Such as ``"cuda:0"`` or ``"cpu:0-3"``.
+    tier : str (default: "")
+        ``"fast"``, ``"slow"``, or empty to leave it to the speed.
+    name : str (default: "")
+        Its name, if the user gave one.
+    partition_id : int (default: -1)
+        Its number, if the node has one.
+    steps : int (default: 0)
+        Local steps per round that the user fixed; 0 for none.
+    seconds_per_step : float (default: 0.0)
+        How long one step takes; 0 if that is not known.
+    data_fingerprint : str (default: "")
+        Equal for nodes that hold equal training data; empty if unknown.
+    """
+
+    device: str
+    tier: str = ""
+    name: str = ""
+    partition_id: int = -1
+    steps: int = 0
+    seconds_per_step: float = 0.0
+    data_fingerprint: str = ""
+
+    def to_reply(self, message: Message) -> Message:
+        """Return the answer to a profile query."""
+        return Message(RecordDict({PROFILE: ConfigRecord(_to_wire(self))}), reply_to=message)
+
+    @classmethod
+    def list_from_reply(cls, reply: Message) -> list["WorkerProfile"]:
+        """Read the profiles in an answer: one for an ordinary node.
+
+        Raises
+        ------
+        ProtocolError
+            If there is none, or a key is missing or of the wrong type.
+        """
+        records = [
+            record
+            for name, record in sorted(reply.content.config_records.items())
+            if name == PROFILE or name.startswith(f"{PROFILE}-")
+        ]
+        if not records:
+            raise ProtocolError("the answer to the profile query holds no profile")
+        return [cls(**_from_wire(cls, record)) for record in records]
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """One worker's work of one round.
+
+    Parameters
+    ----------
+    round, epoch : int
+        Both counted from 1.
+    local_steps : int
+        tau_i, >= 1.
+    batch_size : int
+        b_i, >= 1.
+    learning_rate : float
+        For all steps of this order.
+    seed : int
+        Seeds everything random in it, such as dropout.
+    deadline_seconds : float
+        The worker stops after the step in which this time is over; 0 for no deadline.
+    momentum_policy : {"keep", "reset", "average"}
+        What happens to momentum between rounds.
+    indices : numpy.ndarray
+        int32 of shape (local_steps * batch_size,), in training order.
+    arrays : ArrayRecord
+        The global model: every tensor of its state dict.
+    momentum : ArrayRecord, optional
+        The averaged momentum buffers, for the policy ``"average"`` only.
+    """
+
+    round: int
+    epoch: int
+    local_steps: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+    deadline_seconds: float
+    momentum_policy: str
+    indices: npt.NDArray[np.int32] = field(metadata={"wire": False})
+    arrays: ArrayRecord = field(metadata={"wire": False})
+    momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
+
+    def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
+        """Return the content of the order's message; `arrays` itself is shared, not copied."""
+        config = ConfigRecord(
+            {
+                **_to_wire(self),
+                "server-round": self.round,  # Flower's own names for what its clients read
+                "lr": self.learning_rate,
+                "indices": self.indices.astype(_INDEX_DTYPE).tobytes(),
+            }
+        )
+        records = RecordDict({arrays_key: self.arrays, config_key: config})
+        if self.momentum is not None:
+            records[MOMENTUM] = self.momentum
+        return records
+
+    @classmethod
+    def from_message(
+        cls, message: Message, arrays_key: str = ARRAYS, config_key: str = CONFIG
+    ) -> "TrainOrder":
+        """Read the order in a train message.
+
+        Raises
+        ------
+        ProtocolError
+            If the message does not come from `BiasedLocalSGD`.
+        """
+        config = message.content.config_records.get(config_key)
+        arrays = message.content.array_records.get(arrays_key)
+        if config is None or arrays is None or "indices" not in config:
+            raise ProtocolError(
+                "this message holds no order: the ServerApp must use the BiasedLocalSGD strategy"
+            )
+        values = _from_wire(cls, config)
+        indices = _array_from(config["indices"], _INDEX_DTYPE, "indices")
+        if len(indices) != values["local_steps"] * values["batch_size"]:
+            raise ProtocolError(
+                f"an order of {values['local_steps']} steps of {values['batch_size']} samples "
+                f"holds {len(indices)} indices"
+            )
+        momentum = message.content.array_records.get(MOMENTUM)
+        return cls(**values, indices=indices, arrays=arrays, momentum=momentum)
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a worker did of an order.
+
+    Parameters
+    ----------
+    completed_steps : int
+        In [0, local_steps]; fewer than ordered after a deadline.
+    batch_size : int
+        b_i of the order.
+    compute_seconds : float
+        Duration of the steps; a deliberate slowdown counts as computing.
+    started_at, ended_at : float
+        Unix time in seconds at the first step's start and the last one's end.
+    losses : numpy.ndarray
+        float32 of shape (completed_steps * batch_size,), in the order of the indices.
+    arrays : ArrayRecord
+        The worker's model.
+    momentum : ArrayRecord, optional
+        Its momentum buffers, for the policy ``"average"`` only.
+    """
+
+    completed_steps: int
+    batch_size: int
+    compute_seconds: float
+    started_at: float
+    ended_at: float
+    losses: npt.NDArray[np.float32] = field(metadata={"wire": False})
+    arrays: ArrayRecord = field(metadata={"wire": False})
+    momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
+
+    @property
+    def num_examples(self) -> int:
+        """Samples that were trained on."""
+        return self.completed_steps * self.batch_size
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean training loss; nan if no step was completed."""
+        return float(self.losses.mean(dtype=np.float64)) if len(self.losses) else float("nan")
+
+    def to_reply(self, message: Message) -> Message:
+        """Return the reply to the order's message.
+
+        It has one ArrayRecord and one MetricRecord with ``num-examples``, so Flower's own
+        strategies can average it as well.
+        """
+        metrics = {**_to_wire(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
+        losses = ConfigRecord({LOSSES: self.losses.astype(_LOSS_DTYPE).tobytes()})
+        records = RecordDict({ARRAYS: self.arrays, METRICS: MetricRecord(metrics), LOSSES: losses})
+        if self.momentum is not None:
+            records[MOMENTUM] = self.momentum
+        return Message(records, reply_to=message)
+
+    @classmethod
+    def from_reply(cls, reply: Message, order: TrainOrder) -> "TrainReport":
+        """Read the reply to an order.
+
+        A ClientApp that knows nothing of this protocol answers as for FedAvg, with one
+        ArrayRecord and one MetricRecord: it is taken to have done all its steps, and brings
+        neither times nor losses.
+
+        Raises
+        ------
+        ProtocolError
+            If the reply has another form, or claims steps that were not ordered.
+        """
+        content = reply.content
+        arrays = {name: r for name, r in content.array_records.items() if name != MOMENTUM}
+        if len(arrays) != 1:
+            raise ProtocolError(f"expected one ArrayRecord in the reply, found {len(arrays)}")
+        if len(content.metric_records) != 1:
+            raise ProtocolError(
+                f"expected one MetricRecord in the reply, found {len(content.metric_records)}"
+            )
+        metrics = next(iter(content.metric_records.values()))
+        model = next(iter(arrays.values()))
+        if COMPLETED_STEPS not in metrics:
+            no_losses = np.empty(0, np.float32)
+            return cls(order.local_steps, order.batch_size, 0.0, 0.0, 0.0, no_losses, model)
+        raw_losses = content.config_records.get(LOSSES, ConfigRecord()).get(LOSSES, b"")
+        report = cls(
+            **_from_wire(cls, metrics),
+            losses=_array_from(raw_losses, _LOSS_DTYPE, "losses"),
+            arrays=model,
+            momentum=content.array_records.get(MOMENTUM),
+        )
+        if not 0 <= report.completed_steps <= order.local_steps:
+            raise ProtocolError(
+                f"{report.completed_steps} steps were completed of {order.local_steps} ordered"
+            )
+        if report.batch_size != order.batch_size or len(report.losses) != report.num_examples:
+            raise ProtocolError(
+                f"{report.completed_steps} steps of {order.batch_size} samples came with "
+                f"{len(report.losses)} losses"
+            )
+        return report
+
+
+def _wire_names(cls: Any) -> dict[str, tuple[str, type]]:
+    return {
+        f.name: (f.name.replace("_", "-"), cast(type, f.type))
+        for f in fields(cls)
+        if f.metadata.get("wire", True)
+    }
+
+
+def _to_wire(values: Any) -> dict[str, Any]:
+    return {key: getattr(values, name) for name, (key, _) in _wire_names(type(values)).items()}
+
+
+def _from_wire(cls: Any, record: Any) -> dict[str, Any]:
+    values = {}
+    for name, (key, expected) in _wire_names(cls).items():
+        value = record.get(key)
+        if expected is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise ProtocolError(
+                f"the message's {key} is {value!r}, not of type {expected.__name__}"
+            )
+        values[name] = value
+    return values
+
+
+def _array_from(raw: Any, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
+        raise ProtocolError(f"the message's {what} are not {dtype.name} bytes")
+    return np.frombuffer(raw, dtype)

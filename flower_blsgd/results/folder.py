@@ -1,0 +1,152 @@
+"""The folder that a run leaves: figures, model and pictures."""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from flwr.app import ArrayRecord
+from safetensors.numpy import save_file
+
+from ..errors import UsageError
+from ..round_log import RoundRecord
+
+RUNS = "runs"
+LATEST = "latest"
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochRow:
+    """One line of ``epochs.csv``; an empty field was not measured."""
+
+    epoch: int
+    wall_seconds: float
+    training_seconds: float
+    device_seconds: float | None
+    accuracy: float | None
+    loss: float | None
+    learning_rate: float
+    train_loss: float
+    rounds: int
+    samples: int
+    share_left_out: float
+    mean_loss_age_rounds: float
+
+
+class RunFolder:
+    """Writes a run's results as they come.
+
+    Parameters
+    ----------
+    path : Path
+        An empty folder of its own; see `new`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def new(cls, out: str, name: str) -> "RunFolder":
+        """Make the folder: `out` itself, or the next free ``runs/<name>-<n>``.
+
+        Raises
+        ------
+        UsageError
+            If `out` exists, or the folder cannot be made.
+        """
+        try:
+            if out:
+                path = Path(out)
+                path.mkdir(parents=True)
+            else:
+                path = _next_free(Path(RUNS), name)
+                _point(path.parent / LATEST, path.name)
+        except FileExistsError:
+            raise UsageError(_exists(out)) from None
+        except OSError as error:
+            where = out or RUNS
+            raise UsageError(f"out = {where!r} cannot be made: {error.strerror}") from None
+        return cls(path.resolve())
+
+    @staticmethod
+    def refuse_existing(out: str) -> None:
+        """Raise UsageError if an explicit `out` exists; writes nothing."""
+        if out and os.path.lexists(out):
+            raise UsageError(_exists(out))
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write ``config.toml``: all settings, resolved."""
+        (self.path / "config.toml").write_text(tomli_w.dumps(dict(config)))
+
+    def add_round(self, record: RoundRecord) -> None:
+        """Append a line to ``rounds.jsonl``."""
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(_plain(dataclasses.asdict(record))) + "\n")
+
+    def add_epoch(self, row: EpochRow) -> None:
+        """Append a line to ``epochs.csv``."""
+        path = self.path / "epochs.csv"
+        values = _plain(dataclasses.asdict(row))
+        fresh = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(values))
+            if fresh:
+                writer.writeheader()
+            writer.writerow(values)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``, whole or not at all."""
+        self._replace("summary.json", json.dumps(_plain(dict(summary)), indent=2) + "\n")
+
+    def write_model(self, arrays: ArrayRecord) -> None:
+        """Write ``model.safetensors``: the state dict."""
+        tensors = {name: np.ascontiguousarray(a.numpy()) for name, a in arrays.items()}
+        part = self.path / "model.safetensors.part"
+        save_file(tensors, part)
+        part.replace(self.path / "model.safetensors")
+
+    def _replace(self, name: str, text: str) -> None:
+        part = self.path / f"{name}.part"
+        part.write_text(text)
+        part.replace(self.path / name)
+
+
+def _next_free(runs: Path, name: str) -> Path:
+    runs.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = runs / f"{name}-{number}"
+        try:
+            path.mkdir()  # atomic: of two runs that start at once each gets its own
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _point(link: Path, target: str) -> None:
+    part = link.with_name(f".{LATEST}-{os.getpid()}")
+    part.unlink(missing_ok=True)
+    part.symlink_to(target)
+    part.replace(link)
+
+
+def _exists(out: str) -> str:
+    return f"out = {out!r} exists; name a folder that does not, or leave out empty"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON can hold: nan and infinity become null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

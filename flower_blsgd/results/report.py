@@ -1,0 +1,235 @@
+"""Gather what a run measures, tell it while it goes on, and write it down."""
+
+import logging
+import platform
+import shlex
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from flwr.app import ArrayRecord
+
+from ..config import RunConfig
+from ..round_log import RoundRecord
+from ..strategy import BiasedLocalSGD
+from ..tasks import Task
+from ..training_loop import EpochEnd
+from .accounts import Accounts
+from .folder import EpochRow, RunFolder
+from .progress import ProgressView
+
+_LOG = logging.getLogger(__name__)
+
+_PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
+_HARDLY = 0.01
+
+
+class RunReport:
+    """One run's figures, from its first round to its summary.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    strategy : BiasedLocalSGD
+        Asked for what only it knows: the samples left out, the workers.
+    folder : RunFolder
+        Where to write.
+    view : ProgressView
+        Where to tell.
+    began_at : float
+        Unix time at which set-up began.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        strategy: BiasedLocalSGD,
+        folder: RunFolder,
+        view: ProgressView,
+        began_at: float,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.evaluation_seconds = 0.0
+        self.summary: dict[str, Any] = {}
+        self._strategy = strategy
+        self._view = view
+        self._began_at = began_at
+        self._first_order_at = began_at
+        self._last_model_at = began_at
+        self._accounts = Accounts()
+        self._records: list[RoundRecord] = []
+        self._rows: list[EpochRow] = []
+        self._arrays: ArrayRecord | None = None
+
+    def begin(self, task: Task) -> None:
+        """Say what will be done."""
+        self.folder.write_config(self.config.to_run_config())
+        choices = self.config.choices
+        self._view.say(
+            f"{self.config.algorithm} (steps {choices.steps}, sampler {choices.sampler}, "
+            f"weights {choices.weights}) on {self.config.task}: {task.num_train:,} training and "
+            f"{task.num_test:,} test samples, batch size {self.config.batch_size}, "
+            f"{self.config.epochs} epochs, seed {self.config.seed}"
+        )
+        self._view.begin()
+
+    def add_round(self, record: RoundRecord) -> None:
+        """Take a round."""
+        now = time.time()
+        if not self._records:
+            self._first_order_at = now - record.round_seconds
+            self._say_workers(record)
+        self._last_model_at = now
+        self._records.append(record)
+        self._accounts.add(record)
+        self.folder.add_round(record)
+        self._view.round(record, self._accounts)
+
+    def add_epoch(self, end: EpochEnd) -> None:
+        """Take the end of an epoch."""
+        self._arrays = end.arrays
+        last = self._records[-1]
+        planner = self._strategy.planner
+        metrics = end.metrics
+        row = EpochRow(
+            epoch=end.epoch,
+            wall_seconds=self._last_model_at - self._first_order_at,
+            training_seconds=self._accounts.training_seconds,
+            device_seconds=None,
+            accuracy=None if metrics is None else float(metrics["accuracy"]),  # type: ignore[arg-type]
+            loss=None if metrics is None else float(metrics["loss"]),  # type: ignore[arg-type]
+            learning_rate=last.learning_rate,
+            train_loss=last.train_loss,
+            rounds=self._accounts.rounds,
+            samples=self._accounts.samples,
+            share_left_out=planner.share_left_out,
+            mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
+        )
+        self._rows.append(row)
+        self.folder.add_epoch(row)
+        self._view.epoch(row)
+
+    def finish(self, interrupted: bool = False) -> None:
+        """Write summary, model and pictures, and say where they are."""
+        self._view.end()
+        self.summary = self._summary(interrupted)
+        if self._arrays is not None:
+            self.folder.write_model(self._arrays)
+        self.folder.write_summary(self.summary)
+        if self._records:
+            self._draw()
+        state = "stopped early" if interrupted else "done"
+        accuracy = self.summary["accuracy"]
+        reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
+        self._view.say(
+            f"{state}: {reached}after {self.summary['training_seconds']:.1f} s of training "
+            f"({self.summary['wall_seconds']:.1f} s with evaluation); results in "
+            f"{self.folder.path}"
+        )
+        if self._records and not interrupted:
+            self._view.say(self.slow_device_line())
+
+    def slow_device_line(self) -> str:
+        """Answer "do my slow devices help?" as far as this run can."""
+        accounts = self._accounts
+        if not any(not total.fast for total in accounts.workers.values()):
+            return "slow devices: none took part, so nobody waited for one"
+        without = accounts.round_seconds - accounts.slow_only_seconds
+        fast_only = "; ".join(
+            f"1x {worker.profile.device} fast"
+            for worker in self._strategy.roster.workers
+            if worker.fast
+        )
+        command = (
+            f"blsgd run . -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
+            f"-s sampler=uniform --workers {shlex.quote(fast_only)}"
+        )
+        if self.config.out:
+            command += f" -s out={shlex.quote(self.config.out + '-fast-only')}"
+        return (
+            f"slow devices: {accounts.sample_share(fast=False):.1%} of the samples, "
+            f"{accounts.weight_share(fast=False):.1%} of the weight, rounds "
+            f"{accounts.round_seconds / without - 1:+.0%} longer for waiting for them; "
+            f"what they do to accuracy shows beside a run without them: {command}"
+        )
+
+    def _say_workers(self, record: RoundRecord) -> None:
+        for row in record.workers:
+            line = f"  {row.label}: {row.local_steps} steps a round, weight {row.weight:.1%}"
+            if 0 < row.weight < _HARDLY:
+                line += " (hardly takes part)"
+            self._view.say(line)
+
+    def _summary(self, interrupted: bool) -> dict[str, Any]:
+        accounts, config = self._accounts, self.config
+        measured = [row for row in self._rows if row.accuracy is not None]
+        accuracies = [row.accuracy for row in measured if row.accuracy is not None]
+        return {
+            "algorithm": config.algorithm,
+            "steps": config.choices.steps,
+            "sampler": config.choices.sampler,
+            "weights": config.choices.weights,
+            "task": config.task,
+            "accuracy": accuracies[-1] if accuracies else None,
+            "best_accuracy": max(accuracies, default=None),
+            "loss": measured[-1].loss if measured else None,
+            "wall_seconds": self._last_model_at - self._first_order_at,
+            "training_seconds": accounts.training_seconds,
+            "device_seconds": None,
+            "setup_seconds": self._first_order_at - self._began_at,
+            "evaluation_seconds": self.evaluation_seconds,
+            "epochs": len(self._rows),
+            "rounds": accounts.rounds,
+            "samples": accounts.samples,
+            "samples_given_up": self._strategy.planner.samples_given_up,
+            "fast_waiting_share": accounts.waiting_share(fast=True),
+            "slow_waiting_share": accounts.waiting_share(fast=False),
+            "workers": [self._worker_summary(index) for index in sorted(accounts.workers)],
+            "failures": [
+                {"round": record.round, "worker": row.label, "reason": row.failure}
+                for record in self._records
+                for row in record.workers
+                if row.failure
+            ],
+            "interrupted": interrupted,
+            "versions": {"python": platform.python_version(), **_versions()},
+            "seed": config.seed,
+        }
+
+    def _worker_summary(self, index: int) -> dict[str, Any]:
+        total = self._accounts.workers[index]
+        worker = self._strategy.roster.workers[index]
+        weight = total.weight_sum / self._accounts.rounds
+        return {
+            "name": worker.profile.name,
+            "device": worker.profile.device,
+            "tier": "fast" if total.fast else "slow",
+            "local_steps": total.local_steps,
+            "weight": weight,
+            "hardly_takes_part": weight < _HARDLY,
+            "seconds_per_step": total.seconds_per_step,
+            "samples": total.num_examples,
+            "compute_seconds": total.compute_seconds,
+            "waiting_seconds": total.waiting_seconds,
+            "transfer_seconds": total.transfer_seconds,
+            "failures": total.failures,
+        }
+
+    def _draw(self) -> None:
+        from .pictures import draw_learning_curve, draw_timeline
+
+        title = f"{self.config.algorithm}, {self.config.task}, seed {self.config.seed}"
+        draw_learning_curve(self._rows, title, self.folder.path / "learning_curve.png")
+        draw_timeline(self._records, title, self.folder.path / "timeline.png")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a bundle, not from an installed package
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,205 @@
+"""Who the workers of a run are: asked once, ranked once, known again when they come back."""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from .algorithm.local_steps import FAST_SPEED_RATIO, Participant, speed_ratios
+from .errors import UsageError
+from .protocol import CONFIG, QUERY_PROFILE, ProtocolError, WorkerProfile
+
+_LOG = logging.getLogger(__name__)
+
+_NO_HANDLER = "No query function registered"
+_POLL_SECONDS = 0.5
+_PROFILE_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass
+class Worker:
+    """One worker of the run.
+
+    Attributes
+    ----------
+    index : int
+        Its place in every sum and every draw; it never changes.
+    node_id : int
+        The Flower node that it is now; a SuperNode gets a new one when it starts again.
+    profile : WorkerProfile
+        What it said of itself.
+    present : bool
+        Whether the node is connected.
+    excluded : str
+        Why it takes no part any more; empty while it does.
+    """
+
+    index: int
+    node_id: int
+    profile: WorkerProfile
+    present: bool = True
+    excluded: str = ""
+    fast: bool = field(default=True)
+    speed_ratio: float | None = None
+
+    @property
+    def label(self) -> str:
+        """How logs and results call it, such as ``fast-0 (cpu:0)``."""
+        tier = "fast" if self.fast else "slow"
+        return f"{self.profile.name or f'{tier}-{self.index}'} ({self.profile.device})"
+
+    def participant(self, batch_size: int) -> Participant:
+        """Return what the mathematics needs to know of it."""
+        return Participant(self.fast, batch_size, self.speed_ratio, self.profile.steps or None)
+
+
+def rank_key(profile: WorkerProfile) -> tuple[bool, int, float, str]:
+    """Return the key that workers are ranked by: never a node id, never a measured speed.
+
+    Named slow ones last; then by partition id, else by name, else by device.
+    """
+    slow = profile.tier == "slow"
+    if profile.partition_id >= 0:
+        return slow, 0, profile.partition_id, ""
+    if profile.name:
+        return slow, 1, 0, profile.name
+    return slow, 2, 0, profile.device
+
+
+class Roster:
+    """Keeps the workers of a run in worker order.
+
+    Parameters
+    ----------
+    min_workers : int
+        Nodes to wait for before the first round, >= 1.
+    """
+
+    def __init__(self, min_workers: int) -> None:
+        self._min_workers = min_workers
+        self.workers: list[Worker] = []
+        self._silent_nodes: set[int] = set()
+
+    @classmethod
+    def of_profiles(cls, profiles: Sequence[WorkerProfile]) -> "Roster":
+        """Return the roster that nodes with these profiles would make."""
+        roster = cls(len(profiles))
+        roster._admit(list(enumerate(profiles)))
+        return roster
+
+    @property
+    def active(self) -> list[Worker]:
+        """The workers that can be given an order now, in worker order."""
+        return [worker for worker in self.workers if worker.present and not worker.excluded]
+
+    def of_node(self, node_id: int) -> Worker | None:
+        """Return the worker that a node is."""
+        return next((w for w in self.workers if w.present and w.node_id == node_id), None)
+
+    def update(self, grid: Grid) -> None:
+        """Notice nodes that came or went, and ask the new ones who they are.
+
+        The first call waits until enough nodes are connected. A node without an answer is asked
+        again when it connects anew.
+        """
+        online = self._wait(grid) if not self.workers else set(grid.get_node_ids())
+        for worker in self.workers:
+            worker.present = worker.node_id in online
+        known = {worker.node_id for worker in self.workers} | self._silent_nodes
+        if new := sorted(online - known):
+            self._admit(_ask(grid, new))
+            self._silent_nodes |= set(new) - {worker.node_id for worker in self.workers}
+
+    def _wait(self, grid: Grid) -> set[int]:
+        told = -1
+        while len(online := set(grid.get_node_ids())) < self._min_workers:
+            if len(online) != told:
+                told = len(online)
+                _LOG.info(
+                    "waiting for workers: %d of %d nodes are connected", told, self._min_workers
+                )
+            time.sleep(_POLL_SECONDS)
+        return online
+
+    def _admit(self, answers: Sequence[tuple[int, WorkerProfile]]) -> None:
+        for node_id, profile in sorted(answers, key=lambda a: (rank_key(a[1]), a[0])):
+            identity = rank_key(profile)[1:]
+            twins = [w for w in self.workers if rank_key(w.profile)[1:] == identity]
+            back = next((w for w in twins if not w.present), None)
+            if back is not None:
+                back.node_id, back.present, back.profile = node_id, True, profile
+                _LOG.info("%s is back", back.label)
+                continue
+            if twins:
+                _LOG.warning(
+                    "two nodes cannot be told apart (%s): this run cannot be repeated bit for "
+                    "bit; give each node name='...' or partition-id=N in its node config",
+                    profile.name or profile.device,
+                )
+            self.workers.append(Worker(len(self.workers), node_id, profile))
+        self._refuse_different_data()
+        self._assign_tiers()
+
+    def _assign_tiers(self) -> None:
+        seconds = [worker.profile.seconds_per_step or None for worker in self.workers]
+        for worker, ratio in zip(self.workers, speed_ratios(seconds), strict=True):
+            worker.speed_ratio = ratio
+            named = worker.profile.tier
+            # Without a known speed an unnamed worker counts as gamma 1.
+            worker.fast = named == "fast" or (
+                not named and (ratio is None or ratio > FAST_SPEED_RATIO)
+            )
+
+    def _refuse_different_data(self) -> None:
+        described = [w for w in self.workers if w.profile.data_fingerprint]
+        for worker in described[1:]:
+            if worker.profile.data_fingerprint != described[0].profile.data_fingerprint:
+                raise UsageError(
+                    f"worker {worker.label} holds other training data than "
+                    f"{described[0].label}; point both at the same data set"
+                )
+
+
+def _ask(grid: Grid, node_ids: Iterable[int]) -> list[tuple[int, WorkerProfile]]:
+    messages = [
+        Message(RecordDict({CONFIG: ConfigRecord()}), node_id, QUERY_PROFILE)
+        for node_id in node_ids
+    ]
+    answers = []
+    for reply in grid.send_and_receive(messages, timeout=_PROFILE_TIMEOUT_SECONDS):
+        profile = _profile_in(reply)
+        if profile is not None:
+            answers.append((reply.metadata.src_node_id, profile))
+    return answers
+
+
+def _profile_in(reply: Message) -> WorkerProfile | None:
+    node_id = reply.metadata.src_node_id
+    if reply.has_error():
+        reason = reply.error.reason or f"error {reply.error.code}"
+        if _NO_HANDLER not in reason:
+            _LOG.error("node %d does not take part: %s", node_id, reason.rstrip())
+            return None
+        _LOG.warning(
+            "node %d does not say who it is and counts as one fast worker; add "
+            'app.query("profile")(flower_blsgd.answer_profile) to its ClientApp',
+            node_id,
+        )
+        return WorkerProfile(device=f"node {node_id}")
+    try:
+        profiles = WorkerProfile.list_from_reply(reply)
+    except ProtocolError as error:
+        _LOG.error("node %d does not take part: %s", node_id, error)
+        return None
+    if len(profiles) > 1:
+        _LOG.error(
+            "node %d does not take part: it offers %d devices, and a node with more than one "
+            "is not supported yet; start one SuperNode per device",
+            node_id,
+            len(profiles),
+        )
+        return None
+    return profiles[0]

@@ -1,0 +1,142 @@
+"""A whole run on any grid: task, strategy, loop, evaluation, results folder."""
+
+import contextlib
+import logging
+import time
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from .algorithm.catalog import SAMPLERS, STEPS, WEIGHTS
+from .algorithm.randomness import derived_seed
+from .config import RunConfig
+from .errors import UsageError
+from .results.folder import RunFolder
+from .results.progress import ProgressView
+from .results.report import RunReport
+from .roster import Roster
+from .runtime.devices import count_workers
+from .runtime.local_grid import LocalGrid
+from .runtime.machine import this_machine
+from .strategy import BiasedLocalSGD
+from .tasks import Task, load_task
+from .training_loop import EvaluateFn
+from .worker.evaluation import evaluate
+from .worker.profile import profile_of
+
+_LOG = logging.getLogger(__name__)
+
+_DEFAULT_NODES = 2
+"""Nodes to wait for where the run config leaves the workers open, as Flower does."""
+
+
+def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunReport:
+    """Train as the settings say, and leave a results folder.
+
+    Everything that can be refused is refused before the first message, so before the local
+    grid starts a process, and before anything is written.
+
+    Parameters
+    ----------
+    grid : Grid
+        Any Flower grid.
+    config : RunConfig
+        The settings.
+    view : ProgressView, optional
+        Where to tell how it goes.
+
+    Returns
+    -------
+    RunReport
+        What was measured; its folder holds the rest.
+
+    Raises
+    ------
+    UsageError
+        If the settings do not fit together, the data or the workers.
+    AggregationError
+        If a round had no usable reply. What was reached before is in the folder.
+    KeyboardInterrupt
+        Likewise.
+    """
+    began = time.time()
+    task = load_task(config.task, config.data, config.model)
+    strategy = make_strategy(config, task.num_train, _expected_workers(grid, config))
+    if isinstance(grid, LocalGrid):
+        profiles = [profile_of(worker, place) for place, worker in enumerate(grid.workers)]
+        strategy.planner.check(Roster.of_profiles(profiles).workers)
+    RunFolder.refuse_existing(config.out)
+    model = task.initial_model(derived_seed(config.seed, "model"))
+    folder = RunFolder.new(config.out, config.name or config.task.rpartition(":")[2])
+    view = view or ProgressView(config.epochs)
+    report = RunReport(config, strategy, folder, view, began)
+    report.begin(task)
+    try:
+        strategy.fit(
+            grid,
+            ArrayRecord(model.state_dict()),
+            epochs=config.epochs,
+            evaluate_fn=_evaluate_fn(task, report),
+            evaluate_every_epochs=config.evaluate_every_epochs,
+            on_round=report.add_round,
+            on_epoch=report.add_epoch,
+        )
+    except BaseException:
+        with contextlib.suppress(Exception):
+            report.finish(interrupted=True)
+        raise
+    report.finish()
+    return report
+
+
+def make_strategy(config: RunConfig, num_samples: int, min_workers: int) -> BiasedLocalSGD:
+    """Return the strategy that the settings describe.
+
+    Raises
+    ------
+    UsageError
+        If the batch size is larger than the data.
+    """
+    if config.batch_size > num_samples:
+        raise UsageError(
+            f"batch-size = {config.batch_size} is larger than the data: {num_samples} samples; "
+            "use a smaller batch"
+        )
+    slow = None if config.local_steps_slow == "auto" else int(config.local_steps_slow)
+    choices = config.choices
+    return BiasedLocalSGD(
+        num_samples,
+        config.batch_size,
+        STEPS[choices.steps](config.local_steps_fast, slow),
+        local_steps_fast=config.local_steps_fast,
+        learning_rate=config.learning_rate_schedule,
+        sampler=SAMPLERS[choices.sampler](config.high_loss_ratio),
+        weights=WEIGHTS[choices.weights](),
+        epoch=config.epoch,
+        momentum_buffers=config.momentum_buffers,
+        deadline_seconds=config.deadline_seconds,
+        seed=config.seed,
+        min_available_nodes=min_workers,
+        min_train_nodes=1,
+        min_evaluate_nodes=1,
+    )
+
+
+def _expected_workers(grid: Grid, config: RunConfig) -> int:
+    if isinstance(grid, LocalGrid):
+        return len(grid.workers)
+    return count_workers(config.workers) or _DEFAULT_NODES
+
+
+def _evaluate_fn(task: Task, report: RunReport) -> EvaluateFn:
+    device = next(iter(this_machine().accelerators), "cpu")
+    model = task.model()
+
+    def evaluate_global(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        began = time.perf_counter()
+        model.load_state_dict(arrays.to_torch_state_dict())
+        loss, accuracy = evaluate(model, task.test, task.loss, task.metric, device)
+        report.evaluation_seconds += time.perf_counter() - began
+        return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+    return evaluate_global

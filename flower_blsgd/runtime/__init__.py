@@ -1,0 +1,1 @@
+"""Where workers live and how messages travel. Any Flower app runs on it."""

@@ -1,0 +1,277 @@
+"""The grammar that names workers, the same in configs, on the command line and for SuperNodes.
+
+Groups separated by ``;``, each ``[N x] DEVICE[:ids] [fast|slow] [steps=] [slowdown=] [name=]``::
+
+    8x cuda:0 fast; 2x cpu:0-15 slow steps=1; 1x cpu:16-19 slowdown=4
+
+DEVICE is a torch device type. For ``cpu`` the ids are cores, which the N workers of a group
+split evenly; for an accelerator they are its cards. ``slowdown`` makes a worker that many times
+slower on purpose.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..errors import UsageError
+from .machine import Machine, format_ids, this_machine
+
+Tier = Literal["", "fast", "slow"]
+
+_OPTIONS = "fast, slow, steps=N (N >= 1), slowdown=X (X >= 1) or name=TEXT"
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker: a device, and what the user says about it.
+
+    Parameters
+    ----------
+    device : str
+        A torch device without cores: ``"cpu"``, ``"cuda:0"``, ``"mps"``.
+    cores : tuple of int (default: ())
+        CPU cores that a ``cpu`` worker is pinned to, ascending.
+    tier : {"", "fast", "slow"} (default: "")
+        What the user names it; empty leaves it to the speed.
+    steps : int, optional
+        Local steps per round, fixed by the user.
+    slowdown : float (default: 1.0)
+        It takes this many times as long as the device would, >= 1.
+    name : str (default: "")
+        How logs and results call it, and how it is known when it comes back.
+    """
+
+    device: str
+    cores: tuple[int, ...] = ()
+    tier: Tier = ""
+    steps: int | None = None
+    slowdown: float = 1.0
+    name: str = ""
+
+    @property
+    def device_with_cores(self) -> str:
+        """The device as the grammar writes it: ``"cpu:0-3"``, ``"cuda:1"``."""
+        return f"{self.device}:{format_ids(self.cores)}" if self.cores else self.device
+
+    def to_node_config(self) -> dict[str, bool | float | int | str]:
+        """Return the node config of a SuperNode that is this worker."""
+        config: dict[str, bool | float | int | str] = {"device": self.device_with_cores}
+        if self.tier:
+            config["tier"] = self.tier
+        if self.steps is not None:
+            config["steps"] = self.steps
+        if self.slowdown != 1.0:
+            config["slowdown"] = self.slowdown
+        if self.name:
+            config["name"] = self.name
+        return config
+
+
+def parse_workers(text: str, machine: Machine | None = None) -> list[WorkerSpec]:
+    """Read a worker specification and check it against a machine.
+
+    Parameters
+    ----------
+    text : str
+        The specification, or ``"auto"``.
+    machine : Machine, optional
+        What there is; this machine by default.
+
+    Returns
+    -------
+    list of WorkerSpec
+        One per worker, in the order of the specification.
+
+    Raises
+    ------
+    UsageError
+        If the text cannot be read (the message points at the place), or a device is missing.
+    """
+    machine = machine or this_machine()
+    if text.strip() == "auto":
+        return auto_workers(machine)
+    groups = []
+    place = 0
+    for part in text.split(";"):
+        if part.strip():
+            groups.append(_parse_group(text, part, place))
+        place += len(part) + 1
+    if not groups:
+        raise UsageError(
+            f'workers = "{text}" names no worker; try "1x cpu:0 fast; 1x cpu:1 slow" or "auto"'
+        )
+    workers = _expand(groups, machine)
+    _refuse_same_names(text, workers)
+    return workers
+
+
+def count_workers(text: str) -> int | None:
+    """Return how many workers a specification names, whatever the machine; None for "auto"."""
+    if text.strip() == "auto":
+        return None
+    return sum(_parse_group(text, part, 0).count for part in text.split(";") if part.strip())
+
+
+def worker_from_node_config(
+    node_config: Mapping[str, bool | float | int | str], machine: Machine | None = None
+) -> WorkerSpec:
+    """Read the worker that a SuperNode is, from ``--node-config "device='cpu:0' tier='fast'"``.
+
+    Raises
+    ------
+    UsageError
+        If a value cannot be read or the device is missing.
+    """
+    words = [str(node_config["device"]), str(node_config.get("tier", ""))]
+    words += [f"{key}={node_config[key]}" for key in ("steps", "slowdown") if key in node_config]
+    workers = parse_workers(" ".join(filter(None, words)), machine)
+    if len(workers) != 1:
+        raise UsageError(f"device = {node_config['device']!r} must name one worker")
+    return replace(workers[0], name=str(node_config.get("name", "")))
+
+
+def auto_workers(machine: Machine) -> list[WorkerSpec]:
+    """Return the workers of ``"auto"``.
+
+    Every accelerator is a fast worker; one CPU worker, tier left to its speed, has the cores
+    left after one per accelerator and one for the server. Without an accelerator: two halves
+    of the cores, the second slow with ``slowdown=4``; a single core carries both.
+    """
+    cores = machine.cores
+    if not machine.accelerators:
+        half = (len(cores) + 1) // 2
+        return [
+            WorkerSpec("cpu", cores[:half], "fast"),
+            WorkerSpec("cpu", cores[half:] or cores, "slow", slowdown=4.0),
+        ]
+    workers = [WorkerSpec(device, tier="fast") for device in machine.accelerators]
+    left = cores[len(workers) + 1 :]
+    if left:
+        workers.append(WorkerSpec("cpu", left, "slow"))
+    return workers
+
+
+def split_evenly(ids: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+    """Split ids into consecutive parts that differ by one at most; too few ids are shared.
+
+    >>> split_evenly([0, 1, 2], 2), split_evenly([0, 1], 4)
+    ([(0,), (1, 2)], [(0,), (0,), (1,), (1,)])
+    """
+    count = len(ids)
+    if count < parts:
+        return [(ids[part * count // parts],) for part in range(parts)]
+    return [
+        tuple(ids[part * count // parts : (part + 1) * count // parts]) for part in range(parts)
+    ]
+
+
+@dataclass(frozen=True)
+class _Group:
+    count: int
+    ids: tuple[int, ...]
+    worker: WorkerSpec
+
+
+def _parse_group(text: str, part: str, place: int) -> _Group:
+    def refuse(token: str, start: int, expected: str) -> UsageError:
+        at = place + start + 1
+        return UsageError(
+            f'workers: cannot read "{token}" at character {at} of "{text}"; expected {expected}'
+        )
+
+    # "8x" and "8 x" both count; a count may stand glued to nothing else.
+    head = re.match(r"\s*(?:(\S+?)\s*x\s+)?(?=\S)", part)
+    assert head is not None
+    count = 1
+    if head[1] is not None:
+        if not head[1].isdecimal() or int(head[1]) < 1:
+            raise refuse(head[1], head.start(1), "a number of workers, such as 2x")
+        count = int(head[1])
+    words = [(m[0], m.start()) for m in re.finditer(r"\S+", part) if m.start() >= head.end()]
+    device, start = words[0]
+    kind, colon, id_text = device.partition(":")
+    if not re.fullmatch(r"[a-z]+", kind):
+        raise refuse(device, start, "a device, such as cpu, cpu:0-3 or cuda:0")
+    ids = _parse_ids(id_text)
+    if ids is None or (colon and not ids):
+        raise refuse(id_text, start + len(kind) + 1, "numbers, such as 0, 0-3 or 0,2,4")
+    worker = WorkerSpec(kind)
+    for word, start in words[1:]:
+        changed = _apply_option(worker, word)
+        if changed is None:
+            raise refuse(word, start, _OPTIONS)
+        worker = changed
+    return _Group(count, ids, worker)
+
+
+def _parse_ids(text: str) -> tuple[int, ...] | None:
+    ids: set[int] = set()
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            return None
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            return None
+        ids.update(range(first, last + 1))
+    return tuple(sorted(ids))
+
+
+def _apply_option(worker: WorkerSpec, word: str) -> WorkerSpec | None:
+    if word == "fast":
+        return replace(worker, tier="fast")
+    if word == "slow":
+        return replace(worker, tier="slow")
+    key, _, value = word.partition("=")
+    if key == "steps" and value.isdecimal() and int(value) >= 1:
+        return replace(worker, steps=int(value))
+    if key == "slowdown" and re.fullmatch(r"\d+(\.\d+)?", value) and float(value) >= 1:
+        return replace(worker, slowdown=float(value))
+    if key == "name" and value:
+        return replace(worker, name=value)
+    return None
+
+
+def _expand(groups: Sequence[_Group], machine: Machine) -> list[WorkerSpec]:
+    # CPU workers without cores share what no group claims, in the order of the specification.
+    claimed = {core for g in groups if g.worker.device == "cpu" for core in g.ids}
+    free = [core for core in machine.cores if core not in claimed] or machine.cores
+    unplaced = sum(g.count for g in groups if g.worker.device == "cpu" and not g.ids)
+    shares = iter(split_evenly(free, unplaced) if unplaced else [])
+    workers = []
+    for group in groups:
+        if group.worker.device == "cpu":
+            machine.check_cores(group.ids)
+            cores = (
+                split_evenly(group.ids, group.count)
+                if group.ids
+                else [next(shares) for _ in range(group.count)]
+            )
+            members = [replace(group.worker, cores=part) for part in cores]
+        else:
+            members = [replace(group.worker, device=card) for card in _cards(group, machine)]
+        if group.worker.name and group.count > 1:
+            members = [replace(w, name=f"{w.name}-{i}") for i, w in enumerate(members)]
+        workers += members
+    return workers
+
+
+def _cards(group: _Group, machine: Machine) -> list[str]:
+    kind = group.worker.device
+    names = [f"{kind}:{number}" for number in group.ids] if group.ids else [kind]
+    for name in names:
+        machine.check_accelerator(name)
+    if len(names) > group.count:
+        raise UsageError(
+            f"workers: {group.count} worker cannot hold {len(names)} devices; "
+            f"write {len(names)}x {kind}:{format_ids(group.ids)}"
+        )
+    return [names[part * len(names) // group.count] for part in range(group.count)]
+
+
+def _refuse_same_names(text: str, workers: Sequence[WorkerSpec]) -> None:
+    names = [worker.name for worker in workers if worker.name]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f'workers: name={name} comes twice in "{text}"; names must differ')

@@ -1,0 +1,58 @@
+"""Everything private of Flower that is needed, once; a contract test guards each line.
+
+Written for flwr 1.41 and 1.42.
+"""
+
+import uuid
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import ServerApp
+from flwr.supercore.object_ref import load_app
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+SERVER_NODE_ID = 1
+RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+NOT_LOADED = ErrorCode.LOAD_CLIENT_APP_EXCEPTION
+CRASHED = ErrorCode.CLIENT_APP_CRASHED
+NODE_GONE = ErrorCode.NODE_UNAVAILABLE
+
+
+def become_server(run_id: int) -> None:
+    """Let this process make messages: outside Flower's own processes that is refused."""
+    TaskIdentity.run_id = run_id
+    TaskIdentity.node_id = SERVER_NODE_ID
+    TaskIdentity.task_id = 1
+
+
+def empty_run(run_id: int) -> Run:
+    """Return the record of a run that no SuperLink knows."""
+    return Run.create_empty(run_id)
+
+
+def give_message_id(message: Message) -> str:
+    """Set the id that a SuperLink would set, and return it."""
+    message_id = uuid.uuid4().hex
+    message.metadata.__dict__["_message_id"] = message_id
+    return message_id
+
+
+def load_client_app(reference: str, app_dir: Path) -> ClientApp:
+    """Load ``module:attribute`` from an app's folder, as a SuperNode does."""
+    return cast(ClientApp, _load(reference, app_dir, ClientApp))
+
+
+def load_server_app(reference: str, app_dir: Path) -> ServerApp:
+    """Load ``module:attribute`` from an app's folder, as a SuperLink does."""
+    return cast(ServerApp, _load(reference, app_dir, ServerApp))
+
+
+def _load(reference: str, app_dir: Path, kind: type[Any]) -> Any:
+    app = load_app(reference, ImportError, app_dir)
+    if not isinstance(app, kind):
+        raise ImportError(f"{reference} is a {type(app).__name__}, not a {kind.__name__}")
+    return app

@@ -1,0 +1,62 @@
+"""Keep a worker to its own device, cores and threads."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+
+from .devices import WorkerSpec
+
+_LOG = logging.getLogger(__name__)
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def num_threads(worker: WorkerSpec, threads: int = 0) -> int:
+    """Return the compute threads of a worker: `threads`, or one per core of it if that is 0."""
+    return threads or max(1, len(worker.cores))
+
+
+def environment(worker: WorkerSpec, threads: int = 0) -> dict[str, str]:
+    """Return the environment that must be set before a worker's process imports torch.
+
+    A CPU worker sees no GPU, so that it costs no GPU memory; an accelerator worker sees all of
+    them, so that ``cuda:1`` is ``cuda:1`` in every process.
+    """
+    count = str(num_threads(worker, threads))
+    variables = dict.fromkeys(_THREAD_VARIABLES, count)
+    if worker.device == "cpu":
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    return variables
+
+
+@contextlib.contextmanager
+def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
+    """Pin the calling thread and torch to a worker's cores and threads, and undo it after.
+
+    Undoing matters where one process serves several workers in turn, as Ray's actors do.
+    Without affinity (macOS) the cores are only a wish.
+    """
+    cores_before = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
+    pin_to_cores(worker)
+
+    import torch  # only now: the threads that it starts inherit the cores
+
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(num_threads(worker, threads))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
+        if cores_before is not None:
+            os.sched_setaffinity(0, cores_before)
+
+
+def pin_to_cores(worker: WorkerSpec) -> None:
+    """Pin the calling thread, and all that it starts from now on, to a worker's cores."""
+    if not worker.cores:
+        return
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, worker.cores)
+    else:
+        _LOG.warning("no CPU affinity on this system: %s is not pinned", worker.device)

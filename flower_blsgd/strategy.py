@@ -1,0 +1,278 @@
+"""BiasedLocalSGD: the algorithm as a Flower strategy."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
+from flwr.serverapp.strategy import FedAvg, Result
+
+from .algorithm.averaging import AnyArray, LoadWeighting, Weighting, weighted_average
+from .algorithm.epoch_plan import EpochMode
+from .algorithm.learning_rate import LearningRate
+from .algorithm.local_steps import StepPolicy, SystemAwareSteps
+from .algorithm.sampling import Sampler, SeparatedSampler
+from .model_check import ModelShape
+from .planner import OrderSettings, Planner
+from .protocol import MomentumPolicy, TrainOrder
+from .roster import Roster, Worker
+from .round_log import RoundRecord
+from .round_replies import Outcome, average_momentum, read_replies, worker_rounds
+from .training_loop import fit
+
+_LOG = logging.getLogger("flwr")
+
+
+class BiasedLocalSGD(FedAvg):
+    """Biased local SGD: unequal local steps, hard samples for fast workers, load weights.
+
+    Implementation of "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems"
+    (https://arxiv.org/abs/2508.08540); docs/architecture.md says where it departs from the
+    paper.
+
+    Before the first round every node is asked who it is. In each round each worker gets an
+    order of its own: how many steps, on which samples. The models are averaged by the load
+    that was really completed, and the losses that the workers recorded steer the next epoch.
+
+    A worker that fails, or sends a model that is not finite or has another shape, counts 0 in
+    that round; its samples are given up for this epoch. One whose ClientApp raised is left out
+    for good, one whose process died may come back. A round in which nobody succeeded raises
+    ``AggregationError``.
+
+    Parameters
+    ----------
+    num_samples : int
+        N; every worker can read all of them.
+    batch_size : int (default: 32)
+        Samples per local step, >= 2.
+    local_steps : int or StepPolicy (default: 32)
+        tau_fast, or a policy that decides everybody's.
+    local_steps_slow : int, optional
+        Steps of every slow worker; None derives them from the speeds that the nodes report.
+    local_steps_fast : int, optional
+        tau_fast where `local_steps` is a policy of another kind; only ``epoch = "table"`` needs
+        it.
+    high_loss_ratio : float (default: 0.5)
+        lambda: share of the fast workers' samples chosen by highest loss, in [0, 1].
+    learning_rate : float or LearningRate (default: 0.1)
+        Sent in every order.
+    sampler : Sampler, optional
+        Instead of the paper's, with `high_loss_ratio`.
+    weights : Weighting, optional
+        Instead of weights by completed load.
+    epoch : {"samples", "table"} (default: "samples")
+        What an epoch is: N samples, or the rounds of the paper's table.
+    momentum_buffers : {"keep", "reset", "average"} (default: "keep")
+        What happens to momentum between rounds.
+    deadline_seconds : float (default: 0)
+        A worker stops after the step in which this time is over; 0 for no deadline.
+    seed : int (default: 0)
+        Every draw is a pure function of it, the epoch or round, and the worker.
+    **fedavg_arguments
+        As for Flower's FedAvg. ``fraction_train`` must be 1: all workers take part.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int = 32,
+        local_steps: int | StepPolicy = 32,
+        high_loss_ratio: float = 0.5,
+        *,
+        local_steps_slow: int | None = None,
+        local_steps_fast: int | None = None,
+        learning_rate: float | LearningRate = 0.1,
+        sampler: Sampler | None = None,
+        weights: Weighting | None = None,
+        epoch: EpochMode = "samples",
+        momentum_buffers: MomentumPolicy = "keep",
+        deadline_seconds: float = 0.0,
+        seed: int = 0,
+        **fedavg_arguments: Any,
+    ) -> None:
+        super().__init__(**fedavg_arguments)
+        if self.fraction_train != 1.0:
+            raise ValueError(
+                f"fraction_train = {self.fraction_train}: all workers take part in every round"
+            )
+        if batch_size < 2:
+            raise ValueError(f"batch_size = {batch_size} must be at least 2")
+        if isinstance(local_steps, int):
+            local_steps = SystemAwareSteps(local_steps, local_steps_slow)
+        if local_steps_fast is None:
+            local_steps_fast = int(getattr(local_steps, "local_steps_fast", 32))
+        if not isinstance(learning_rate, LearningRate):
+            learning_rate = LearningRate(learning_rate)
+        self.roster = Roster(max(self.min_available_nodes, 1))
+        self.planner = Planner(
+            num_samples,
+            batch_size,
+            step_policy=local_steps,
+            local_steps_fast=local_steps_fast,
+            sampler=sampler or SeparatedSampler(high_loss_ratio),
+            mode=epoch,
+            settings=OrderSettings(learning_rate, momentum_buffers, deadline_seconds, seed),
+        )
+        self.weighting = weights or LoadWeighting()
+        self.on_round: Callable[[RoundRecord], None] | None = None
+        """Called after every round."""
+        self._momentum_buffers = momentum_buffers
+        self._orders: dict[int, tuple[Worker, TrainOrder]] = {}
+        self._model_shape: ModelShape | None = None
+        self._momentum: ArrayRecord | None = None
+        self._planning_seconds = 0.0
+        self._sent_at = 0.0
+
+    def summary(self) -> None:
+        """Log summary configuration of the strategy."""
+        planner = self.planner
+        _LOG.info("\t├──> BiasedLocalSGD settings:")
+        _LOG.info("\t│\t├── Samples: %d, batch size %d", len(planner.table), planner.batch_size)
+        _LOG.info("\t│\t├── Local steps: %s", planner.step_policy)
+        _LOG.info("\t│\t├── Sampler: %s", planner.sampler)
+        _LOG.info("\t│\t└── Weights: %s", type(self.weighting).__name__)
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one order per worker, each with a payload of its own.
+
+        Asks new nodes who they are, and plans the next epoch when the last one is over.
+
+        Raises
+        ------
+        UsageError
+            If the settings do not fit the workers or the data.
+        AggregationError
+            If no worker is left.
+        """
+        self.roster.update(grid)
+        if not self.roster.active:
+            raise AggregationError("no worker is left to train; the log above says why")
+        began = time.perf_counter()
+        orders = self.planner.orders(server_round, self.roster.active, arrays, self._momentum)
+        self._planning_seconds = time.perf_counter() - began
+        self._model_shape = ModelShape(arrays)
+        self._orders = {worker.node_id: (worker, order) for worker, order in orders}
+        messages = []
+        for worker, order in orders:
+            records = order.to_records(self.arrayrecord_key, self.configrecord_key)
+            own = records.config_records[self.configrecord_key]
+            for key in config.keys() - own.keys():
+                own[key] = config[key]
+            messages.append(Message(records, worker.node_id, "train"))
+        _LOG.info(
+            "configure_train: epoch %d, round %d of %d, %d workers",
+            self.planner.epoch,
+            self.planner.rounds_done + 1,
+            self.planner.plan.rounds,
+            len(messages),
+        )
+        self._sent_at = time.time()
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the checked replies by completed load, and record their losses.
+
+        Raises
+        ------
+        AggregationError
+            If no worker completed a step that can be used.
+        """
+        assert self._model_shape is not None, "configure_train comes first"
+        replies = list(replies)
+        received_at = time.time()
+        outcomes = read_replies(replies, self._orders, self._model_shape)
+        loads = [outcome.load for outcome in outcomes]
+        if not any(loads):
+            reasons = "; ".join(f"{o.worker.label}: {o.failure or 'no step'}" for o in outcomes)
+            raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
+        weights = self.weighting.weights(loads)
+        arrays = _record(weighted_average([outcome.tensors for outcome in outcomes], weights))
+        if self._momentum_buffers == "average":
+            momentum = average_momentum(outcomes, weights)
+            self._momentum = _record(momentum) if momentum else None
+        self._record_losses(server_round, outcomes)
+        metrics = self._aggregate_metrics(outcomes)
+        self.planner.finish_round()
+        if self.on_round is not None:
+            self.on_round(self._round_record(server_round, received_at, outcomes, weights))
+        return arrays, metrics
+
+    def _record_losses(self, server_round: int, outcomes: list[Outcome]) -> None:
+        for outcome in reversed(outcomes):  # the lowest worker index is written last and wins
+            if outcome.report is None:
+                self.planner.samples_given_up += len(outcome.order.indices)
+            else:
+                done = outcome.order.indices[: len(outcome.report.losses)]
+                self.planner.table.record(done, outcome.report.losses, server_round)
+
+    def _aggregate_metrics(self, outcomes: list[Outcome]) -> MetricRecord:
+        counted = [outcome for outcome in outcomes if outcome.load > 0]
+        metrics = self.train_metrics_aggr_fn(
+            [outcome.metric_content() for outcome in counted], self.weighted_by_key
+        )
+        metrics[self.weighted_by_key] = int(sum(outcome.load for outcome in counted))
+        return metrics
+
+    def _round_record(
+        self,
+        server_round: int,
+        received_at: float,
+        outcomes: list[Outcome],
+        weights: list[float],
+    ) -> RoundRecord:
+        assert self._model_shape is not None
+        workers = worker_rounds(outcomes, weights, self._sent_at, received_at)
+        samples = sum(row.num_examples for row in workers)
+        loss = sum(row.loss * row.num_examples for row in workers if row.num_examples) / samples
+        answered = sum(not row.failure for row in workers)
+        now = time.time()
+        return RoundRecord(
+            round=server_round,
+            epoch=self.planner.epoch,
+            rounds_in_epoch=self.planner.plan.rounds,
+            round_in_epoch=self.planner.rounds_done,
+            learning_rate=outcomes[0].order.learning_rate,
+            planning_seconds=self._planning_seconds,
+            round_seconds=now - self._sent_at,
+            averaging_seconds=now - received_at,
+            bytes_moved=self._model_shape.num_bytes * (len(workers) + answered),
+            train_loss=loss,
+            workers=workers,
+        )
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the nodes to evaluate, as FedAvg does, but only when an epoch has ended."""
+        if not self.planner.epoch_ended:
+            return []
+        return super().configure_evaluate(server_round, arrays, config, grid)
+
+    def start(  # type: ignore[override]  # later releases of Flower add arguments
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **arguments: Any
+    ) -> Result:
+        """Run Flower's own loop; the budget of the learning rate is the number of rounds.
+
+        Parameters
+        ----------
+        grid, initial_arrays, num_rounds, **arguments
+            As for every Flower strategy.
+        """
+        self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
+        return super().start(grid, initial_arrays, num_rounds, **arguments)
+
+    def fit(self, grid: Grid, initial_arrays: ArrayRecord, **arguments: Any) -> Result:
+        """Run our own loop, by epochs or seconds; see `training_loop.fit`."""
+        return fit(self, grid, initial_arrays, **arguments)
+
+
+def _record(tensors: dict[str, AnyArray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor) for name, tensor in tensors.items()})

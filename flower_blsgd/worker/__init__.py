@@ -1,0 +1,1 @@
+"""What a worker does: its local steps, and saying who it is."""

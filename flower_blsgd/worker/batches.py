@@ -1,0 +1,92 @@
+"""Fetch the samples of one step by their indices."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+Samples = Any
+"""A tuple of tensors (inputs, targets), a TensorDataset, or any map-style Dataset of pairs."""
+
+
+class BatchSource(Protocol):
+    """Something that yields a batch for given indices."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+        """Return inputs and targets of the samples, on the worker's device."""
+        ...
+
+
+class TensorBatches:
+    """Tensors that live on the device, so that a batch is one gather.
+
+    Parameters
+    ----------
+    inputs, targets : torch.Tensor
+        First dimension N.
+    device : torch.device
+        Where they are kept.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
+        if len(inputs) != len(targets):
+            raise ValueError(f"{len(inputs)} inputs, but {len(targets)} targets")
+        self._inputs, self._targets = inputs.to(device), targets.to(device)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the samples."""
+        return self._inputs[indices], self._targets[indices]
+
+
+class DatasetBatches:
+    """Any map-style Dataset of (input, target) pairs, collated sample by sample."""
+
+    def __init__(self, dataset: Any, device: torch.device) -> None:
+        self._dataset, self._device = dataset, device
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+        """Return collated inputs and targets of the samples."""
+        inputs, targets = default_collate([self._dataset[i] for i in indices.tolist()])
+        return inputs.to(self._device), targets.to(self._device)
+
+
+def batch_source(samples: Samples, device: torch.device) -> BatchSource:
+    """Return the fitting source for a data set.
+
+    Raises
+    ------
+    ValueError
+        If it is a sequence of tensors, but no pair of the same length.
+    """
+    tensors = _tensors(samples)
+    if tensors is None:
+        return DatasetBatches(samples, device)
+    if len(tensors) != 2:
+        raise ValueError(f"expected a pair (inputs, targets), got {len(tensors)} tensors")
+    return TensorBatches(tensors[0], tensors[1], device)
+
+
+def num_samples(samples: Samples) -> int:
+    """Return how many samples a data set has."""
+    tensors = _tensors(samples)
+    return len(samples) if tensors is None else len(tensors[0])
+
+
+def _tensors(samples: Samples) -> Sequence[Tensor] | None:
+    if isinstance(samples, TensorDataset):
+        return samples.tensors
+    if isinstance(samples, tuple | list) and all(isinstance(part, Tensor) for part in samples):
+        return samples
+    return None

@@ -1,0 +1,1 @@
+"""The ServerApp of flower-blsgd."""
