@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="blsgd",
-        description="Train on fast and slow devices at once, without the fast waiting for the slow.",
+        description="Train on fast and slow devices at once; the fast never wait for the slow.",
     )
     parser.add_argument("--version", action="version", version=version("flower-blsgd"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
