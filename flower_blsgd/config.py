@@ -188,7 +188,9 @@ def write_defaults(pyproject: Path) -> None:
     head, mark, rest = text.partition("[tool.flwr.app.config]\n")
     assert mark, "pyproject.toml has no [tool.flwr.app.config]"
     tail = rest[rest.index("\n[") :]
-    pyproject.write_text(head + mark + tomli_w.dumps(RunConfig().to_run_config()) + tail)
+    written = head + mark + tomli_w.dumps(RunConfig().to_run_config()) + tail
+    if written != text:  # an untouched file does not make `make` install again
+        pyproject.write_text(written)
 
 
 if __name__ == "__main__":

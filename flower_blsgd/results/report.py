@@ -161,6 +161,12 @@ class RunReport:
             if 0 < row.weight < _HARDLY:
                 line += " (hardly takes part)"
             self._view.say(line)
+        profiles = [worker.profile for worker in self._strategy.roster.workers]
+        if self.config.workers != "auto" and any(p.partition_id < 0 for p in profiles):
+            self._view.say(
+                f'  note: workers = "{self.config.workers}" is ignored: each SuperNode names its '
+                "own device"
+            )
 
     def _summary(self, interrupted: bool) -> dict[str, Any]:
         accounts, config = self._accounts, self.config

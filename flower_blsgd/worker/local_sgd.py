@@ -1,5 +1,6 @@
 """The steps of one order: plain SGD on given samples, with the loss of every sample."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,7 @@ class LocalSGD:
         self._source = batch_source(dataset, self.device)
         self._loss = loss
         self._slowdown = slowdown
+        self._best_step_seconds = math.inf
         self._optimizer = torch.optim.SGD(
             self.model.parameters(),
             lr=1.0,  # every order brings its own
@@ -157,23 +159,28 @@ class LocalSGD:
             completed += 1
             if order.deadline_seconds > 0:
                 self._synchronize()  # else the host would run ahead of the device
-                seconds = (time.perf_counter() - start) * self._slowdown
-                if seconds >= order.deadline_seconds:
+                if self._slowed(start, completed) >= order.deadline_seconds:
                     break
         self._synchronize()
-        self._slow_down(start, order.deadline_seconds)
+        self._slow_down(start, completed, order.deadline_seconds)
         seconds = time.perf_counter() - start
         return completed, losses[: completed * size].cpu().numpy(), started_at, seconds
 
-    def _slow_down(self, start: float, deadline_seconds: float) -> None:
-        """Sleep as long as a device that is `slowdown` times slower would still compute.
+    def _slowed(self, start: float, steps: int) -> float:
+        """Return how long these steps take on a device that is `slowdown` times slower.
 
-        One sleep after all steps, not one after each: a core that has just slept computes more
-        slowly, which would add a slowdown that nobody asked for.
+        The step time is the best mean of all orders so far: a core that just slept computes its
+        first steps more slowly, and that would count `slowdown` times.
         """
+        elapsed = time.perf_counter() - start
         if self._slowdown == 1:
-            return
-        until = (time.perf_counter() - start) * self._slowdown
+            return elapsed
+        self._best_step_seconds = min(self._best_step_seconds, elapsed / steps)
+        return max(elapsed, steps * self._best_step_seconds * self._slowdown)
+
+    def _slow_down(self, start: float, steps: int, deadline_seconds: float) -> None:
+        """Sleep until a slower device would be done, or the deadline has come."""
+        until = self._slowed(start, steps)
         if deadline_seconds > 0:
             until = min(until, deadline_seconds)
         while (left := start + until - time.perf_counter()) > 0:

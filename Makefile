@@ -1,0 +1,56 @@
+# `make train` and `make test` do all the set-up. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# PyTorch's own index, for example for a CPU-only build on Linux:
+#   make train TORCH_INDEX=<URL>
+TORCH_INDEX ?=
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+               --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Arguments for `blsgd run`, such as ARGS="-s epochs=5 -s seed=1"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
+
+train: $(VENV)/.installed  ## Train on real images with a fast and a slow worker
+	@$(BIN)/blsgd run . -c digits $(ARGS)
+
+test: check  ## Lint, types and all tests
+	@$(BIN)/python -m pytest
+
+simulation: $(VENV)/.installed-dev  ## Train the same app in Flower's simulation
+	@$(BIN)/python scripts/flower_engine.py simulation -c configs/digits.toml
+
+deployment: $(VENV)/.installed  ## Train it with a SuperLink and two SuperNodes on this machine
+	@$(BIN)/python scripts/flower_engine.py deployment -c 'epochs=2' \
+	    --node "device='cpu:0' tier='fast'" --node "device='cpu:1' tier='slow' slowdown=4.0"
+
+check: $(VENV)/.installed-dev  ## Lint and types
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-dev  ## Format, and write the defaults into pyproject.toml
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format .
+	@$(BIN)/python -m flower_blsgd.config pyproject.toml
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or newer is needed; name one: make train PYTHON=python3.12"; exit 1; }
+	@echo "setting up $(VENV): the first time takes a few minutes"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(PIP_INSTALL) --editable '.[simulation,vision,dev]'
+	@touch $@
+
+.PHONY: help train test simulation deployment check format

@@ -1,0 +1,194 @@
+r"""Run this app on one of Flower's own engines, and take everything down again.
+
+Examples::
+
+    python scripts/flower_engine.py simulation -c 'epochs=3'
+    python scripts/flower_engine.py deployment --node "device='cpu:0' tier='fast'" \
+        --node "device='cpu:1' tier='slow'"
+
+It starts a SuperLink (and SuperNodes) with a private FLWR_HOME on free ports, calls
+``flwr run``, shows the run's log, and ends every process that it started. These are the
+commands of clients/README.md and server/README.md, in one.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+START_SECONDS = 60
+
+
+def main() -> int:
+    """Start the engine, run the app, stop the engine."""
+    options = arguments()
+    adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="flwr-home-") as home:
+        engine = Engine(Path(home))
+        try:
+            engine.start_superlink(simulation=options.engine == "simulation")
+            for node in options.node:
+                engine.start_supernode(node)
+            return engine.run_app(options)
+        finally:
+            engine.stop()
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("engine", choices=["simulation", "deployment"])
+    parser.add_argument("--node", action="append", default=[], help="a SuperNode's node config")
+    parser.add_argument("--num-supernodes", type=int, default=2, help="of a simulation")
+    parser.add_argument("--app", default=".", help="folder of the Flower app")
+    parser.add_argument("-c", "--run-config", action="append", default=[])
+    return parser.parse_args()
+
+
+class Engine:
+    """The processes of one Flower engine."""
+
+    def __init__(self, home: Path) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.home = home
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "engine"\n'
+            f'[superlink.engine]\naddress = "{self.address}"\ninsecure = true\n'
+        )
+
+    def start_superlink(self, simulation: bool) -> None:
+        """Start the SuperLink and wait until it answers."""
+        host, _, port = self.address.partition(":")
+        self.start(
+            *["flower-superlink", "--insecure", "--disable-runtime-dependency-installation"],
+            *["--host", host, "--port", port],
+            *(["--simulation"] if simulation else []),
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"http://{self.address}/health", timeout=1).close()
+                return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        raise SystemExit(f"the SuperLink did not answer within {START_SECONDS} s")
+
+    def start_supernode(self, node_config: str) -> None:
+        """Start a SuperNode."""
+        self.start(
+            *["flower-supernode", "--insecure", "--superlink", self.address],
+            *["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config],
+        )
+
+    def start(self, program: str, *arguments: str) -> None:
+        """Start a program quietly, in a session of its own."""
+        log = (self.home / f"{program}-{len(self.processes)}.log").open("wb")
+        with log:
+            process = subprocess.Popen(
+                [BIN / program, *arguments],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+
+    def run_app(self, options: argparse.Namespace) -> int:
+        """Call ``flwr run`` and follow its log; return 0 if the run was completed."""
+        command: list[str | Path] = [BIN / "flwr", "run", options.app, "engine", "--stream"]
+        for config in options.run_config:
+            command += ["-c", config]
+        if options.engine == "simulation":
+            nodes = options.num_supernodes
+            # One core a node, and as many Ray CPUs as nodes, whatever the machine has.
+            resources = f"client-resources-num-cpus=1 init-args-num-cpus={nodes}"
+            command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
+        code = subprocess.run(command, env=self.environment, check=False).returncode
+        listing = subprocess.run(
+            [BIN / "flwr", "ls", "engine", "--format", "json"],
+            env=self.environment,
+            check=False,
+            capture_output=True,
+            text=True,
+        ).stdout
+        return code or int("finished:completed" not in listing)
+
+    def stop(self) -> None:
+        """End every process that was started, and all that those started."""
+        for process in reversed(self.processes):
+            signal_session(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and any(map(session_members, self._sessions())):
+            for process in self.processes:
+                process.poll()
+            time.sleep(0.1)
+        for session in self._sessions():
+            signal_session(session, signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+        with contextlib.suppress(ChildProcessError):
+            while True:  # what the ended programs left to us
+                os.waitpid(-1, 0)
+
+    def _sessions(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what our programs leave behind, so that it can be waited for."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+def session_members(session: int) -> list[int]:
+    """Return the processes of a session that are not zombies."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, own_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(own_session) == session and state != "Z":
+            members.append(int(stat.parent.name))
+    return members
+
+
+def signal_session(session: int, number: int) -> None:
+    """Send a signal to all processes of a session."""
+    for pid in session_members(session):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())
