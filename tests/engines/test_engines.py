@@ -39,7 +39,12 @@ def weights(out: Path) -> dict[str, np.ndarray]:
 
 def run(*command: str | Path) -> str:
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=280
+        [sys.executable, *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -54,8 +59,8 @@ def local_weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndar
 
 def assert_bit_equal(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
     assert ours.keys() == theirs.keys()
-    for name in ours:
-        assert ours[name].tobytes() == theirs[name].tobytes(), name
+    for name, tensor in ours.items():
+        assert tensor.tobytes() == theirs[name].tobytes(), name
 
 
 @pytest.mark.processes

@@ -56,6 +56,7 @@ def test_installed_wheel_runs_the_built_in_app_in_an_empty_folder(
         capture_output=True,
         text=True,
         timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "from the built-in app" in done.stdout.splitlines()[0]
