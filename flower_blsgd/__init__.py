@@ -1,17 +1,17 @@
 """Train on fast and slow devices at once: biased local SGD for Flower and PyTorch.
 
-Importing this package imports neither torch nor ray nor matplotlib.
+Importing this package imports nothing else; each name below is loaded when it is first used.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .protocol import TrainOrder, TrainReport, WorkerProfile
-from .worker.profile import answer_profile
-
 if TYPE_CHECKING:
+    from .protocol import TrainOrder, TrainReport, WorkerProfile
     from .strategy import BiasedLocalSGD
     from .tasks import Task
     from .worker.local_sgd import LocalSGD
+    from .worker.profile import answer_profile
 
 __all__ = [
     "BiasedLocalSGD",
@@ -23,13 +23,19 @@ __all__ = [
     "answer_profile",
 ]
 
-_LATE = {"BiasedLocalSGD": ".strategy", "LocalSGD": ".worker.local_sgd", "Task": ".tasks"}
+_MODULES = {
+    "BiasedLocalSGD": "strategy",
+    "LocalSGD": "worker.local_sgd",
+    "Task": "tasks",
+    "TrainOrder": "protocol",
+    "TrainReport": "protocol",
+    "WorkerProfile": "protocol",
+    "answer_profile": "worker.profile",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch, or Flower's server side, only when it is asked for."""
-    if name not in _LATE:
+    """Load a public name."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LATE[name], __name__), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from .runtime.machine import format_ids, this_machine
 
 USAGE_ERROR = 2
 _INTERRUPTED = 130
+_TERMINATED = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,6 +103,7 @@ def _run(options: argparse.Namespace) -> None:
     grid = LocalGrid(
         workers, app.client_app, app.path, config, threads if isinstance(threads, int) else 0
     )
+    signal.signal(signal.SIGTERM, _end)
     with grid:
         server_app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), config))
 
@@ -129,6 +132,11 @@ def _devices(options: argparse.Namespace) -> None:
         console.print(f"note: {len(shared)} CPU workers share their cores with others")
 
 
+def _end(*_: object) -> NoReturn:
+    """End as after Ctrl-C, so that what was reached is written."""
+    raise SystemExit(_TERMINATED)
+
+
 class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to whatever stderr is now: the live progress line replaces it while it is shown."""
 
@@ -147,7 +155,3 @@ def _set_up_logging(verbose: bool) -> None:
     ours.propagate = False
     ours.setLevel(level)
     logging.getLogger("flwr").setLevel(level)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -144,9 +144,10 @@ class Planner:
         if self.sampler.needs_both_tiers:
             for fast, tier in _TIERS:
                 if not any(worker.fast is fast for worker in workers):
+                    there = ", ".join(worker.label for worker in workers)
                     raise UsageError(
-                        f"workers: no {tier} worker, and this sampler needs a fast and a slow "
-                        f'one; name one {tier}, or use sampler = "uniform"'
+                        f"workers: no {tier} worker among {there}, and this sampler needs a fast "
+                        f'and a slow one; name one {tier}, or use sampler = "uniform"'
                     )
         return self._shape(workers)
 

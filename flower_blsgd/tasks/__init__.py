@@ -36,7 +36,9 @@ def load_task(name: str, data: str = "", model: str = "") -> Task:
     reference = TASKS.get(name, name)
     module_name, colon, function_name = reference.partition(":")
     if not colon:
-        raise UsageError(f"task = {name!r} is not known; {nearest(name, TASKS)}")
+        raise UsageError(
+            f"task = {name!r} is not known; {nearest(name, TASKS)}, or module:function"
+        )
     try:
         make = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:

@@ -53,7 +53,7 @@ def run(*command: str | Path) -> str:
 @pytest.fixture(scope="module")
 def local_weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     out = tmp_path_factory.mktemp("local") / "run"
-    run("-m", "flower_blsgd.cli", "run", ".", "-c", settings(out))
+    run("-m", "flower_blsgd", "run", ".", "-c", settings(out))
     return weights(out)
 
 
@@ -68,8 +68,8 @@ def test_local_grid_twice_gives_the_same_bits_and_another_seed_others(
     tmp_path: Path, local_weights: dict[str, np.ndarray]
 ) -> None:
     again, other = tmp_path / "again", tmp_path / "other"
-    run("-m", "flower_blsgd.cli", "run", ".", "-c", settings(again))
-    run("-m", "flower_blsgd.cli", "run", ".", "-c", settings(other), "-s", "seed=4")
+    run("-m", "flower_blsgd", "run", ".", "-c", settings(again))
+    run("-m", "flower_blsgd", "run", ".", "-c", settings(other), "-s", "seed=4")
     assert_bit_equal(local_weights, weights(again))
     theirs = weights(other)
     assert any(not np.array_equal(local_weights[name], theirs[name]) for name in theirs)

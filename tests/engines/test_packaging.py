@@ -50,7 +50,7 @@ def test_installed_wheel_runs_the_built_in_app_in_an_empty_folder(
     zipfile.ZipFile(wheel).extractall(site)
     empty.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "flower_blsgd.cli", "run", "-c", "digits", "-s", "epochs=1"],
+        [sys.executable, "-m", "flower_blsgd", "run", "-c", "digits", "-s", "epochs=1"],
         cwd=empty,
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
