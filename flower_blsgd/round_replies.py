@@ -132,7 +132,8 @@ def average_momentum(
     ]
     if not counted:
         return None
-    return weighted_average([buffers for buffers, _ in counted], [w for _, w in counted])
+    total = sum(weight for _, weight in counted)
+    return weighted_average([buffers for buffers, _ in counted], [w / total for _, w in counted])
 
 
 def worker_rounds(

@@ -80,9 +80,15 @@ def weighted_average(
     Returns
     -------
     dict
-        Floating tensors are summed in float64 and return in the dtype they had, so the average
-        of equal models is that model to the bit. Integer and boolean tensors, such as
-        BatchNorm's counters, take the maximum over the models with a positive weight.
+        Floating tensors are summed in float64, as differences to the first, and return in the
+        dtype they had: the average of equal models is that model to the bit. Integer and
+        boolean tensors, such as BatchNorm's counters, take the maximum over the models with a
+        positive weight.
+
+    Raises
+    ------
+    ValueError
+        If all weights are 0, or a tensor's shapes differ.
     """
     counted = [(model, w) for model, w in zip(models, weights, strict=True) if w > 0]
     if not counted:
@@ -91,16 +97,20 @@ def weighted_average(
 
 
 def _average_tensor(name: str, counted: Sequence[tuple[Mapping[str, AnyArray], float]]) -> AnyArray:
-    first = np.asarray(counted[0][0][name])
+    tensors = [np.asarray(model[name]) for model, _ in counted]
+    first = tensors[0]
+    if any(tensor.shape != first.shape for tensor in tensors):
+        raise ValueError(f"tensor {name!r} has shapes {sorted({t.shape for t in tensors})}")
     if first.dtype.kind not in "fc":
-        return np.asarray(np.maximum.reduce([np.asarray(model[name]) for model, _ in counted]))
-    flat = [(np.ascontiguousarray(model[name]).reshape(-1), w) for model, w in counted]
+        return np.asarray(np.maximum.reduce(tensors))
+    flat = [np.ascontiguousarray(tensor).reshape(-1) for tensor in tensors]
     wide = np.result_type(first.dtype, np.float64)
     average = np.empty(first.size, first.dtype)
     for start in range(0, first.size, _CHUNK_ELEMENTS):
         chunk = slice(start, start + _CHUNK_ELEMENTS)
-        total = flat[0][0][chunk].astype(wide) * flat[0][1]
-        for values, weight in flat[1:]:
-            total += values[chunk].astype(wide) * weight
+        base = flat[0][chunk].astype(wide)
+        total = base.copy()
+        for values, (_, weight) in zip(flat[1:], counted[1:], strict=True):
+            total += weight * (values[chunk] - base)
         average[chunk] = total
     return average.reshape(first.shape)

@@ -23,13 +23,16 @@ class RoundShape:
         tau_i of each worker, in worker order.
     batch_sizes : tuple of int
         b_i of each worker.
-    round_multiplier : int
-        Rounds that replace one round of the paper's table: tau_fast for synchronous SGD.
+    table_steps : int (default: 1)
+        tau_F of the rule for the paper's table: steps that one of its rounds stands for.
+    table_rounds : int (default: 1)
+        Our rounds for one of its rounds: tau_F for synchronous SGD.
     """
 
     local_steps: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    round_multiplier: int = 1
+    table_steps: int = 1
+    table_rounds: int = 1
 
     @property
     def samples_per_round(self) -> tuple[int, ...]:
@@ -79,7 +82,14 @@ class EpochPlan:
         -------
         numpy.ndarray
             int32 of shape (tau_i b_i,).
+
+        Raises
+        ------
+        ValueError
+            If the epoch has no such round or worker.
         """
+        if not 0 <= round_in_epoch < self.rounds:
+            raise ValueError(f"epoch {self.epoch} has {self.rounds} rounds, not {round_in_epoch}")
         per_round = self.shape.samples_per_round
         for pool in self.pools:
             if worker in pool.members:
@@ -113,7 +123,7 @@ def plan_epoch(
     shape: RoundShape,
     sampler: Sampler,
     table: LossTable,
-    samples_before: int = 0,
+    samples_before: int,
 ) -> EpochPlan:
     """Plan one epoch.
 
@@ -134,7 +144,7 @@ def plan_epoch(
         Chooses the samples.
     table : LossTable
         Its length is N.
-    samples_before : int (default: 0)
+    samples_before : int
         Samples planned in all earlier epochs.
 
     Returns
@@ -191,16 +201,11 @@ def round_shape(
     steps = policy.local_steps(participants)
     batch_sizes = tuple(participant.batch_size for participant in participants)
     if mode == "table":
-        table_steps = local_steps_fast if max(steps) == 1 else max(steps)
-        longest = min(table_steps, num_samples // (len(steps) * max(batch_sizes)))
-        if longest >= 1:
-            if max(steps) == 1:  # synchronous SGD: tau_fast rounds of one step replace one
-                return RoundShape(tuple(steps), batch_sizes, longest)
-            return RoundShape(tuple(shrunk_steps(steps, longest)), batch_sizes)
+        shape = _table_shape(steps, batch_sizes, participants, num_samples, local_steps_fast)
     else:
-        longest = _longest_round(steps, batch_sizes, num_samples)
-        if longest >= 1:
-            return RoundShape(tuple(shrunk_steps(steps, longest)), batch_sizes)
+        shape = _samples_shape(steps, batch_sizes, num_samples)
+    if shape is not None:
+        return shape
     largest = num_samples // len(steps)
     way_out = (
         f"the largest that fits is batch-size = {largest}"
@@ -213,15 +218,33 @@ def round_shape(
     )
 
 
-def _longest_round(steps: Sequence[int], batch_sizes: Sequence[int], num_samples: int) -> int:
+def _samples_shape(
+    steps: Sequence[int], batch_sizes: tuple[int, ...], num_samples: int
+) -> RoundShape | None:
     for longest in range(max(steps), 0, -1):
-        shrunk = shrunk_steps(steps, longest)
-        if sum(s * b for s, b in zip(shrunk, batch_sizes, strict=True)) <= num_samples:
-            return longest
-    return 0
+        shape = RoundShape(tuple(shrunk_steps(steps, longest)), batch_sizes)
+        if sum(shape.samples_per_round) <= num_samples:
+            return shape
+    return None
+
+
+def _table_shape(
+    steps: Sequence[int],
+    batch_sizes: tuple[int, ...],
+    participants: Sequence[Participant],
+    num_samples: int,
+    local_steps_fast: int,
+) -> RoundShape | None:
+    synchronous = max(steps) == 1
+    fast = [s for s, participant in zip(steps, participants, strict=True) if participant.fast]
+    wanted = local_steps_fast if synchronous else max(fast or steps)
+    fitting = min(wanted, num_samples // (len(steps) * max(batch_sizes)))
+    if fitting < 1:
+        return None
+    shrunk = tuple(shrunk_steps(steps, fitting, wanted))
+    return RoundShape(shrunk, batch_sizes, fitting, fitting if synchronous else 1)
 
 
 def _table_rounds(num_samples: int, shape: RoundShape) -> int:
-    workers = len(shape.local_steps)
-    longest = max(shape.local_steps) * shape.round_multiplier
-    return num_samples // (max(shape.batch_sizes) * workers * longest) * shape.round_multiplier
+    samples = max(shape.batch_sizes) * len(shape.local_steps) * shape.table_steps
+    return num_samples // samples * shape.table_rounds

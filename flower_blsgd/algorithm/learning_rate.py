@@ -35,7 +35,7 @@ class LearningRate:
         if not (self.base > 0 and math.isfinite(self.base)):
             raise ValueError(f"learning rate = {self.base} must be a number above 0")
 
-    def at(self, epoch: int, budget_share: float, epoch_share: float = 0.0) -> float:
+    def at(self, epoch: int, budget_share: float, epoch_share: float = 1.0) -> float:
         """Return the learning rate of one round.
 
         Parameters
@@ -44,7 +44,7 @@ class LearningRate:
             Counted from 1.
         budget_share : float
             Share of the budget that was used when this epoch began, in [0, 1].
-        epoch_share : float (default: 0.0)
+        epoch_share : float (default: 1.0)
             Share of this epoch that will be done after this round, in (0, 1].
         """
         # A hair of tolerance: 60 % of 5 epochs is 3 epochs, whatever the binary fractions say.

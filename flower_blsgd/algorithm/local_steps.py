@@ -58,9 +58,12 @@ def proportional_steps(speed_ratio: float, local_steps_fast: int) -> int:
     return max(1, math.floor(speed_ratio * local_steps_fast + 0.5))
 
 
-def shrunk_steps(local_steps: Sequence[int], longest: int) -> list[int]:
-    """Scale all step counts down so that the largest becomes `longest`, each at least 1."""
-    largest = max(local_steps)
+def shrunk_steps(local_steps: Sequence[int], longest: int, largest: int | None = None) -> list[int]:
+    """Scale all step counts by longest / largest, rounded down, each at least 1.
+
+    `largest` is the largest of them unless it is given.
+    """
+    largest = largest or max(local_steps)
     return [max(1, steps * longest // largest) for steps in local_steps]
 
 
@@ -108,13 +111,13 @@ class FixedSteps:
 class SystemAwareSteps:
     """Each worker does as many steps as its speed allows (the paper's method).
 
-    First that holds: the worker's own ``given_steps``; for a slow one `local_steps_slow`;
-    its speed ratio times `local_steps_fast`; for a fast one `local_steps_fast` itself.
+    First that holds: the worker's own ``given_steps``; for a fast one `local_steps_fast`; for a
+    slow one `local_steps_slow`; its speed ratio times `local_steps_fast`.
 
     Parameters
     ----------
     local_steps_fast : int
-        tau_fast: steps per round of the fastest worker.
+        tau_fast: steps per round of every fast worker.
     local_steps_slow : int, optional
         Steps per round of every slow worker; None derives them from the speed ratios.
     """
@@ -140,12 +143,12 @@ class SystemAwareSteps:
     def _steps_of(self, participant: Participant) -> int:
         if participant.given_steps is not None:
             return participant.given_steps
-        if not participant.fast and self.local_steps_slow is not None:
+        if participant.fast:
+            return self.local_steps_fast
+        if self.local_steps_slow is not None:
             return self.local_steps_slow
         if participant.speed_ratio is not None:
             return proportional_steps(participant.speed_ratio, self.local_steps_fast)
-        if participant.fast:
-            return self.local_steps_fast
         raise ValueError(
             "local-steps-slow = 'auto' needs the speed of every worker, and none is known; "
             "give a number, such as local-steps-slow = 8, or steps= in the worker specification"

@@ -38,4 +38,6 @@ def derived_seed(seed: int, purpose: str, *counters: int) -> int:
 
 
 def _sequence(seed: int, purpose: str, counters: tuple[int, ...]) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), *counters])
+    # As a spawn key, not as entropy: entropy is padded with zeros, so that (0,) and (0, 0) and
+    # () would be the same draw.
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters))

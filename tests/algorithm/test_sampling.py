@@ -1,0 +1,332 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.sampling import (
+    EpochRequest,
+    Pool,
+    SeparatedSampler,
+    UniformSampler,
+    draw_samples,
+    permutation_stream,
+)
+
+from .teams import QUICK, distinct_losses, table_of, team
+
+
+def _request(
+    num_fast: int = 2,
+    num_slow: int = 1,
+    *,
+    fast_samples: int = 20,
+    slow_samples: int = 10,
+    rounds: int = 2,
+    seed: int = 0,
+    epoch: int = 1,
+    samples_before: int = 0,
+) -> EpochRequest:
+    return EpochRequest(
+        seed,
+        epoch,
+        rounds,
+        team(num_fast, num_slow),
+        (fast_samples,) * num_fast + (slow_samples,) * num_slow,
+        samples_before,
+    )
+
+
+def _fast_and_slow(
+    table: LossTable, high_loss_ratio: float = 0.5, **changes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    fast, slow = SeparatedSampler(high_loss_ratio).pools(_request(**changes), table)
+    return fast.indices, slow.indices
+
+
+def _drawn(losses: object, count: int, ratio: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return draw_samples(np.asarray(losses, np.float32), count, ratio, rng)
+
+
+def _highest(losses: np.ndarray, count: int) -> set[int]:
+    return set(np.argsort(-losses)[:count].tolist())
+
+
+# the request
+
+
+def test_request_tiers_and_set_sizes() -> None:
+    request = _request(2, 3, fast_samples=20, slow_samples=7, rounds=4)
+    assert request.tier(True) == (0, 1)
+    assert request.tier(False) == (2, 3, 4)
+    assert request.set_size((0, 1)) == 160  # 4 * (20 + 20)
+    assert request.set_size((2, 3, 4)) == 84  # 4 * (7 + 7 + 7)
+
+
+# the uniform stream
+
+
+@QUICK
+@given(st.integers(0, 99), st.integers(1, 40), st.integers(0, 200), st.integers(0, 120))
+def test_permutation_stream_is_one_stream_of_permutations(
+    seed: int, num_samples: int, start: int, count: int
+) -> None:
+    whole = permutation_stream(seed, num_samples, 0, start + count)
+    piece = permutation_stream(seed, num_samples, start, count)
+    assert piece.dtype == np.int32
+    assert piece.tolist() == whole[start:].tolist()
+    for begin in range(0, len(whole) - num_samples + 1, num_samples):
+        assert sorted(whole[begin : begin + num_samples]) == list(range(num_samples))
+    rest = whole[len(whole) // num_samples * num_samples :]
+    assert len(set(rest.tolist())) == len(rest)
+
+
+def test_permutation_stream_every_permutation_is_another() -> None:
+    blocks = permutation_stream(0, 50, 0, 50 * 20).reshape(20, 50)
+    assert len({tuple(block) for block in blocks.tolist()}) == 20
+    assert permutation_stream(1, 50, 0, 50).tolist() != blocks[0].tolist()
+
+
+def test_permutation_stream_first_place_is_uniform() -> None:
+    # 1,000 permutations of 5 samples: each first 200 times, standard deviation 12.6
+    first = permutation_stream(3, 5, 0, 5000).reshape(-1, 5)[:, 0]
+    assert (abs(np.bincount(first, minlength=5) - 200) < 64).all()
+
+
+def test_uniform_sampler_is_one_pool_for_everybody() -> None:
+    request = _request(2, 1, rounds=3, samples_before=17, seed=5)
+    pools = UniformSampler().pools(request, LossTable(90))
+    assert [pool.members for pool in pools] == [(0, 1, 2)]
+    # 3 * (20 + 20 + 10) = 150 samples from place 17 on
+    assert pools[0].indices.tolist() == permutation_stream(5, 90, 17, 150).tolist()
+
+
+def test_uniform_sampler_reads_no_losses() -> None:
+    request = _request()
+    unseen = UniformSampler().pools(request, LossTable(100))[0].indices
+    seen = UniformSampler().pools(request, table_of(distinct_losses(100)))[0].indices
+    assert unseen.tolist() == seen.tolist()
+
+
+def test_uniform_sampler_does_with_one_tier() -> None:
+    assert not UniformSampler().needs_both_tiers
+    assert [p.members for p in UniformSampler().pools(_request(2, 0), LossTable(9))] == [(0, 1)]
+    assert [p.members for p in UniformSampler().pools(_request(0, 2), LossTable(9))] == [(0, 1)]
+
+
+# one draw
+
+
+@QUICK
+@given(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3e38, math.inf]), min_size=1, max_size=25),
+    st.floats(0, 1),
+    st.data(),
+)
+def test_draw_samples_lists(losses: list[float], ratio: float, data: st.DataObject) -> None:
+    """No index twice within a list; all full lists but the last; the top of each is the top-k."""
+    num_samples = len(losses)
+    count = data.draw(st.integers(0, 3 * num_samples + 1))
+    drawn = _drawn(losses, count, ratio, data.draw(st.integers(0, 99)))
+    assert drawn.dtype == np.int32
+    assert len(drawn) == count
+    values = np.array(losses, np.float32)
+    for start in range(0, count, num_samples):
+        one = drawn[start : start + num_samples]
+        assert len(np.unique(one)) == len(one)
+        assert one.min() >= 0
+        assert one.max() < num_samples
+        top = math.floor(ratio * len(one) + 1e-9)
+        chosen = np.sort(values[one])[::-1][:top]
+        assert chosen.tolist() == np.sort(values)[::-1][:top].tolist()
+
+
+def test_draw_samples_all_by_loss_is_exactly_the_top() -> None:
+    losses = distinct_losses(100)
+    assert set(_drawn(losses, 30, 1.0).tolist()) == _highest(losses, 30)
+
+
+def test_draw_samples_half_by_loss_worked() -> None:
+    # 20 of 60: the 10 highest, and 10 of the other 50
+    losses = distinct_losses(60)
+    drawn = set(_drawn(losses, 20, 0.5).tolist())
+    assert _highest(losses, 10) <= drawn
+    assert len(drawn - _highest(losses, 10)) == 10
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 0.75])
+def test_draw_samples_rest_is_uniform_among_the_others(ratio: float) -> None:
+    # 8 of 20 in 800 draws: the 8 * ratio highest always; each other in (8 - high) / (20 - high)
+    # of them; the widest standard deviation is sqrt(800 / 4) = 14.1
+    losses = distinct_losses(20)
+    hits = np.zeros(20, int)
+    for seed in range(800):
+        hits[_drawn(losses, 8, ratio, seed)] += 1
+    high = int(8 * ratio)
+    top = sorted(_highest(losses, high))
+    others = np.setdiff1d(np.arange(20), top)
+    assert (hits[top] == 800).all()
+    assert (abs(hits[others] - 800 * (8 - high) / (20 - high)) < 70).all()
+
+
+def test_draw_samples_order_tells_nothing_of_the_loss() -> None:
+    """The union is shuffled: a quarter of the list has the same mix as the whole."""
+    losses = distinct_losses(4000)
+    drawn = _drawn(losses, 2000, 0.5)
+    high = np.isin(drawn, list(_highest(losses, 1000))).reshape(4, 500).sum(axis=1)
+    # hypergeometric: 250 of 500, standard deviation sqrt(500 / 4 * 0.75) = 9.7
+    assert (abs(high - 250) < 45).all()
+    # nor of the index: of the first 1,000 drawn about half lie above the median
+    assert abs((drawn[:1000] >= 2000).sum() - 500) < 75
+
+
+def test_draw_samples_of_all_is_shuffled() -> None:
+    drawn = _drawn(distinct_losses(200), 200, 0.5)
+    assert sorted(drawn.tolist()) == list(range(200))
+    assert abs(np.corrcoef(drawn, np.arange(200))[0, 1]) < 0.3
+    assert drawn.tolist() != _drawn(distinct_losses(200), 200, 0.5, seed=1).tolist()
+
+
+def test_draw_samples_excess_is_chosen_by_the_same_rule() -> None:
+    # 130 of 100: all shuffled, then 30 more: the 15 highest and 15 others, shuffled together
+    losses = distinct_losses(100)
+    drawn = _drawn(losses, 130, 0.5)
+    assert sorted(drawn[:100].tolist()) == list(range(100))
+    excess = drawn[100:]
+    assert len(set(excess.tolist())) == 30
+    assert _highest(losses, 15) <= set(excess.tolist())
+    assert not set(excess[:15].tolist()) <= _highest(losses, 15)
+    assert not set(excess.tolist()) <= _highest(losses, 30)
+
+
+def test_draw_samples_leaves_the_losses_as_they_were() -> None:
+    losses = distinct_losses(50)
+    _drawn(losses, 70, 0.5)
+    assert losses.tolist() == distinct_losses(50).tolist()
+
+
+# the paper's method
+
+
+@pytest.mark.parametrize("ratio", [-0.01, 1.01, math.nan, math.inf])
+def test_separated_sampler_impossible_ratio_refused(ratio: float) -> None:
+    with pytest.raises(ValueError, match="high_loss_ratio"):
+        SeparatedSampler(ratio)
+
+
+def test_separated_sampler_default_ratio_is_a_half() -> None:
+    assert SeparatedSampler().high_loss_ratio == 0.5
+
+
+def test_separated_sampler_pools_are_the_tiers_in_worker_order() -> None:
+    pools = SeparatedSampler().pools(_request(3, 2, rounds=2), LossTable(500))
+    assert [pool.members for pool in pools] == [(0, 1, 2), (3, 4)]
+    assert [len(pool.indices) for pool in pools] == [120, 40]  # 2 * 3 * 20, 2 * 2 * 10
+
+
+def test_separated_sampler_needs_both_tiers_but_outlives_the_loss_of_one() -> None:
+    """At the start a missing tier is refused; one lost in mid-run is not (DESIGN.md, section 3)."""
+    assert SeparatedSampler().needs_both_tiers
+    for request in (_request(2, 0), _request(0, 2)):
+        pools: list[Pool] = SeparatedSampler().pools(request, LossTable(100))
+        assert [pool.members for pool in pools] == [(0, 1)]
+
+
+def test_separated_sampler_fast_workers_get_the_hard_half() -> None:
+    # 80 fast samples of 200: the 40 highest and 40 of the other 160
+    losses = distinct_losses(200)
+    fast, _ = _fast_and_slow(table_of(losses), rounds=2)
+    assert len(fast) == len(set(fast.tolist())) == 80
+    assert _highest(losses, 40) <= set(fast.tolist())
+    # were all by loss, none would lie outside the highest 80; by chance 40 * 120 / 160 = 30 do
+    assert 15 < len(set(fast.tolist()) - _highest(losses, 80)) <= 40
+
+
+def test_separated_sampler_slow_workers_get_a_uniform_draw() -> None:
+    # lambda 1, 20 of 100 in 400 epochs: each sample 80 times, standard deviation 8
+    table = table_of(distinct_losses(100))
+    hits = np.zeros(100, int)
+    for epoch in range(1, 401):
+        slow = _fast_and_slow(table, 1.0, epoch=epoch, rounds=2)[1]
+        assert len(set(slow.tolist())) == 20
+        hits[slow] += 1
+    assert (abs(hits - 80) < 40).all()
+
+
+def test_separated_sampler_slow_draw_ignores_the_losses_and_lambda() -> None:
+    draws = [
+        _fast_and_slow(table, ratio)[1].tolist()
+        for table in (LossTable(100), table_of(distinct_losses(100)))
+        for ratio in (0.0, 0.5, 1.0)
+    ]
+    assert all(draw == draws[0] for draw in draws)
+
+
+def test_separated_sampler_draws_are_independent_and_may_overlap() -> None:
+    # 400 of 1,000 each: 160 in both, standard deviation sqrt(400 * 0.4 * 0.6 * 0.6) = 7.6
+    changes = {"num_slow": 2, "fast_samples": 200, "slow_samples": 200, "rounds": 1}
+    for epoch in range(1, 6):
+        fast, slow = _fast_and_slow(LossTable(1000), 0.0, epoch=epoch, **changes)
+        assert abs(len(np.intersect1d(fast, slow)) - 160) < 40
+
+
+def test_separated_sampler_first_epoch_is_uniform() -> None:
+    # nothing is recorded: 8 of 20 in 600 runs: each 240 times, standard deviation 12
+    hits = np.zeros(20, int)
+    for seed in range(600):
+        fast, _ = _fast_and_slow(
+            LossTable(20), 0.5, seed=seed, rounds=1, fast_samples=4, slow_samples=2
+        )
+        hits[fast] += 1
+    assert (abs(hits - 240) < 62).all()
+
+
+def test_separated_sampler_unseen_are_picked_first() -> None:
+    # 80 fast samples, 40 of them by loss: 30 unseen and the 10 highest of the seen 170
+    losses = distinct_losses(200) * np.float32(1e30)
+    losses[50:80] = math.inf
+    fast, _ = _fast_and_slow(table_of(losses), rounds=2)
+    assert set(range(50, 80)) <= set(fast.tolist())
+    losses[50:80] = 0
+    assert _highest(losses, 10) <= set(fast.tolist())
+
+
+def test_separated_sampler_more_unseen_than_fit() -> None:
+    losses = np.full(200, 1e30, np.float32)
+    losses[60:] = math.inf
+    fast, _ = _fast_and_slow(table_of(losses), 1.0, rounds=2)
+    assert fast.min() >= 60
+    again, _ = _fast_and_slow(table_of(losses), 1.0, rounds=2, seed=1)
+    assert set(again.tolist()) != set(fast.tolist())
+
+
+@QUICK
+@given(st.integers(0, 10**9), st.integers(1, 500), st.floats(0, 1), st.integers(0, 10**6))
+def test_separated_sampler_is_a_function_of_seed_epoch_and_losses(
+    seed: int, epoch: int, ratio: float, samples_before: int
+) -> None:
+    losses = np.random.default_rng(seed).integers(0, 3, 60).astype(np.float32)  # many ties
+    first = _fast_and_slow(table_of(losses), ratio, seed=seed, epoch=epoch)
+    np.random.default_rng(0).random(5)
+    again = _fast_and_slow(
+        table_of(losses), ratio, seed=seed, epoch=epoch, samples_before=samples_before
+    )
+    for one, other in zip(first, again, strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_separated_sampler_every_epoch_and_seed_is_another_draw() -> None:
+    table = table_of(distinct_losses(100))
+    draws = [_fast_and_slow(table, seed=s, epoch=e) for s in (0, 1) for e in (1, 2, 3)]
+    for tier in (0, 1):
+        assert len({tuple(draw[tier].tolist()) for draw in draws}) == 6
+
+
+def test_separated_sampler_leaves_the_table_as_it_was() -> None:
+    table = table_of(distinct_losses(100))
+    _fast_and_slow(table, rounds=4)
+    assert table.losses.tolist() == distinct_losses(100).tolist()
+    assert (table.rounds == 1).all()
