@@ -1,10 +1,12 @@
 """The command ``blsgd``."""
 
 import argparse
+import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
@@ -103,8 +105,7 @@ def _run(options: argparse.Namespace) -> None:
     grid = LocalGrid(
         workers, app.client_app, app.path, config, threads if isinstance(threads, int) else 0
     )
-    signal.signal(signal.SIGTERM, _end)
-    with grid:
+    with grid, _terminated_like_interrupted():
         server_app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), config))
 
 
@@ -132,9 +133,21 @@ def _devices(options: argparse.Namespace) -> None:
         console.print(f"note: {len(shared)} CPU workers share their cores with others")
 
 
-def _end(*_: object) -> NoReturn:
-    """End as after Ctrl-C, so that what was reached is written."""
-    raise SystemExit(_TERMINATED)
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does, so that what was reached is written."""
+
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(_TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]

@@ -81,6 +81,7 @@ class RunConfig:
     momentum_buffers: MomentumPolicy = _one_of("keep", *MOMENTUM_POLICIES)
     weight_decay: float = _at_least(0, 1e-4)
     workers: str = "auto"
+    min_workers: int = _at_least(1, 2)
     local_steps_fast: int = _at_least(1, 32)
     local_steps_slow: int | str = _setting(
         8, 'at least 1, or "auto"', lambda v: v == "auto" or (isinstance(v, int) and v >= 1)

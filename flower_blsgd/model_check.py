@@ -1,12 +1,10 @@
 """Whether a reply's model can be averaged with the others."""
 
-from collections.abc import Mapping
-
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from .algorithm.averaging import AnyArray
-from .protocol import ProtocolError
+from .wire import ProtocolError
 
 
 class ModelShape:
@@ -38,31 +36,38 @@ class ModelShape:
             If a tensor is missing, extra, of another shape or dtype, or not finite; the message
             names the first.
         """
-        differing = sorted(set(self._tensors) ^ set(arrays))
-        if differing:
-            missing = differing[0] in self._tensors
-            raise ProtocolError(
-                f"its model {'lacks' if missing else 'has an extra'} tensor {differing[0]!r}"
-            )
+        missing = sorted(set(self._tensors) - set(arrays))
+        if missing:
+            raise ProtocolError(f"its model lacks tensor {missing[0]!r}")
+        return self.checked_part(arrays)
+
+    def checked_part(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
+        """Return the tensors of a record that may leave some out, such as momentum.
+
+        Raises
+        ------
+        ProtocolError
+            As `checked` does.
+        """
+        extra = sorted(set(arrays) - set(self._tensors))
+        if extra:
+            raise ProtocolError(f"its model has an extra tensor {extra[0]!r}")
         tensors = {}
-        for name, expected in self._tensors.items():
-            found = _shape_and_dtype(arrays[name])
-            if found != expected:
+        for name, array in arrays.items():
+            tensor = array.numpy()
+            expected = self._tensors[name]
+            # What the array holds counts, not what it says that it holds.
+            for found in (_shape_and_dtype(array), (tensor.shape, str(tensor.dtype))):
+                if found != expected:
+                    raise ProtocolError(
+                        f"its tensor {name!r} is {_describe(found)}, not {_describe(expected)}"
+                    )
+            if tensor.dtype.kind in "fc" and not np.isfinite(tensor).all():
                 raise ProtocolError(
-                    f"its tensor {name!r} is {_describe(found)}, not {_describe(expected)}"
+                    f"its tensor {name!r} is not finite; a smaller learning rate may help"
                 )
-            tensors[name] = arrays[name].numpy()
-        refuse_not_finite(tensors)
-        return tensors
-
-
-def refuse_not_finite(tensors: Mapping[str, AnyArray]) -> None:
-    """Raise ProtocolError, naming the tensor, if one holds nan or infinity."""
-    for name, tensor in tensors.items():
-        if tensor.dtype.kind in "fc" and not np.isfinite(tensor).all():
-            raise ProtocolError(
-                f"its tensor {name!r} is not finite; a smaller learning rate may help"
-            )
+            tensors[name] = tensor
+        return {name: tensors[name] for name in self._tensors if name in tensors}
 
 
 def _shape_and_dtype(array: Array) -> tuple[tuple[int, ...], str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord
+from flwr.serverapp.exception import AggregationError
 
 from .algorithm.epoch_plan import EpochMode, EpochPlan, RoundShape, plan_epoch, round_shape
 from .algorithm.learning_rate import LearningRate
@@ -92,6 +93,7 @@ class Planner:
         self._plan: EpochPlan | None = None
         self._workers: list[Worker] = []
         self._share_at_start = 0.0
+        self._tiers_seen: set[str] = set()
 
     @property
     def plan(self) -> EpochPlan:
@@ -121,7 +123,12 @@ class Planner:
         UsageError
             If the settings do not fit the workers or the data.
         """
-        if self.epoch_ended or not any(worker in active for worker in self._workers):
+        self._tell_lost_tiers(active)
+        if not self.epoch_ended and not any(worker in active for worker in self._workers):
+            rounds_left = self.plan.rounds - self.rounds_done
+            self.samples_given_up += rounds_left * sum(self.plan.shape.samples_per_round)
+            self._plan = None
+        if self.epoch_ended:
             self._plan_next_epoch(active)
         orders = []
         for place, worker in enumerate(self._workers):
@@ -140,7 +147,11 @@ class Planner:
         UsageError
             If a tier that the sampler needs is missing, or not one step of everybody fits into
             the data.
+        AggregationError
+            If there is no worker.
         """
+        if not workers:
+            raise AggregationError("no worker is left to train; the log above says why")
         if self.sampler.needs_both_tiers:
             for fast, tier in _TIERS:
                 if not any(worker.fast is fast for worker in workers):
@@ -169,11 +180,7 @@ class Planner:
         self.rounds_total += 1
 
     def _plan_next_epoch(self, workers: Sequence[Worker]) -> None:
-        if self.epoch == 0:
-            shape = self.check(workers)
-        else:
-            self._tell_lost_tiers(workers)
-            shape = self._shape(workers)
+        shape = self._shape(workers) if self.epoch else self.check(workers)
         participants = [worker.participant(self.batch_size) for worker in workers]
         self.epoch += 1
         self._plan = plan_epoch(
@@ -192,11 +199,14 @@ class Planner:
         self._workers = list(workers)
         self._share_at_start = self.budget_share()
 
-    def _tell_lost_tiers(self, workers: Sequence[Worker]) -> None:
+    def _tell_lost_tiers(self, active: Sequence[Worker]) -> None:
         for fast, tier in _TIERS:
-            had = any(worker.fast is fast for worker in self._workers)
-            if had and not any(worker.fast is fast for worker in workers):
+            there = any(worker.fast is fast for worker in active)
+            if tier in self._tiers_seen and not there:
+                self._tiers_seen.discard(tier)
                 _LOG.warning("the last %s worker is gone; the run goes on without", tier)
+            elif there:
+                self._tiers_seen.add(tier)
 
     def _order(
         self,

@@ -5,12 +5,14 @@ figures in a MetricRecord. Sample indices travel as int32 bytes and losses as fl
 both little-endian; nothing is pickled.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from .wire import ProtocolError, array_from, from_wire, to_wire
 
 QUERY_PROFILE = "query.profile"
 
@@ -32,10 +34,6 @@ MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
-
-
-class ProtocolError(ValueError):
-    """A message that does not hold what this protocol promises."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class WorkerProfile:
 
     def to_reply(self, message: Message) -> Message:
         """Return the answer to a profile query."""
-        return Message(RecordDict({PROFILE: ConfigRecord(_to_wire(self))}), reply_to=message)
+        return Message(RecordDict({PROFILE: ConfigRecord(to_wire(self))}), reply_to=message)
 
     @classmethod
     def list_from_reply(cls, reply: Message) -> list["WorkerProfile"]:
@@ -88,7 +86,7 @@ class WorkerProfile:
         ]
         if not records:
             raise ProtocolError("the answer to the profile query holds no profile")
-        return [cls(**_from_wire(cls, record)) for record in records]
+        return [cls(**from_wire(cls, record)) for record in records]
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class TrainOrder:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
         config = ConfigRecord(
             {
-                **_to_wire(self),
+                **to_wire(self),
                 "server-round": self.round,  # Flower's own names for what its clients read
                 "lr": self.learning_rate,
                 "indices": self.indices.astype(_INDEX_DTYPE).tobytes(),
@@ -163,8 +161,8 @@ class TrainOrder:
             raise ProtocolError(
                 "this message holds no order: the ServerApp must use the BiasedLocalSGD strategy"
             )
-        values = _from_wire(cls, config)
-        indices = _array_from(config["indices"], _INDEX_DTYPE, "indices")
+        values = from_wire(cls, config)
+        indices = array_from(config["indices"], _INDEX_DTYPE, "indices")
         if len(indices) != values["local_steps"] * values["batch_size"]:
             raise ProtocolError(
                 f"an order of {values['local_steps']} steps of {values['batch_size']} samples "
@@ -221,7 +219,7 @@ class TrainReport:
         It has one ArrayRecord and one MetricRecord with ``num-examples``, so Flower's own
         strategies can average it as well.
         """
-        metrics = {**_to_wire(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
+        metrics = {**to_wire(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
         losses = ConfigRecord({LOSSES: self.losses.astype(_LOSS_DTYPE).tobytes()})
         records = RecordDict({ARRAYS: self.arrays, METRICS: MetricRecord(metrics), LOSSES: losses})
         if self.momentum is not None:
@@ -256,8 +254,8 @@ class TrainReport:
             return cls(order.local_steps, order.batch_size, 0.0, 0.0, 0.0, no_losses, model)
         raw_losses = content.config_records.get(LOSSES, ConfigRecord()).get(LOSSES, b"")
         report = cls(
-            **_from_wire(cls, metrics),
-            losses=_array_from(raw_losses, _LOSS_DTYPE, "losses"),
+            **from_wire(cls, metrics),
+            losses=array_from(raw_losses, _LOSS_DTYPE, "losses"),
             arrays=model,
             momentum=content.array_records.get(MOMENTUM),
         )
@@ -271,35 +269,3 @@ class TrainReport:
                 f"{len(report.losses)} losses"
             )
         return report
-
-
-def _wire_names(cls: Any) -> dict[str, tuple[str, type]]:
-    return {
-        f.name: (f.name.replace("_", "-"), cast(type, f.type))
-        for f in fields(cls)
-        if f.metadata.get("wire", True)
-    }
-
-
-def _to_wire(values: Any) -> dict[str, Any]:
-    return {key: getattr(values, name) for name, (key, _) in _wire_names(type(values)).items()}
-
-
-def _from_wire(cls: Any, record: Any) -> dict[str, Any]:
-    values = {}
-    for name, (key, expected) in _wire_names(cls).items():
-        value = record.get(key)
-        if expected is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, expected) or isinstance(value, bool):
-            raise ProtocolError(
-                f"the message's {key} is {value!r}, not of type {expected.__name__}"
-            )
-        values[name] = value
-    return values
-
-
-def _array_from(raw: Any, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
-        raise ProtocolError(f"the message's {what} are not {dtype.name} bytes")
-    return np.frombuffer(raw, dtype)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 
 from .algorithm.local_steps import FAST_SPEED_RATIO, Participant, speed_ratios
 from .errors import UsageError
-from .protocol import CONFIG, QUERY_PROFILE, ProtocolError, WorkerProfile
+from .protocol import CONFIG, QUERY_PROFILE, WorkerProfile
+from .wire import ProtocolError
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Roster:
         self._min_workers = min_workers
         self.workers: list[Worker] = []
         self._silent_nodes: set[int] = set()
+        self._told_of_twins = False
 
     @classmethod
     def of_profiles(cls, profiles: Sequence[WorkerProfile]) -> "Roster":
@@ -125,23 +127,41 @@ class Roster:
         return online
 
     def _admit(self, answers: Sequence[tuple[int, WorkerProfile]]) -> None:
+        began = bool(self.workers)
         for node_id, profile in sorted(answers, key=lambda a: (rank_key(a[1]), a[0])):
             identity = rank_key(profile)[1:]
             twins = [w for w in self.workers if rank_key(w.profile)[1:] == identity]
             back = next((w for w in twins if not w.present), None)
-            if back is not None:
-                back.node_id, back.present, back.profile = node_id, True, profile
+            if began and (reason := self._other_data(profile)):
+                _LOG.error("node %d does not take part: %s", node_id, reason)
+            elif back is not None:
+                back.node_id, back.present, back.profile, back.excluded = node_id, True, profile, ""
                 _LOG.info("%s is back", back.label)
-                continue
-            if twins:
-                _LOG.warning(
-                    "two nodes cannot be told apart (%s): this run cannot be repeated bit for "
-                    "bit; give each node name='...' or partition-id=N in its node config",
-                    profile.name or profile.device,
-                )
-            self.workers.append(Worker(len(self.workers), node_id, profile))
-        self._refuse_different_data()
+            else:
+                if twins:
+                    self._tell_of_twins(profile)
+                self.workers.append(Worker(len(self.workers), node_id, profile))
         self._assign_tiers()
+        if not began:
+            for worker in self.workers:
+                if reason := self._other_data(worker.profile):
+                    raise UsageError(f"worker {worker.label} {reason}")
+
+    def _tell_of_twins(self, profile: WorkerProfile) -> None:
+        if not self._told_of_twins:
+            self._told_of_twins = True
+            _LOG.warning(
+                "two nodes cannot be told apart (%s): this run cannot be repeated bit for bit; "
+                "give each node name='...' or partition-id=N in its node config",
+                profile.name or profile.device,
+            )
+
+    def _other_data(self, profile: WorkerProfile) -> str:
+        """Return what is wrong with a worker's data; empty if nothing is."""
+        first = next((w for w in self.workers if w.profile.data_fingerprint), None)
+        if first is None or profile.data_fingerprint in ("", first.profile.data_fingerprint):
+            return ""
+        return f"holds other training data than {first.label}; point both at the same data set"
 
     def _assign_tiers(self) -> None:
         seconds = [worker.profile.seconds_per_step or None for worker in self.workers]
@@ -153,27 +173,19 @@ class Roster:
                 not named and (ratio is None or ratio > FAST_SPEED_RATIO)
             )
 
-    def _refuse_different_data(self) -> None:
-        described = [w for w in self.workers if w.profile.data_fingerprint]
-        for worker in described[1:]:
-            if worker.profile.data_fingerprint != described[0].profile.data_fingerprint:
-                raise UsageError(
-                    f"worker {worker.label} holds other training data than "
-                    f"{described[0].label}; point both at the same data set"
-                )
 
-
-def _ask(grid: Grid, node_ids: Iterable[int]) -> list[tuple[int, WorkerProfile]]:
+def _ask(grid: Grid, node_ids: Sequence[int]) -> list[tuple[int, WorkerProfile]]:
     messages = [
         Message(RecordDict({CONFIG: ConfigRecord()}), node_id, QUERY_PROFILE)
         for node_id in node_ids
     ]
-    answers = []
-    for reply in grid.send_and_receive(messages, timeout=_PROFILE_TIMEOUT_SECONDS):
-        profile = _profile_in(reply)
-        if profile is not None:
-            answers.append((reply.metadata.src_node_id, profile))
-    return answers
+    replies = list(grid.send_and_receive(messages, timeout=_PROFILE_TIMEOUT_SECONDS))
+    answered = {reply.metadata.src_node_id for reply in replies}
+    for node_id in node_ids:
+        if node_id not in answered:
+            _LOG.error("node %d does not take part: it did not say who it is in time", node_id)
+    profiles = [(reply.metadata.src_node_id, _profile_in(reply)) for reply in replies]
+    return [(node_id, profile) for node_id, profile in profiles if profile is not None]
 
 
 def _profile_in(reply: Message) -> WorkerProfile | None:
@@ -188,7 +200,7 @@ def _profile_in(reply: Message) -> WorkerProfile | None:
             'app.query("profile")(flower_blsgd.answer_profile) to its ClientApp',
             node_id,
         )
-        return WorkerProfile(device=f"node {node_id}")
+        return WorkerProfile(device="unknown device")
     try:
         profiles = WorkerProfile.list_from_reply(reply)
     except ProtocolError as error:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from .algorithm.averaging import AnyArray, weighted_average
-from .model_check import ModelShape, refuse_not_finite
-from .protocol import METRICS, TIMING_KEYS, ProtocolError, TrainOrder, TrainReport
+from .algorithm.averaging import AnyArray, LoadWeighting, weighted_average
+from .model_check import ModelShape
+from .protocol import METRICS, NUM_EXAMPLES, TIMING_KEYS, TrainOrder, TrainReport
 from .roster import Worker
 from .round_log import TimeShare, WorkerRound, split_times
+from .wire import ProtocolError
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Outcome:
         What was done; None if the order failed.
     tensors : dict
         The worker's model; empty if the order failed.
+    momentum : dict
+        Its momentum buffers, if they came along.
     metrics : MetricRecord
         The figures in the reply.
     failure : str
@@ -42,6 +45,7 @@ class Outcome:
     order: TrainOrder
     report: TrainReport | None = None
     tensors: Mapping[str, AnyArray] = field(default_factory=dict)
+    momentum: Mapping[str, AnyArray] = field(default_factory=dict)
     metrics: MetricRecord = field(default_factory=MetricRecord)
     failure: str = ""
 
@@ -60,6 +64,7 @@ def read_replies(
     replies: Iterable[Message],
     orders: Mapping[int, tuple[Worker, TrainOrder]],
     model_shape: ModelShape,
+    weighted_by_key: str = NUM_EXAMPLES,
 ) -> list[Outcome]:
     """Match replies with orders and check them.
 
@@ -73,6 +78,8 @@ def read_replies(
         By node id.
     model_shape : ModelShape
         Of the global model.
+    weighted_by_key : str (default: "num-examples")
+        A figure that every reply must hold.
 
     Returns
     -------
@@ -80,40 +87,50 @@ def read_replies(
         One per order, in worker order.
     """
     by_node = {reply.metadata.src_node_id: reply for reply in replies}
-    outcomes = [
-        _read(worker, order, by_node.get(node_id), model_shape)
-        for node_id, (worker, order) in orders.items()
-    ]
+    outcomes = []
+    for node_id, (worker, order) in orders.items():
+        reply = by_node.get(node_id)
+        if reply is None:
+            outcomes.append(_failed(worker, order, "it did not answer in time"))
+        elif reply.has_error():
+            outcomes.append(_read_error(worker, order, reply))
+        else:
+            outcomes.append(_read(worker, order, reply, model_shape, weighted_by_key))
     return sorted(outcomes, key=lambda outcome: outcome.worker.index)
 
 
 def _read(
-    worker: Worker, order: TrainOrder, reply: Message | None, model_shape: ModelShape
+    worker: Worker,
+    order: TrainOrder,
+    reply: Message,
+    model_shape: ModelShape,
+    weighted_by_key: str,
 ) -> Outcome:
-    if reply is None:
-        return _failed(worker, order, "it did not answer in time")
-    if reply.has_error():
-        reason = (reply.error.reason or f"error {reply.error.code}").strip()
-        brief = reason.splitlines()[-1]
-        if reply.error.code in _RAISED:
-            worker.excluded = brief
-            _LOG.error(
-                "worker %s raised in round %d and is left out from now on:\n%s",
-                worker.label,
-                order.round,
-                reason,
-            )
-            return Outcome(worker, order, failure=brief)
-        return _failed(worker, order, brief)
     try:
         report = TrainReport.from_reply(reply, order)
+        metrics = next(iter(reply.content.metric_records.values()))
+        if not isinstance(metrics.get(weighted_by_key), int | float):
+            raise ProtocolError(f"its figures have no number {weighted_by_key!r}")
         tensors = model_shape.checked(report.arrays)
-        if report.momentum is not None:
-            refuse_not_finite({name: a.numpy() for name, a in report.momentum.items()})
-    except (ProtocolError, TypeError, ValueError) as error:
-        return _failed(worker, order, str(error))
-    metrics = next(iter(reply.content.metric_records.values()))
-    return Outcome(worker, order, report, tensors, metrics)
+        momentum = model_shape.checked_part(report.momentum) if report.momentum else {}
+    except Exception as error:  # whatever a node sends, it costs only its own share
+        return _failed(worker, order, str(error) or type(error).__name__)
+    return Outcome(worker, order, report, tensors, momentum, metrics)
+
+
+def _read_error(worker: Worker, order: TrainOrder, reply: Message) -> Outcome:
+    reason = (reply.error.reason or "").strip() or f"error {reply.error.code}"
+    brief = reason.splitlines()[-1]
+    if reply.error.code not in _RAISED:
+        return _failed(worker, order, brief)
+    worker.excluded = brief
+    _LOG.error(
+        "worker %s raised in round %d and is left out from now on:\n%s",
+        worker.label,
+        order.round,
+        reason,
+    )
+    return Outcome(worker, order, failure=brief)
 
 
 def _failed(worker: Worker, order: TrainOrder, reason: str) -> Outcome:
@@ -121,19 +138,13 @@ def _failed(worker: Worker, order: TrainOrder, reason: str) -> Outcome:
     return Outcome(worker, order, failure=reason)
 
 
-def average_momentum(
-    outcomes: Sequence[Outcome], weights: Sequence[float]
-) -> dict[str, AnyArray] | None:
-    """Average the momentum buffers that came with the models; None if none came."""
-    counted = [
-        ({name: a.numpy() for name, a in outcome.report.momentum.items()}, weight)
-        for outcome, weight in zip(outcomes, weights, strict=True)
-        if outcome.report is not None and outcome.report.momentum and weight > 0
-    ]
+def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
+    """Average the momentum buffers that came along, by load; None if none came."""
+    counted = [outcome for outcome in outcomes if outcome.momentum and outcome.load > 0]
     if not counted:
         return None
-    total = sum(weight for _, weight in counted)
-    return weighted_average([buffers for buffers, _ in counted], [w / total for _, w in counted])
+    weights = LoadWeighting().weights([outcome.load for outcome in counted])
+    return weighted_average([outcome.momentum for outcome in counted], weights)
 
 
 def worker_rounds(

@@ -1,8 +1,7 @@
 """A whole run on any grid: task, strategy, loop, evaluation, results folder."""
 
-import contextlib
-import logging
 import time
+from dataclasses import replace
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -15,7 +14,7 @@ from .results.folder import RunFolder
 from .results.progress import ProgressView
 from .results.report import RunReport
 from .roster import Roster
-from .runtime.devices import count_workers
+from .runtime.devices import parse_workers
 from .runtime.local_grid import LocalGrid
 from .runtime.machine import this_machine
 from .strategy import BiasedLocalSGD
@@ -23,11 +22,6 @@ from .tasks import Task, load_task
 from .training_loop import EvaluateFn
 from .worker.evaluation import evaluate
 from .worker.profile import profile_of
-
-_LOG = logging.getLogger(__name__)
-
-_DEFAULT_NODES = 2
-"""Nodes to wait for where the run config leaves the workers open, as Flower does."""
 
 
 def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunReport:
@@ -61,31 +55,30 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
     """
     began = time.time()
     task = load_task(config.task, config.data, config.model)
-    strategy = make_strategy(config, task.num_train, _expected_workers(grid, config))
-    if isinstance(grid, LocalGrid):
+    local = isinstance(grid, LocalGrid)
+    min_workers = len(grid.workers) if isinstance(grid, LocalGrid) else config.min_workers
+    strategy = make_strategy(config, task.num_train, min_workers)
+    if isinstance(grid, LocalGrid):  # its workers are known before it starts a process
         profiles = [profile_of(worker, place) for place, worker in enumerate(grid.workers)]
         strategy.planner.check(Roster.of_profiles(profiles).workers)
-    RunFolder.refuse_existing(config.out)
-    model = task.initial_model(derived_seed(config.seed, "model"))
-    folder = RunFolder.new(config.out, config.name or config.task.rpartition(":")[2])
-    view = view or ProgressView(config.epochs)
-    report = RunReport(config, strategy, folder, view, began)
-    report.begin(task)
-    try:
+    RunFolder.refuse_unusable(config.out)
+    arrays = ArrayRecord(task.initial_model(derived_seed(config.seed, "model")).state_dict())
+    report = RunReport(config, strategy, view or ProgressView(config.epochs), began)
+    with report.telling(task):
+        strategy.roster.update(grid)
+        strategy.planner.check(strategy.roster.active)
+        report.open_folder()
+        if not local:
+            _tell_ignored_workers(config, strategy.roster, report)
         strategy.fit(
             grid,
-            ArrayRecord(model.state_dict()),
+            arrays,
             epochs=config.epochs,
             evaluate_fn=_evaluate_fn(task, report),
             evaluate_every_epochs=config.evaluate_every_epochs,
             on_round=report.add_round,
             on_epoch=report.add_epoch,
         )
-    except BaseException:
-        with contextlib.suppress(Exception):
-            report.finish(interrupted=True)
-        raise
-    report.finish()
     return report
 
 
@@ -122,10 +115,21 @@ def make_strategy(config: RunConfig, num_samples: int, min_workers: int) -> Bias
     )
 
 
-def _expected_workers(grid: Grid, config: RunConfig) -> int:
-    if isinstance(grid, LocalGrid):
-        return len(grid.workers)
-    return count_workers(config.workers) or _DEFAULT_NODES
+def _tell_ignored_workers(config: RunConfig, roster: Roster, report: RunReport) -> None:
+    """SuperNodes name their own device; only Flower's simulation reads ``workers``."""
+    if config.workers == "auto":
+        return
+    try:
+        named = [profile_of(worker) for worker in parse_workers(config.workers)]
+    except UsageError:  # devices of another machine
+        named = []
+    for worker in roster.workers:
+        profile = replace(worker.profile, partition_id=-1, data_fingerprint="")
+        if profile not in named[worker.profile.partition_id :][:1]:
+            report.say(
+                f'workers = "{config.workers}" is ignored: each SuperNode names its own device'
+            )
+            return
 
 
 def _evaluate_fn(task: Task, report: RunReport) -> EvaluateFn:

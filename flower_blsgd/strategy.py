@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result
@@ -188,7 +188,7 @@ class BiasedLocalSGD(FedAvg):
         assert self._model_shape is not None, "configure_train comes first"
         replies = list(replies)
         received_at = time.time()
-        outcomes = read_replies(replies, self._orders, self._model_shape)
+        outcomes = read_replies(replies, self._orders, self._model_shape, self.weighted_by_key)
         loads = [outcome.load for outcome in outcomes]
         if not any(loads):
             reasons = "; ".join(f"{o.worker.label}: {o.failure or 'no step'}" for o in outcomes)
@@ -196,7 +196,7 @@ class BiasedLocalSGD(FedAvg):
         weights = self.weighting.weights(loads)
         arrays = _record(weighted_average([outcome.tensors for outcome in outcomes], weights))
         if self._momentum_buffers == "average":
-            momentum = average_momentum(outcomes, weights)
+            momentum = average_momentum(outcomes)
             self._momentum = _record(momentum) if momentum else None
         self._record_losses(server_round, outcomes)
         metrics = self._aggregate_metrics(outcomes)
@@ -251,10 +251,21 @@ class BiasedLocalSGD(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the nodes to evaluate, as FedAvg does, but only when an epoch has ended."""
-        if not self.planner.epoch_ended:
+        """Ask the workers to evaluate, as FedAvg does, but only when an epoch has ended.
+
+        Nobody is waited for: those that are there are asked, or a share of them, the first in
+        worker order.
+        """
+        if not self.planner.epoch_ended or self.fraction_evaluate == 0.0:
             return []
-        return super().configure_evaluate(server_round, arrays, config, grid)
+        workers = self.roster.active
+        count = max(int(len(workers) * self.fraction_evaluate), self.min_evaluate_nodes)
+        messages = []
+        for worker in workers[:count]:
+            own = ConfigRecord({**config, "server-round": server_round})
+            records = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
+            messages.append(Message(records, worker.node_id, "evaluate"))
+        return messages
 
     def start(  # type: ignore[override]  # later releases of Flower add arguments
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **arguments: Any

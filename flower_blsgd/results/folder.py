@@ -75,10 +75,16 @@ class RunFolder:
         return cls(path.resolve())
 
     @staticmethod
-    def refuse_existing(out: str) -> None:
-        """Raise UsageError if an explicit `out` exists; writes nothing."""
+    def refuse_unusable(out: str) -> None:
+        """Raise UsageError if `new` could not make this folder; writes nothing."""
         if out and os.path.lexists(out):
             raise UsageError(_exists(out))
+        wanted = Path(out or RUNS).absolute()
+        there = next(path for path in (wanted, *wanted.parents) if path.exists())
+        if not there.is_dir():
+            raise UsageError(f"out = {out or RUNS!r} cannot be made: {there} is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UsageError(f"out = {out or RUNS!r} cannot be made: {there} may not be written to")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write ``config.toml``: all settings, resolved."""

@@ -1,9 +1,10 @@
 """Gather what a run measures, tell it while it goes on, and write it down."""
 
-import logging
+import contextlib
 import platform
 import shlex
 import time
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,8 +19,6 @@ from .accounts import Accounts
 from .folder import EpochRow, RunFolder
 from .progress import ProgressView
 
-_LOG = logging.getLogger(__name__)
-
 _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
 _HARDLY = 0.01
 
@@ -33,8 +32,6 @@ class RunReport:
         The settings.
     strategy : BiasedLocalSGD
         Asked for what only it knows: the samples left out, the workers.
-    folder : RunFolder
-        Where to write.
     view : ProgressView
         Where to tell.
     began_at : float
@@ -45,12 +42,10 @@ class RunReport:
         self,
         config: RunConfig,
         strategy: BiasedLocalSGD,
-        folder: RunFolder,
         view: ProgressView,
         began_at: float,
     ) -> None:
         self.config = config
-        self.folder = folder
         self.evaluation_seconds = 0.0
         self.summary: dict[str, Any] = {}
         self._strategy = strategy
@@ -62,18 +57,49 @@ class RunReport:
         self._records: list[RoundRecord] = []
         self._rows: list[EpochRow] = []
         self._arrays: ArrayRecord | None = None
+        self._folder: RunFolder | None = None
 
-    def begin(self, task: Task) -> None:
-        """Say what will be done."""
-        self.folder.write_config(self.config.to_run_config())
+    @property
+    def folder(self) -> RunFolder:
+        """The results folder."""
+        assert self._folder is not None, "open_folder comes first"
+        return self._folder
+
+    @contextlib.contextmanager
+    def telling(self, task: Task) -> Iterator[None]:
+        """Say what will be done, show it while it goes on, and write down how it ended.
+
+        After an error, or Ctrl-C, what was reached is written, marked as interrupted.
+        """
         choices = self.config.choices
-        self._view.say(
+        self.say(
             f"{self.config.algorithm} (steps {choices.steps}, sampler {choices.sampler}, "
             f"weights {choices.weights}) on {self.config.task}: {task.num_train:,} training and "
             f"{task.num_test:,} test samples, batch size {self.config.batch_size}, "
             f"{self.config.epochs} epochs, seed {self.config.seed}"
         )
         self._view.begin()
+        try:
+            yield
+        except BaseException:
+            self._view.end()
+            if self._folder is not None:
+                with contextlib.suppress(Exception):  # the first error is the one to be told
+                    self._finish(interrupted=True)
+            raise
+        self._view.end()
+        self._finish()
+
+    def say(self, line: str) -> None:
+        """Tell a line."""
+        self._view.say(line)
+
+    def open_folder(self) -> None:
+        """Make the results folder; UsageError if it cannot be made."""
+        config = self.config
+        name = config.name or config.task.rpartition(":")[2]
+        self._folder = RunFolder.new(config.out, name)
+        self._folder.write_config(config.to_run_config())
 
     def add_round(self, record: RoundRecord) -> None:
         """Take a round."""
@@ -111,9 +137,7 @@ class RunReport:
         self.folder.add_epoch(row)
         self._view.epoch(row)
 
-    def finish(self, interrupted: bool = False) -> None:
-        """Write summary, model and pictures, and say where they are."""
-        self._view.end()
+    def _finish(self, interrupted: bool = False) -> None:
         self.summary = self._summary(interrupted)
         if self._arrays is not None:
             self.folder.write_model(self._arrays)
@@ -123,13 +147,13 @@ class RunReport:
         state = "stopped early" if interrupted else "done"
         accuracy = self.summary["accuracy"]
         reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
-        self._view.say(
+        self.say(
             f"{state}: {reached}after {self.summary['training_seconds']:.1f} s of training "
             f"({self.summary['wall_seconds']:.1f} s with evaluation); results in "
             f"{self.folder.path}"
         )
         if self._records and not interrupted:
-            self._view.say(self.slow_device_line())
+            self.say(self.slow_device_line())
 
     def slow_device_line(self) -> str:
         """Answer "do my slow devices help?" as far as this run can."""
@@ -160,13 +184,7 @@ class RunReport:
             line = f"  {row.label}: {row.local_steps} steps a round, weight {row.weight:.1%}"
             if 0 < row.weight < _HARDLY:
                 line += " (hardly takes part)"
-            self._view.say(line)
-        profiles = [worker.profile for worker in self._strategy.roster.workers]
-        if self.config.workers != "auto" and any(p.partition_id < 0 for p in profiles):
-            self._view.say(
-                f'  note: workers = "{self.config.workers}" is ignored: each SuperNode names its '
-                "own device"
-            )
+            self.say(line)
 
     def _summary(self, interrupted: bool) -> dict[str, Any]:
         accounts, config = self._accounts, self.config

@@ -91,6 +91,7 @@ def parse_workers(text: str, machine: Machine | None = None) -> list[WorkerSpec]
     machine = machine or this_machine()
     if text.strip() == "auto":
         return auto_workers(machine)
+    text = re.sub(r"\s", " ", text)  # a config may write it over several lines
     groups = []
     place = 0
     for part in text.split(";"):
@@ -104,13 +105,6 @@ def parse_workers(text: str, machine: Machine | None = None) -> list[WorkerSpec]
     workers = _expand(groups, machine)
     _refuse_same_names(text, workers)
     return workers
-
-
-def count_workers(text: str) -> int | None:
-    """Return how many workers a specification names, whatever the machine; None for "auto"."""
-    if text.strip() == "auto":
-        return None
-    return sum(_parse_group(text, part, 0).count for part in text.split(";") if part.strip())
 
 
 def worker_from_node_config(

@@ -41,9 +41,10 @@ def load_task(name: str, data: str = "", model: str = "") -> Task:
         )
     try:
         make = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
+        takes_texts = bool(inspect.signature(make).parameters)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(f"task = {name!r} cannot be loaded: {error}") from None
-    task = make(data, model) if inspect.signature(make).parameters else make()
+    task = make(data, model) if takes_texts else make()
     if not isinstance(task, Task):
         raise UsageError(f"task = {name!r} returned {type(task).__name__}, not a Task")
     return task

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..worker.batches import Samples, num_samples
+from ..worker.batches import Samples, num_samples, tensor_parts
 from ..worker.local_sgd import SampleLoss, cross_entropy
 
 
@@ -62,9 +62,7 @@ class Task:
         Tensors are hashed whole; of another data set only its length counts.
         """
         digest = hashlib.sha256(str(self.num_train).encode())
-        parts = getattr(self.train, "tensors", self.train)
-        if isinstance(parts, tuple) and all(isinstance(part, Tensor) for part in parts):
-            for part in parts:
-                digest.update(str((part.dtype, tuple(part.shape))).encode())
-                digest.update(part.contiguous().numpy())
+        for part in tensor_parts(self.train) or ():
+            digest.update(str((part.dtype, tuple(part.shape))).encode())
+            digest.update(part.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]

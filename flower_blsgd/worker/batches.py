@@ -70,7 +70,7 @@ def batch_source(samples: Samples, device: torch.device) -> BatchSource:
     ValueError
         If it is a sequence of tensors, but no pair of the same length.
     """
-    tensors = _tensors(samples)
+    tensors = tensor_parts(samples)
     if tensors is None:
         return DatasetBatches(samples, device)
     if len(tensors) != 2:
@@ -80,11 +80,12 @@ def batch_source(samples: Samples, device: torch.device) -> BatchSource:
 
 def num_samples(samples: Samples) -> int:
     """Return how many samples a data set has."""
-    tensors = _tensors(samples)
+    tensors = tensor_parts(samples)
     return len(samples) if tensors is None else len(tensors[0])
 
 
-def _tensors(samples: Samples) -> Sequence[Tensor] | None:
+def tensor_parts(samples: Samples) -> Sequence[Tensor] | None:
+    """Return the tensors that a data set consists of; None if it is of another kind."""
     if isinstance(samples, TensorDataset):
         return samples.tensors
     if isinstance(samples, tuple | list) and all(isinstance(part, Tensor) for part in samples):

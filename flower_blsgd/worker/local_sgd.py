@@ -59,7 +59,7 @@ class LocalSGD:
         L2 penalty.
     slowdown : float (default: 1.0)
         Sleep after the steps until they have taken this many times as long, >= 1. The sleep
-        counts as computing; under a deadline as many steps are done as would fit.
+        counts as computing; under a deadline a slower device's last step is waited for.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class LocalSGD:
                 if self._slowed(start, completed) >= order.deadline_seconds:
                     break
         self._synchronize()
-        self._slow_down(start, completed, order.deadline_seconds)
+        self._slow_down(start, completed)
         seconds = time.perf_counter() - start
         return completed, losses[: completed * size].cpu().numpy(), started_at, seconds
 
@@ -178,11 +178,9 @@ class LocalSGD:
         self._best_step_seconds = min(self._best_step_seconds, elapsed / steps)
         return max(elapsed, steps * self._best_step_seconds * self._slowdown)
 
-    def _slow_down(self, start: float, steps: int, deadline_seconds: float) -> None:
-        """Sleep until a slower device would be done, or the deadline has come."""
+    def _slow_down(self, start: float, steps: int) -> None:
+        """Sleep until a slower device would have done these steps."""
         until = self._slowed(start, steps)
-        if deadline_seconds > 0:
-            until = min(until, deadline_seconds)
         while (left := start + until - time.perf_counter()) > 0:
             time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 

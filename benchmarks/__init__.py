@@ -1,0 +1,1 @@
+"""Measurements. Each module runs alone: ``python -m benchmarks.NAME [--json FILE] [--quick]``."""

@@ -1,0 +1,52 @@
+"""Seconds per round of the same app on three engines, in one run of this script.
+
+The work of a round is the same everywhere (32 and 8 steps on digits), so the difference is what
+the engine adds. The first round of each engine is left out: processes warm up in it.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .rows import Row, conditions, main, row
+
+WORKERS = "1x cpu:0 fast; 1x cpu:1 slow"
+NODES = ("device='cpu:0' tier='fast'", "device='cpu:1' tier='slow'")
+
+
+def measure(quick: bool) -> tuple[list[Row], dict[str, object]]:
+    """Run the engines one after another."""
+    nodes = [part for node in NODES for part in ("--node", node)]
+    engine = ["scripts/flower_engine.py"]
+    local = round_seconds(["-m", "flower_blsgd", "run", "."], epochs=10)
+    simulation = round_seconds([*engine, "simulation"], epochs=3 if quick else 10)
+    messages = round_seconds([*engine, "deployment", *nodes], epochs=1 if quick else 3)
+    rows = [
+        row("local grid", local, "s per round"),
+        row("Flower simulation (Ray)", simulation, "s per round", local, "local grid"),
+        row("SuperLink and 2 SuperNodes, messages", messages, "s per round", local, "local grid"),
+    ]
+    return rows, conditions(
+        task="digits", parameters=151_306, workers=WORKERS, local_steps="32 and 8", batch_size=16
+    )
+
+
+def round_seconds(command: list[str], epochs: int) -> list[float]:
+    """Return the seconds of every round but the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        settings = f"epochs={epochs} threads=1 workers='{WORKERS}' out='{out}'"
+        subprocess.run(
+            [sys.executable, *command, "-c", settings],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        lines = (out / "rounds.jsonl").read_text().splitlines()
+        return [json.loads(line)["round_seconds"] for line in lines[1:]]
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

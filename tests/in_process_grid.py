@@ -1,0 +1,338 @@
+"""A Flower grid without processes: messages go to functions, and failures are injected.
+
+Every message and every reply passes through Flower's own wire format, so nothing can be shared
+by accident between a test's server and its workers.
+"""
+
+import dataclasses
+import random
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.runtime.flower_internals import CRASHED, RAISED, empty_run, give_message_id
+
+Handler = Callable[[Message, int], Message]
+"""(message, node id) -> reply; what it raises becomes an error reply, as in Flower."""
+
+Order = Literal["sent", "reversed", "shuffled"]
+
+FailureKind = Literal[
+    "raises",
+    "dies",
+    "missing",
+    "non-finite",
+    "infinite",
+    "mis-shaped",
+    "wrong dtype",
+    "missing tensor",
+    "extra tensor",
+    "wrong losses",
+]
+
+BROKEN_REPLIES: tuple[FailureKind, ...] = (
+    "non-finite",
+    "infinite",
+    "mis-shaped",
+    "wrong dtype",
+    "missing tensor",
+    "extra tensor",
+    "wrong losses",
+)
+
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "client.py", line 7, in train\n'
+    "    raise RuntimeError('the fan stands still')\n"
+    "RuntimeError: the fan stands still\n"
+)
+
+
+class InProcessGrid(Grid):
+    """Calls a handler per node, at once and in this thread.
+
+    Parameters
+    ----------
+    handlers : mapping of int to Handler
+        By node id.
+    order : {"sent", "reversed", "shuffled"} (default: "sent")
+        In which order the replies of a batch of messages come back.
+    seed : int (default: 0)
+        Of the shuffling.
+    """
+
+    def __init__(
+        self, handlers: Mapping[int, Handler], order: Order = "sent", seed: int = 0
+    ) -> None:
+        self.handlers = dict(handlers)
+        self.sent: list[Message] = []
+        self.timeouts: list[float | None] = []
+        self._places = list(handlers)
+        self._order = order
+        self._random = random.Random(seed)
+        self._failures: dict[tuple[int, int], FailureKind] = {}
+        self._run = empty_run(1)
+
+    def fail_at(self, worker: int, server_round: int, kind: FailureKind) -> None:
+        """Let the order of the worker-th node (as they were given) fail in a round."""
+        self._failures[self._places[worker], server_round] = kind
+
+    def disconnect(self, node_id: int) -> Handler:
+        return self.handlers.pop(node_id)
+
+    def connect(self, node_id: int, handler: Handler) -> None:
+        self.handlers[node_id] = handler
+
+    def sent_of_type(self, message_type: str) -> list[Message]:
+        return [m for m in self.sent if m.metadata.message_type == message_type]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.handlers)
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        self.timeouts.append(timeout)
+        replies = []
+        for message in messages:
+            give_message_id(message)
+            self.sent.append(message)
+            reply = self._answer(message)
+            if reply is not None:
+                replies.append(over_the_wire(reply))
+        if self._order == "reversed":
+            replies.reverse()
+        elif self._order == "shuffled":
+            self._random.shuffle(replies)
+        return replies
+
+    def _answer(self, message: Message) -> Message | None:
+        node_id = message.metadata.dst_node_id
+        kind = self._failures.get((node_id, _round_of(message)))
+        if kind == "missing" or node_id not in self.handlers:
+            return None
+        if kind == "raises":
+            return Message(Error(RAISED, TRACEBACK), reply_to=message)
+        if kind == "dies":
+            return Message(Error(CRASHED, "the process was killed"), reply_to=message)
+        try:
+            reply = self.handlers[node_id](over_the_wire(message), node_id)
+        except Exception:
+            return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
+        if kind is not None:
+            _break(reply, kind)
+        return reply
+
+
+def over_the_wire(message: Message) -> Message:
+    """Return the message as another process would receive it."""
+    return message_from_proto(message_to_proto(message))
+
+
+def _round_of(message: Message) -> int:
+    config = message.content.config_records.get("config", ConfigRecord())
+    return int(config.get("server-round", 0))
+
+
+def _break(reply: Message, kind: FailureKind) -> None:
+    arrays = reply.content.array_records["arrays"]
+    name = next(name for name, array in arrays.items() if array.dtype.startswith("float"))
+    tensor = arrays[name].numpy().copy()
+    if kind == "non-finite":
+        tensor.flat[-1] = np.nan
+        arrays[name] = Array(tensor)
+    elif kind == "infinite":
+        tensor.flat[0] = -np.inf
+        arrays[name] = Array(tensor)
+    elif kind == "mis-shaped":
+        arrays[name] = Array(tensor[None])
+    elif kind == "wrong dtype":
+        arrays[name] = Array(tensor.astype(np.float16))
+    elif kind == "missing tensor":
+        del arrays[name]
+    elif kind == "extra tensor":
+        arrays["smuggled"] = Array(tensor)
+    elif kind == "wrong losses":
+        raw = reply.content.config_records["losses"]["losses"]
+        reply.content.config_records["losses"]["losses"] = raw[:-4]
+    else:
+        raise ValueError(kind)
+
+
+class ToyWorker:
+    """Sets every weight to a constant and reports made-up losses; needs no torch.
+
+    Parameters
+    ----------
+    profile : WorkerProfile, optional
+        None for a ClientApp without the profile handler.
+    value : float (default: 0)
+        What its floating weights become.
+    losses : callable (default: the sample's own index)
+        Indices -> losses.
+    steps : int, optional
+        It stops after so many steps, as at a deadline.
+    """
+
+    def __init__(
+        self,
+        profile: WorkerProfile | None = None,
+        value: float = 0.0,
+        losses: Callable[[np.ndarray], np.ndarray] = lambda indices: indices.astype(np.float32),
+        steps: int | None = None,
+    ) -> None:
+        self.profile = profile
+        self.value = value
+        self.losses = losses
+        self.steps = steps
+        self.orders: list[TrainOrder] = []
+        self.messages: list[Message] = []
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        self.messages.append(message)
+        if message.metadata.message_type == "query.profile":
+            if self.profile is None:
+                return ClientApp()(message, Context(1, node_id, {}, RecordDict(), {}))
+            return self.profile.to_reply(message)
+        if message.metadata.message_type == "evaluate":
+            metrics = MetricRecord({"num-examples": 10, "accuracy": self.value})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        order = TrainOrder.from_message(message)
+        self.orders.append(order)
+        return self.report(order).to_reply(message)
+
+    def report(self, order: TrainOrder) -> TrainReport:
+        steps = order.local_steps if self.steps is None else self.steps
+        done = order.indices[: steps * order.batch_size]
+        return TrainReport(
+            completed_steps=steps,
+            batch_size=order.batch_size,
+            compute_seconds=0.5,
+            started_at=1.0,
+            ended_at=1.5,
+            losses=self.losses(done),
+            arrays=self.model(order),
+        )
+
+    def model(self, order: TrainOrder) -> ArrayRecord:
+        tensors = {name: array.numpy() for name, array in order.arrays.items()}
+        return ArrayRecord(
+            {
+                name: Array(
+                    np.full_like(tensor, self.value) if tensor.dtype.kind == "f" else tensor
+                )
+                for name, tensor in tensors.items()
+            }
+        )
+
+
+class TorchWorker:
+    """Runs orders with a `LocalSGD`; momentum is kept in a Flower state.
+
+    Parameters
+    ----------
+    profile : WorkerProfile
+        Its answer.
+    sgd : LocalSGD
+        Does the steps.
+    change : callable, optional
+        Order -> order, applied before it is run.
+    """
+
+    def __init__(
+        self,
+        profile: WorkerProfile,
+        sgd: "object",
+        change: Callable[[TrainOrder], TrainOrder] = lambda order: order,
+    ) -> None:
+        self.profile = profile
+        self.sgd = sgd
+        self.change = change
+        self.state = RecordDict()
+        self.orders: list[TrainOrder] = []
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        if message.metadata.message_type == "query.profile":
+            return self.profile.to_reply(message)
+        order = self.change(TrainOrder.from_message(message))
+        self.orders.append(order)
+        return self.sgd.run(order, state=self.state).to_reply(message)  # type: ignore[attr-defined]
+
+
+def stop_at_once(order: TrainOrder) -> TrainOrder:
+    """Give an order a deadline that is over after its first step."""
+    return dataclasses.replace(order, deadline_seconds=1e-9)
+
+
+def fast_profile(place: int = 0, **values: object) -> WorkerProfile:
+    return WorkerProfile(f"cpu:{place}", "fast", partition_id=place, **values)  # type: ignore[arg-type]
+
+
+def slow_profile(place: int = 1, **values: object) -> WorkerProfile:
+    return WorkerProfile(f"cpu:{place}", "slow", partition_id=place, **values)  # type: ignore[arg-type]
+
+
+def toy_arrays(value: float = 0.0) -> ArrayRecord:
+    """Return a model of two weights, a float64 bias and a counter."""
+    return ArrayRecord(
+        {
+            "weight": Array(np.full((2, 1), value, np.float32)),
+            "bias": Array(np.full(1, value, np.float64)),
+            "counter": Array(np.array(7, np.int64)),
+        }
+    )
+
+
+def tensors_of(arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def same_bits(first: ArrayRecord, second: ArrayRecord) -> bool:
+    """Whether two models have the same names, shapes, dtypes and bits."""
+    one, two = tensors_of(first), tensors_of(second)
+    return list(one) == list(two) and all(
+        one[name].dtype == two[name].dtype
+        and one[name].shape == two[name].shape
+        and one[name].tobytes() == two[name].tobytes()
+        for name in one
+    )

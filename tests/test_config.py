@@ -1,0 +1,319 @@
+"""The settings: every wrong key or value is refused in one line with the way out."""
+
+import dataclasses
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_blsgd.algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS
+from flower_blsgd.config import RunConfig, write_defaults
+from flower_blsgd.errors import UsageError
+
+
+def refusal(**settings: Any) -> str:
+    """Return the one line that refuses these settings (keys in kebab-case, '_' for '-')."""
+    values = {key.replace("_", "-"): value for key, value in settings.items()}
+    with pytest.raises(UsageError) as told:
+        RunConfig.from_run_config(values)
+    line = str(told.value)
+    assert "\n" not in line
+    return line
+
+
+def test_defaults_are_valid_and_survive_the_run_config() -> None:
+    config = RunConfig()
+    assert RunConfig.from_run_config(config.to_run_config()) == config
+    assert RunConfig.from_run_config({}) == config
+
+
+def test_keys_are_in_kebab_case_and_values_flat() -> None:
+    for key, value in RunConfig().to_run_config().items():
+        assert key == key.lower()
+        assert "_" not in key
+        assert isinstance(value, bool | int | float | str)
+
+
+def test_main_keys_of_the_design_are_there() -> None:
+    assert {
+        "task",
+        "data",
+        "model",
+        "algorithm",
+        "steps",
+        "sampler",
+        "weights",
+        "epochs",
+        "epoch",
+        "batch-size",
+        "learning-rate",
+        "decay-epochs",
+        "optimizer",
+        "momentum",
+        "weight-decay",
+        "workers",
+        "local-steps-fast",
+        "local-steps-slow",
+        "high-loss-ratio",
+        "transport",
+        "clock",
+        "seed",
+        "threads",
+        "evaluate-every-epochs",
+        "evaluate-on",
+        "out",
+    } <= RunConfig().to_run_config().keys()
+
+
+def test_defaults_follow_the_texts() -> None:
+    config = RunConfig()
+    assert (config.local_steps_fast, config.local_steps_slow) == (32, 8)
+    assert config.high_loss_ratio == 0.5
+    assert (config.momentum, config.nesterov, config.momentum_buffers) == (0.9, False, "keep")
+    assert (config.task, config.algorithm, config.workers) == (
+        "digits",
+        "biased-local-sgd",
+        "auto",
+    )
+    assert (config.epoch, config.warmup_epochs) == ("samples", 0.0)
+
+
+def test_settings_are_frozen_and_hashable() -> None:
+    config = RunConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+    assert hash(config) == hash(RunConfig())
+
+
+# --- keys
+
+
+@pytest.mark.parametrize(
+    ("key", "offered"),
+    [
+        ("epoch-s", "epochs"),
+        ("batchsize", "batch-size"),
+        ("learning_rate", "learning-rate"),
+        ("high-los-ratio", "high-loss-ratio"),
+        ("local-step-slow", "local-steps-slow"),
+    ],
+)
+def test_unknown_key_is_refused_and_the_nearest_offered(key: str, offered: str) -> None:
+    with pytest.raises(UsageError) as told:
+        RunConfig.from_run_config({key: 1})
+    line = str(told.value)
+    assert line.startswith(f"{key} = 1")
+    assert f"did you mean {offered}" in line
+
+
+def test_unknown_key_like_no_other_lists_the_known() -> None:
+    line = refusal(zzz="1")
+    assert "known:" in line
+    assert "batch-size" in line
+
+
+# --- types
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("epochs", "three", "a whole number"),
+        ("epochs", 3.0, "a whole number"),
+        ("epochs", True, "a whole number"),
+        ("learning_rate", "0.1", "a number"),
+        ("learning_rate", True, "a number"),
+        ("nesterov", 1, "true or false"),
+        ("nesterov", "true", "true or false"),
+        ("task", 5, "a text"),
+        ("workers", 2, "a text"),
+        ("epoch", 1, "a text"),
+        ("momentum_buffers", False, "a text"),
+        ("local_steps_slow", 2.5, 'a whole number or "auto"'),
+        ("local_steps_slow", True, 'a whole number or "auto"'),
+    ],
+)
+def test_wrong_type_is_refused_by_key_value_and_type(key: str, value: Any, wanted: str) -> None:
+    line = refusal(**{key: value})
+    assert line == f"{key.replace('_', '-')} = {value!r} must be {wanted}"
+
+
+def test_whole_number_stands_for_a_number() -> None:
+    config = RunConfig.from_run_config({"learning-rate": 1, "momentum": 0})
+    assert isinstance(config.learning_rate, float)
+    assert (config.learning_rate, config.momentum) == (1.0, 0.0)
+
+
+# --- ranges
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("high_loss_ratio", 1.5, "in [0, 1]"),
+        ("high_loss_ratio", -0.1, "in [0, 1]"),
+        ("high_loss_ratio", math.nan, "in [0, 1]"),
+        ("high_loss_ratio", math.inf, "in [0, 1]"),
+        ("epochs", 0, "at least 1"),
+        ("epochs", -2, "at least 1"),
+        ("batch_size", 1, "at least 2"),
+        ("learning_rate", 0.0, "above 0"),
+        ("learning_rate", -0.1, "above 0"),
+        ("learning_rate", math.inf, "above 0"),
+        ("learning_rate", math.nan, "above 0"),
+        ("momentum", 1.0, "in [0, 1)"),
+        ("momentum", -0.1, "in [0, 1)"),
+        ("weight_decay", -1.0, "at least 0"),
+        ("weight_decay", math.inf, "at least 0"),
+        ("warmup_epochs", -1.0, "at least 0"),
+        ("deadline_seconds", -1.0, "at least 0"),
+        ("local_steps_fast", 0, "at least 1"),
+        ("local_steps_slow", 0, 'at least 1, or "auto"'),
+        ("local_steps_slow", "some", 'at least 1, or "auto"'),
+        ("evaluate_every_epochs", 0, "at least 1"),
+        ("seed", -1, "at least 0"),
+        ("threads", -1, "at least 0"),
+        ("steps", "aware", "empty, or one of system-aware, same, one"),
+        ("sampler", "unifrom", "empty, or one of separated, uniform"),
+        ("weights", "lod", "empty, or one of load, equal"),
+        ("name", "a/b", "letters, digits"),
+        ("name", "a b", "letters, digits"),
+    ],
+)
+def test_value_out_of_range_is_refused_by_key_value_and_range(
+    key: str, value: Any, rule: str
+) -> None:
+    line = refusal(**{key: value})
+    assert line.startswith(f"{key.replace('_', '-')} = {value!r} must be ")
+    assert rule in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "offered"),
+    [
+        ("algorithm", "biased-sgd", "biased-local-sgd"),
+        ("epoch", "sample", "did you mean samples?"),
+        ("momentum_buffers", "kept", "did you mean keep?"),
+        ("optimizer", "adamw", "sgd"),
+        ("transport", "message", "did you mean messages?"),
+        ("clock", "walls", "did you mean wall?"),
+        ("evaluate_on", "serve", "did you mean server?"),
+    ],
+)
+def test_unknown_name_is_refused_and_the_nearest_offered(
+    key: str, value: str, offered: str
+) -> None:
+    line = refusal(**{key: value})
+    assert line.startswith(f"{key.replace('_', '-')} = {value!r}")
+    assert offered in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("high_loss_ratio", 0.0),
+        ("high_loss_ratio", 1.0),
+        ("epochs", 1),
+        ("batch_size", 2),
+        ("local_steps_slow", "auto"),
+        ("local_steps_slow", 1),
+        ("decay_epochs", ""),
+        ("decay_epochs", "60, 80"),
+        ("momentum", 0.0),
+        ("weight_decay", 0.0),
+        ("name", "digits_2.b-1"),
+    ],
+)
+def test_value_at_the_edge_is_accepted(key: str, value: Any) -> None:
+    assert getattr(RunConfig(**{key: value}), key) == value
+
+
+@pytest.mark.parametrize("text", ["sixty", "0%", "100%", "-5", "60%, inf", "nan"])
+def test_decay_epochs_that_cannot_be_read_are_refused_with_an_example(text: str) -> None:
+    line = refusal(decay_epochs=text)
+    assert line.startswith(f"decay-epochs = {text!r}")
+    assert "60%, 80%" in line
+
+
+def test_nesterov_without_momentum_names_both_settings() -> None:
+    line = refusal(nesterov=True, momentum=0.0)
+    assert "nesterov" in line
+    assert "momentum" in line
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(sorted(RunConfig().to_run_config())),
+    st.one_of(st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+)
+def test_any_value_is_either_kept_or_refused_in_one_line(key: str, value: Any) -> None:
+    line = ""
+    try:
+        config = RunConfig.from_run_config({key: value})
+    except UsageError as error:
+        line = str(error)
+    if line:
+        assert "\n" not in line
+        assert line.startswith(key)
+    else:
+        assert config.to_run_config()[key] == value
+
+
+# --- what the settings make
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_choices_of_a_preset_are_known_parts(name: str) -> None:
+    choices = RunConfig(algorithm=name).choices
+    assert choices == ALGORITHMS[name]
+    assert choices.steps in STEPS
+    assert choices.sampler in SAMPLERS
+    assert choices.weights in WEIGHTS
+
+
+def test_choices_presets_of_the_table() -> None:
+    rows = {
+        "biased-local-sgd": ("system-aware", "separated", "load"),
+        "unbiased-local-sgd": ("system-aware", "uniform", "equal"),
+        "weighted-local-sgd": ("system-aware", "uniform", "load"),
+        "sampled-local-sgd": ("system-aware", "separated", "equal"),
+        "balanced-local-sgd": ("same", "uniform", "equal"),
+        "sync-sgd": ("one", "uniform", "equal"),
+    }
+    for name, parts in rows.items():
+        choices = RunConfig(algorithm=name).choices
+        assert (choices.steps, choices.sampler, choices.weights) == parts
+
+
+def test_choices_a_part_of_ones_own_overrides_the_preset() -> None:
+    choices = RunConfig(algorithm="sync-sgd", sampler="separated", weights="load").choices
+    assert (choices.steps, choices.sampler, choices.weights) == ("one", "separated", "load")
+
+
+def test_learning_rate_schedule_reads_shares_epochs_and_warmup() -> None:
+    rate = RunConfig(
+        learning_rate=0.5, decay_epochs="50%, 7", warmup_epochs=2.0
+    ).learning_rate_schedule
+    assert rate.at(1, 0.0, 1.0) == 0.25
+    assert rate.at(3, 0.0) == 0.5
+    assert rate.at(3, 0.5) == pytest.approx(0.05)
+    assert rate.at(8, 0.9) == pytest.approx(0.005)
+
+
+def test_write_defaults_replaces_only_its_own_table(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    head = '[project]\nname = "x"  # a comment\n\n[tool.flwr.app.config]\n'
+    tail = "\n[tool.ruff]\nline-length = 100\n"
+    file.write_text(f"{head}old = 1\n{tail}")
+    write_defaults(file)
+    written = file.read_text()
+    assert written.startswith(head)
+    assert written.endswith(tail)
+    config = tomllib.loads(written)["tool"]["flwr"]["app"]["config"]
+    assert config == RunConfig().to_run_config()
+    write_defaults(file)
+    assert file.read_text() == written

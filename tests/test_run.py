@@ -1,0 +1,360 @@
+"""A whole run on a grid without processes: the real apps, the real task, the results folder."""
+
+import csv
+import io
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp.exception import AggregationError
+from rich.console import Console
+from safetensors.torch import load_file
+
+from clients.blsgd_client import app as client_app
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.results.progress import ProgressView
+from flower_blsgd.results.report import RunReport
+from flower_blsgd.run import make_strategy, train_on
+from flower_blsgd.runtime.machine import usable_cores
+from flower_blsgd.tasks import load_task
+from server.blsgd_server import app as server_app
+
+from .in_process_grid import Handler, InProcessGrid
+from .log_capture import captured_log
+
+CORE = usable_cores()[0]
+NODES = ({"tier": "fast", "partition-id": 0}, {"tier": "slow", "partition-id": 1})
+
+
+def config_of(**changes: Any) -> RunConfig:
+    """Return settings of a short run: 2 epochs of 4 rounds of 320 samples."""
+    settings: dict[str, Any] = {
+        "epochs": 2,
+        "batch_size": 32,
+        "local_steps_fast": 8,
+        "local_steps_slow": 2,
+        "threads": 1,
+    }
+    return RunConfig(**(settings | changes))
+
+
+def node_of(config: RunConfig, node_config: dict[str, Any]) -> Handler:
+    """Return a SuperNode: its state outlives a message, and nothing else does."""
+    state = RecordDict()
+
+    def handle(message: Message, node_id: int) -> Message:
+        context = Context(
+            1,
+            node_id,
+            {"device": f"cpu:{CORE}", **node_config},
+            state,
+            config.to_run_config(),
+        )
+        return client_app(message, context)
+
+    return handle
+
+
+def grid_of(config: RunConfig, nodes: tuple[dict[str, Any], ...] = NODES) -> InProcessGrid:
+    return InProcessGrid({50 + i: node_of(config, node) for i, node in enumerate(nodes)})
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(config: RunConfig, grid: InProcessGrid | None = None) -> RunReport:
+    return train_on(grid or grid_of(config), config)
+
+
+def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(name="digits", epochs=6, learning_rate=0.1)
+    report = run(config)
+    folder = report.folder.path
+    assert folder.name == "digits-1"
+    assert (folder.parent / "latest").resolve() == folder
+    assert {path.name for path in folder.iterdir()} >= {
+        "config.toml",
+        "rounds.jsonl",
+        "epochs.csv",
+        "summary.json",
+        "model.safetensors",
+        "learning_curve.png",
+        "timeline.png",
+    }
+    assert not list(folder.glob("*.part"))
+
+    assert tomllib.loads((folder / "config.toml").read_text()) == config.to_run_config()
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    epochs = list(csv.DictReader((folder / "epochs.csv").open()))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [row["epoch"] for row in epochs] == ["1", "2", "3", "4", "5", "6"]
+    assert summary["rounds"] == len(rounds) == 6 * 1437 // 320
+    assert summary["samples"] == len(rounds) * 320
+    assert {
+        "algorithm",
+        "task",
+        "accuracy",
+        "best_accuracy",
+        "loss",
+        "wall_seconds",
+        "training_seconds",
+        "device_seconds",
+        "evaluation_seconds",
+        "epochs",
+        "rounds",
+        "samples",
+        "fast_waiting_share",
+        "slow_waiting_share",
+        "workers",
+        "failures",
+        "versions",
+        "seed",
+    } <= summary.keys()
+    fast, slow = summary["workers"]
+    assert (fast["tier"], fast["local_steps"], slow["tier"], slow["local_steps"]) == (
+        "fast",
+        8,
+        "slow",
+        2,
+    )
+    assert fast["weight"] == pytest.approx(0.8)
+    assert slow["weight"] == pytest.approx(0.2)
+    assert summary["failures"] == []
+    assert summary["accuracy"] == float(epochs[-1]["accuracy"]) > 0.9
+
+    # The model in the folder is the one that was measured.
+    task = load_task("digits")
+    model = task.model()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    images, labels = task.test
+    with torch.inference_mode():
+        right = (model.eval()(images).argmax(1) == labels).float().mean()
+    assert float(right) == pytest.approx(summary["accuracy"])
+
+    told = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("epoch ") for line in told) == 6
+    assert any(str(folder) in line for line in told)
+    assert told[-1].startswith("slow devices: 20.0% of the samples, 20.0% of the weight")
+
+
+def test_run_again_gets_its_own_folder() -> None:
+    config = config_of(epochs=1)
+    names = [run(config).folder.path.name for _ in range(2)]
+    assert names == ["digits-1", "digits-2"]
+    assert (Path("runs") / "latest").resolve().name == "digits-2"
+
+
+def test_run_same_seed_same_bits_another_seed_others() -> None:
+    models = []
+    for seed in (1, 1, 2):
+        config = config_of(epochs=1, seed=seed, model="cnn-batchnorm")
+        models.append((run(config).folder.path / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+    assert models[0] != models[2]
+
+
+def test_run_folder_of_ones_own() -> None:
+    report = run(config_of(epochs=1, out="deep/down"))
+    assert report.folder.path == Path("deep/down").resolve()
+    assert not Path("runs").exists()
+
+
+def test_run_momentum_is_kept_in_the_nodes_state() -> None:
+    config = config_of(epochs=1)
+    state = RecordDict()
+
+    def handle(message: Message, node_id: int) -> Message:
+        node = {"device": f"cpu:{CORE}", "tier": "fast"}
+        return client_app(message, Context(1, node_id, node, state, config.to_run_config()))
+
+    grid = InProcessGrid({50: handle, 51: node_of(config, NODES[1])})
+    run(config, grid)
+    assert set(state.array_records["momentum"]) == {
+        name for name, _ in load_task("digits").model().named_parameters()
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["sync-sgd", "balanced-local-sgd", "sampled-local-sgd"])
+def test_run_other_algorithms_by_name(algorithm: str) -> None:
+    config = config_of(epochs=1, algorithm=algorithm, local_steps_fast=4)
+    summary = run(config).summary
+    assert summary["algorithm"] == algorithm
+    steps = {"sync-sgd": [1, 1], "balanced-local-sgd": [4, 4], "sampled-local-sgd": [4, 2]}
+    assert [worker["local_steps"] for worker in summary["workers"]] == steps[algorithm]
+    assert [worker["weight"] for worker in summary["workers"]] == pytest.approx([0.5, 0.5])
+
+
+def test_run_evaluates_as_often_as_asked() -> None:
+    report = run(config_of(epochs=3, evaluate_every_epochs=2))
+    rows = list(csv.DictReader((report.folder.path / "epochs.csv").open()))
+    assert [bool(row["accuracy"]) for row in rows] == [False, True, True]
+
+
+def test_run_through_the_server_app() -> None:
+    config = config_of(epochs=1, name="mine")
+    server_app(grid_of(config), Context(1, 1, {}, RecordDict(), config.to_run_config()))
+    assert (Path("runs") / "mine-1" / "summary.json").is_file()
+
+
+# --- workers that fail
+
+
+def test_run_goes_on_without_a_worker_that_raised() -> None:
+    config = config_of()
+    grid = grid_of(config)
+    grid.fail_at(1, 2, "raises")
+    with captured_log() as log:
+        summary = run(config, grid).summary
+    assert summary["rounds"] > 4
+    assert summary["failures"] == [
+        {
+            "round": 2,
+            "worker": f"slow-1 (cpu:{CORE})",
+            "reason": "RuntimeError: the fan stands still",
+        }
+    ]
+    told = "\n".join(log.lines())
+    assert told.count("Traceback") == 1
+    assert f"slow-1 (cpu:{CORE})" in told
+
+
+def test_run_that_stops_keeps_what_was_reached() -> None:
+    config = config_of()
+    grid = grid_of(config)
+    for worker in (0, 1):
+        grid.fail_at(worker, 6, "dies")
+    with pytest.raises(AggregationError, match="round 6"):
+        run(config, grid)
+    folder = Path("runs") / "digits-1"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["interrupted"] is True
+    assert summary["rounds"] == 5
+    assert summary["accuracy"] is not None  # of epoch 1
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_run_that_is_interrupted_keeps_what_was_reached() -> None:
+    class Interrupted(ProgressView):
+        def round(self, record: Any, accounts: Any) -> None:
+            if record.round == 5:
+                raise KeyboardInterrupt
+
+    config = config_of()
+    view = Interrupted(2, Console(file=io.StringIO()))
+    with pytest.raises(KeyboardInterrupt):
+        train_on(grid_of(config), config, view)
+    summary = json.loads((Path("runs") / "digits-1" / "summary.json").read_text())
+    assert summary["interrupted"] is True
+    assert summary["rounds"] == 5
+
+
+# --- SuperNodes name their devices themselves (DESIGN section 3.0)
+
+
+def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_devices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def would_wait(seconds: float) -> None:
+        raise AssertionError("the run waits for workers that the run config names")
+
+    monkeypatch.setattr("flower_blsgd.roster.time.sleep", would_wait)
+    config = config_of(epochs=1, workers="4x cpu fast; 2x cpu slow")
+    with captured_log() as log:
+        report = run(config)
+    assert len(report.summary["workers"]) == 2
+    told = [*log.lines(), *capsys.readouterr().out.splitlines()]
+    assert len([line for line in told if "workers" in line and "ignored" in line]) == 1
+
+
+def test_run_waits_for_two_nodes_where_the_workers_are_left_open() -> None:
+    config = config_of()
+    strategy = make_strategy(config, 1437, 2)
+    assert strategy.min_available_nodes == 2
+    assert strategy.planner.batch_size == 32
+
+
+# --- refused before the first message, with nothing written
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"task": "digit"}, "did you mean digits"),
+        ({"model": "cnm"}, "did you mean cnn"),
+        ({"batch_size": 1438}, "1437"),
+        ({"out": "there"}, "out = 'there' exists"),
+    ],
+)
+def test_refused_before_the_first_message(changes: dict[str, Any], told: str) -> None:
+    Path("there").mkdir()
+    config = config_of(**changes)
+    grid = grid_of(config)
+    with pytest.raises(UsageError, match=told):
+        run(config, grid)
+    assert grid.sent == []
+    assert [path.name for path in Path.cwd().iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        (({"tier": "slow", "partition-id": 0}, {"tier": "slow", "partition-id": 1}), "no fast"),
+        (({"tier": "fast", "partition-id": 0}, {"tier": "fast", "partition-id": 1}), "no slow"),
+    ],
+)
+def test_refused_team_of_nodes_leaves_nothing_behind(
+    nodes: tuple[dict[str, Any], ...], told: str
+) -> None:
+    config = config_of()
+    with pytest.raises(UsageError, match=told):
+        run(config, grid_of(config, nodes))
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["epocs", "threads"])
+def test_refused_by_the_apps_themselves(key: str) -> None:
+    """Flower's own engines know nothing of our command line."""
+    settings = {**config_of().to_run_config(), key: "x"}
+    context = Context(1, 1, {}, RecordDict(), settings)
+    with pytest.raises(UsageError, match=f"{key} = 'x'"):
+        server_app(grid_of(config_of()), context)
+
+
+def test_client_app_refuses_a_device_that_is_not_there() -> None:
+    config = config_of()
+    seen: list[str] = []
+
+    def handle(message: Message, node_id: int) -> Message:
+        context = Context(1, node_id, {"device": "cuda:77"}, RecordDict(), config.to_run_config())
+        try:
+            return client_app(message, context)
+        except UsageError as error:
+            seen.append(str(error))
+            raise
+
+    with captured_log(), pytest.raises(AggregationError, match="no worker is left"):
+        run(config, InProcessGrid({1: handle, 2: handle}))
+    assert len(seen) == 2
+    assert "cuda:77 is not there" in seen[0]
+
+
+def test_client_app_leaves_threads_and_cores_as_they_were() -> None:
+    cores, threads = usable_cores(), torch.get_num_threads()
+    used: list[Any] = []
+    config = config_of(epochs=1)
+    node = node_of(config, NODES[0])
+
+    def handle(message: Message, node_id: int) -> Message:
+        reply = node(message, node_id)
+        used.append((usable_cores(), torch.get_num_threads()))
+        return reply
+
+    run(config, InProcessGrid({1: handle, 2: node_of(config, NODES[1])}))
+    assert set(used) == {(cores, threads)}

@@ -1,0 +1,269 @@
+"""The loop of `fit`: budgets, evaluation, callbacks, resume."""
+
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.learning_rate import LearningRate
+from flower_blsgd.round_log import RoundRecord
+from flower_blsgd.training_loop import EpochEnd
+
+from .in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
+
+
+def strategy_of(num_samples: int = 12, **changes: Any) -> BiasedLocalSGD:
+    """Return a strategy whose epoch has 2 rounds of 6 samples."""
+    arguments: dict[str, Any] = {"batch_size": 2, "local_steps": 2, "local_steps_slow": 1}
+    return BiasedLocalSGD(num_samples, **(arguments | changes))
+
+
+def grid_of_two() -> InProcessGrid:
+    return InProcessGrid({1: ToyWorker(fast_profile(0), 1.0), 2: ToyWorker(slow_profile(1), 4.0)})
+
+
+def orders_of(grid: InProcessGrid) -> list[Any]:
+    return grid.handlers[1].orders  # type: ignore[attr-defined]
+
+
+class Recorder:
+    """Keeps what the callbacks are given, in the order in which they are called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.epochs: list[EpochEnd] = []
+        self.rounds: list[RoundRecord] = []
+
+    def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        self.calls.append(("evaluate", server_round))
+        return MetricRecord({"accuracy": server_round / 10})
+
+    def on_round(self, record: RoundRecord) -> None:
+        self.calls.append(("round", record.round))
+        self.rounds.append(record)
+
+    def on_epoch(self, end: EpochEnd) -> None:
+        self.calls.append(("epoch", end.epoch))
+        self.epochs.append(end)
+
+    @property
+    def evaluated(self) -> list[int]:
+        return [server_round for name, server_round in self.calls if name == "evaluate"]
+
+
+def test_epochs_budget_ends_with_its_last_round() -> None:
+    grid = grid_of_two()
+    result = strategy_of().fit(grid, toy_arrays(), epochs=3)
+    assert isinstance(result, Result)
+    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4, 5, 6]
+    assert [order.epoch for order in orders_of(grid)] == [1, 1, 2, 2, 3, 3]
+    assert result.arrays["weight"].numpy().tolist() == [[2.0], [2.0]]
+
+
+def test_epochs_with_changing_round_counts() -> None:
+    grid = grid_of_two()
+    strategy_of(15).fit(grid, toy_arrays(), epochs=4)  # 15 / 6 = 2.5, 5, 7.5, 10
+    assert [order.epoch for order in orders_of(grid)] == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4]
+
+
+def test_model_of_one_round_is_sent_in_the_next() -> None:
+    grid = grid_of_two()
+    strategy_of().fit(grid, toy_arrays(0.5), epochs=1)
+    sent = [float(order.arrays["bias"].numpy()[0]) for order in orders_of(grid)]
+    assert sent == [0.5, 2.0]
+
+
+def test_callbacks_come_round_evaluate_epoch() -> None:
+    seen = Recorder()
+    strategy_of().fit(
+        grid_of_two(),
+        toy_arrays(),
+        epochs=2,
+        evaluate_fn=seen.evaluate,
+        on_round=seen.on_round,
+        on_epoch=seen.on_epoch,
+    )
+    assert seen.calls == [
+        ("round", 1),
+        ("round", 2),
+        ("evaluate", 2),
+        ("epoch", 1),
+        ("round", 3),
+        ("round", 4),
+        ("evaluate", 4),
+        ("epoch", 2),
+    ]
+    first, second = seen.epochs
+    assert (first.epoch, first.round, second.epoch, second.round) == (1, 2, 2, 4)
+    assert first.metrics == MetricRecord({"accuracy": 0.2})
+    assert float(second.arrays["bias"].numpy()[0]) == 2.0
+
+
+def test_evaluation_every_so_many_epochs_and_at_the_end() -> None:
+    seen = Recorder()
+    result = strategy_of().fit(
+        grid_of_two(),
+        toy_arrays(),
+        epochs=5,
+        evaluate_fn=seen.evaluate,
+        evaluate_every_epochs=2,
+        on_epoch=seen.on_epoch,
+    )
+    assert seen.evaluated == [4, 8, 10]
+    assert list(result.evaluate_metrics_serverapp) == [4, 8, 10]
+    assert [end.metrics is None for end in seen.epochs] == [True, False, True, False, False]
+
+
+def test_evaluation_that_returns_nothing_is_not_recorded() -> None:
+    result = strategy_of().fit(
+        grid_of_two(), toy_arrays(), epochs=2, evaluate_fn=lambda server_round, arrays: None
+    )
+    assert dict(result.evaluate_metrics_serverapp) == {}
+
+
+def test_should_stop_ends_after_that_round_with_an_evaluation() -> None:
+    seen = Recorder()
+
+    def should_stop(server_round: int, result: Result) -> bool:
+        assert server_round in result.train_metrics_clientapp
+        return server_round == 3
+
+    result = strategy_of().fit(
+        grid_of_two(),
+        toy_arrays(),
+        epochs=9,
+        should_stop=should_stop,
+        evaluate_fn=seen.evaluate,
+        on_epoch=seen.on_epoch,
+    )
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]
+    assert seen.evaluated == [2, 3]
+    assert [(end.epoch, end.round) for end in seen.epochs] == [(1, 2), (2, 3)]
+
+
+def test_should_stop_alone_is_no_budget() -> None:
+    with pytest.raises(ValueError, match="budget"):
+        strategy_of().fit(grid_of_two(), toy_arrays(), should_stop=lambda *_: True)
+
+
+def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = Recorder()
+    strategy = strategy_of()
+    # Each round is made to take 2 s of planning and rounds, whatever this machine does.
+    make = strategy._round_record
+
+    def two_seconds(*arguments: Any) -> RoundRecord:
+        record = make(*arguments)
+        object.__setattr__(record, "planning_seconds", 0.5)
+        object.__setattr__(record, "round_seconds", 1.5)
+        return record
+
+    monkeypatch.setattr(strategy, "_round_record", two_seconds)
+    result = strategy.fit(grid_of_two(), toy_arrays(), seconds=5.0, evaluate_fn=seen.evaluate)
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]  # 2, 4, 6 seconds
+    assert seen.evaluated == [2, 3]
+
+
+def test_seconds_and_epochs_whichever_ends_first() -> None:
+    result = strategy_of().fit(grid_of_two(), toy_arrays(), epochs=1, seconds=1e9)
+    assert len(result.train_metrics_clientapp) == 2
+    result = strategy_of().fit(grid_of_two(), toy_arrays(), epochs=10**6, seconds=1e-9)
+    assert len(result.train_metrics_clientapp) == 1
+
+
+def test_learning_rate_decays_at_shares_of_the_epochs() -> None:
+    grid = grid_of_two()
+    rate = LearningRate(1.0, decay_shares=(0.6, 0.8))
+    strategy_of(learning_rate=rate).fit(grid, toy_arrays(), epochs=5)
+    rates = [order.learning_rate for order in orders_of(grid)]
+    assert rates == pytest.approx([1.0] * 6 + [0.1] * 2 + [0.01] * 2)
+
+
+def test_learning_rate_decays_at_shares_of_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = grid_of_two()
+    strategy = strategy_of(learning_rate=LearningRate(1.0, decay_shares=(0.5,)))
+    make = strategy._round_record
+
+    def one_second(*arguments: Any) -> RoundRecord:
+        record = make(*arguments)
+        object.__setattr__(record, "planning_seconds", 0.0)
+        object.__setattr__(record, "round_seconds", 1.0)
+        return record
+
+    monkeypatch.setattr(strategy, "_round_record", one_second)
+    strategy.fit(grid, toy_arrays(), seconds=8.0)
+    rates = [order.learning_rate for order in orders_of(grid)]
+    assert rates == pytest.approx([1.0] * 4 + [0.1] * 4)
+
+
+def test_learning_rate_plain_epochs_do_not_scale_with_the_budget() -> None:
+    rates = []
+    for epochs in (3, 6):
+        grid = grid_of_two()
+        rate = LearningRate(1.0, decay_epochs=(1,))
+        strategy_of(learning_rate=rate).fit(grid, toy_arrays(), epochs=epochs)
+        rates.append([order.learning_rate for order in orders_of(grid)][:4])
+    assert rates[0] == rates[1] == pytest.approx([1.0, 1.0, 0.1, 0.1])
+
+
+def test_first_round_numbers_on() -> None:
+    grid = grid_of_two()
+    result = strategy_of().fit(grid, toy_arrays(), epochs=1, first_round=41)
+    assert list(result.train_metrics_clientapp) == [41, 42]
+    assert [order.round for order in orders_of(grid)] == [41, 42]
+
+
+def test_timeout_reaches_the_grid() -> None:
+    grid = grid_of_two()
+    strategy_of().fit(grid, toy_arrays(), epochs=1, timeout=12.5)
+    assert grid.timeouts[1:] == [12.5, 12.5]  # the first is that of the profile query
+
+
+def test_train_config_is_sent_along_and_not_changed() -> None:
+    grid = grid_of_two()
+    config = ConfigRecord({"augment": "flip"})
+    strategy_of().fit(grid, toy_arrays(), epochs=2, train_config=config)
+    assert dict(config) == {"augment": "flip"}
+    for message in grid.sent_of_type("train"):
+        assert message.content.config_records["config"]["augment"] == "flip"
+
+
+def test_initial_model_is_not_changed() -> None:
+    arrays = toy_arrays(0.5)
+    strategy_of().fit(grid_of_two(), arrays, epochs=1)
+    assert arrays["bias"].numpy().tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        ({}, "budget"),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"epochs": -1}, "epochs = -1"),
+        ({"seconds": 0.0}, "seconds = 0.0"),
+        ({"seconds": float("nan")}, "seconds = nan"),
+    ],
+    ids=str,
+)
+def test_budget_that_means_nothing_is_refused_before_any_message(
+    budget: dict[str, Any], told: str
+) -> None:
+    grid = grid_of_two()
+    with pytest.raises(ValueError, match=told):
+        strategy_of().fit(grid, toy_arrays(), **budget)
+    assert grid.sent == []
+
+
+def test_interrupt_in_a_callback_ends_the_run() -> None:
+    def interrupt(record: RoundRecord) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    grid = grid_of_two()
+    with pytest.raises(KeyboardInterrupt):
+        strategy_of().fit(grid, toy_arrays(), epochs=3, on_round=interrupt)
+    assert len(orders_of(grid)) == 2
