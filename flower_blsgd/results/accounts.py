@@ -67,7 +67,7 @@ class Accounts:
         self.rounds += 1
         self.round_seconds += record.round_seconds
         self.planning_seconds += record.planning_seconds
-        fast_waiting = [row.waiting_seconds for row in record.workers if row.fast]
+        fast_waiting = [r.waiting_seconds for r in record.workers if r.fast and not r.failure]
         self.slow_only_seconds += min(fast_waiting, default=0.0)
         for row in record.workers:
             self.samples += row.num_examples

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class RunFolder:
                 path = Path(out)
                 path.mkdir(parents=True)
             else:
+                RunFolder.refuse_unusable(out)
                 path = _next_free(Path(RUNS), name)
                 _point(path.parent / LATEST, path.name)
         except FileExistsError:
@@ -112,7 +114,7 @@ class RunFolder:
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``: the state dict."""
-        tensors = {name: np.ascontiguousarray(a.numpy()) for name, a in arrays.items()}
+        tensors = {name: np.asarray(a.numpy(), order="C") for name, a in arrays.items()}
         part = self.path / "model.safetensors.part"
         save_file(tensors, part)
         part.replace(self.path / "model.safetensors")
@@ -137,8 +139,7 @@ def _next_free(runs: Path, name: str) -> Path:
 
 
 def _point(link: Path, target: str) -> None:
-    part = link.with_name(f".{LATEST}-{os.getpid()}")
-    part.unlink(missing_ok=True)
+    part = link.with_name(f".{LATEST}-{uuid.uuid4().hex}")
     part.symlink_to(target)
     part.replace(link)
 

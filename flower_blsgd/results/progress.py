@@ -27,7 +27,7 @@ class ProgressView:
 
     def __init__(self, epochs: int, console: Console | None = None) -> None:
         self._epochs = epochs
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self._live: Progress | None = None
         self._bar = TaskID(0)
         self._began = time.monotonic()
@@ -38,7 +38,7 @@ class ProgressView:
 
     def say(self, line: str) -> None:
         """Write a line that stays."""
-        self._console.print(escape(line))
+        self._console.print(escape(line), emoji=False)
 
     def begin(self) -> None:
         """Start the clock of the time left, and the live line."""

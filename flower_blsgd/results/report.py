@@ -167,7 +167,7 @@ class RunReport:
             if worker.fast
         )
         command = (
-            f"blsgd run . -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
+            f"blsgd run -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
             f"-s sampler=uniform --workers {shlex.quote(fast_only)}"
         )
         if self.config.out:

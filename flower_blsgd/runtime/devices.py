@@ -19,6 +19,7 @@ from .machine import Machine, format_ids, this_machine
 
 Tier = Literal["", "fast", "slow"]
 
+_LARGEST_ID = 9999
 _OPTIONS = "fast, slow, steps=N (N >= 1), slowdown=X (X >= 1) or name=TEXT"
 
 
@@ -191,10 +192,15 @@ def _parse_group(text: str, part: str, place: int) -> _Group:
     if ids is None or (colon and not ids):
         raise refuse(id_text, start + len(kind) + 1, "numbers, such as 0, 0-3 or 0,2,4")
     worker = WorkerSpec(kind)
+    given: set[str] = set()
     for word, start in words[1:]:
         changed = _apply_option(worker, word)
         if changed is None:
             raise refuse(word, start, _OPTIONS)
+        option = word.partition("=")[0] if "=" in word else "tier"
+        if option in given:
+            raise refuse(word, start, f"one {option} only")
+        given.add(option)
         worker = changed
     return _Group(count, ids, worker)
 
@@ -206,7 +212,7 @@ def _parse_ids(text: str) -> tuple[int, ...] | None:
         if match is None:
             return None
         first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
+        if last < first or last > _LARGEST_ID:
             return None
         ids.update(range(first, last + 1))
     return tuple(sorted(ids))

@@ -15,6 +15,20 @@ from flwr.supercore.object_ref import load_app
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+__all__ = [
+    "CRASHED",
+    "NODE_GONE",
+    "NOT_LOADED",
+    "RAISED",
+    "SERVER_NODE_ID",
+    "Run",
+    "become_server",
+    "empty_run",
+    "give_message_id",
+    "load_client_app",
+    "load_server_app",
+]
+
 SERVER_NODE_ID = 1
 RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 NOT_LOADED = ErrorCode.LOAD_CLIENT_APP_EXCEPTION

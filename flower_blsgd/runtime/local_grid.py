@@ -1,8 +1,6 @@
 """A Flower grid of worker processes on this machine, each pinned to its own device."""
 
 import logging
-import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,10 +8,10 @@ from types import TracebackType
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from .devices import WorkerSpec
-from .flower_internals import become_server, empty_run, give_message_id
+from .flower_internals import Run, become_server, empty_run, give_message_id
+from .mailbox import Mailbox
 from .worker_handle import WorkerHandle
 from .worker_process import Job
 
@@ -61,9 +59,7 @@ class LocalGrid(Grid):
         become_server(_RUN_ID)
         self._run = empty_run(_RUN_ID)
         self.workers = tuple(workers)
-        self._answered = threading.Condition()
-        self._replies: dict[str, Message] = {}
-        self._pending: set[str] = set()
+        self._mailbox = Mailbox()
         self._handles: dict[int, WorkerHandle] = {}
         for place, worker in enumerate(workers):
             node_id = _FIRST_NODE_ID + place
@@ -74,7 +70,7 @@ class LocalGrid(Grid):
             }
             context = Context(_RUN_ID, node_id, node_config, RecordDict(), dict(run_config))
             job = Job(worker, client_app, app_dir, context)
-            self._handles[node_id] = WorkerHandle(job, threads, self._receive)
+            self._handles[node_id] = WorkerHandle(job, threads, self._mailbox.receive)
         self._finalizer = weakref.finalize(self, _close_all, list(self._handles.values()))
 
     def __enter__(self) -> "LocalGrid":
@@ -136,16 +132,14 @@ class LocalGrid(Grid):
             if node_id not in self._handles:
                 raise ValueError(f"node {node_id} is not on this grid: {sorted(self._handles)}")
             message_id = give_message_id(message)
-            with self._answered:
-                self._pending.add(message_id)
+            self._mailbox.expect(message_id)
             self._handles[node_id].submit(message)
             ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; each is returned once."""
-        with self._answered:
-            return [self._replies.pop(i) for i in message_ids if i in self._replies]
+        return self._mailbox.take(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -155,23 +149,9 @@ class LocalGrid(Grid):
         A reply that comes later is dropped.
         """
         ids = list(self.push_messages(messages))
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._answered:
-            while any(i not in self._replies for i in ids):
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    break
-                self._answered.wait(left)
-            self._pending.difference_update(ids)
-            return [self._replies.pop(i) for i in ids if i in self._replies]
-
-    def _receive(self, reply: Message) -> None:
-        message_id = reply.metadata.reply_to_message_id
-        with self._answered:
-            if message_id in self._pending:
-                self._pending.discard(message_id)
-                self._replies[message_id] = reply
-                self._answered.notify_all()
+        self._mailbox.wait(ids, timeout)
+        self._mailbox.forget(ids)
+        return self._mailbox.take(ids)
 
 
 def _close_all(handles: Sequence[WorkerHandle]) -> None:

@@ -37,26 +37,30 @@ def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
     Undoing matters where one process serves several workers in turn, as Ray's actors do.
     Without affinity (macOS) the cores are only a wish.
     """
-    cores_before = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
-    pin_to_cores(worker)
+    with on_cores_of(worker):
+        import torch  # only now: the threads that it starts inherit the cores
 
-    import torch  # only now: the threads that it starts inherit the cores
+        threads_before = torch.get_num_threads()
+        torch.set_num_threads(num_threads(worker, threads))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads_before)
 
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(num_threads(worker, threads))
+
+@contextlib.contextmanager
+def on_cores_of(worker: WorkerSpec) -> Iterator[None]:
+    """Pin the calling thread, and all that it starts meanwhile, to a worker's cores."""
+    if not worker.cores:
+        yield
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        _LOG.warning("no CPU affinity on this system: %s is not pinned", worker.device)
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, worker.cores)
     try:
         yield
     finally:
-        torch.set_num_threads(threads_before)
-        if cores_before is not None:
-            os.sched_setaffinity(0, cores_before)
-
-
-def pin_to_cores(worker: WorkerSpec) -> None:
-    """Pin the calling thread, and all that it starts from now on, to a worker's cores."""
-    if not worker.cores:
-        return
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, worker.cores)
-    else:
-        _LOG.warning("no CPU affinity on this system: %s is not pinned", worker.device)
+        os.sched_setaffinity(0, before)

@@ -1,13 +1,16 @@
 """The program that a worker process of the local grid runs.
 
-``python -m flower_blsgd.runtime.worker_process CONTROL_FD LIFELINE_FD``
+``python -m flower_blsgd.runtime.worker_process CONTROL_FD LIFELINE_FD PARENT_PID``
 
 It serves messages from the control socket, one at a time, with the user's ClientApp, as a
 SuperNode does. It ends when the control socket closes or when the lifeline does: the kernel
 closes the lifeline even if the parent is killed while a message is being handled.
 """
 
+import fcntl
 import os
+import pickle
+import select
 import signal
 import sys
 import threading
@@ -21,7 +24,6 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from .devices import WorkerSpec
 from .flower_internals import NOT_LOADED, RAISED, load_client_app
-from .pinning import pin_to_cores
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,46 @@ class Job:
 
 def main() -> None:
     """Serve until the parent is gone or says that it is over."""
-    control_fd, lifeline_fd = (int(argument) for argument in sys.argv[1:3])
+    control_fd, lifeline_fd, parent = (int(argument) for argument in sys.argv[1:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the parent decides
-    threading.Thread(target=_die_with_parent, args=(lifeline_fd,), daemon=True).start()
+    _die_with_parent(lifeline_fd, parent)
     control = Connection(control_fd)
-    job: Job = control.recv()
-    pin_to_cores(job.worker)
+    try:
+        job: Job = control.recv()
+    except EOFError:
+        return
     handle = _loaded(job)
     while True:
         try:
             message: Message = control.recv()
         except EOFError:
             return
-        control.send(handle(message))
+        reply = handle(message)
+        try:
+            control.send(reply)
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            reason = f"the reply cannot be sent: {error}"
+            control.send(Message(Error(RAISED, reason), reply_to=message))
 
 
-def _die_with_parent(lifeline_fd: int) -> None:
-    os.read(lifeline_fd, 1)  # nothing is ever written: this returns when the parent is gone
-    os._exit(1)
+def _die_with_parent(lifeline_fd: int, parent: int) -> None:
+    """End this process as soon as the lifeline closes, or it has another parent."""
+
+    def wait_for_the_end() -> None:
+        # Nothing is ever written: the lifeline is readable when the parent is gone. A fork of
+        # the parent may hold it open, so its process id is looked at as well.
+        while os.getppid() == parent and not select.select([lifeline_fd], [], [], 1.0)[0]:
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    if sys.platform == "linux":
+        # A handler may keep the interpreter's lock for long, and then no thread of ours runs.
+        # The kernel's own signal on the pipe ends us all the same.
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def _loaded(job: Job) -> Callable[[Message], Message]:
@@ -71,13 +95,22 @@ def _loaded(job: Job) -> Callable[[Message], Message]:
 
     def handle(message: Message) -> Message:
         try:
-            return app(message, context)
+            return _checked(app(message, context), message)
         except Exception:
             # As Flower does, the state of a failed call is not kept.
             context.state = RecordDict()
             return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
 
     return handle
+
+
+def _checked(reply: object, message: Message) -> Message:
+    """Return the reply if it is one to this message; else the sender would wait for ever."""
+    if not isinstance(reply, Message):
+        raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
+    if reply.metadata.reply_to_message_id != message.metadata.message_id:
+        raise ValueError("the ClientApp returned a Message that is no reply (reply_to=message)")
+    return reply
 
 
 if __name__ == "__main__":

@@ -1,0 +1,145 @@
+"""One worker process: start it, exchange messages with it, notice its death, end it."""
+
+import collections
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import IO
+
+from flwr.app import Message
+
+from .pinning import on_cores_of
+from .worker_process import Job
+
+_POLL_SECONDS = 0.2
+_CLOSE_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 2.0
+_TOLD_LINES = 20
+
+
+class ChildDiedError(Exception):
+    """The process ended before it answered; the message says how."""
+
+
+class ChildProcess:
+    """A started worker process.
+
+    Parameters
+    ----------
+    job : Job
+        Sent to it first.
+    environment : mapping
+        Its environment variables.
+    on_line : callable
+        Called from a thread with every line that it prints.
+
+    Raises
+    ------
+    OSError
+        If the system cannot start it.
+    """
+
+    def __init__(
+        self, job: Job, environment: Mapping[str, str], on_line: Callable[[str], None]
+    ) -> None:
+        self._on_line = on_line
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=_TOLD_LINES)
+        # -P: a module in the current folder must not take the place of a library's.
+        command = [sys.executable, "-P", "-m", "flower_blsgd.runtime.worker_process"]
+        ours, theirs = socket.socketpair()
+        lifeline_end, self._lifeline = os.pipe()
+        try:
+            # Pinned before it exists, so that no thread of a library escapes.
+            with on_cores_of(job.worker):
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(lifeline_end), str(os.getpid())],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    pass_fds=(theirs.fileno(), lifeline_end),
+                )
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_end)
+        self._control = Connection(ours.detach())
+        assert self._process.stdout is not None
+        self._listener = threading.Thread(
+            target=self._listen, args=(self._process.stdout,), daemon=True
+        )
+        self._listener.start()
+        with contextlib.suppress(OSError):  # one that dies at once is noticed by `exchange`
+            self._control.send(job)
+
+    @property
+    def process_id(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def exchange(self, message: Message) -> Message:
+        """Send a message and return the reply.
+
+        Raises
+        ------
+        ChildDiedError
+            If the process ends first.
+        Exception
+            Whatever pickling raises, if the message cannot be sent or the reply not be read;
+            the process lives on.
+        """
+        try:
+            self._control.send(message)
+            # Not only the end of the stream tells a death: a grandchild may hold it open.
+            while not self._control.poll(_POLL_SECONDS):
+                if not self.alive and not self._control.poll():
+                    raise ChildDiedError(self.obituary())
+            reply: Message = self._control.recv()
+        except (EOFError, OSError):
+            raise ChildDiedError(self.obituary()) from None
+        return reply
+
+    def obituary(self) -> str:
+        """Return how the process died, and its last lines; waits until it is dead."""
+        code = self._process.wait()
+        self._listener.join(_LAST_WORDS_SECONDS)
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        last = "\n".join(self._last_lines)
+        return f"its last lines were:\n{last}\ndied ({how})" if last else f"died ({how})"
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def close(self) -> None:
+        """Wait until it is gone, kill it if it does not go, and give everything back."""
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._control.close()
+        os.close(self._lifeline)
+        self._listener.join(_LAST_WORDS_SECONDS)
+
+    def _listen(self, output: IO[str]) -> None:
+        with output, contextlib.suppress(ValueError):
+            for line in output:
+                self._last_lines.append(line.rstrip())
+                self._on_line(line.rstrip())
