@@ -17,7 +17,7 @@ from rich.table import Table
 
 from .app_folder import find_app, run_config
 from .errors import UsageError
-from .runtime.devices import parse_workers
+from .runtime.devices import parse_workers, sharing_note
 from .runtime.flower_internals import SERVER_NODE_ID, load_server_app
 from .runtime.local_grid import LocalGrid
 from .runtime.machine import format_ids, this_machine
@@ -102,6 +102,8 @@ def _run(options: argparse.Namespace) -> None:
     server_app = load_server_app(app.server_app, app.path)
     which = "the built-in app" if built_in else str(app.path)
     print(f"running {app.name} from {which}", flush=True)  # noqa: T201
+    if note := sharing_note(workers):
+        print(note, flush=True)  # noqa: T201
     grid = LocalGrid(
         workers, app.client_app, app.path, config, threads if isinstance(threads, int) else 0
     )
@@ -128,9 +130,8 @@ def _devices(options: argparse.Namespace) -> None:
             worker.name,
         )
     console.print(table)
-    shared = [w for w in workers if w.cores and sum(w.cores == o.cores for o in workers) > 1]
-    if shared:
-        console.print(f"note: {len(shared)} CPU workers share their cores with others")
+    if note := sharing_note(workers):
+        console.print(note)
 
 
 @contextlib.contextmanager

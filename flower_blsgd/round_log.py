@@ -123,7 +123,10 @@ def split_times(
     TimeShare(start=2.0, compute=3.0, waiting=4.0, transfer=3.0)
     """
     clamped = {
-        worker: (min(max(start, sent_at), received_at), min(max(end, sent_at), received_at))
+        worker: (
+            min(max(start, sent_at), received_at),
+            min(max(end, start, sent_at), received_at),
+        )
         for worker, (start, end) in computing.items()
     }
     last_end = max((end for _, end in clamped.values()), default=received_at)

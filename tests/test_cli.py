@@ -367,7 +367,7 @@ def test_devices_shows_the_workers(folder: Path, capsys: pytest.CaptureFixture[s
     workers = f"1x cpu:{CORE} fast name=quick; 1x cpu:{CORE} slow steps=3 slowdown=2.5"
     assert cli.main(["devices", "--workers", workers]) == 0
     told = capsys.readouterr().out
-    for fragment in (f"cpu:{CORE}", "quick", "fast", "slow", "3", "2.5x", "share their cores"):
+    for fragment in (f"cpu:{CORE}", "quick", "fast", "slow", "3", "2.5x", "share CPU core 0"):
         assert fragment in told
 
 

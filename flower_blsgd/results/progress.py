@@ -59,6 +59,8 @@ class ProgressView:
         examples = sum(row.num_examples for row in record.workers)
         self._samples_per_second = examples / record.round_seconds
         self._waiting = accounts.recent(record)
+        if not self._share_done:  # the workers' start says nothing of the time that is left
+            self._began = time.monotonic() - record.round_seconds
         in_epoch = record.round_in_epoch / record.rounds_in_epoch
         self._share_done = (record.epoch - 1 + in_epoch) / self._epochs
         if self._live is not None:

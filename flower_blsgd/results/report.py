@@ -1,11 +1,15 @@
 """Gather what a run measures, tell it while it goes on, and write it down."""
 
 import contextlib
+import os
 import platform
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -152,7 +156,7 @@ class RunReport:
             f"({self.summary['wall_seconds']:.1f} s with evaluation); results in "
             f"{self.folder.path}"
         )
-        if self._records and not interrupted:
+        if self._records:
             self.say(self.slow_device_line())
 
     def slow_device_line(self) -> str:
@@ -167,7 +171,7 @@ class RunReport:
             if worker.fast
         )
         command = (
-            f"blsgd run -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
+            f"{_blsgd()} run -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
             f"-s sampler=uniform --workers {shlex.quote(fast_only)}"
         )
         if self.config.out:
@@ -247,6 +251,14 @@ class RunReport:
         title = f"{self.config.algorithm}, {self.config.task}, seed {self.config.seed}"
         draw_learning_curve(self._rows, title, self.folder.path / "learning_curve.png")
         draw_timeline(self._records, title, self.folder.path / "timeline.png")
+
+
+def _blsgd() -> str:
+    """Return how the command is called from here: the environment may not be activated."""
+    beside = Path(sys.executable).with_name("blsgd")
+    if shutil.which("blsgd") or not beside.exists():
+        return "blsgd"
+    return shlex.quote(os.path.relpath(beside))
 
 
 def _versions() -> dict[str, str]:

@@ -129,8 +129,8 @@ def worker_from_node_config(
 def auto_workers(machine: Machine) -> list[WorkerSpec]:
     """Return the workers of ``"auto"``.
 
-    Every accelerator is a fast worker; one CPU worker, tier left to its speed, has the cores
-    left after one per accelerator and one for the server. Without an accelerator: two halves
+    Every accelerator is a fast worker; one slow CPU worker has the cores left after one per
+    accelerator and one for the server. Without an accelerator: two halves
     of the cores, the second slow with ``slowdown=4``; a single core carries both.
     """
     cores = machine.cores
@@ -145,6 +145,18 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
     if left:
         workers.append(WorkerSpec("cpu", left, "slow"))
     return workers
+
+
+def sharing_note(workers: Sequence[WorkerSpec]) -> str:
+    """Return a line that says which CPU cores have more than one worker; empty if none has."""
+    owners: dict[int, int] = {}
+    for worker in workers:
+        for core in worker.cores:
+            owners[core] = owners.get(core, 0) + 1
+    shared = [core for core, count in sorted(owners.items()) if count > 1]
+    if not shared:
+        return ""
+    return f"note: several workers share CPU core {format_ids(shared)} and slow one another down"
 
 
 def split_evenly(ids: Sequence[int], parts: int) -> list[tuple[int, ...]]:
@@ -180,7 +192,7 @@ def _parse_group(text: str, part: str, place: int) -> _Group:
     assert head is not None
     count = 1
     if head[1] is not None:
-        if not head[1].isdecimal() or int(head[1]) < 1:
+        if not head[1].isdecimal() or not 1 <= int(head[1]) <= _LARGEST_ID:
             raise refuse(head[1], head.start(1), "a number of workers, such as 2x")
         count = int(head[1])
     words = [(m[0], m.start()) for m in re.finditer(r"\S+", part) if m.start() >= head.end()]

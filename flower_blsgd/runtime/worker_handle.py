@@ -58,6 +58,10 @@ class WorkerHandle:
 
     def submit(self, message: Message) -> None:
         """Queue a message; the process starts with the first one."""
+        if self._closing:
+            reason = f"worker {self.label} is closed"
+            self._on_reply(Message(Error(NODE_GONE, reason), reply_to=message))
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()

@@ -94,11 +94,11 @@ def _loaded(job: Job) -> Callable[[Message], Message]:
     context = job.context
 
     def handle(message: Message) -> Message:
+        before = RecordDict(dict(context.state))
         try:
             return _checked(app(message, context), message)
         except Exception:
-            # As Flower does, the state of a failed call is not kept.
-            context.state = RecordDict()
+            context.state = before  # what a failed call left is not kept, as in Flower's simulation
             return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
 
     return handle

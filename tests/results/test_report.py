@@ -1,0 +1,347 @@
+"""A run's figures, from its first round to its summary."""
+
+import json
+import re
+import shlex
+import tomllib
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from flower_blsgd import app_folder, cli
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import WorkerProfile
+from flower_blsgd.results import report as report_module
+from flower_blsgd.results.progress import ProgressView
+from flower_blsgd.results.report import RunReport
+from flower_blsgd.roster import Roster
+from flower_blsgd.runtime.devices import parse_workers
+from flower_blsgd.runtime.machine import Machine
+from flower_blsgd.training_loop import EpochEnd
+
+from .records import record, row, two_rounds
+
+REPOSITORY = Path(__file__).parents[2]
+TASK: Any = SimpleNamespace(num_train=1437, num_test=360)
+PROFILES = [
+    WorkerProfile("cpu:0", tier="fast", partition_id=0),
+    WorkerProfile("cuda:1", tier="fast", name="big card", partition_id=1),
+    WorkerProfile("cpu:2-3", tier="slow", partition_id=2),
+]
+
+
+class Run:
+    """A report with a clock, a screen and a current folder of its own; set-up began at 1000."""
+
+    def __init__(
+        self,
+        here: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        profiles: list[WorkerProfile] = PROFILES,
+        **settings: Any,
+    ) -> None:
+        monkeypatch.chdir(here)
+        self.now = 1000.0
+        monkeypatch.setattr(report_module, "time", SimpleNamespace(time=lambda: self.now))
+        self.screen = StringIO()
+        self.config = RunConfig(**{"epochs": 2, **settings})
+        strategy: Any = SimpleNamespace(
+            planner=SimpleNamespace(
+                share_left_out=0.25,
+                samples_given_up=3,
+                table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
+            ),
+            roster=Roster.of_profiles(profiles),
+        )
+        console = Console(file=self.screen, soft_wrap=True, highlight=False)
+        view = ProgressView(self.config.epochs, console)
+        self.report = RunReport(self.config, strategy, view, self.now)
+        self._telling = self.report.telling(TASK)
+        self._telling.__enter__()
+        self.report.open_folder()
+
+    def finish(self) -> None:
+        """End as a run does that is done."""
+        self._telling.__exit__(None, None, None)
+
+    def interrupt(self) -> None:
+        """End as a run does at Ctrl-C; the error goes on its way."""
+        error = KeyboardInterrupt()
+        assert not self._telling.__exit__(KeyboardInterrupt, error, None)
+
+    def train(self, metrics: MetricRecord | None = None) -> None:
+        """Two rounds of one epoch: 20 s of set-up, rounds of 10 and 6 s, 2 s between them."""
+        first, second = two_rounds()
+        self.now = 1030.0
+        self.report.add_round(first)
+        self.now = 1038.0
+        self.report.add_round(second)
+        self.report.add_epoch(EpochEnd(1, 2, arrays(2.0), metrics))
+
+    @property
+    def lines(self) -> list[str]:
+        return self.screen.getvalue().splitlines()
+
+    def summary(self) -> dict[str, Any]:
+        read = json.loads((self.report.folder.path / "summary.json").read_text())
+        assert isinstance(read, dict)
+        return read
+
+
+def arrays(value: float) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.full(3, value, np.float32))})
+
+
+def measured(accuracy: float, loss: float = 0.5) -> MetricRecord:
+    return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
+def test_open_folder_writes_the_resolved_config(run: Run, tmp_path: Path) -> None:
+    assert run.report.folder.path == tmp_path / "runs" / "digits-1"
+    config = tomllib.loads((run.report.folder.path / "config.toml").read_text())
+    assert config == run.config.to_run_config()
+    assert RunConfig.from_run_config(config) == run.config
+    assert "1,437 training and 360 test samples" in run.lines[0]
+
+
+def test_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, name="mine", task="my.module:moons")
+    assert run.report.folder.path == tmp_path / "runs" / "mine-1"
+    run = Run(tmp_path, monkeypatch, task="my.module:moons")
+    assert run.report.folder.path == tmp_path / "runs" / "moons-1"
+
+
+def test_finish_leaves_all_files(run: Run) -> None:
+    run.train(measured(0.75))
+    run.finish()
+    assert {path.name for path in run.report.folder.path.iterdir()} == {
+        "config.toml",
+        "rounds.jsonl",
+        "epochs.csv",
+        "summary.json",
+        "model.safetensors",
+        "learning_curve.png",
+        "timeline.png",
+    }
+    model = load_file(run.report.folder.path / "model.safetensors")
+    np.testing.assert_array_equal(model["w"], [2, 2, 2])
+
+
+def test_summary_has_the_keys_of_the_design(run: Run) -> None:
+    run.train(measured(0.75))
+    run.finish()
+    assert {
+        *("algorithm", "task", "accuracy", "best_accuracy", "loss", "wall_seconds"),
+        *("training_seconds", "device_seconds", "evaluation_seconds", "epochs", "rounds"),
+        *("samples", "fast_waiting_share", "slow_waiting_share", "workers", "failures"),
+        *("versions", "seed"),
+    } <= run.summary().keys()
+    for worker in run.summary()["workers"]:
+        assert {"device", "tier", "local_steps", "weight", "seconds_per_step"} <= worker.keys()
+
+
+def test_summary_hand_worked(run: Run) -> None:
+    run.train(measured(0.75, loss=0.25))
+    run.report.evaluation_seconds = 1.5
+    run.finish()
+    summary = run.summary()
+    assert summary == run.report.summary
+    # The first order left at 1030 - 10, the last model was there at 1038.
+    assert summary["setup_seconds"] == 20.0
+    assert summary["wall_seconds"] == 18.0
+    assert summary["training_seconds"] == 16.75
+    assert summary["evaluation_seconds"] == 1.5
+    assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.75, 0.75, 0.25)
+    assert (summary["epochs"], summary["rounds"], summary["samples"]) == (1, 2, 240)
+    assert summary["samples_given_up"] == 3
+    assert summary["fast_waiting_share"] == 0.25
+    assert summary["slow_waiting_share"] == 0.0625
+    assert summary["failures"] == [
+        {"round": 2, "worker": "fast-1 (cpu:1)", "reason": "the process died"}
+    ]
+    assert summary["interrupted"] is False
+    assert summary["versions"].keys() == {"python", "flower-blsgd", "flwr", "torch", "numpy"}
+
+
+def test_summary_of_workers(run: Run) -> None:
+    run.train()
+    run.finish()
+    workers = run.summary()["workers"]
+    assert [worker["device"] for worker in workers] == ["cpu:0", "cuda:1", "cpu:2-3"]
+    assert [worker["name"] for worker in workers] == ["", "big card", ""]
+    assert [worker["tier"] for worker in workers] == ["fast", "fast", "slow"]
+    assert [worker["local_steps"] for worker in workers] == [4, 4, 2]
+    assert [worker["weight"] for worker in workers] == [0.625, 0.125, 0.25]
+    assert [worker["seconds_per_step"] for worker in workers] == [11 / 8, 1.0, 13 / 3]
+    assert [worker["samples"] for worker in workers] == [128, 64, 48]
+    assert [worker["failures"] for worker in workers] == [0, 1, 0]
+    assert not any(worker["hardly_takes_part"] for worker in workers)
+
+
+def test_summary_accuracy_is_the_last_and_the_best(run: Run) -> None:
+    for metrics in (measured(0.5), measured(0.875), None, measured(0.75, loss=0.3), None):
+        run.train(metrics)
+    run.finish()
+    summary = run.summary()
+    assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.75, 0.875, 0.3)
+    assert summary["epochs"] == 5
+
+
+def test_epoch_row(run: Run) -> None:
+    run.train(measured(0.75, loss=0.25))
+    header, values = (run.report.folder.path / "epochs.csv").read_text().splitlines()
+    row_of = dict(zip(header.split(","), values.split(","), strict=True))
+    assert row_of == {
+        "epoch": "1",
+        "wall_seconds": "18.0",
+        "training_seconds": "16.75",
+        "device_seconds": "",
+        "accuracy": "0.75",
+        "loss": "0.25",
+        "learning_rate": "0.1",
+        "train_loss": "1.5",
+        "rounds": "2",
+        "samples": "240",
+        "share_left_out": "0.25",
+        "mean_loss_age_rounds": "0.5",
+    }
+
+
+def test_workers_are_told_with_the_first_round_only(run: Run) -> None:
+    run.train()
+    assert run.lines[1:4] == [
+        "  fast-0 (cpu:0): 4 steps a round, weight 50.0%",
+        "  fast-1 (cpu:1): 4 steps a round, weight 25.0%",
+        "  slow-2 (cpu:2): 1 steps a round, weight 25.0%",
+    ]
+    assert sum("steps a round" in line for line in run.lines) == 3
+
+
+def test_worker_that_hardly_takes_part(run: Run) -> None:
+    run.report.add_round(record(row(0, weight=0.995), row(1, weight=0.005)))
+    assert ["hardly takes part" in line for line in run.lines[1:3]] == [False, True]
+    run.finish()
+    shares = [worker["hardly_takes_part"] for worker in run.summary()["workers"]]
+    assert shares == [False, True]
+
+
+# --- the last line --------------------------------------------------------------------------
+
+
+def test_last_line_says_whether_slow_devices_help(run: Run) -> None:
+    """Of 16 s of rounds, 3 s were spent waiting for the slow one alone: 16 / 13 = 1.23."""
+    run.train(measured(0.75))
+    run.finish()
+    assert run.lines[-2].startswith("done: test accuracy 75.00% after 16.8 s of training")
+    assert str(run.report.folder.path) in run.lines[-2]
+    assert run.lines[-1].startswith(
+        "slow devices: 20.0% of the samples, 25.0% of the weight, "
+        "rounds +23% longer for waiting for them; "
+    )
+
+
+def test_last_line_without_slow_devices(run: Run) -> None:
+    run.report.add_round(record(row(0), row(1)))
+    run.finish()
+    assert run.lines[-1] == "slow devices: none took part, so nobody waited for one"
+
+
+def command_in(line: str) -> list[str]:
+    """Return the arguments of the command that a line ends with."""
+    command = re.search(r"blsgd (run .*)$", line)
+    assert command is not None, line
+    return shlex.split(command[1])
+
+
+@pytest.mark.parametrize("where", ["clone", "empty folder"])
+def test_command_in_the_last_line_runs_without_slow_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Wherever the run itself began: in the app's folder, or in an empty one."""
+    results, empty = tmp_path / "it's mine", tmp_path / "empty"
+    results.mkdir()
+    empty.mkdir()
+    run = Run(results, monkeypatch, batch_size=8, seed=5, algorithm="biased-local-sgd")
+    run.train(measured(0.75))
+    run.finish()
+    arguments = command_in(run.lines[-1])
+
+    monkeypatch.chdir(REPOSITORY if where == "clone" else empty)
+    options = cli._parser().parse_args(arguments)
+    app, _ = app_folder.find_app(options.app)
+    values, _ = app_folder.run_config(app, options.run_config, options.set)
+    config = RunConfig.from_run_config(values)
+    assert (config.batch_size, config.seed, config.epochs) == (8, 5, 2)
+    assert config.choices.sampler == "uniform"
+    workers = parse_workers(options.workers, Machine((0, 1, 2, 3), ("cuda:0", "cuda:1")))
+    assert [(worker.device_with_cores, worker.tier) for worker in workers] == [
+        ("cpu:0", "fast"),
+        ("cuda:1", "fast"),
+    ]
+
+
+def test_command_in_the_last_line_does_not_write_over_an_explicit_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch, out="my runs/first")
+    assert run.report.folder.path == tmp_path / "my runs" / "first"
+    run.train(measured(0.75))
+    run.finish()
+    options = cli._parser().parse_args(command_in(run.lines[-1]))
+    assert "out=my runs/first-fast-only" in options.set
+
+
+# --- runs that end early --------------------------------------------------------------------
+
+
+def test_interrupted_run_leaves_what_was_reached(run: Run) -> None:
+    run.train(measured(0.75))
+    run.interrupt()
+    assert run.summary()["interrupted"] is True
+    assert run.summary()["accuracy"] == 0.75
+    assert (run.report.folder.path / "model.safetensors").is_file()
+    assert (run.report.folder.path / "timeline.png").is_file()
+    assert any(line.startswith("stopped early: test accuracy 75.00%") for line in run.lines)
+
+
+def test_run_that_ends_before_the_first_round(run: Run) -> None:
+    run.interrupt()
+    assert {path.name for path in run.report.folder.path.iterdir()} == {
+        "config.toml",
+        "summary.json",
+    }
+    summary = run.summary()
+    assert (summary["accuracy"], summary["rounds"], summary["workers"]) == (None, 0, [])
+    assert summary["fast_waiting_share"] is None
+
+
+def test_run_that_ends_before_it_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has taken the place: the first error is told, and nothing is written."""
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UsageError, match="out = 'taken' exists"):
+        Run(tmp_path, monkeypatch, out="taken")
+    assert [path.name for path in tmp_path.rglob("*")] == ["taken"]
+
+
+def test_run_that_ends_in_its_first_epoch(run: Run) -> None:
+    run.report.add_round(two_rounds()[0])
+    run.interrupt()
+    summary = run.summary()
+    assert (summary["rounds"], summary["epochs"], summary["accuracy"]) == (1, 0, None)
+    assert not (run.report.folder.path / "model.safetensors").exists()
+    assert (run.report.folder.path / "learning_curve.png").is_file()

@@ -1,0 +1,148 @@
+"""A small Flower app that knows nothing of flower_blsgd. The grid's tests copy it into a folder."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+LONGEST_WAIT_SECONDS = 60.0
+
+app = ClientApp()
+fedavg_app = ClientApp()
+not_an_app = "a text"
+
+
+class OwnArray(Array):
+    """A class that only this app knows."""
+
+
+def wait_for(path: str) -> None:
+    """Wait until the file is there; a test that forgets to make it does not hang for ever."""
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def counted(context: Context) -> int:
+    """Count the calls in context.state."""
+    record = context.state.config_records.setdefault("calls", ConfigRecord({"count": 0}))
+    record["count"] += 1
+    return record["count"]
+
+
+def answer(message: Message, **values: object) -> Message:
+    return Message(RecordDict({"answer": ConfigRecord(values)}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Do what the order says, then echo its content and the number of calls so far."""
+    order = message.content["order"]
+    count = counted(context)
+    if "touch" in order:
+        Path(order["touch"]).touch()
+    if "log" in order:
+        with open(order["log"], "a") as file:
+            file.write(f"begin {order['text']}\n")
+    if "wait-for" in order:
+        wait_for(order["wait-for"])
+    if "print" in order:
+        print(order["print"], flush=True)
+    what = order["do"]
+    if what == "raise":
+        raise ValueError("raised on purpose")
+    if what == "exit":
+        os._exit(3)
+    if what == "sys-exit":
+        sys.exit(5)
+    if what == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(LONGEST_WAIT_SECONDS)
+    if what == "fork-and-exit":
+        if os.fork() == 0:
+            wait_for(order["child-waits-for"])
+            os._exit(0)
+        os._exit(3)
+    if what == "hold-the-gil":
+        sum(range(10**12))  # one call of a C function that never lets another thread run
+    if what == "ignore-sigterm":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if what == "return-none":
+        return None  # type: ignore[return-value]
+    if what == "return-the-order":
+        return message
+    if what == "return-own-array":
+        message.content["arrays"] = ArrayRecord()
+        message.content["arrays"]["w"] = OwnArray(np.ones(2))
+    if "log" in order:
+        with open(order["log"], "a") as file:
+            file.write(f"end {order['text']}\n")
+    message.content["answer"] = ConfigRecord({"count": count, "pid": os.getpid()})
+    return Message(message.content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return answer(message, what="evaluate", count=counted(context))
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Report what this process is."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    return answer(
+        message,
+        pid=os.getpid(),
+        affinity=_affinity(0),
+        native_affinity=sorted({core for t in _native_threads() for core in _affinity(t)}),
+        torch_imported="torch" in sys.modules,
+        node_id=context.node_id,
+        **{name: os.environ.get(name, "not set") for name in names},
+        **{f"node:{key}": value for key, value in context.node_config.items()},
+        **{f"run:{key}": value for key, value in context.run_config.items()},
+    )
+
+
+def _affinity(thread_id: int) -> list[int]:
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    return sorted(os.sched_getaffinity(thread_id))
+
+
+def _native_threads() -> list[int]:
+    """Return the threads that a library started, such as those of numpy's BLAS."""
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        return []
+    pythons = {thread.native_id for thread in threading.enumerate()}
+    return [int(task.name) for task in tasks.iterdir() if int(task.name) not in pythons]
+
+
+@fedavg_app.train()
+def fedavg_train(message: Message, context: Context) -> Message:
+    """Node 0 adds 1 and has 1 example; node 1 adds 5 and has 3."""
+    step, examples = [(1.0, 1), (5.0, 3)][int(context.node_config["partition-id"])]
+    (name,) = message.content["arrays"]
+    model = message.content["arrays"][name].numpy()
+    return Message(
+        RecordDict(
+            {
+                "arrays": ArrayRecord({name: Array(model + np.float32(step))}),
+                "metrics": MetricRecord({"num-examples": examples, "step": step}),
+            }
+        ),
+        reply_to=message,
+    )
+
+
+@fedavg_app.evaluate()
+def fedavg_evaluate(message: Message, context: Context) -> Message:
+    (array,) = message.content["arrays"].values()
+    metrics = MetricRecord({"num-examples": 1, "mean": float(array.numpy().mean())})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -1,0 +1,94 @@
+"""What the tests with real processes share."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from flower_blsgd.runtime.devices import WorkerSpec
+from flower_blsgd.runtime.local_grid import LocalGrid
+
+PATIENCE_SECONDS = 20.0
+CLIENT = "foreign_client:app"
+_CLIENT_FILE = Path(__file__).with_name("foreign_client.py")
+
+
+def wait_until(holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
+    """Poll until something holds; say whether it came to hold in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that is dead but not yet waited for does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        try:
+            return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def make_app(folder: Path) -> Path:
+    """Put the foreign app into a folder of its own."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(_CLIENT_FILE, folder / "foreign_client.py")
+    return folder
+
+
+def make_grid(
+    app_dir: Path,
+    workers: Sequence[WorkerSpec] | int = 1,
+    client_app: str = CLIENT,
+    threads: int = 0,
+    **run_config: bool | float | int | str,
+) -> LocalGrid:
+    """Return a grid of the foreign app; a number stands for that many CPU workers."""
+    if isinstance(workers, int):
+        workers = [WorkerSpec("cpu")] * workers
+    return LocalGrid(workers, client_app, app_dir, run_config, threads)
+
+
+def order(node_id: int = 100, do: str = "echo", **values: object) -> Message:
+    """Return a train message; keyword arguments with an underscore become keys with a dash."""
+    record = {key.replace("_", "-"): value for key, value in values.items()}
+    content = RecordDict({"order": ConfigRecord({"do": do, **record})})
+    return Message(content, node_id, "train", group_id="7")
+
+
+def query(node_id: int = 100) -> Message:
+    return Message(RecordDict(), node_id, "query")
+
+
+def ask(grid: LocalGrid, *messages: Message, timeout: float = PATIENCE_SECONDS) -> list[Message]:
+    """Send messages and return the replies; each must come."""
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    assert len(replies) == len(messages), f"{len(replies)} replies to {len(messages)} messages"
+    return replies
+
+
+def ask_one(grid: LocalGrid, message: Message, timeout: float = PATIENCE_SECONDS) -> Message:
+    return ask(grid, message, timeout=timeout)[0]
+
+
+def answer_of(reply: Message) -> ConfigRecord:
+    """Return what a handler answered."""
+    assert not reply.has_error(), reply.error.reason
+    return reply.content["answer"]
+
+
+def report(grid: LocalGrid, node_id: int = 100) -> ConfigRecord:
+    """Ask a worker what its process is."""
+    return answer_of(ask_one(grid, query(node_id)))
