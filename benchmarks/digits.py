@@ -14,7 +14,7 @@ from flower_blsgd.algorithm.catalog import ALGORITHMS
 from .rows import Row, conditions, main, row
 
 WORKERS = "1x cpu:0 fast; 1x cpu:1 slow slowdown=4"
-SEEDS = 5
+SEEDS = 3
 
 
 def measure(quick: bool) -> tuple[list[Row], dict[str, object]]:
