@@ -43,7 +43,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "Python 3.11 or newer is needed; name one: make train PYTHON=python3.12"; exit 1; }
 	@echo "setting up $(VENV): the first time takes a few minutes"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP_INSTALL) --editable .

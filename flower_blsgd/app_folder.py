@@ -179,6 +179,8 @@ def _toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _flat(table: Mapping[str, Any], file: str, prefix: str = "") -> dict[str, Value]:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import logging
+import re
 import signal
 import sys
 import threading
@@ -54,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="blsgd",
-        description="Train on fast and slow devices at once; the fast never wait for the slow.",
+        description="Train on fast and slow devices at once: each does as many steps as it can.",
     )
     parser.add_argument("--version", action="version", version=version("flower-blsgd"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -95,11 +96,14 @@ def _run(options: argparse.Namespace) -> None:
     if options.workers is not None and "workers" in app.config:
         config["workers"] = options.workers
     if "name" in app.config and not config["name"]:
-        config["name"] = file_name
+        config["name"] = re.sub(r"[^\w.-]", "-", file_name)
     # Ours is checked here, before the machine is looked at; another app checks its own.
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
     threads = config.get("threads", 0)
-    server_app = load_server_app(app.server_app, app.path)
+    try:
+        server_app = load_server_app(app.server_app, app.path)
+    except ImportError as error:
+        raise UsageError(f"{app.server_app} of {app.path} cannot be loaded: {error}") from None
     which = "the built-in app" if built_in else str(app.path)
     print(f"running {app.name} from {which}", flush=True)  # noqa: T201
     if note := sharing_note(workers):

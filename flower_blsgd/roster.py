@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from .algorithm.local_steps import FAST_SPEED_RATIO, Participant, speed_ratios
@@ -97,10 +98,6 @@ class Roster:
         """The workers that can be given an order now, in worker order."""
         return [worker for worker in self.workers if worker.present and not worker.excluded]
 
-    def of_node(self, node_id: int) -> Worker | None:
-        """Return the worker that a node is."""
-        return next((w for w in self.workers if w.present and w.node_id == node_id), None)
-
     def update(self, grid: Grid) -> None:
         """Notice nodes that came or went, and ask the new ones who they are.
 
@@ -112,7 +109,10 @@ class Roster:
             worker.present = worker.node_id in online
         known = {worker.node_id for worker in self.workers} | self._silent_nodes
         if new := sorted(online - known):
-            self._admit(_ask(grid, new))
+            answers, died = _ask(grid, new)
+            if died:  # its process starts again under the same node id: once more
+                answers += _ask(grid, died)[0]
+            self._admit(answers)
             self._silent_nodes |= set(new) - {worker.node_id for worker in self.workers}
 
     def _wait(self, grid: Grid) -> set[int]:
@@ -174,7 +174,8 @@ class Roster:
             )
 
 
-def _ask(grid: Grid, node_ids: Sequence[int]) -> list[tuple[int, WorkerProfile]]:
+def _ask(grid: Grid, node_ids: Sequence[int]) -> tuple[list[tuple[int, WorkerProfile]], list[int]]:
+    """Return the profiles of the nodes that gave one, and the nodes whose process died."""
     messages = [
         Message(RecordDict({CONFIG: ConfigRecord()}), node_id, QUERY_PROFILE)
         for node_id in node_ids
@@ -185,7 +186,12 @@ def _ask(grid: Grid, node_ids: Sequence[int]) -> list[tuple[int, WorkerProfile]]
         if node_id not in answered:
             _LOG.error("node %d does not take part: it did not say who it is in time", node_id)
     profiles = [(reply.metadata.src_node_id, _profile_in(reply)) for reply in replies]
-    return [(node_id, profile) for node_id, profile in profiles if profile is not None]
+    died = [
+        reply.metadata.src_node_id
+        for reply in replies
+        if reply.has_error() and reply.error.code == ErrorCode.CLIENT_APP_CRASHED
+    ]
+    return [(node_id, profile) for node_id, profile in profiles if profile is not None], died
 
 
 def _profile_in(reply: Message) -> WorkerProfile | None:

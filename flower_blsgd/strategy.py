@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -17,7 +17,7 @@ from .algorithm.local_steps import StepPolicy, SystemAwareSteps
 from .algorithm.sampling import Sampler, SeparatedSampler
 from .model_check import ModelShape
 from .planner import OrderSettings, Planner
-from .protocol import MomentumPolicy, TrainOrder
+from .protocol import MOMENTUM_POLICIES, MomentumPolicy, TrainOrder
 from .roster import Roster, Worker
 from .round_log import RoundRecord
 from .round_replies import Outcome, average_momentum, read_replies, worker_rounds
@@ -100,6 +100,14 @@ class BiasedLocalSGD(FedAvg):
             )
         if batch_size < 2:
             raise ValueError(f"batch_size = {batch_size} must be at least 2")
+        for name, value, known in (
+            ("epoch", epoch, get_args(EpochMode)),
+            ("momentum_buffers", momentum_buffers, MOMENTUM_POLICIES),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} = {value!r} must be one of {', '.join(known)}")
+        if not deadline_seconds >= 0:
+            raise ValueError(f"deadline_seconds = {deadline_seconds} must be at least 0")
         if isinstance(local_steps, int):
             local_steps = SystemAwareSteps(local_steps, local_steps_slow)
         if local_steps_fast is None:

@@ -141,7 +141,10 @@ def _next_free(runs: Path, name: str) -> Path:
 def _point(link: Path, target: str) -> None:
     part = link.with_name(f".{LATEST}-{uuid.uuid4().hex}")
     part.symlink_to(target)
-    part.replace(link)
+    try:
+        part.replace(link)
+    except OSError:  # somebody's own folder of that name: the run goes on without the link
+        part.unlink()
 
 
 def _exists(out: str) -> str:

@@ -167,6 +167,7 @@ class RunReport:
         without = accounts.round_seconds - accounts.slow_only_seconds
         fast_only = "; ".join(
             f"1x {worker.profile.device} fast"
+            + (f" steps={worker.profile.steps}" if worker.profile.steps else "")
             for worker in self._strategy.roster.workers
             if worker.fast
         )

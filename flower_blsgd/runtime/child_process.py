@@ -49,6 +49,7 @@ class ChildProcess:
         self, job: Job, environment: Mapping[str, str], on_line: Callable[[str], None]
     ) -> None:
         self._on_line = on_line
+        self._closing, self._closed = threading.Lock(), False
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_TOLD_LINES)
         # -P: a module in the current folder must not take the place of a library's.
         command = [sys.executable, "-P", "-m", "flower_blsgd.runtime.worker_process"]
@@ -128,7 +129,16 @@ class ChildProcess:
         self._process.terminate()
 
     def close(self) -> None:
-        """Wait until it is gone, kill it if it does not go, and give everything back."""
+        """Wait until it is gone, kill it if it does not go, and give everything back.
+
+        May be called twice, and from two threads.
+        """
+        with self._closing:
+            if not self._closed:
+                self._close()
+                self._closed = True
+
+    def _close(self) -> None:
         try:
             self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

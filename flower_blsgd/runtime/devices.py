@@ -130,7 +130,7 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
     """Return the workers of ``"auto"``.
 
     Every accelerator is a fast worker; one slow CPU worker has the cores left after one per
-    accelerator and one for the server. Without an accelerator: two halves
+    accelerator and one for the server, or else the last core. Without an accelerator: two halves
     of the cores, the second slow with ``slowdown=4``; a single core carries both.
     """
     cores = machine.cores
@@ -141,10 +141,8 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
             WorkerSpec("cpu", cores[half:] or cores, "slow", slowdown=4.0),
         ]
     workers = [WorkerSpec(device, tier="fast") for device in machine.accelerators]
-    left = cores[len(workers) + 1 :]
-    if left:
-        workers.append(WorkerSpec("cpu", left, "slow"))
-    return workers
+    left = cores[len(workers) + 1 :] or cores[-1:]
+    return [*workers, WorkerSpec("cpu", left, "slow")]
 
 
 def sharing_note(workers: Sequence[WorkerSpec]) -> str:

@@ -70,7 +70,7 @@ class LocalGrid(Grid):
             }
             context = Context(_RUN_ID, node_id, node_config, RecordDict(), dict(run_config))
             job = Job(worker, client_app, app_dir, context)
-            self._handles[node_id] = WorkerHandle(job, threads, self._mailbox.receive)
+            self._handles[node_id] = WorkerHandle(job, threads, self._mailbox)
         self._finalizer = weakref.finalize(self, _close_all, list(self._handles.values()))
 
     def __enter__(self) -> "LocalGrid":

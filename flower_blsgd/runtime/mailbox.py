@@ -33,6 +33,11 @@ class Mailbox:
                 self._replies[message_id] = reply
                 self._changed.notify_all()
 
+    def expects(self, message_id: str) -> bool:
+        """Whether somebody still waits for the reply to this message."""
+        with self._changed:
+            return message_id in self._expected
+
     def wait(self, message_ids: Sequence[str], timeout: float | None) -> None:
         """Wait until all these replies are there, at most `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -4,12 +4,12 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
 
 from flwr.app import Error, Message
 
 from .child_process import ChildDiedError, ChildProcess
 from .flower_internals import CRASHED, NODE_GONE
+from .mailbox import Mailbox
 from .pinning import environment
 from .worker_process import Job
 
@@ -28,14 +28,15 @@ class WorkerHandle:
         What the process is for.
     threads : int
         Compute threads; 0 for one per core.
-    on_reply : callable
-        Called from the handle's thread with every reply, error replies included.
+    mailbox : Mailbox
+        Takes every reply, error replies included. A message whose reply nobody waits for any
+        more is not begun.
     """
 
-    def __init__(self, job: Job, threads: int, on_reply: Callable[[Message], None]) -> None:
+    def __init__(self, job: Job, threads: int, mailbox: Mailbox) -> None:
         self._job = job
         self._environment = {**os.environ, **environment(job.worker, threads)}
-        self._on_reply = on_reply
+        self._mailbox = mailbox
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._child: ChildProcess | None = None
@@ -60,7 +61,7 @@ class WorkerHandle:
         """Queue a message; the process starts with the first one."""
         if self._closing:
             reason = f"worker {self.label} is closed"
-            self._on_reply(Message(Error(NODE_GONE, reason), reply_to=message))
+            self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -84,13 +85,15 @@ class WorkerHandle:
 
     def _serve(self) -> None:
         while (message := self._inbox.get()) is not None:
+            if not self._mailbox.expects(message.metadata.message_id):
+                continue
             try:
                 reply = self._reply_to(message)
             except Exception as error:  # without an answer the sender would wait for ever
                 reason = f"worker {self.label}: {type(error).__name__}: {error}"
                 reply = Message(Error(CRASHED, reason), reply_to=message)
             if not self._closing:
-                self._on_reply(reply)
+                self._mailbox.receive(reply)
 
     def _reply_to(self, message: Message) -> Message:
         try:

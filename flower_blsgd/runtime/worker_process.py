@@ -9,7 +9,6 @@ closes the lifeline even if the parent is killed while a message is being handle
 
 import fcntl
 import os
-import pickle
 import select
 import signal
 import sys
@@ -55,7 +54,9 @@ def main() -> None:
         reply = handle(message)
         try:
             control.send(reply)
-        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+        except OSError:  # the parent is gone
+            return
+        except Exception as error:  # it holds something that has no bytes
             reason = f"the reply cannot be sent: {error}"
             control.send(Message(Error(RAISED, reason), reply_to=message))
 

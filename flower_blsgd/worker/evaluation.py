@@ -39,6 +39,7 @@ def evaluate(
         for indices in torch.split(torch.arange(len(source), device=device), _BATCH_SIZE):
             inputs, targets = source.batch(indices)
             outputs = model(inputs)
-            loss_sum += float(loss(outputs, targets).sum(dtype=torch.float64))
-            metric_sum += float(metric(outputs, targets).sum(dtype=torch.float64))
+            # On the CPU, since not every accelerator has float64.
+            loss_sum += float(loss(outputs, targets).cpu().double().sum())
+            metric_sum += float(metric(outputs, targets).cpu().double().sum())
     return loss_sum / len(source), metric_sum / len(source)

@@ -119,9 +119,11 @@ class LocalSGD:
         with torch.random.fork_rng(devices=cards, device_type=cards[0].type if cards else "cuda"):
             torch.manual_seed(order.seed)
             completed, losses, started_at, seconds = self._steps(order)
-        if state is not None:
+        momentum = None
+        if order.momentum_policy == "average":
+            momentum = momentum_record(self.model, self._optimizer)
+        elif order.momentum_policy == "keep" and state is not None:
             _keep(state, momentum_record(self.model, self._optimizer))
-        averaged = order.momentum_policy == "average"
         return TrainReport(
             completed_steps=completed,
             batch_size=order.batch_size,
@@ -130,7 +132,7 @@ class LocalSGD:
             ended_at=started_at + seconds,
             losses=losses,
             arrays=ArrayRecord(self.model.state_dict()),
-            momentum=momentum_record(self.model, self._optimizer) if averaged else None,
+            momentum=momentum,
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:

@@ -399,7 +399,10 @@ def test_auto_with_accelerators_leaves_cores_for_them_and_the_server() -> None:
 
 @pytest.mark.parametrize("cores", [(0,), (0, 1)])
 def test_auto_with_an_accelerator_and_no_core_to_spare(cores: tuple[int, ...]) -> None:
-    assert auto_workers(Machine(cores, ("mps",))) == [WorkerSpec("mps", tier="fast")]
+    """The last core it is: the default must have a slow worker, or a plain run is refused."""
+    fast, slow = auto_workers(Machine(cores, ("mps",)))
+    assert fast == WorkerSpec("mps", tier="fast")
+    assert slow == WorkerSpec("cpu", cores[-1:], tier="slow")
 
 
 @given(
@@ -414,7 +417,7 @@ def test_auto_uses_only_what_is_there(cores: tuple[int, ...], cards: int) -> Non
     used = [core for worker in workers for core in worker.cores]
     assert set(used) <= set(cores)
     if cards:
-        assert len(used) == max(0, len(cores) - cards - 1)
+        assert len(used) == max(1, len(cores) - cards - 1)
     else:
         assert [w.tier for w in workers] == ["fast", "slow"]
         assert sorted(set(used)) == list(cores)
