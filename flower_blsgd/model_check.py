@@ -53,9 +53,11 @@ class ModelShape:
         if extra:
             raise ProtocolError(f"its model has an extra tensor {extra[0]!r}")
         tensors = {}
-        for name, array in arrays.items():
+        for name, expected in self._tensors.items():
+            if name not in arrays:
+                continue
+            array = arrays[name]
             tensor = array.numpy()
-            expected = self._tensors[name]
             # What the array holds counts, not what it says that it holds.
             for found in (_shape_and_dtype(array), (tensor.shape, str(tensor.dtype))):
                 if found != expected:
@@ -67,7 +69,7 @@ class ModelShape:
                     f"its tensor {name!r} is not finite; a smaller learning rate may help"
                 )
             tensors[name] = tensor
-        return {name: tensors[name] for name in self._tensors if name in tensors}
+        return tensors
 
 
 def _shape_and_dtype(array: Array) -> tuple[tuple[int, ...], str]:

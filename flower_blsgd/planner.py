@@ -9,7 +9,7 @@ from flwr.serverapp.exception import AggregationError
 
 from .algorithm.epoch_plan import EpochMode, EpochPlan, RoundShape, plan_epoch, round_shape
 from .algorithm.learning_rate import LearningRate
-from .algorithm.local_steps import StepPolicy
+from .algorithm.local_steps import Participant, StepPolicy
 from .algorithm.loss_table import LossTable
 from .algorithm.randomness import derived_seed
 from .algorithm.sampling import Sampler
@@ -122,7 +122,10 @@ class Planner:
         ------
         UsageError
             If the settings do not fit the workers or the data.
+        AggregationError
+            If there is no worker.
         """
+        _refuse_nobody(active)
         self._tell_lost_tiers(active)
         if not self.epoch_ended and not any(worker in active for worker in self._workers):
             rounds_left = self.plan.rounds - self.rounds_done
@@ -150,8 +153,7 @@ class Planner:
         AggregationError
             If there is no worker.
         """
-        if not workers:
-            raise AggregationError("no worker is left to train; the log above says why")
+        _refuse_nobody(workers)
         if self.sampler.needs_both_tiers:
             for fast, tier in _TIERS:
                 if not any(worker.fast is fast for worker in workers):
@@ -160,13 +162,16 @@ class Planner:
                         f"workers: no {tier} worker among {there}, and this sampler needs a fast "
                         f'and a slow one; name one {tier}, or use sampler = "uniform"'
                     )
-        return self._shape(workers)
+        return self._shape(self._participants(workers))
 
-    def _shape(self, workers: Sequence[Worker]) -> RoundShape:
+    def _participants(self, workers: Sequence[Worker]) -> list[Participant]:
+        return [worker.participant(self.batch_size) for worker in workers]
+
+    def _shape(self, participants: Sequence[Participant]) -> RoundShape:
         try:
             return round_shape(
                 self.step_policy,
-                [worker.participant(self.batch_size) for worker in workers],
+                participants,
                 len(self.table),
                 self._mode,
                 self._local_steps_fast,
@@ -180,8 +185,10 @@ class Planner:
         self.rounds_total += 1
 
     def _plan_next_epoch(self, workers: Sequence[Worker]) -> None:
-        shape = self._shape(workers) if self.epoch else self.check(workers)
-        participants = [worker.participant(self.batch_size) for worker in workers]
+        if self.epoch == 0:
+            self.check(workers)
+        participants = self._participants(workers)
+        shape = self._shape(participants)
         self.epoch += 1
         self._plan = plan_epoch(
             seed=self._settings.seed,
@@ -231,3 +238,8 @@ class Planner:
             arrays=arrays,
             momentum=momentum,
         )
+
+
+def _refuse_nobody(workers: Sequence[Worker]) -> None:
+    if not workers:
+        raise AggregationError("no worker is left to train; the log above says why")

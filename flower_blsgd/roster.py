@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -37,6 +37,10 @@ class Worker:
         Whether the node is connected.
     excluded : str
         Why it takes no part any more; empty while it does.
+    fast : bool
+        Its tier: as named, else by its speed.
+    speed_ratio : float, optional
+        gamma, if the speeds are known.
     """
 
     index: int
@@ -44,7 +48,7 @@ class Worker:
     profile: WorkerProfile
     present: bool = True
     excluded: str = ""
-    fast: bool = field(default=True)
+    fast: bool = True
     speed_ratio: float | None = None
 
     @property

@@ -27,8 +27,8 @@ from .worker.profile import profile_of
 def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunReport:
     """Train as the settings say, and leave a results folder.
 
-    Everything that can be refused is refused before the first message, so before the local
-    grid starts a process, and before anything is written.
+    Everything that can be refused is refused before anything is written, and on the local grid
+    before it starts a process. Other grids must first be asked who their workers are.
 
     Parameters
     ----------
@@ -55,11 +55,10 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
     """
     began = time.time()
     task = load_task(config.task, config.data, config.model)
-    local = isinstance(grid, LocalGrid)
-    min_workers = len(grid.workers) if isinstance(grid, LocalGrid) else config.min_workers
-    strategy = make_strategy(config, task.num_train, min_workers)
-    if isinstance(grid, LocalGrid):  # its workers are known before it starts a process
-        profiles = [profile_of(worker, place) for place, worker in enumerate(grid.workers)]
+    local = grid.workers if isinstance(grid, LocalGrid) else ()
+    strategy = make_strategy(config, task.num_train, len(local) or config.min_workers)
+    if local:
+        profiles = [profile_of(worker, place) for place, worker in enumerate(local)]
         strategy.planner.check(Roster.of_profiles(profiles).workers)
     RunFolder.refuse_unusable(config.out)
     arrays = ArrayRecord(task.initial_model(derived_seed(config.seed, "model")).state_dict())
@@ -124,8 +123,9 @@ def _tell_ignored_workers(config: RunConfig, roster: Roster, report: RunReport) 
     except UsageError:  # devices of another machine
         named = []
     for worker in roster.workers:
+        place = worker.profile.partition_id  # simulation gives every node one
         profile = replace(worker.profile, partition_id=-1, data_fingerprint="")
-        if profile not in named[worker.profile.partition_id :][:1]:
+        if place < 0 or profile not in named[place : place + 1]:
             report.say(
                 f'workers = "{config.workers}" is ignored: each SuperNode names its own device'
             )

@@ -159,8 +159,6 @@ class BiasedLocalSGD(FedAvg):
             If no worker is left.
         """
         self.roster.update(grid)
-        if not self.roster.active:
-            raise AggregationError("no worker is left to train; the log above says why")
         began = time.perf_counter()
         orders = self.planner.orders(server_round, self.roster.active, arrays, self._momentum)
         self._planning_seconds = time.perf_counter() - began

@@ -1,12 +1,13 @@
 """The folder that a run leaves: figures, model and pictures."""
 
+import contextlib
 import csv
 import dataclasses
 import json
 import math
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +111,19 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""
-        self._replace("summary.json", json.dumps(_plain(dict(summary)), indent=2) + "\n")
+        with self._whole("summary.json") as part:
+            part.write_text(json.dumps(_plain(dict(summary)), indent=2) + "\n")
 
     def write_model(self, arrays: ArrayRecord) -> None:
-        """Write ``model.safetensors``: the state dict."""
+        """Write ``model.safetensors``, the state dict, whole or not at all."""
         tensors = {name: np.asarray(a.numpy(), order="C") for name, a in arrays.items()}
-        part = self.path / "model.safetensors.part"
-        save_file(tensors, part)
-        part.replace(self.path / "model.safetensors")
+        with self._whole("model.safetensors") as part:
+            save_file(tensors, part)
 
-    def _replace(self, name: str, text: str) -> None:
+    @contextlib.contextmanager
+    def _whole(self, name: str) -> Iterator[Path]:
         part = self.path / f"{name}.part"
-        part.write_text(text)
+        yield part
         part.replace(self.path / name)
 
 

@@ -112,8 +112,7 @@ class WorkerHandle:
     def _living_child(self) -> ChildProcess:
         """Return the process; a dead one is replaced, so no message is lost with it."""
         if self._child is not None and not self._child.alive and not self._closing:
-            if not self.given_up:
-                _LOG.warning("worker %s: the process %s", self.label, self._child.obituary())
+            _LOG.warning("worker %s: the process %s", self.label, self._child.obituary())
             self._count_death()
         if self._child is None:
             self._start()
