@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from flwr.app import Message
-
+from .channel import Channel
 from .pinning import on_cores_of
-from .worker_process import Job
+from .shared_arrays import Packer, Parcel
+from .shared_block import Pool
+from .worker_process import Answer, Job
 
 _POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
@@ -34,6 +34,10 @@ class ChildProcess:
     ----------
     job : Job
         Sent to it first.
+    setup : Parcel, optional
+        Sent to it next: a function that it calls before it loads the app.
+    lanes : int
+        How many messages it handles side by side, >= 1.
     environment : mapping
         Its environment variables.
     on_line : callable
@@ -46,43 +50,40 @@ class ChildProcess:
     """
 
     def __init__(
-        self, job: Job, environment: Mapping[str, str], on_line: Callable[[str], None]
+        self,
+        job: Job,
+        setup: Parcel | None,
+        lanes: int,
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None],
     ) -> None:
         self._on_line = on_line
         self._closing, self._closed = threading.Lock(), False
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_TOLD_LINES)
-        # -P: a module in the current folder must not take the place of a library's.
-        command = [sys.executable, "-P", "-m", "flower_blsgd.runtime.worker_process"]
-        ours, theirs = socket.socketpair()
+        pairs = [socket.socketpair() for _ in range(lanes)]
         lifeline_end, self._lifeline = os.pipe()
+        fds = [lifeline_end, *(theirs.fileno() for _, theirs in pairs)]
         try:
-            # Pinned before it exists, so that no thread of a library escapes.
-            with on_cores_of(job.worker):
-                self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(lifeline_end), str(os.getpid())],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    pass_fds=(theirs.fileno(), lifeline_end),
-                )
+            self._process = _start(job, fds, environment)
         except BaseException:
-            ours.close()
+            for ours, _ in pairs:
+                ours.close()
             os.close(self._lifeline)
             raise
         finally:
-            theirs.close()
+            for _, theirs in pairs:
+                theirs.close()
             os.close(lifeline_end)
-        self._control = Connection(ours.detach())
+        self._channels = [Channel(ours, views=True) for ours, _ in pairs]
         assert self._process.stdout is not None
         self._listener = threading.Thread(
             target=self._listen, args=(self._process.stdout,), daemon=True
         )
         self._listener.start()
         with contextlib.suppress(OSError):  # one that dies at once is noticed by `exchange`
-            self._control.send(job)
+            self._channels[0].send(Packer(Pool()).pack(job))
+            if setup is not None:
+                self._channels[0].send(setup)
 
     @property
     def process_id(self) -> int:
@@ -94,27 +95,32 @@ class ChildProcess:
         """Whether it runs."""
         return self._process.poll() is None
 
-    def exchange(self, message: Message) -> Message:
-        """Send a message and return the reply.
+    @property
+    def attached_bytes(self) -> int:
+        """Bytes of the shared buffers that the process made."""
+        return sum(channel.attached_bytes for channel in self._channels)
+
+    def exchange(self, parcel: Parcel, lane: int = 0) -> Answer:
+        """Send a message and return the answer; one exchange at a time on each lane.
 
         Raises
         ------
         ChildDiedError
             If the process ends first.
         Exception
-            Whatever pickling raises, if the message cannot be sent or the reply not be read;
-            the process lives on.
+            Whatever unpickling raises, if the reply cannot be read; the process lives on.
         """
+        channel = self._channels[lane]
         try:
-            self._control.send(message)
+            channel.send(parcel)
             # Not only the end of the stream tells a death: a grandchild may hold it open.
-            while not self._control.poll(_POLL_SECONDS):
-                if not self.alive and not self._control.poll():
+            while not channel.poll(_POLL_SECONDS):
+                if not self.alive and not channel.poll():
                     raise ChildDiedError(self.obituary())
-            reply: Message = self._control.recv()
+            answer: Answer = channel.receive()
         except (EOFError, OSError):
             raise ChildDiedError(self.obituary()) from None
-        return reply
+        return answer
 
     def obituary(self) -> str:
         """Return how the process died, and its last lines; waits until it is dead."""
@@ -144,7 +150,8 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._control.close()
+        for channel in self._channels:
+            channel.close()
         os.close(self._lifeline)
         self._listener.join(_LAST_WORDS_SECONDS)
 
@@ -153,3 +160,21 @@ class ChildProcess:
             for line in output:
                 self._last_lines.append(line.rstrip())
                 self._on_line(line.rstrip())
+
+
+def _start(job: Job, fds: Sequence[int], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+    # -P: a module in the current folder must not take the place of a library's.
+    command = [sys.executable, "-P", "-m", "flower_blsgd.runtime.worker_process"]
+    lifeline, *sockets = map(str, fds)
+    # Pinned before it exists, so that no thread of a library escapes.
+    with on_cores_of(job.worker):
+        return subprocess.Popen(
+            [*command, lifeline, str(os.getpid()), *sockets],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=fds,
+        )

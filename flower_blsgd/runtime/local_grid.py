@@ -1,8 +1,7 @@
 """A Flower grid of worker processes on this machine, each pinned to its own device."""
 
-import logging
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -12,10 +11,12 @@ from flwr.serverapp import Grid
 from .devices import WorkerSpec
 from .flower_internals import Run, become_server, empty_run, give_message_id
 from .mailbox import Mailbox
+from .process_host import HostSettings, ProcessHost
+from .shared_arrays import Packer
+from .shared_block import Pool
+from .shipping import ship
 from .worker_handle import WorkerHandle
 from .worker_process import Job
-
-_LOG = logging.getLogger(__name__)
 
 Config = Mapping[str, bool | float | int | str]
 
@@ -24,15 +25,18 @@ _RUN_ID = 1
 
 
 class LocalGrid(Grid):
-    """Runs any Flower ClientApp in one process per worker.
+    """Runs any Flower ClientApp in worker processes that are pinned to their devices.
+
+    Arrays travel in shared memory. A reply's arrays are views on it, in a form that Flower's own
+    strategies take as theirs; a ClientApp gets copies, unless it called `accept_views`.
 
     The processes start with the first message, so that everything that can be refused is
     refused before. They end with `close`, at the end of a ``with`` block, and when this process
     dies in any way.
 
     If a worker's process dies, the message that it had fails at once with an error reply, the
-    others go on, and the process starts again with empty state. A worker that dies three times
-    without answering a message in between is taken off the grid.
+    others go on, and the process starts again with empty state. A process that dies three times
+    without answering a message in between is not started again: its workers leave the grid.
 
     Parameters
     ----------
@@ -46,6 +50,18 @@ class LocalGrid(Grid):
         Given to the ClientApp as ``context.run_config``.
     threads : int (default: 0)
         Compute threads of each worker; 0 for one per core of it.
+    processes_per_device : int (default: 0)
+        Put the workers of a device, or of the same cores, into so many processes; 0 gives each
+        worker its own. Those of a process take turns on a CPU, and run side by side on an
+        accelerator. A worker with a slowdown always has its own.
+    setup : callable, optional
+        Called in every process before it loads the app. It travels by value, so it may be
+        defined anywhere; large tensors in it become shared memory.
+
+    Raises
+    ------
+    UsageError
+        If there is not enough memory for the tensors of `setup`.
     """
 
     def __init__(
@@ -55,23 +71,45 @@ class LocalGrid(Grid):
         app_dir: Path,
         run_config: Config,
         threads: int = 0,
+        processes_per_device: int = 0,
+        setup: Callable[[], object] | None = None,
     ) -> None:
         become_server(_RUN_ID)
         self._run = empty_run(_RUN_ID)
         self.workers = tuple(workers)
         self._mailbox = Mailbox()
+        self._pool = Pool()
         self._handles: dict[int, WorkerHandle] = {}
-        for place, worker in enumerate(workers):
-            node_id = _FIRST_NODE_ID + place
-            node_config = {
-                "partition-id": place,
-                "num-partitions": len(workers),
-                **worker.to_node_config(),
+        self._hosts: list[ProcessHost] = []
+        parcel = None if setup is None else ship(setup, Pool("sharing the data with the workers"))
+        settings = HostSettings(threads, parcel)
+        for places in _shared_out(self.workers, processes_per_device):
+            contexts = {
+                _FIRST_NODE_ID + place: self._context(place, run_config) for place in places
             }
-            context = Context(_RUN_ID, node_id, node_config, RecordDict(), dict(run_config))
-            job = Job(worker, client_app, app_dir, context)
-            self._handles[node_id] = WorkerHandle(job, threads, self._mailbox)
-        self._finalizer = weakref.finalize(self, _close_all, list(self._handles.values()))
+            worker = self.workers[places[0]]
+            job = Job(worker, contexts, client_app, app_dir, has_setup=parcel is not None)
+            names = [self.workers[place].name for place in places]
+            label = "+".join(filter(None, names)) or (
+                f"{worker.device_with_cores} (node {', '.join(map(str, contexts))})"
+            )
+            host = ProcessHost(job, settings, label)
+            self._hosts.append(host)
+            for node_id in contexts:
+                self._handles[node_id] = WorkerHandle(node_id, host, self._mailbox)
+        self._handles = dict(sorted(self._handles.items()))
+        self._finalizer = weakref.finalize(
+            self, _close_all, list(self._handles.values()), self._hosts
+        )
+
+    def _context(self, place: int, run_config: Config) -> Context:
+        node_config = {
+            "partition-id": place,
+            "num-partitions": len(self.workers),
+            **self.workers[place].to_node_config(),
+        }
+        node_id = _FIRST_NODE_ID + place
+        return Context(_RUN_ID, node_id, node_config, RecordDict(), dict(run_config))
 
     def __enter__(self) -> "LocalGrid":
         return self
@@ -91,8 +129,21 @@ class LocalGrid(Grid):
     @property
     def process_ids(self) -> dict[int, int]:
         """The process of every node that has one now."""
-        found = {node_id: handle.process_id for node_id, handle in self._handles.items()}
+        found = {node_id: handle.host.process_id for node_id, handle in self._handles.items()}
         return {node_id: pid for node_id, pid in found.items() if pid is not None}
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of all shared buffers for messages and states that exist now, here and there."""
+        return self._pool.num_bytes + sum(host.attached_bytes for host in self._hosts)
+
+    def state_of(self, node_id: int) -> RecordDict:
+        """Return what a node keeps in shared memory, such as momentum, without asking it.
+
+        Views: while the node handles a message they may be half written. Empty after its
+        process died.
+        """
+        return self._handles[node_id].host.states.get(node_id, RecordDict())
 
     def set_run(self, run: Run) -> None:
         """Set the run that this grid operates in."""
@@ -116,7 +167,7 @@ class LocalGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes whose worker has not been given up."""
-        return [node_id for node_id, handle in self._handles.items() if not handle.given_up]
+        return [node_id for node_id, handle in self._handles.items() if not handle.host.given_up]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to their workers; each works on one at a time.
@@ -125,15 +176,19 @@ class LocalGrid(Grid):
         ------
         ValueError
             If a message is for a node that this grid does not have.
+        UsageError
+            If there is not enough memory for the arrays.
         """
+        packer = Packer(self._pool)
         ids = []
         for message in messages:
             node_id = message.metadata.dst_node_id
             if node_id not in self._handles:
                 raise ValueError(f"node {node_id} is not on this grid: {sorted(self._handles)}")
             message_id = give_message_id(message)
+            parcel = packer.pack(message)
             self._mailbox.expect(message_id)
-            self._handles[node_id].submit(message)
+            self._handles[node_id].submit(message, parcel)
             ids.append(message_id)
         return ids
 
@@ -154,8 +209,28 @@ class LocalGrid(Grid):
         return self._mailbox.take(ids)
 
 
-def _close_all(handles: Sequence[WorkerHandle]) -> None:
+def _shared_out(workers: Sequence[WorkerSpec], processes_per_device: int) -> list[list[int]]:
+    """Return the places of the workers in each process."""
+    if processes_per_device == 0:
+        return [[place] for place in range(len(workers))]
+    alone, together = [], dict[str, list[int]]()
+    for place, worker in enumerate(workers):
+        if worker.slowdown == 1.0:
+            together.setdefault(worker.device_with_cores, []).append(place)
+        else:
+            alone.append([place])
+    for places in together.values():
+        count = min(processes_per_device, len(places))
+        alone += [places[first::count] for first in range(count)]
+    return alone
+
+
+def _close_all(handles: Sequence[WorkerHandle], hosts: Sequence[ProcessHost]) -> None:
     for handle in handles:
         handle.begin_close()
+    for host in hosts:
+        host.begin_close()
+    for host in hosts:
+        host.finish_close()
     for handle in handles:
         handle.finish_close()

@@ -64,3 +64,20 @@ def on_cores_of(worker: WorkerSpec) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def side_stream(worker: WorkerSpec) -> Iterator[None]:
+    """Give the calling thread a stream of its own, so that others compute beside it."""
+    import torch
+
+    if not worker.device.startswith("cuda"):
+        yield
+        return
+    with (
+        torch.cuda.device(worker.device),
+        torch.cuda.stream(
+            torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        ),
+    ):
+        yield

@@ -1,64 +1,124 @@
 """The program that a worker process of the local grid runs.
 
-``python -m flower_blsgd.runtime.worker_process CONTROL_FD LIFELINE_FD PARENT_PID``
+``python -m flower_blsgd.runtime.worker_process LIFELINE_FD PARENT_PID SOCKET_FD...``
 
-It serves messages from the control socket, one at a time, with the user's ClientApp, as a
-SuperNode does. It ends when the control socket closes or when the lifeline does: the kernel
-closes the lifeline even if the parent is killed while a message is being handled.
+It serves messages with the user's ClientApp, as a SuperNode does: on every socket, one at a time,
+for one node or several; several sockets are served side by side, each by a thread. It ends when a
+socket closes or when the lifeline does: the kernel closes the lifeline even if the parent is
+killed while a message is being handled.
 """
 
 import fcntl
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 
+from .channel import Channel
 from .devices import WorkerSpec
 from .flower_internals import NOT_LOADED, RAISED, load_client_app
+from .pinning import side_stream
+from .shared_arrays import Packer, Parcel, share_views, takes_views
+from .shared_block import Pool
+
+Handler = Callable[[Message], Message]
+Answer = tuple[Message, RecordDict]
+"""A reply, and the state that the node keeps in shared memory."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker process is for; the first thing that it receives."""
+    """What a worker process is for; the first thing that it receives.
+
+    Parameters
+    ----------
+    worker : WorkerSpec
+        The device of all its nodes.
+    contexts : mapping of int to Context
+        Its nodes.
+    client_app : str
+        ``module:attribute``.
+    app_dir : Path
+        Where that module is.
+    has_setup : bool
+        Whether a function follows that is called before the app is loaded.
+    """
 
     worker: WorkerSpec
+    contexts: Mapping[int, Context]
     client_app: str
     app_dir: Path
-    context: Context
+    has_setup: bool = False
 
 
 def main() -> None:
     """Serve until the parent is gone or says that it is over."""
-    control_fd, lifeline_fd, parent = (int(argument) for argument in sys.argv[1:4])
+    lifeline_fd, parent, *socket_fds = (int(argument) for argument in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the parent decides
     _die_with_parent(lifeline_fd, parent)
-    control = Connection(control_fd)
+    channels = [Channel(socket.socket(fileno=fd), views=True) for fd in socket_fds]
     try:
-        job: Job = control.recv()
+        job: Job = channels[0].receive()
+        handlers = _handlers(job, channels[0])
     except EOFError:
         return
-    handle = _loaded(job)
+    pool = Pool()
+    for channel in channels[1:]:
+        threading.Thread(
+            target=_serve_beside, args=(channel, job, handlers, pool), daemon=True
+        ).start()
+    _serve(channels[0], job, handlers, pool)
+
+
+def _serve_beside(channel: Channel, job: Job, handlers: Mapping[int, Handler], pool: Pool) -> None:
+    with side_stream(job.worker):
+        _serve(channel, job, handlers, pool)
+    os._exit(0)
+
+
+def _serve(channel: Channel, job: Job, handlers: Mapping[int, Handler], pool: Pool) -> None:
     while True:
         try:
-            message: Message = control.recv()
-        except EOFError:
+            message: Message = channel.receive()
+        except (EOFError, OSError):
             return
-        reply = handle(message)
+        node_id = message.metadata.dst_node_id
+        reply = handlers[node_id](message)
+        parcel = _packed(reply, message, job.contexts[node_id], pool)
+        del message, reply  # the sender may use their memory again
         try:
-            control.send(reply)
+            channel.send(parcel)
         except OSError:  # the parent is gone
             return
-        except Exception as error:  # it holds something that has no bytes
-            reason = f"the reply cannot be sent: {error}"
-            control.send(Message(Error(RAISED, reason), reply_to=message))
+        del parcel
+
+
+def _packed(reply: Message, message: Message, context: Context, pool: Pool) -> Parcel:
+    try:
+        return Packer(pool).pack((reply, _shared_state(context, pool)))
+    except Exception as error:  # it holds something that has no bytes, or memory is short
+        reason = f"the reply cannot be sent: {error}"
+        failure = Message(Error(RAISED, reason), reply_to=message)
+        return Packer(pool).pack((failure, RecordDict()))
+
+
+def _shared_state(context: Context, pool: Pool) -> RecordDict:
+    """Move what the node keeps as views, such as momentum, into memory that the parent sees."""
+    shared = RecordDict()
+    for name, record in list(context.state.array_records.items()):
+        moved = share_views(record, pool)
+        if moved is not None:
+            context.state[name] = shared[name] = moved
+    return shared
 
 
 def _die_with_parent(lifeline_fd: int, parent: int) -> None:
@@ -81,19 +141,26 @@ def _die_with_parent(lifeline_fd: int, parent: int) -> None:
         fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
-def _loaded(job: Job) -> Callable[[Message], Message]:
-    """Return the message handler; one that only reports the error if the app does not load."""
+def _handlers(job: Job, channel: Channel) -> dict[int, Handler]:
+    """Return each node's message handler; one that only reports the error if nothing loads."""
     try:
+        if job.has_setup:
+            channel.receive()()
         app = load_client_app(job.client_app, job.app_dir)
+    except EOFError:
+        raise
     except Exception:
         reason = traceback.format_exc()
 
         def refuse(message: Message) -> Message:
             return Message(Error(NOT_LOADED, reason), reply_to=message)
 
-        return refuse
-    context = job.context
+        return dict.fromkeys(job.contexts, refuse)
+    channel.views = takes_views(app)
+    return {node_id: _handler(app, context) for node_id, context in job.contexts.items()}
 
+
+def _handler(app: ClientApp, context: Context) -> Handler:
     def handle(message: Message) -> Message:
         before = RecordDict(dict(context.state))
         try:

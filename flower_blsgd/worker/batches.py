@@ -1,14 +1,37 @@
 """Fetch the samples of one step by their indices."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 Samples = Any
-"""A tuple of tensors (inputs, targets), a TensorDataset, or any map-style Dataset of pairs."""
+"""A pair (inputs, targets) of tensors, arrays or memory maps; a TensorDataset; any map-style
+Dataset of pairs; or `IndexedSamples` of one of these."""
+
+
+@dataclass(frozen=True)
+class IndexedSamples:
+    """A part of a data set, named by indices; nothing is copied.
+
+    Parameters
+    ----------
+    samples : Samples
+        The whole.
+    indices : numpy.ndarray
+        int64 of shape (n,): which of its samples these are.
+    """
+
+    samples: Samples
+    indices: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
 
 
 class BatchSource(Protocol):
@@ -29,7 +52,7 @@ class TensorBatches:
     Parameters
     ----------
     inputs, targets : torch.Tensor
-        First dimension N.
+        First dimension N. A memory map stays one on a CPU.
     device : torch.device
         Where they are kept.
     """
@@ -62,6 +85,20 @@ class DatasetBatches:
         return inputs.to(self._device), targets.to(self._device)
 
 
+class IndexedBatches:
+    """A part of another source."""
+
+    def __init__(self, whole: BatchSource, indices: Tensor) -> None:
+        self._whole, self._indices = whole, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+        """Return inputs and targets of the samples."""
+        return self._whole.batch(self._indices[indices])
+
+
 def batch_source(samples: Samples, device: torch.device) -> BatchSource:
     """Return the fitting source for a data set.
 
@@ -70,6 +107,9 @@ def batch_source(samples: Samples, device: torch.device) -> BatchSource:
     ValueError
         If it is a sequence of tensors, but no pair of the same length.
     """
+    if isinstance(samples, IndexedSamples):
+        whole = batch_source(samples.samples, device)
+        return IndexedBatches(whole, torch.from_numpy(samples.indices).to(device))
     tensors = tensor_parts(samples)
     if tensors is None:
         return DatasetBatches(samples, device)
@@ -85,9 +125,13 @@ def num_samples(samples: Samples) -> int:
 
 
 def tensor_parts(samples: Samples) -> Sequence[Tensor] | None:
-    """Return the tensors that a data set consists of; None if it is of another kind."""
+    """Return the tensors that a data set consists of; None if it is of another kind.
+
+    Arrays become tensors that share their memory.
+    """
     if isinstance(samples, TensorDataset):
         return samples.tensors
-    if isinstance(samples, tuple | list) and all(isinstance(part, Tensor) for part in samples):
-        return samples
+    kinds = Tensor | np.ndarray
+    if isinstance(samples, tuple | list) and all(isinstance(part, kinds) for part in samples):
+        return [part if isinstance(part, Tensor) else torch.from_numpy(part) for part in samples]
     return None

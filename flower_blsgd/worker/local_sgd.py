@@ -7,15 +7,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from ..protocol import MOMENTUM, TrainOrder, TrainReport
 from .batches import Samples, batch_source
-from .model_state import load_momentum, load_state, momentum_record
+from .model_state import (
+    load_momentum,
+    load_state,
+    momentum_record,
+    state_record,
+    zero_momentum,
+)
 
 SampleLoss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) -> one loss per sample, shape (batch_size,)."""
+
+Augment = Callable[[Any, torch.Generator], Any]
+"""(inputs of a batch, generator on their device) -> inputs."""
 
 _LONGEST_SLEEP_SECONDS = 0.5
 """A handler must notice a signal soon, so it never blocks longer in one call."""
@@ -38,7 +47,7 @@ class LocalSGD:
             return sgd.run(order, state=context.state).to_reply(message)
 
     If a step raises, so does `run`: the order fails as a whole, Flower reports it to the
-    strategy, and the other workers' models are averaged without this one.
+    strategy, and the other workers' models are averaged without this one. Momentum is zero then.
 
     Parameters
     ----------
@@ -60,6 +69,8 @@ class LocalSGD:
     slowdown : float (default: 1.0)
         Sleep after the steps until they have taken this many times as long, >= 1. The sleep
         counts as computing; under a deadline a slower device's last step is waited for.
+    augment : callable, optional
+        ``(inputs, generator) -> inputs`` of a training batch, on the device, before each step.
     """
 
     def __init__(
@@ -73,11 +84,14 @@ class LocalSGD:
         nesterov: bool = False,
         weight_decay: float = 0.0,
         slowdown: float = 1.0,
+        augment: Augment | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self._source = batch_source(dataset, self.device)
         self._loss = loss
+        self._augment = augment
+        self._generator = torch.Generator(self.device)
         self._slowdown = slowdown
         self._best_step_seconds = math.inf
         self._optimizer = torch.optim.SGD(
@@ -118,12 +132,19 @@ class LocalSGD:
         cards = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(devices=cards, device_type=cards[0].type if cards else "cuda"):
             torch.manual_seed(order.seed)
-            completed, losses, started_at, seconds = self._steps(order)
+            self._generator.manual_seed(order.seed)
+            try:
+                completed, losses, started_at, seconds = self._steps(order)
+            except BaseException:
+                zero_momentum(self.model, self._optimizer)
+                raise
         momentum = None
         if order.momentum_policy == "average":
             momentum = momentum_record(self.model, self._optimizer)
         elif order.momentum_policy == "keep" and state is not None:
-            _keep(state, momentum_record(self.model, self._optimizer))
+            kept = momentum_record(self.model, self._optimizer, copy=False)
+            if kept:
+                state[MOMENTUM] = kept
         return TrainReport(
             completed_steps=completed,
             batch_size=order.batch_size,
@@ -131,7 +152,7 @@ class LocalSGD:
             started_at=started_at,
             ended_at=started_at + seconds,
             losses=losses,
-            arrays=ArrayRecord(self.model.state_dict()),
+            arrays=state_record(self.model),
             momentum=momentum,
         )
 
@@ -141,7 +162,8 @@ class LocalSGD:
         elif order.momentum_policy == "average":
             load_momentum(self.model, self._optimizer, order.momentum)
         elif state is not None:
-            load_momentum(self.model, self._optimizer, state.array_records.get(MOMENTUM))
+            kept = state.array_records.get(MOMENTUM)
+            load_momentum(self.model, self._optimizer, kept, copy=False)
 
     def _steps(self, order: TrainOrder) -> tuple[int, np.ndarray[Any, Any], float, float]:
         self.model.train()
@@ -188,6 +210,8 @@ class LocalSGD:
 
     def _step(self, indices: Tensor) -> Tensor:
         inputs, targets = self._source.batch(indices)
+        if self._augment is not None:
+            inputs = self._augment(inputs, self._generator)
         losses = self._loss(self.model(inputs), targets)
         if losses.shape != indices.shape:
             raise ValueError(
@@ -202,8 +226,3 @@ class LocalSGD:
     def _synchronize(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-
-
-def _keep(state: RecordDict, record: ArrayRecord) -> None:
-    if len(record):
-        state[MOMENTUM] = record

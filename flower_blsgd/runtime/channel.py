@@ -1,0 +1,90 @@
+"""One end of the pipe between a grid and a worker process: objects, and the memory they need."""
+
+import collections
+import pickle
+import socket
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+from .shared_arrays import Parcel, unpack
+from .shared_block import Block
+
+
+class Channel:
+    """Sends parcels and receives objects, one exchange at a time.
+
+    With every parcel goes what the other end must know of shared memory: new blocks, which of
+    its own blocks are looked at no more, and which of ours are gone for good. A block is used
+    again only when neither end has a view on it.
+
+    Parameters
+    ----------
+    end : socket.socket
+        Of a pair; taken over.
+    views : bool
+        Whether arrays that arrive stay in shared memory, or are copied out of it.
+    """
+
+    def __init__(self, end: socket.socket, views: bool) -> None:
+        self._connection = Connection(end.detach())
+        self.views = views
+        self._sent: dict[int, Block] = {}
+        self._attached: dict[int, Block] = {}
+        self._unused: collections.deque[int] = collections.deque()
+
+    @property
+    def attached_bytes(self) -> int:
+        """Bytes of the other end's blocks that are mapped here."""
+        return sum(block.size for block in list(self._attached.values()))
+
+    def send(self, parcel: Parcel) -> None:
+        """Send a parcel.
+
+        Raises
+        ------
+        OSError
+            If the other end is gone.
+        """
+        new = [block for number, block in parcel.blocks.items() if number not in self._sent]
+        gone = [number for number, block in self._sent.items() if block.retired]
+        unused = [self._unused.popleft() for _ in range(len(self._unused))]
+        for block in parcel.blocks.values():
+            block.holders.add(self)
+        envelope = (parcel.payload, [(b.number, b.size) for b in new], unused, gone)
+        self._connection.send_bytes(pickle.dumps(envelope, pickle.HIGHEST_PROTOCOL))
+        for block in new:
+            send_handle(self._connection, block.fd, None)
+            self._sent[block.number] = block
+        for number in gone:
+            del self._sent[number]
+
+    def receive(self) -> Any:
+        """Wait for an object and return it.
+
+        Raises
+        ------
+        EOFError, OSError
+            If the other end is gone.
+        Exception
+            Whatever unpickling raises.
+        """
+        payload, new, unused, gone = pickle.loads(self._connection.recv_bytes())
+        for number in unused:
+            self._sent[number].holders.discard(self)
+        for number in gone:
+            self._attached.pop(number, None)
+        for number, size in new:
+            fd = recv_handle(self._connection)
+            self._attached[number] = Block(number, fd, size, on_unused=self._unused.append)
+        return unpack(payload, self._attached, self.views)
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Wait until something can be received, at most so long; return whether it can."""
+        return self._connection.poll(seconds)
+
+    def close(self) -> None:
+        """Close this end; the other end's views no longer keep our blocks from being used."""
+        self._connection.close()
+        for block in self._sent.values():
+            block.holders.discard(self)

@@ -1,0 +1,66 @@
+"""Send what a script or notebook defines to our own worker processes, by value.
+
+A worker process does not import the user's ``__main__``, so functions and classes from there
+travel whole (cloudpickle). Large tensors and arrays travel as shared memory, once for all
+processes, and copy-on-write: a worker that changes them changes its own copy only.
+"""
+
+import io
+import sys
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from .shared_arrays import Parcel, SharedTensor
+from .shared_block import AnyArray, Placement, Pool
+
+_INLINE_BYTES = 1 << 16
+
+
+def ship(content: object, pool: Pool) -> Parcel:
+    """Return an object, ready to be sent to a worker process.
+
+    Raises
+    ------
+    UsageError
+        If there is not enough memory for its tensors.
+    Exception
+        Whatever cloudpickle raises of something that cannot travel, such as an open file.
+    """
+    buffer = io.BytesIO()
+    pickler = _Shipper(buffer, pool)
+    pickler.dump(content)
+    return Parcel(buffer.getvalue(), pickler.placements)
+
+
+class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, buffer: io.BytesIO, pool: Pool) -> None:
+        super().__init__(buffer)
+        self.placements: list[Placement] = []
+        self._pool = pool
+        self._placed: dict[tuple[int, str, tuple[int, ...]], SharedTensor] = {}
+
+    def persistent_id(self, content: Any) -> Any:
+        """Name the place of a large tensor or array; None pickles everything else as it is."""
+        if type(content) in (np.ndarray, np.memmap):
+            return self._place(content, is_torch=False)
+        torch = sys.modules.get("torch")
+        if torch is not None and type(content) is torch.Tensor and not content.requires_grad:
+            plain = content.device.type == "cpu" and content.layout is torch.strided
+            if plain and content.dtype != torch.bfloat16 and not content.is_quantized:
+                return self._place(content.numpy(), is_torch=True)
+        return None
+
+    def _place(self, array: AnyArray, is_torch: bool) -> SharedTensor | None:
+        if array.nbytes < _INLINE_BYTES or array.dtype.hasobject:
+            return None
+        key = (array.__array_interface__["data"][0], array.dtype.str, array.shape)
+        if key not in self._placed:
+            contiguous = np.ascontiguousarray(array)
+            placement = self._pool.place([contiguous])
+            self.placements.append(placement)
+            self._placed[key] = SharedTensor(
+                placement.block.number, placement.offsets[0], array.dtype.str, array.shape, is_torch
+            )
+        return self._placed[key]
