@@ -1,27 +1,68 @@
-"""The training tasks by name; a user's own by ``module:function``."""
+"""The training tasks by name; a user's own by ``module:function`` or as an object."""
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, nearest
 from .task import Task
 
-TASKS: Mapping[str, str] = {"digits": "flower_blsgd.tasks.digits:digits"}
+if TYPE_CHECKING:
+    from torch import nn
+
+TASKS: Mapping[str, str] = {
+    "digits": "flower_blsgd.tasks.digits:digits",
+    "cifar10": "flower_blsgd.tasks.cifar10:cifar10",
+}
 """Where each task is made: a function ``(data, model) -> Task`` of two texts."""
 
-__all__ = ["TASKS", "Task", "load_task"]
+MODELS: Mapping[str, str] = {
+    "digits": "flower_blsgd.tasks.digits:model",
+    "cifar10": "flower_blsgd.tasks.cifar10:model",
+}
+"""Where each task's models are made: a function ``(name, num_classes) -> Module``."""
+
+GIVEN_IN_PYTHON = "given-in-python"
+"""The name of a task that was given as an object."""
+
+_GIVEN: dict[str, Task] = {}
+"""Tasks that this process was given as objects."""
+
+__all__ = ["GIVEN_IN_PYTHON", "MODELS", "TASKS", "Task", "load_model", "load_task", "register_task"]
 
 
-def load_task(name: str, data: str = "", model: str = "") -> Task:
+def register_task(task: Task, name: str = GIVEN_IN_PYTHON) -> str:
+    """Let `load_task` find a task under a name, in this process, and return the name.
+
+    A task that had the name before is replaced.
+    """
+    _GIVEN[name] = task
+    return name
+
+
+def load_task(
+    name: str,
+    data: str = "",
+    model: str = "",
+    skip_bad: bool = False,
+    validation_share: float = 0.0,
+    seed: int = 0,
+) -> Task:
     """Return a task by name.
 
     Parameters
     ----------
     name : str
-        A name in `TASKS`, or ``module:function``.
+        A registered name, one in `TASKS`, or ``module:function``.
     data, model : str (default: "")
         Where the data is and which model; empty for the task's own default.
+    skip_bad : bool (default: False)
+        Leave samples out that cannot be read.
+    validation_share : float (default: 0.0)
+        Above 0: test on this share of the training data instead of the test data.
+    seed : int (default: 0)
+        Which samples that share consists of.
 
     Returns
     -------
@@ -31,20 +72,85 @@ def load_task(name: str, data: str = "", model: str = "") -> Task:
     Raises
     ------
     UsageError
-        If there is no such task, or it refuses `data` or `model`.
+        If there is no such task, or it refuses one of the settings.
     """
-    reference = TASKS.get(name, name)
-    module_name, colon, function_name = reference.partition(":")
-    if not colon:
-        raise UsageError(
-            f"task = {name!r} is not known; {nearest(name, TASKS)}, or module:function"
-        )
+    task = _GIVEN.get(name)
+    settings: dict[str, Any] = {"data": data, "model": model, "skip-bad": skip_bad}
+    if task is None:
+        task = _made(name, settings)
+    else:
+        _refuse_set(name, settings)
+    if validation_share == 0:
+        return task
+    from .validation import with_validation
+
+    return with_validation(task, validation_share, seed)
+
+
+def load_model(task: str, model: str = "", num_classes: int = 10) -> "nn.Module":
+    """Return a fresh model of a task; for the tasks of `TASKS` without its data.
+
+    Parameters
+    ----------
+    task : str
+        A task's name.
+    model : str (default: "")
+        Which model; empty for the task's own default.
+    num_classes : int (default: 10)
+        For how many classes; a task of one's own knows by itself.
+
+    Raises
+    ------
+    UsageError
+        If there is no such task or model.
+    """
+    if task in _GIVEN or task not in MODELS:
+        return load_task(task, model=model).model()
+    made: nn.Module = _function(task, MODELS[task])(model, num_classes)
+    return made
+
+
+def _made(name: str, settings: Mapping[str, Any]) -> Task:
+    make = _function(name, TASKS.get(name, name))
     try:
-        make = getattr(importlib.import_module(module_name), function_name)
-        takes_texts = bool(inspect.signature(make).parameters)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        parameters = list(inspect.signature(make).parameters)
+    except (TypeError, ValueError) as error:
         raise UsageError(f"task = {name!r} cannot be loaded: {error}") from None
-    task = make(data, model) if takes_texts else make()
+    extra = {}
+    if "skip_bad" in parameters:
+        parameters.remove("skip_bad")
+        extra["skip_bad"] = settings["skip-bad"]
+    else:
+        _refuse_set(name, {"skip-bad": settings["skip-bad"]})
+    if parameters:
+        task = make(settings["data"], settings["model"], **extra)
+    else:
+        _refuse_set(name, {key: settings[key] for key in ("data", "model")})
+        task = make(**extra)
     if not isinstance(task, Task):
         raise UsageError(f"task = {name!r} returned {type(task).__name__}, not a Task")
     return task
+
+
+def _function(name: str, reference: str) -> Callable[..., Any]:
+    module_name, colon, function_name = reference.partition(":")
+    if not colon:
+        known = [*TASKS, *_GIVEN]
+        raise UsageError(
+            f"task = {name!r} is not known; {nearest(name, known)}, or module:function"
+        )
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        hint = "; put its folder into PYTHONPATH, or install it" if missing else ""
+        raise UsageError(f"task = {name!r} cannot be loaded: {error}{hint}") from None
+    return function
+
+
+def _refuse_set(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that the task would not look at."""
+    for key, value in settings.items():
+        if value:
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            raise UsageError(f"{key} = {shown}: task = {name!r} does not take it; leave it out")

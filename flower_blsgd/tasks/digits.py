@@ -9,6 +9,9 @@ from ..errors import UsageError, nearest
 from .task import Task
 
 TEST_SAMPLES = 360
+NUM_CLASSES = 10
+
+_BATCH_NORM = {"cnn": False, "cnn-batchnorm": True}
 
 
 def digits(data: str = "", model: str = "") -> Task:
@@ -31,12 +34,22 @@ def digits(data: str = "", model: str = "") -> Task:
             f"data = {data!r}: the digits come with scikit-learn; leave data empty, or name "
             "another task"
         )
-    models = {"cnn": False, "cnn-batchnorm": True}
-    name = model or "cnn"
-    if name not in models:
-        raise UsageError(f"model = {model!r} is not known; {nearest(model, models)}")
+    batch_norm = _batch_norm(model)
     train, test = _split()
-    return Task(model=lambda: small_cnn(batch_norm=models[name]), train=train, test=test)
+    return Task(model=lambda: small_cnn(batch_norm), train=train, test=test)
+
+
+def model(name: str = "", num_classes: int = NUM_CLASSES) -> nn.Module:
+    """Return a fresh model, without looking at the data.
+
+    Raises
+    ------
+    UsageError
+        If there is no such model, or not for so many classes.
+    """
+    if num_classes != NUM_CLASSES:
+        raise UsageError(f"the digits have {NUM_CLASSES} classes, but the model {num_classes}")
+    return small_cnn(_batch_norm(name))
 
 
 def small_cnn(batch_norm: bool = False) -> nn.Module:
@@ -55,6 +68,13 @@ def small_cnn(batch_norm: bool = False) -> nn.Module:
         nn.ReLU(),
         nn.Linear(128, 10),
     )
+
+
+def _batch_norm(name: str) -> bool:
+    name = name or "cnn"
+    if name not in _BATCH_NORM:
+        raise UsageError(f"model = {name!r} is not known; {nearest(name, _BATCH_NORM)}")
+    return _BATCH_NORM[name]
 
 
 def _split() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

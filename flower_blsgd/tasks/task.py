@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import UsageError
 from ..worker.batches import Samples, num_samples, tensor_parts
 from ..worker.local_sgd import SampleLoss, cross_entropy
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""(inputs, generator) -> inputs: changes a whole training batch at random."""
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -25,13 +29,25 @@ class Task:
     ----------
     model : callable
         Makes a fresh model, with weights drawn from torch's generator.
-    train, test : pair of tensors, TensorDataset or map-style Dataset
-        Inputs and targets; every worker reads all of `train`.
+    train, test : pair of tensors or numpy arrays, TensorDataset or map-style Dataset
+        Inputs and targets; every worker reads all of `train`. Of a pair either part may be a
+        numpy array or a memory map.
     loss : callable (default: cross entropy)
         ``(outputs, targets) -> losses`` of shape (batch_size,).
     metric : callable (default: `correct`)
         ``(outputs, targets) -> values`` of shape (batch_size,); its mean over the test set is
         reported as ``accuracy``.
+    augment : callable, optional
+        ``(inputs, generator) -> inputs``: changes a whole batch, in training only, on the
+        device. Its random numbers come from the generator, which lives on that device.
+    data_fingerprint : str (default: "")
+        What `fingerprint` returns; empty to hash the training data.
+
+    Raises
+    ------
+    UsageError
+        If a part of the data is empty or its inputs and targets differ in number, or `model`
+        does not make models.
     """
 
     model: Callable[[], nn.Module]
@@ -39,6 +55,21 @@ class Task:
     test: Samples
     loss: SampleLoss = cross_entropy
     metric: Callable[[Any, Tensor], Tensor] = correct
+    augment: Augment | None = None
+    data_fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, nn.Module) or not callable(self.model):
+            raise UsageError(
+                f"task: model is a {type(self.model).__name__}, but must be a function that makes "
+                "a fresh one, such as model=lambda: Net()"
+            )
+        for name in ("loss", "metric", *(["augment"] if self.augment is not None else [])):
+            if not callable(getattr(self, name)):
+                kind = type(getattr(self, name)).__name__
+                raise UsageError(f"task: {name} is a {kind}, but must be a function")
+        _check_samples("train", self.train)
+        _check_samples("test", self.test)
 
     @property
     def num_train(self) -> int:
@@ -59,10 +90,35 @@ class Task:
     def fingerprint(self) -> str:
         """Return 16 hex digits that are equal for equal training data.
 
-        Tensors are hashed whole; of another data set only its length counts.
+        Tensors and arrays are hashed whole; of another data set only its length counts.
         """
+        if self.data_fingerprint:
+            return self.data_fingerprint
         digest = hashlib.sha256(str(self.num_train).encode())
         for part in tensor_parts(self.train) or ():
             digest.update(str((part.dtype, tuple(part.shape))).encode())
-            digest.update(part.contiguous().numpy().tobytes())
+            digest.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
+
+
+def _check_samples(name: str, samples: Samples) -> None:
+    try:
+        lengths = [len(part) for part in tensor_parts(samples) or ()]
+        count = num_samples(samples)
+    except TypeError as error:
+        raise UsageError(
+            f"task: {name} has no length ({error}); use a pair (inputs, targets) of tensors or "
+            "numpy arrays, or a map-style Dataset of pairs"
+        ) from None
+    if lengths and len(lengths) != 2:
+        raise UsageError(
+            f"task: {name} has {len(lengths)} parts; use a pair (inputs, targets), or a map-style "
+            "Dataset of pairs"
+        )
+    if lengths and lengths[0] != lengths[1]:
+        raise UsageError(
+            f"task: {name} has {lengths[0]} inputs, but {lengths[1]} targets; each sample needs "
+            "one of both"
+        )
+    if count == 0:
+        raise UsageError(f"task: {name} is empty; it needs at least one sample")

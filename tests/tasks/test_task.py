@@ -1,11 +1,15 @@
 """Data, model, loss and metric in one object."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from flower_blsgd import Task
+from flower_blsgd.errors import UsageError
 from flower_blsgd.tasks.task import correct
 
 INPUTS, TARGETS = torch.arange(12.0).reshape(6, 2), torch.arange(6)
@@ -84,3 +88,64 @@ def test_fingerprint_differs_for_other_data(kind: object, parts: tuple[Tensor, T
 def test_fingerprint_of_a_map_style_dataset_is_its_length() -> None:
     assert task_of(Pairs(9)).fingerprint() == task_of(Pairs(9)).fingerprint()
     assert task_of(Pairs(9)).fingerprint() != task_of(Pairs(8)).fingerprint()
+
+
+def test_arrays_and_memory_maps_count_as_tensors(tmp_path: Path) -> None:
+    np.save(tmp_path / "inputs.npy", INPUTS.numpy())
+    mapped = np.load(tmp_path / "inputs.npy", mmap_mode="c")
+    for inputs in (INPUTS.numpy(), mapped):
+        for targets in (TARGETS, TARGETS.numpy()):
+            task = task_of((inputs, targets))
+            assert task.num_train == 6
+            assert task.fingerprint() == task_of().fingerprint()
+
+
+def test_fingerprint_that_is_given_is_taken() -> None:
+    task = Task(
+        model=nn.Identity, train=(INPUTS, TARGETS), test=(INPUTS, TARGETS), data_fingerprint="abc"
+    )
+    assert task.fingerprint() == "abc"
+
+
+def test_fingerprint_of_types_that_numpy_lacks() -> None:
+    task = task_of((INPUTS.bfloat16(), TARGETS))
+    assert len({task.fingerprint(), task_of().fingerprint()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ((INPUTS, TARGETS[:5]), "has 6 inputs, but 5 targets"),
+        ((INPUTS.numpy(), TARGETS[:5].numpy()), "has 6 inputs, but 5 targets"),
+        ((INPUTS[:0], TARGETS[:0]), "is empty"),
+        (Pairs(0), "is empty"),
+        ((INPUTS,), "has 1 parts"),
+        ((INPUTS, TARGETS, TARGETS), "has 3 parts"),
+        (TensorDataset(INPUTS), "has 1 parts"),
+        (iter([]), "has no length"),
+        ((torch.tensor(1.0), TARGETS), "has no length"),
+    ],
+)
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_task_refuses_wrong_data(name: str, part: object, told: str) -> None:
+    data = {"train": (INPUTS, TARGETS), "test": (INPUTS, TARGETS)} | {name: part}
+    with pytest.raises(UsageError) as refused:
+        Task(model=nn.Identity, **data)
+    assert str(refused.value).startswith(f"task: {name} {told}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"model": nn.Linear(2, 3)}, "model is a Linear, but must be a function that makes"),
+        ({"model": "resnet"}, "model is a str"),
+        ({"loss": "mse"}, "loss is a str"),
+        ({"metric": None}, "metric is a NoneType"),
+        ({"augment": 3}, "augment is a int"),
+    ],
+)
+def test_task_refuses_what_is_no_function(settings: dict[str, object], told: str) -> None:
+    arguments = {"model": nn.Identity, "train": (INPUTS, TARGETS), "test": (INPUTS, TARGETS)}
+    with pytest.raises(UsageError, match=f"^task: {told}"):
+        Task(**arguments | settings)

@@ -1,0 +1,39 @@
+"""Make a task's data ready before a run, and say so in a line: ``blsgd prepare``."""
+
+from . import TASKS, load_task
+from .image_cache import prepared
+
+_IMAGE_TASKS = ("cifar10",)
+
+
+def prepare_task(name: str, data: str = "", skip_bad: bool = False, again: bool = False) -> str:
+    """Prepare the data of a task, and return a line that says what there is.
+
+    Parameters
+    ----------
+    name : str
+        The task's name.
+    data : str (default: "")
+        Where its data is.
+    skip_bad : bool (default: False)
+        Leave samples out that cannot be read.
+    again : bool (default: False)
+        Also if it is ready.
+
+    Raises
+    ------
+    UsageError
+        If the data cannot be had.
+    """
+    if name not in _IMAGE_TASKS:
+        task = load_task(name, data, skip_bad=skip_bad)
+        ready = f"{task.num_train:,} training and {task.num_test:,} test samples"
+        kept = "" if name in TASKS else ", as its own code makes them"
+        return f"{name}: {ready}{kept}; nothing has to be prepared"
+    images = prepared(name, data, skip_bad, again)
+    bad = sum(images.skipped.values())
+    left_out = f", {bad:,} that cannot be decoded left out" if bad else ""
+    return (
+        f"{name}: {len(images.train[1]):,} training and {len(images.test[1]):,} test images of "
+        f"{len(images.class_names)} classes{left_out}, ready in {images.folder}"
+    )

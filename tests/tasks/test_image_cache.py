@@ -1,0 +1,402 @@
+"""Images decoded once, into arrays on disk."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flower_blsgd.errors import UsageError
+
+pytest.importorskip("datasets")
+
+from flower_blsgd.tasks import image_cache
+from flower_blsgd.tasks.image_cache import cache_folder, prepared
+from flower_blsgd.tasks.image_entry import Prepared
+
+from ..log_capture import captured_log
+from .image_files import (
+    broken_jpeg,
+    encoded,
+    make_folders,
+    make_parquet,
+    pixels,
+    png,
+)
+
+IMAGES = [png(k) for k in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folders(tmp_path / "own")
+
+
+def prepare(folder: Path, skip_bad: bool = False, again: bool = False) -> Prepared:
+    return prepared("cifar10", str(folder), skip_bad, again)
+
+
+def entries(cache: Path) -> list[str]:
+    """Return the names in the cache but for the lock."""
+    return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
+
+
+# --- what comes out
+
+
+def test_image_folders_come_out_as_they_are(folder: Path, cache: Path) -> None:
+    images = prepare(folder)
+    assert images.class_names == ("cat", "dog", "owl")
+    assert images.train[1].tolist() == [0, 0, 1, 1, 2, 2]
+    expected = [pixels(k).transpose(2, 0, 1) for k in (0, 3, 1, 4, 2, 5)]
+    assert np.array_equal(images.train[0], np.stack(expected))
+    expected = [pixels(1000 + k).transpose(2, 0, 1) for k in range(3)]
+    assert np.array_equal(images.test[0], np.stack(expected))
+    assert images.test[1].tolist() == [0, 1, 2]
+    assert images.skipped == {"train": 0, "test": 0}
+    assert entries(cache) == [images.folder.name]
+    assert sorted(path.name for path in images.folder.iterdir()) == [
+        "meta.json",
+        *(f"{split}_{what}.npy" for split in ("test", "train") for what in ("images", "labels")),
+    ]
+
+
+def test_parquet_comes_out_as_it_is(tmp_path: Path) -> None:
+    images = prepare(make_parquet(tmp_path / "own", IMAGES, IMAGES[:3]))
+    assert images.class_names == ("0", "1", "2")
+    expected = [pixels(k).transpose(2, 0, 1) for k in range(6)]
+    assert np.array_equal(images.train[0], np.stack(expected))
+    assert images.train[1].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_arrays_may_be_written_without_changing_the_files(folder: Path) -> None:
+    images = prepare(folder)
+    for array in (*images.train, *images.test):
+        assert isinstance(array, np.memmap)
+        assert array.mode == "c"
+        tensor = torch.from_numpy(array)  # does not warn
+        tensor.zero_()
+    again = prepare(folder)
+    assert again.train[0].any()
+    assert (again.train[0].dtype, again.train[1].dtype) == (np.uint8, np.int64)
+
+
+def test_more_images_than_a_chunk(tmp_path: Path) -> None:
+    count = 600
+    numbered = [encoded(np.full((32, 32, 3), k % 251, np.uint8)) for k in range(count)]
+    images = prepare(make_parquet(tmp_path / "own", numbered, IMAGES))
+    assert images.train[0][:, 0, 0, 0].tolist() == [k % 251 for k in range(count)]
+    assert images.train[1].tolist() == [k % 3 for k in range(count)]
+
+
+def test_images_of_other_sizes_and_modes(tmp_path: Path) -> None:
+    grey = np.full((32, 32), 77, np.uint8)
+    large = np.full((64, 48, 3), (10, 20, 30), np.uint8)
+    opaque = np.full((32, 32, 4), (1, 2, 3, 255), np.uint8)
+    given = [encoded(grey), encoded(large), encoded(opaque)]
+    with captured_log() as log:
+        images = prepare(make_parquet(tmp_path / "own", given, IMAGES))
+    assert np.array_equal(images.train[0][0], np.full((3, 32, 32), 77))
+    assert images.train[0][1, :, 5, 5].tolist() == [10, 20, 30]
+    assert images.train[0][2, :, 5, 5].tolist() == [1, 2, 3]
+    assert log.warnings == ["resized 1 images of train to 32x32"]
+
+
+def test_resizing_is_bilinear(tmp_path: Path) -> None:
+    board = np.zeros((64, 64, 3), np.uint8)
+    board[::2, ::2] = 200  # each 2x2 block: one of 200 and three of 0
+    images = prepare(make_parquet(tmp_path / "own", [encoded(board), png(1)], IMAGES))
+    assert abs(int(images.train[0][0, 0, 10:20, 10:20].mean()) - 50) <= 5
+
+
+def test_fingerprint_is_that_of_the_training_images(folder: Path, tmp_path: Path) -> None:
+    expected = prepare(folder).fingerprint
+    assert len(expected) == 16
+    assert int(expected, 16) >= 0
+    other_place = make_folders(tmp_path / "elsewhere")
+    assert prepare(other_place).fingerprint == expected
+    (other_place / "test" / "cat" / "00000.png").write_bytes(png(77))
+    assert prepare(other_place).fingerprint == expected
+    (other_place / "train" / "cat" / "00000.png").write_bytes(png(77))
+    assert prepare(other_place).fingerprint != expected
+
+
+# --- prepared once
+
+
+def test_prepared_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(image_cache, "_prepare", None)
+        second = prepare(folder)
+    assert second.folder == first.folder
+    assert second.fingerprint == first.fingerprint
+    assert np.array_equal(second.train[0], first.train[0])
+
+
+def test_prepared_again_on_request(folder: Path, cache: Path) -> None:
+    first = prepare(folder)
+    inode = first.folder.stat().st_ino
+    with captured_log() as log:
+        second = prepare(folder, again=True)
+    assert second.folder == first.folder
+    assert second.folder.stat().st_ino != inode
+    assert np.array_equal(first.train[0], second.train[0])  # what is open stays readable
+    assert entries(cache) == [first.folder.name]
+    assert log.warnings == []
+
+
+def test_opening_imports_no_library_for_reading(folder: Path) -> None:
+    prepare(folder)
+    code = f"""
+import sys
+from flower_blsgd.tasks import load_task
+task = load_task("cifar10", {str(folder)!r})
+print(task.num_train, [m for m in ("datasets", "pandas", "pyarrow", "PIL") if m in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("6 []\n", "")
+
+
+def test_preparing_says_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    images = prepare(folder)
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert told.err == f"preparing 9 images of {folder}, once, in {images.folder}\n"
+    prepare(folder)
+    assert capfd.readouterr().err == ""
+
+
+def test_preparing_shows_a_bar_in_a_terminal(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    prepare(folder)
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "preparing 9 images of" in told.err
+    assert "9/9" in told.err
+
+
+def test_changed_files_are_prepared_anew(folder: Path, cache: Path) -> None:
+    first = prepare(folder)
+    (folder / "train" / "cat" / "00000.png").write_bytes(png(99))
+    with captured_log() as log:
+        second = prepare(folder)
+    assert np.array_equal(second.train[0][0], pixels(99).transpose(2, 0, 1))
+    assert entries(cache) == [second.folder.name]
+    assert log.warnings == [
+        f"{folder} has changed; removed what was made of it before, {first.folder}"
+    ]
+
+
+def test_other_folders_and_settings_stay(folder: Path, tmp_path: Path, cache: Path) -> None:
+    prepare(folder)
+    prepare(folder, skip_bad=True)
+    prepare(make_folders(tmp_path / "other", train=4))
+    (cache / "cifar10-somebodys-own").mkdir()
+    with captured_log() as log:
+        (folder / "train" / "cat" / "00000.png").write_bytes(png(99))
+        prepare(folder)
+    assert len(entries(cache)) == 4
+    assert len(log.warnings) == 1
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    monkeypatch.setenv("BLSGD_CACHE", "~/own")
+    assert cache_folder() == Path("/home/ann/own")
+    monkeypatch.setenv("BLSGD_CACHE", "")
+    assert cache_folder() == Path("/caches/flower-blsgd")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path("/home/ann/.cache/flower-blsgd")
+
+
+# --- damage
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lengthen(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"0")
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def retype(path: Path) -> None:
+    array = np.load(path)
+    np.save(path, array.view(np.int8) if array.itemsize == 1 else array.view(np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "told"),
+    [
+        ("train_images.npy", truncate, "18559 bytes instead of 18560"),
+        ("test_labels.npy", truncate, "151 bytes instead of 152"),
+        ("test_images.npy", lengthen, "bytes instead of"),
+        ("train_images.npy", empty, "0 bytes instead of"),
+        ("train_labels.npy", Path.unlink, "train_labels.npy is missing"),
+        ("train_images.npy", retype, "train_images.npy is int8 (6, 3, 32, 32)"),
+        ("test_labels.npy", retype, "test_labels.npy is uint64 (3,)"),
+        ("meta.json", Path.unlink, "meta.json is missing"),
+        ("meta.json", halve, ""),
+        ("meta.json", lambda path: path.write_text("{}"), "'format'"),
+        ("meta.json", lambda path: path.write_text("[]"), ""),
+        ("meta.json", lambda path: path.write_text('{"format": 99}'), "format 99 is not 1"),
+    ],
+)
+def test_damaged_entry_is_told_and_made_again(
+    folder: Path, cache: Path, name: str, damage: object, told: str
+) -> None:
+    expected = np.array(prepare(folder).train[0])
+    entry = cache / entries(cache)[0]
+    damage(entry / name)  # type: ignore[operator]
+    with captured_log() as log:
+        images = prepare(folder)
+        prepare(folder)
+    assert np.array_equal(images.train[0], expected)
+    (line,) = log.warnings
+    assert line.startswith(f"{entry} is damaged (")
+    assert line.endswith("); preparing it again")
+    assert told in line
+    assert entries(cache) == [entry.name]
+
+
+def test_file_in_the_way_of_an_entry(folder: Path, cache: Path) -> None:
+    entry = prepare(folder).folder
+    for path in entry.iterdir():
+        path.unlink()
+    entry.rmdir()
+    entry.write_text("not a folder")
+    assert len(prepare(folder).train[0]) == 6
+    assert entries(cache) == [entry.name]
+
+
+def test_leftovers_are_removed(folder: Path, cache: Path) -> None:
+    (cache / ".part.cifar10.123" / "source").mkdir(parents=True)
+    (cache / ".part.cifar10.123" / "train_images.npy").write_bytes(b"half")
+    (cache / ".part.other.123").mkdir()
+    entry = prepare(folder).folder
+    assert entries(cache) == [".part.other.123", entry.name]
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(errno.ENOSPC, "No space left on device"), (errno.EFBIG, "File too large")]
+)
+def test_full_disk(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int, told: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full, raising=False)
+        with pytest.raises(UsageError) as refused:
+            prepare(folder)
+    assert str(refused.value) == (
+        f"the cache {cache} cannot be written ({told}); make room, or set BLSGD_CACHE to another "
+        "folder"
+    )
+    assert entries(cache) == []
+    assert len(prepare(folder).train[0]) == 6
+
+
+def test_cache_that_cannot_be_made(folder: Path, tmp_path: Path, cache: Path) -> None:
+    cache.write_text("a file in its place")
+    with pytest.raises(UsageError, match=r"the cache .* cannot be written \(File exists\)"):
+        prepare(folder)
+
+
+def test_cache_inside_the_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLSGD_CACHE", str(folder / "cache"))
+    with pytest.raises(UsageError, match="lies inside it; set BLSGD_CACHE"):
+        prepare(folder)
+
+
+# --- images that cannot be read
+
+
+def test_bad_image_is_refused(tmp_path: Path, cache: Path) -> None:
+    given = [*IMAGES[:4], broken_jpeg(), b"no image", *IMAGES]
+    folder = make_parquet(tmp_path / "own", given, IMAGES)
+    with pytest.raises(UsageError) as refused:
+        prepare(folder)
+    assert str(refused.value).startswith("data: image 4 of train cannot be decoded (")
+    assert str(refused.value).endswith("); skip-bad = true leaves such images out")
+    assert entries(cache) == []
+
+
+def test_bad_image_is_named_by_its_file(folder: Path) -> None:
+    bad = folder / "test" / "dog" / "00001.png"
+    bad.write_bytes(b"no image")
+    with pytest.raises(UsageError) as refused:
+        prepare(folder)
+    assert str(refused.value) == (
+        f"data: image 1 of test cannot be decoded (cannot identify image file, {bad}); "
+        "skip-bad = true leaves such images out"
+    )
+
+
+def test_bad_images_are_left_out(tmp_path: Path) -> None:
+    given = [broken_jpeg(), *IMAGES[:4], b"no image", *IMAGES[4:], None]
+    folder = make_parquet(tmp_path / "own", given, IMAGES)
+    with captured_log() as log:
+        images = prepare(folder, skip_bad=True)
+    assert images.train[1].tolist() == [1, 2, 0, 1, 0, 1]  # of places 1, 2, 3, 4, 6, 7
+    expected = [pixels(k).transpose(2, 0, 1) for k in range(6)]
+    assert np.array_equal(images.train[0], np.stack(expected))
+    assert images.skipped == {"train": 3, "test": 0}
+    assert log.warnings == ["left out 3 of 9 images of train that cannot be decoded"]
+    meta = json.loads((images.folder / "meta.json").read_text())
+    assert meta["skipped"] == {"train": 3, "test": 0}
+    assert not list(images.folder.glob("*.kept"))
+    with captured_log() as log:
+        assert prepare(folder, skip_bad=True).skipped == {"train": 3, "test": 0}
+    assert log.warnings == []
+
+
+def test_left_out_images_are_not_there_without_the_setting(tmp_path: Path) -> None:
+    folder = make_parquet(tmp_path / "own", [*IMAGES, b"no image"], IMAGES)
+    prepare(folder, skip_bad=True)
+    with pytest.raises(UsageError, match="image 6 of train"):
+        prepare(folder)
+
+
+def test_no_good_image_at_all(tmp_path: Path) -> None:
+    folder = make_parquet(tmp_path / "own", [b"bad", b"worse"], IMAGES)
+    with pytest.raises(UsageError, match="none of the 2 images of train can be decoded"):
+        prepare(folder, skip_bad=True)
+
+
+def test_class_names_must_be_those_of_both_parts(tmp_path: Path) -> None:
+    labels = {"train": [0, 1], "test": [0, 5]}
+    images = prepare(make_parquet(tmp_path / "own", IMAGES[:2], IMAGES[:2], labels=labels))
+    assert images.class_names == ("0", "1", "2", "3", "4", "5")
