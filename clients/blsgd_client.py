@@ -11,27 +11,39 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.protocol import TrainOrder
+from flower_blsgd.protocol import EvaluateOrder, ProfileQuery, TrainOrder
 from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.pinning import pinned
-from flower_blsgd.worker.profile import answer_profile, worker_of
+from flower_blsgd.runtime.shared_arrays import accept_views
+from flower_blsgd.worker.profile import answer_profile, given_seconds_per_step, worker_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from flower_blsgd.tasks import Task
     from flower_blsgd.worker.local_sgd import LocalSGD
 
 app = ClientApp()
+accept_views(app)
 
 
 @app.query("profile")
 def profile(message: Message, context: Context) -> Message:
-    """Say which worker this node is, and which data it holds."""
+    """Say which worker this node is, which data it holds, and how fast it is if that is asked."""
     config = RunConfig.from_run_config(context.run_config)
     worker = worker_of(context)
+    query = ProfileQuery.from_message(message)
+    seconds = 0.0
     with pinned(worker, config.threads):
-        fingerprint = _task(config.task, config.data, config.model).fingerprint()
-        _local_sgd(config, worker)  # where the process lives on, the first round finds it ready
-    return answer_profile(message, context, fingerprint)
+        task = _task_of(config)
+        # Where the process lives on, the first round finds it ready.
+        sgd = _local_sgd(config, worker, _owner(worker, context))
+        if query.calibrate and not given_seconds_per_step(context):
+            from flower_blsgd.worker.calibration import seconds_per_step
+
+            seconds = seconds_per_step(sgd, query.batch_size, task.num_train)
+        fingerprint = task.fingerprint()
+    return answer_profile(message, context, fingerprint, seconds)
 
 
 @app.train()
@@ -40,23 +52,65 @@ def train(message: Message, context: Context) -> Message:
     config = RunConfig.from_run_config(context.run_config)
     worker = worker_of(context)
     with pinned(worker, config.threads):
-        sgd = _local_sgd(config, worker)
+        sgd = _local_sgd(config, worker, _owner(worker, context))
         report = sgd.run(TrainOrder.from_message(message), state=context.state)
     return report.to_reply(message)
 
 
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate a slice of the test set, or all of it where none is ordered."""
+    config = RunConfig.from_run_config(context.run_config)
+    worker = worker_of(context)
+    with pinned(worker, config.threads):
+        from flower_blsgd.worker.evaluation import evaluate_sums
+        from flower_blsgd.worker.model_state import load_state
+
+        task = _task_of(config)
+        order = EvaluateOrder.from_message(message, task.num_test)
+        model = _evaluation_model(config, worker.device, _owner(worker, context))
+        load_state(model, order.arrays)
+        report = evaluate_sums(
+            model, task.test, task.loss, task.metric, worker.device, order.first, order.last
+        )
+    return report.to_reply(message)
+
+
+def _owner(worker: WorkerSpec, context: Context) -> int:
+    """Return whose models these are: equal CPU workers of a process take turns with one.
+
+    On an accelerator the workers of a process run side by side.
+    """
+    return 0 if worker.device == "cpu" else context.node_id
+
+
+def _task_of(config: RunConfig) -> "Task":
+    return _task(
+        config.task,
+        config.data,
+        config.model,
+        config.skip_bad,
+        config.validation_share,
+        config.seed,
+    )
+
+
 @functools.lru_cache(maxsize=1)
-def _task(name: str, data: str, model: str) -> "Task":
+def _task(
+    name: str, data: str, model: str, skip_bad: bool, validation_share: float, seed: int
+) -> "Task":
     from flower_blsgd.tasks import load_task
 
-    return load_task(name, data, model)
+    return load_task(
+        name, data, model, skip_bad=skip_bad, validation_share=validation_share, seed=seed
+    )
 
 
-@functools.lru_cache(maxsize=8)  # a process of Flower's simulation serves several nodes in turn
-def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
+@functools.lru_cache(maxsize=32)  # a process of Flower's simulation serves several nodes in turn
+def _local_sgd(config: RunConfig, worker: WorkerSpec, owner: int) -> "LocalSGD":
     from flower_blsgd.worker.local_sgd import LocalSGD
 
-    task = _task(config.task, config.data, config.model)
+    task = _task_of(config)
     return LocalSGD(
         task.model(),
         task.train,
@@ -66,4 +120,11 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,
         slowdown=worker.slowdown,
+        augment=task.augment,
     )
+
+
+@functools.lru_cache(maxsize=32)
+def _evaluation_model(config: RunConfig, device: str, owner: int) -> "nn.Module":
+    """Return a model beside the one that trains, so that evaluating leaves that alone."""
+    return _task_of(config).model()

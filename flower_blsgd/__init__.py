@@ -7,7 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .errors import UsageError
     from .protocol import TrainOrder, TrainReport, WorkerProfile
+    from .python_door import TrainResult, train
+    from .saved_run import Evaluation, evaluate_run, load
     from .strategy import BiasedLocalSGD
     from .tasks import Task
     from .worker.local_sgd import LocalSGD
@@ -15,22 +18,34 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BiasedLocalSGD",
+    "Evaluation",
     "LocalSGD",
     "Task",
     "TrainOrder",
     "TrainReport",
+    "TrainResult",
+    "UsageError",
     "WorkerProfile",
     "answer_profile",
+    "evaluate_run",
+    "load",
+    "train",
 ]
 
 _MODULES = {
     "BiasedLocalSGD": "strategy",
+    "Evaluation": "saved_run",
     "LocalSGD": "worker.local_sgd",
     "Task": "tasks",
     "TrainOrder": "protocol",
     "TrainReport": "protocol",
+    "TrainResult": "python_door",
+    "UsageError": "errors",
     "WorkerProfile": "protocol",
     "answer_profile": "worker.profile",
+    "evaluate_run": "saved_run",
+    "load": "saved_run",
+    "train": "python_door",
 }
 
 

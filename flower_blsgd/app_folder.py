@@ -55,8 +55,13 @@ def find_app(path: str | None) -> tuple[FlowerApp, bool]:
         return read_app(Path(path)), False
     if _is_app(Path.cwd()):
         return read_app(Path.cwd()), False
+    return built_in_app(), True
+
+
+def built_in_app() -> FlowerApp:
+    """Return the app that comes with this library."""
     packed = _PACKAGE / "_app"  # in a wheel; an editable install has the repository around it
-    return read_app(packed if packed.is_dir() else _PACKAGE.parent), True
+    return read_app(packed if packed.is_dir() else _PACKAGE.parent)
 
 
 def read_app(folder: Path) -> FlowerApp:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
 
 from flwr.app import Context, RecordDict
@@ -16,7 +17,7 @@ from flwr.app.exception import AppExitException
 from rich.console import Console
 from rich.table import Table
 
-from .app_folder import find_app, run_config
+from .app_folder import built_in_app, find_app, run_config
 from .errors import UsageError
 from .runtime.devices import parse_workers, sharing_note
 from .runtime.flower_internals import SERVER_NODE_ID, load_server_app
@@ -65,20 +66,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "app", nargs="?", help="folder of a Flower app (default: this one, else the built-in app)"
     )
-    run.add_argument(
-        "-c",
-        "--run-config",
-        metavar="FILE|NAME|KEY=VALUE",
-        action="append",
-        default=[],
-        help="settings: a TOML file, one in the app's configs/ by name, or key=value pairs",
-    )
-    run.add_argument(
-        "-s", "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"
-    )
 
     devices = commands.add_parser("devices", help="show this machine's devices and workers")
     devices.set_defaults(command=_devices)
+
+    evaluate = commands.add_parser("evaluate", help="test a run's model on the whole test set")
+    evaluate.set_defaults(command=_evaluate)
+    evaluate.add_argument("run", help="a run's folder, such as runs/latest")
+    evaluate.add_argument("--data", default="", help="where the data is, if no longer there")
+    evaluate.add_argument("--device", default="", help="such as cuda:0 (default: the first)")
+
+    prepare = commands.add_parser(
+        "prepare", help="make a task's data ready, so that runs start at once"
+    )
+    prepare.set_defaults(command=_prepare)
+    prepare.add_argument("--again", action="store_true", help="also if it is ready")
+    for command in (run, prepare):
+        _add_settings(command)
 
     for command in (run, devices):
         command.add_argument(
@@ -86,8 +90,23 @@ def _parser() -> argparse.ArgumentParser:
             metavar="SPEC",
             help='such as "1x cuda:0 fast; 2x cpu:0-7 slow steps=1", or "auto"',
         )
+    for command in (run, devices, evaluate, prepare):
         command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
     return parser
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "-c",
+        "--run-config",
+        metavar="FILE|NAME|KEY=VALUE",
+        action="append",
+        default=[],
+        help="settings: a TOML file, one in the app's configs/ by name, or key=value pairs",
+    )
+    command.add_argument(
+        "-s", "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -99,8 +118,9 @@ def _run(options: argparse.Namespace) -> None:
         config["name"] = re.sub(r"[^\w.-]", "-", file_name)
     # Ours is checked here, before the machine is looked at; another app checks its own.
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
-    threads = config.get("threads", 0)
+    threads, shared = config.get("threads", 0), config.get("processes-per-device", 0)
     try:
+        sys.path.append(str(Path.cwd()))  # for task = "my_module:task" in the current folder
         server_app = load_server_app(app.server_app, app.path)
     except ImportError as error:
         raise UsageError(f"{app.server_app} of {app.path} cannot be loaded: {error}") from None
@@ -109,7 +129,12 @@ def _run(options: argparse.Namespace) -> None:
     if note := sharing_note(workers):
         print(note, flush=True)  # noqa: T201
     grid = LocalGrid(
-        workers, app.client_app, app.path, config, threads if isinstance(threads, int) else 0
+        workers,
+        app.client_app,
+        app.path,
+        config,
+        threads if isinstance(threads, int) else 0,
+        shared if isinstance(shared, int) else 0,
     )
     with grid, _terminated_like_interrupted():
         server_app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), config))
@@ -136,6 +161,26 @@ def _devices(options: argparse.Namespace) -> None:
     console.print(table)
     if note := sharing_note(workers):
         console.print(note)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from .saved_run import evaluate_run
+
+    result = evaluate_run(options.run, data=options.data, device=options.device)
+    print(  # noqa: T201
+        f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
+        f"{result.num_examples:,} samples ({options.run}, computed on {result.device})"
+    )
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    from .config import RunConfig
+    from .tasks.prepare import prepare_task
+
+    app = built_in_app()
+    config = RunConfig.from_run_config(run_config(app, options.run_config, options.set)[0])
+    sys.path.append(str(Path.cwd()))
+    print(prepare_task(config.task, config.data, config.skip_bad, options.again))  # noqa: T201
 
 
 @contextlib.contextmanager

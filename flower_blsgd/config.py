@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 
 from .algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS, Choices
 from .algorithm.epoch_plan import EpochMode
 from .algorithm.learning_rate import LearningRate, parse_decay
+from .algorithm.local_steps import Clock
 from .errors import UsageError, nearest
 from .protocol import MOMENTUM_POLICIES, MomentumPolicy
 
@@ -65,6 +66,8 @@ class RunConfig:
     task: str = _setting("digits", "a task's name or module:function", bool)
     data: str = ""
     model: str = ""
+    skip_bad: bool = False
+    validation_share: float = _setting(0.0, "in [0, 1)", lambda v: 0 <= v < 1)
     algorithm: str = _one_of("biased-local-sgd", *ALGORITHMS)
     steps: str = _part(STEPS)
     sampler: str = _part(SAMPLERS)
@@ -89,11 +92,12 @@ class RunConfig:
     high_loss_ratio: float = _setting(0.5, "in [0, 1]", lambda v: 0 <= v <= 1)
     deadline_seconds: float = _at_least(0, 0.0)
     transport: str = _one_of("auto", "auto", "messages")
-    clock: str = _one_of("wall", "wall")
+    clock: Clock = _one_of("wall", *get_args(Clock))
     seed: int = _at_least(0, 0)
     threads: int = _at_least(0, 0)
+    processes_per_device: int = _at_least(0, 0)
     evaluate_every_epochs: int = _at_least(1, 1)
-    evaluate_on: str = _one_of("server", "server")
+    evaluate_on: str = _one_of("workers", "workers", "server")
     out: str = ""
 
     def __post_init__(self) -> None:

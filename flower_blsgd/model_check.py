@@ -1,5 +1,8 @@
 """Whether a reply's model can be averaged with the others."""
 
+import math
+from typing import Any
+
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
@@ -23,8 +26,7 @@ class ModelShape:
     def num_bytes(self) -> int:
         """Bytes of all tensors together."""
         return sum(
-            int(np.prod(shape)) * np.dtype(dtype).itemsize
-            for shape, dtype in self._tensors.values()
+            math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self._tensors.values()
         )
 
     def checked(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
@@ -59,7 +61,7 @@ class ModelShape:
             array = arrays[name]
             tensor = array.numpy()
             # What the array holds counts, not what it says that it holds.
-            for found in (_shape_and_dtype(array), (tensor.shape, str(tensor.dtype))):
+            for found in (_shape_and_dtype(array), (tensor.shape, tensor.dtype)):
                 if found != expected:
                     raise ProtocolError(
                         f"its tensor {name!r} is {_describe(found)}, not {_describe(expected)}"
@@ -72,9 +74,12 @@ class ModelShape:
         return tensors
 
 
-def _shape_and_dtype(array: Array) -> tuple[tuple[int, ...], str]:
-    return tuple(array.shape), array.dtype
+def _shape_and_dtype(array: Array) -> tuple[tuple[int, ...], np.dtype[Any] | str]:
+    try:
+        return tuple(array.shape), np.dtype(array.dtype)
+    except TypeError:  # a name that numpy does not know
+        return tuple(array.shape), array.dtype
 
 
-def _describe(tensor: tuple[tuple[int, ...], str]) -> str:
+def _describe(tensor: tuple[tuple[int, ...], np.dtype[Any] | str]) -> str:
     return f"{tensor[1]} of shape {tensor[0]}"

@@ -13,6 +13,7 @@ from .algorithm.local_steps import Participant, StepPolicy
 from .algorithm.loss_table import LossTable
 from .algorithm.randomness import derived_seed
 from .algorithm.sampling import Sampler
+from .algorithm.sampling_stats import SamplingStats, sampling_stats
 from .errors import UsageError
 from .protocol import TrainOrder
 from .roster import Worker
@@ -60,8 +61,6 @@ class Planner:
         Rounds of all epochs that are over.
     samples_planned, samples_given_up : int
         Of all epochs so far; given up are those of orders that failed.
-    share_left_out : float
-        Share of the N samples that no fast worker is given in this epoch.
     budget_share : callable
         Returns the share of the budget that is used up, in [0, 1].
     """
@@ -85,12 +84,12 @@ class Planner:
         self.rounds_total = 0
         self.samples_planned = 0
         self.samples_given_up = 0
-        self.share_left_out = 0.0
         self.budget_share: Callable[[], float] = lambda: 0.0
         self._local_steps_fast = local_steps_fast
         self._mode: EpochMode = mode
         self._settings = settings
         self._plan: EpochPlan | None = None
+        self._sampling_stats: SamplingStats | None = None
         self._workers: list[Worker] = []
         self._share_at_start = 0.0
         self._tiers_seen: set[str] = set()
@@ -100,6 +99,12 @@ class Planner:
         """The plan of the epoch under way."""
         assert self._plan is not None, "no epoch has been planned yet"
         return self._plan
+
+    @property
+    def sampling_stats(self) -> SamplingStats:
+        """The choice of samples of the epoch under way, as it was when the epoch was planned."""
+        assert self._sampling_stats is not None, "no epoch has been planned yet"
+        return self._sampling_stats
 
     @property
     def epoch_ended(self) -> bool:
@@ -132,7 +137,7 @@ class Planner:
             self.samples_given_up += rounds_left * sum(self.plan.shape.samples_per_round)
             self._plan = None
         if self.epoch_ended:
-            self._plan_next_epoch(active)
+            self._plan_next_epoch(server_round, active)
         orders = []
         for place, worker in enumerate(self._workers):
             order = self._order(server_round, place, worker, arrays, momentum)
@@ -184,7 +189,7 @@ class Planner:
         self.rounds_done += 1
         self.rounds_total += 1
 
-    def _plan_next_epoch(self, workers: Sequence[Worker]) -> None:
+    def _plan_next_epoch(self, server_round: int, workers: Sequence[Worker]) -> None:
         if self.epoch == 0:
             self.check(workers)
         participants = self._participants(workers)
@@ -201,7 +206,13 @@ class Planner:
             samples_before=self.samples_planned,
         )
         self.samples_planned += self._plan.num_planned
-        self.share_left_out = self._plan.share_left_out(participants)
+        self._sampling_stats = sampling_stats(
+            self._plan,
+            participants,
+            self.table,
+            last_round=server_round - 1,
+            rounds_per_epoch=max(1.0, self.rounds_total / max(1, self.epoch - 1)),
+        )
         self.rounds_done = 0
         self._workers = list(workers)
         self._share_at_start = self.budget_share()

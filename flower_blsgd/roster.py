@@ -3,22 +3,19 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from .algorithm.local_steps import FAST_SPEED_RATIO, Participant, speed_ratios
 from .errors import UsageError
-from .protocol import CONFIG, QUERY_PROFILE, WorkerProfile
-from .wire import ProtocolError
+from .profile_query import ask_profiles
+from .protocol import WorkerProfile
+from .speeds import SpeedRule
 
 _LOG = logging.getLogger(__name__)
 
-_NO_HANDLER = "No query function registered"
 _POLL_SECONDS = 0.5
-_PROFILE_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass
@@ -41,6 +38,8 @@ class Worker:
         Its tier: as named, else by its speed.
     speed_ratio : float, optional
         gamma, if the speeds are known.
+    measured : bool
+        Whether its seconds per step were measured by us, not given.
     """
 
     index: int
@@ -50,12 +49,22 @@ class Worker:
     excluded: str = ""
     fast: bool = True
     speed_ratio: float | None = None
+    measured: bool = False
 
     @property
     def label(self) -> str:
         """How logs and results call it, such as ``fast-0 (cpu:0)``."""
         tier = "fast" if self.fast else "slow"
         return f"{self.profile.name or f'{tier}-{self.index}'} ({self.profile.device})"
+
+    @property
+    def speed(self) -> str:
+        """Its speed in words; empty if it is not known."""
+        if self.speed_ratio is None:
+            return ""
+        source = "measured" if self.measured else "given"
+        seconds = f"{self.profile.seconds_per_step:.2g} s a step {source}"
+        return f"{seconds}, gamma {self.speed_ratio:.2f}"
 
     def participant(self, batch_size: int) -> Participant:
         """Return what the mathematics needs to know of it."""
@@ -82,12 +91,16 @@ class Roster:
     ----------
     min_workers : int
         Nodes to wait for before the first round, >= 1.
+    speed_rule : SpeedRule, optional
+        When to measure seconds per step; None for never.
     """
 
-    def __init__(self, min_workers: int) -> None:
+    def __init__(self, min_workers: int, speed_rule: SpeedRule | None = None) -> None:
         self._min_workers = min_workers
+        self._speed_rule = speed_rule
         self.workers: list[Worker] = []
         self._silent_nodes: set[int] = set()
+        self._nodes_asked_for_speed: set[int] = set()
         self._told_of_twins = False
 
     @classmethod
@@ -103,7 +116,7 @@ class Roster:
         return [worker for worker in self.workers if worker.present and not worker.excluded]
 
     def update(self, grid: Grid) -> None:
-        """Notice nodes that came or went, and ask the new ones who they are.
+        """Notice nodes that came or went; ask the new ones who they are, and how fast if needed.
 
         The first call waits until enough nodes are connected. A node without an answer is asked
         again when it connects anew.
@@ -113,11 +126,13 @@ class Roster:
             worker.present = worker.node_id in online
         known = {worker.node_id for worker in self.workers} | self._silent_nodes
         if new := sorted(online - known):
-            answers, died = _ask(grid, new)
+            began = bool(self.workers)
+            answers, died = ask_profiles(grid, new)
             if died:  # its process starts again under the same node id: once more
-                answers += _ask(grid, died)[0]
+                answers += ask_profiles(grid, died)[0]
             self._admit(answers)
             self._silent_nodes |= set(new) - {worker.node_id for worker in self.workers}
+            self._measure_speeds(grid, began)
 
     def _wait(self, grid: Grid) -> set[int]:
         told = -1
@@ -140,6 +155,7 @@ class Roster:
                 _LOG.error("node %d does not take part: %s", node_id, reason)
             elif back is not None:
                 back.node_id, back.present, back.profile, back.excluded = node_id, True, profile, ""
+                back.measured = False
                 _LOG.info("%s is back", back.label)
             else:
                 if twins:
@@ -150,6 +166,31 @@ class Roster:
             for worker in self.workers:
                 if reason := self._other_data(worker.profile):
                     raise UsageError(f"worker {worker.label} {reason}")
+
+    def _measure_speeds(self, grid: Grid, began: bool) -> None:
+        rule, asked = self._speed_rule, self._nodes_asked_for_speed
+        unknown = [
+            worker
+            for worker in self.active
+            if not worker.profile.seconds_per_step and worker.node_id not in asked
+        ]
+        if rule is None or not unknown or not rule.applies([w.profile for w in self.active]):
+            return
+        others = [worker.node_id for worker in self.active if worker.measured]
+        speeds = rule.measure(grid, [worker.node_id for worker in unknown], others)
+        asked |= speeds.keys()
+        for worker in unknown:
+            seconds = speeds[worker.node_id]
+            if isinstance(seconds, float):
+                worker.profile = replace(worker.profile, seconds_per_step=seconds)
+                worker.measured = True
+                continue
+            _LOG.warning("the speed of %s is not known: %s", worker.label, seconds)
+            if began and rule.decides_steps(worker.profile):
+                # At the start the settings are refused; a run that goes on must not be.
+                worker.excluded = "its steps come from its speed, and that is not known"
+                _LOG.error("%s does not take part: %s", worker.label, worker.excluded)
+        self._assign_tiers()
 
     def _tell_of_twins(self, profile: WorkerProfile) -> None:
         if not self._told_of_twins:
@@ -176,52 +217,3 @@ class Roster:
             worker.fast = named == "fast" or (
                 not named and (ratio is None or ratio > FAST_SPEED_RATIO)
             )
-
-
-def _ask(grid: Grid, node_ids: Sequence[int]) -> tuple[list[tuple[int, WorkerProfile]], list[int]]:
-    """Return the profiles of the nodes that gave one, and the nodes whose process died."""
-    messages = [
-        Message(RecordDict({CONFIG: ConfigRecord()}), node_id, QUERY_PROFILE)
-        for node_id in node_ids
-    ]
-    replies = list(grid.send_and_receive(messages, timeout=_PROFILE_TIMEOUT_SECONDS))
-    answered = {reply.metadata.src_node_id for reply in replies}
-    for node_id in node_ids:
-        if node_id not in answered:
-            _LOG.error("node %d does not take part: it did not say who it is in time", node_id)
-    profiles = [(reply.metadata.src_node_id, _profile_in(reply)) for reply in replies]
-    died = [
-        reply.metadata.src_node_id
-        for reply in replies
-        if reply.has_error() and reply.error.code == ErrorCode.CLIENT_APP_CRASHED
-    ]
-    return [(node_id, profile) for node_id, profile in profiles if profile is not None], died
-
-
-def _profile_in(reply: Message) -> WorkerProfile | None:
-    node_id = reply.metadata.src_node_id
-    if reply.has_error():
-        reason = reply.error.reason or f"error {reply.error.code}"
-        if _NO_HANDLER not in reason:
-            _LOG.error("node %d does not take part: %s", node_id, reason.rstrip())
-            return None
-        _LOG.warning(
-            "node %d does not say who it is and counts as one fast worker; add "
-            'app.query("profile")(flower_blsgd.answer_profile) to its ClientApp',
-            node_id,
-        )
-        return WorkerProfile(device="unknown device")
-    try:
-        profiles = WorkerProfile.list_from_reply(reply)
-    except ProtocolError as error:
-        _LOG.error("node %d does not take part: %s", node_id, error)
-        return None
-    if len(profiles) > 1:
-        _LOG.error(
-            "node %d does not take part: it offers %d devices, and a node with more than one "
-            "is not supported yet; start one SuperNode per device",
-            node_id,
-            len(profiles),
-        )
-        return None
-    return profiles[0]

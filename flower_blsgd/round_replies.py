@@ -1,13 +1,14 @@
 """Read the replies of a round: what each worker did, or why it counts 0."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from .algorithm.averaging import AnyArray, LoadWeighting, weighted_average
+from .algorithm.loss_table import LossTable
 from .model_check import ModelShape
 from .protocol import METRICS, NUM_EXAMPLES, TIMING_KEYS, TrainOrder, TrainReport
 from .roster import Worker
@@ -16,7 +17,8 @@ from .wire import ProtocolError
 
 _LOG = logging.getLogger(__name__)
 
-_RAISED = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
+RAISED = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
+"""The same message would most likely raise again."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _read(
 def _read_error(worker: Worker, order: TrainOrder, reply: Message) -> Outcome:
     reason = (reply.error.reason or "").strip() or f"error {reply.error.code}"
     brief = reason.splitlines()[-1]
-    if reply.error.code not in _RAISED:
+    if reply.error.code not in RAISED:
         return _failed(worker, order, brief)
     worker.excluded = brief
     _LOG.error(
@@ -136,6 +138,28 @@ def _read_error(worker: Worker, order: TrainOrder, reply: Message) -> Outcome:
 def _failed(worker: Worker, order: TrainOrder, reason: str) -> Outcome:
     _LOG.warning("worker %s counts 0 in round %d: %s", worker.label, order.round, reason)
     return Outcome(worker, order, failure=reason)
+
+
+def record_losses(outcomes: Sequence[Outcome], table: LossTable, server_round: int) -> int:
+    """Write the reported losses into the table; return the samples of orders that failed."""
+    given_up = 0
+    for outcome in reversed(outcomes):  # the lowest worker index is written last and wins
+        if outcome.report is None:
+            given_up += len(outcome.order.indices)
+        else:
+            done = outcome.order.indices[: len(outcome.report.losses)]
+            table.record(done, outcome.report.losses, server_round)
+    return given_up
+
+
+def average_metrics(
+    outcomes: Sequence[Outcome], average: Callable[..., MetricRecord], weighted_by_key: str
+) -> MetricRecord:
+    """Average the figures of the workers that count, as Flower does, and add up their samples."""
+    counted = [outcome for outcome in outcomes if outcome.load > 0]
+    metrics = average([outcome.metric_content() for outcome in counted], weighted_by_key)
+    metrics[weighted_by_key] = int(sum(outcome.load for outcome in counted))
+    return metrics
 
 
 def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:

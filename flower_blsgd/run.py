@@ -1,5 +1,6 @@
 """A whole run on any grid: task, strategy, loop, evaluation, results folder."""
 
+import functools
 import time
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from .algorithm.catalog import SAMPLERS, STEPS, WEIGHTS
 from .algorithm.randomness import derived_seed
 from .config import RunConfig
 from .errors import UsageError
+from .protocol import EvaluateReport
 from .results.folder import RunFolder
 from .results.progress import ProgressView
 from .results.report import RunReport
@@ -17,11 +19,15 @@ from .roster import Roster
 from .runtime.devices import parse_workers
 from .runtime.local_grid import LocalGrid
 from .runtime.machine import this_machine
+from .speeds import before_measuring
 from .strategy import BiasedLocalSGD
 from .tasks import Task, load_task
+from .tasks.check import check_task
 from .training_loop import EvaluateFn
-from .worker.evaluation import evaluate
+from .worker.evaluation import evaluate_sums
+from .worker.model_state import load_state
 from .worker.profile import profile_of
+from .worker_evaluation import WorkerEvaluation
 
 
 def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunReport:
@@ -54,12 +60,20 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         Likewise.
     """
     began = time.time()
-    task = load_task(config.task, config.data, config.model)
+    task = load_task(
+        config.task,
+        config.data,
+        config.model,
+        skip_bad=config.skip_bad,
+        validation_share=config.validation_share,
+        seed=config.seed,
+    )
+    check_task(task, config.task)
     local = grid.workers if isinstance(grid, LocalGrid) else ()
     strategy = make_strategy(config, task.num_train, len(local) or config.min_workers)
     if local:
         profiles = [profile_of(worker, place) for place, worker in enumerate(local)]
-        strategy.planner.check(Roster.of_profiles(profiles).workers)
+        strategy.planner.check(Roster.of_profiles(before_measuring(profiles)).workers)
     RunFolder.refuse_unusable(config.out)
     arrays = ArrayRecord(task.initial_model(derived_seed(config.seed, "model")).state_dict())
     report = RunReport(config, strategy, view or ProgressView(config.epochs), began)
@@ -69,11 +83,14 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         report.open_folder()
         if not local:
             _tell_ignored_workers(config, strategy.roster, report)
+        for worker in strategy.roster.active:
+            if worker.speed:
+                report.say(f"  {worker.label}: {worker.speed}")
         strategy.fit(
             grid,
             arrays,
             epochs=config.epochs,
-            evaluate_fn=_evaluate_fn(task, report),
+            evaluate_fn=_evaluate_fn(grid, task, strategy.roster, report),
             evaluate_every_epochs=config.evaluate_every_epochs,
             on_round=report.add_round,
             on_epoch=report.add_epoch,
@@ -107,6 +124,7 @@ def make_strategy(config: RunConfig, num_samples: int, min_workers: int) -> Bias
         epoch=config.epoch,
         momentum_buffers=config.momentum_buffers,
         deadline_seconds=config.deadline_seconds,
+        clock=config.clock,
         seed=config.seed,
         min_available_nodes=min_workers,
         min_train_nodes=1,
@@ -132,15 +150,24 @@ def _tell_ignored_workers(config: RunConfig, roster: Roster, report: RunReport) 
             return
 
 
-def _evaluate_fn(task: Task, report: RunReport) -> EvaluateFn:
-    device = next(iter(this_machine().accelerators), "cpu")
-    model = task.model()
+def _evaluate_fn(grid: Grid, task: Task, roster: Roster, report: RunReport) -> EvaluateFn:
+    model = functools.cache(task.model)  # made only if this process has to evaluate
+
+    def evaluate_here(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
+        device = next(iter(this_machine().accelerators), "cpu")
+        load_state(model(), arrays)
+        return evaluate_sums(model(), task.test, task.loss, task.metric, device, first, last)
+
+    by_workers = WorkerEvaluation(grid, roster, task.num_test, evaluate_here)
 
     def evaluate_global(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         began = time.perf_counter()
-        model.load_state_dict(arrays.to_torch_state_dict())
-        loss, accuracy = evaluate(model, task.test, task.loss, task.metric, device)
+        if report.config.evaluate_on == "workers":
+            metrics = by_workers(server_round, arrays)
+        else:
+            whole = evaluate_here(arrays, 0, task.num_test)
+            metrics = MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
         report.evaluation_seconds += time.perf_counter() - began
-        return MetricRecord({"accuracy": accuracy, "loss": loss})
+        return metrics
 
     return evaluate_global

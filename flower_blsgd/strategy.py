@@ -5,22 +5,31 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result
 
-from .algorithm.averaging import AnyArray, LoadWeighting, Weighting, weighted_average
+from .algorithm.averaging import LoadWeighting, Weighting, weighted_average
 from .algorithm.epoch_plan import EpochMode
 from .algorithm.learning_rate import LearningRate
-from .algorithm.local_steps import StepPolicy, SystemAwareSteps
+from .algorithm.local_steps import Clock, StepPolicy, SystemAwareSteps
 from .algorithm.sampling import Sampler, SeparatedSampler
+from .array_view import view_record
 from .model_check import ModelShape
 from .planner import OrderSettings, Planner
 from .protocol import MOMENTUM_POLICIES, MomentumPolicy, TrainOrder
 from .roster import Roster, Worker
 from .round_log import RoundRecord
-from .round_replies import Outcome, average_momentum, read_replies, worker_rounds
+from .round_replies import (
+    Outcome,
+    average_metrics,
+    average_momentum,
+    read_replies,
+    record_losses,
+    worker_rounds,
+)
+from .speeds import SpeedRule
 from .training_loop import fit
 
 _LOG = logging.getLogger("flwr")
@@ -51,7 +60,8 @@ class BiasedLocalSGD(FedAvg):
     local_steps : int or StepPolicy (default: 32)
         tau_fast, or a policy that decides everybody's.
     local_steps_slow : int, optional
-        Steps of every slow worker; None derives them from the speeds that the nodes report.
+        Steps of every slow worker; None derives them from speeds that are measured before the
+        first round, unless the nodes know them.
     local_steps_fast : int, optional
         tau_fast where `local_steps` is a policy of another kind; only ``epoch = "table"`` needs
         it.
@@ -69,6 +79,8 @@ class BiasedLocalSGD(FedAvg):
         What happens to momentum between rounds.
     deadline_seconds : float (default: 0)
         A worker stops after the step in which this time is over; 0 for no deadline.
+    clock : {"wall", "device"} (default: "wall")
+        Speeds are measured with all workers computing, or each alone (and then always).
     seed : int (default: 0)
         Every draw is a pure function of it, the epoch or round, and the worker.
     **fedavg_arguments
@@ -90,6 +102,7 @@ class BiasedLocalSGD(FedAvg):
         epoch: EpochMode = "samples",
         momentum_buffers: MomentumPolicy = "keep",
         deadline_seconds: float = 0.0,
+        clock: Clock = "wall",
         seed: int = 0,
         **fedavg_arguments: Any,
     ) -> None:
@@ -103,6 +116,7 @@ class BiasedLocalSGD(FedAvg):
         for name, value, known in (
             ("epoch", epoch, get_args(EpochMode)),
             ("momentum_buffers", momentum_buffers, MOMENTUM_POLICIES),
+            ("clock", clock, get_args(Clock)),
         ):
             if value not in known:
                 raise ValueError(f"{name} = {value!r} must be one of {', '.join(known)}")
@@ -114,7 +128,8 @@ class BiasedLocalSGD(FedAvg):
             local_steps_fast = int(getattr(local_steps, "local_steps_fast", 32))
         if not isinstance(learning_rate, LearningRate):
             learning_rate = LearningRate(learning_rate)
-        self.roster = Roster(max(self.min_available_nodes, 1))
+        speed_rule = SpeedRule(batch_size, getattr(local_steps, "needs_speeds", False), clock)
+        self.roster = Roster(max(self.min_available_nodes, 1), speed_rule)
         self.planner = Planner(
             num_samples,
             batch_size,
@@ -200,32 +215,16 @@ class BiasedLocalSGD(FedAvg):
             reasons = "; ".join(f"{o.worker.label}: {o.failure or 'no step'}" for o in outcomes)
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
         weights = self.weighting.weights(loads)
-        arrays = _record(weighted_average([outcome.tensors for outcome in outcomes], weights))
+        arrays = view_record(weighted_average([outcome.tensors for outcome in outcomes], weights))
         if self._momentum_buffers == "average":
             momentum = average_momentum(outcomes)
-            self._momentum = _record(momentum) if momentum else None
-        self._record_losses(server_round, outcomes)
-        metrics = self._aggregate_metrics(outcomes)
+            self._momentum = view_record(momentum) if momentum else None
+        self.planner.samples_given_up += record_losses(outcomes, self.planner.table, server_round)
+        metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         self.planner.finish_round()
         if self.on_round is not None:
             self.on_round(self._round_record(server_round, received_at, outcomes, weights))
         return arrays, metrics
-
-    def _record_losses(self, server_round: int, outcomes: list[Outcome]) -> None:
-        for outcome in reversed(outcomes):  # the lowest worker index is written last and wins
-            if outcome.report is None:
-                self.planner.samples_given_up += len(outcome.order.indices)
-            else:
-                done = outcome.order.indices[: len(outcome.report.losses)]
-                self.planner.table.record(done, outcome.report.losses, server_round)
-
-    def _aggregate_metrics(self, outcomes: list[Outcome]) -> MetricRecord:
-        counted = [outcome for outcome in outcomes if outcome.load > 0]
-        metrics = self.train_metrics_aggr_fn(
-            [outcome.metric_content() for outcome in counted], self.weighted_by_key
-        )
-        metrics[self.weighted_by_key] = int(sum(outcome.load for outcome in counted))
-        return metrics
 
     def _round_record(
         self,
@@ -289,7 +288,3 @@ class BiasedLocalSGD(FedAvg):
     def fit(self, grid: Grid, initial_arrays: ArrayRecord, **arguments: Any) -> Result:
         """Run our own loop, by epochs or seconds; see `training_loop.fit`."""
         return fit(self, grid, initial_arrays, **arguments)
-
-
-def _record(tensors: dict[str, AnyArray]) -> ArrayRecord:
-    return ArrayRecord({name: Array(tensor) for name, tensor in tensors.items()})

@@ -127,6 +127,7 @@ def fit(
         orders = strategy.configure_train(server_round, result.arrays, config, grid)
         replies = grid.send_and_receive(orders, timeout=timeout)
         arrays, metrics = strategy.aggregate_train(server_round, replies)
+        del orders, replies  # they may hold shared memory that the next round can use
         assert arrays is not None
         assert metrics is not None
         result.arrays = arrays

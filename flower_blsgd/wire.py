@@ -37,7 +37,7 @@ def from_wire(cls: Any, record: Any) -> dict[str, Any]:
         value = record.get(key)
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, expected) or isinstance(value, bool):
+        if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise ProtocolError(
                 f"the message's {key} is {value!r}, not of type {expected.__name__}"
             )

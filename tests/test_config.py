@@ -65,6 +65,9 @@ def test_main_keys_of_the_design_are_there() -> None:
         "threads",
         "evaluate-every-epochs",
         "evaluate-on",
+        "validation-share",
+        "skip-bad",
+        "processes-per-device",
         "out",
     } <= RunConfig().to_run_config().keys()
 
@@ -80,6 +83,8 @@ def test_defaults_follow_the_texts() -> None:
         "auto",
     )
     assert (config.epoch, config.warmup_epochs) == ("samples", 0.0)
+    assert (config.evaluate_on, config.clock) == ("workers", "wall")
+    assert (config.skip_bad, config.validation_share, config.processes_per_device) == (False, 0, 0)
 
 
 def test_settings_are_frozen_and_hashable() -> None:
@@ -129,6 +134,9 @@ def test_unknown_key_like_no_other_lists_the_known() -> None:
         ("learning_rate", True, "a number"),
         ("nesterov", 1, "true or false"),
         ("nesterov", "true", "true or false"),
+        ("skip_bad", 1, "true or false"),
+        ("validation_share", "10%", "a number"),
+        ("processes_per_device", 1.5, "a whole number"),
         ("task", 5, "a text"),
         ("workers", 2, "a text"),
         ("epoch", 1, "a text"),
@@ -177,6 +185,10 @@ def test_whole_number_stands_for_a_number() -> None:
         ("evaluate_every_epochs", 0, "at least 1"),
         ("seed", -1, "at least 0"),
         ("threads", -1, "at least 0"),
+        ("processes_per_device", -1, "at least 0"),
+        ("validation_share", 1.0, "in [0, 1)"),
+        ("validation_share", -0.1, "in [0, 1)"),
+        ("validation_share", math.nan, "in [0, 1)"),
         ("steps", "aware", "empty, or one of system-aware, same, one"),
         ("sampler", "unifrom", "empty, or one of separated, uniform"),
         ("weights", "lod", "empty, or one of load, equal"),
@@ -201,7 +213,9 @@ def test_value_out_of_range_is_refused_by_key_value_and_range(
         ("optimizer", "adamw", "sgd"),
         ("transport", "message", "did you mean messages?"),
         ("clock", "walls", "did you mean wall?"),
+        ("clock", "devices", "did you mean device?"),
         ("evaluate_on", "serve", "did you mean server?"),
+        ("evaluate_on", "worker", "did you mean workers?"),
     ],
 )
 def test_unknown_name_is_refused_and_the_nearest_offered(
@@ -221,6 +235,10 @@ def test_unknown_name_is_refused_and_the_nearest_offered(
         ("batch_size", 2),
         ("local_steps_slow", "auto"),
         ("local_steps_slow", 1),
+        ("clock", "device"),
+        ("evaluate_on", "server"),
+        ("validation_share", 0.0),
+        ("validation_share", 0.5),
         ("decay_epochs", ""),
         ("decay_epochs", "60, 80"),
         ("momentum", 0.0),
@@ -317,3 +335,21 @@ def test_write_defaults_replaces_only_its_own_table(tmp_path: Path) -> None:
     assert config == RunConfig().to_run_config()
     write_defaults(file)
     assert file.read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "learning_rate", "weight_decay", "slow"),
+    [("cifar10-2c8g", 32, 0.1, 1e-4, 1), ("cifar10-1c1g", 128, 0.3, 1e-4, 16)],
+)
+def test_configs_of_the_paper(
+    name: str, batch_size: int, learning_rate: float, weight_decay: float, slow: int
+) -> None:
+    """hyperparameters.csv, and the rows of the paper's tables named in the files."""
+    file = Path(__file__).parents[1] / "configs" / f"{name}.toml"
+    config = RunConfig.from_run_config(tomllib.loads(file.read_text()))
+    assert (config.task, config.model, config.epochs) == ("cifar10", "resnet20", 100)
+    assert (config.batch_size, config.learning_rate) == (batch_size, learning_rate)
+    assert (config.weight_decay, config.momentum) == (weight_decay, 0.9)
+    assert (config.local_steps_fast, config.local_steps_slow) == (32, slow)
+    assert (config.decay_epochs, config.epoch, config.clock) == ("60%, 80%", "samples", "device")
+    assert config.algorithm == "biased-local-sgd"

@@ -109,7 +109,42 @@ def test_orders_hardest_samples_go_to_the_fast_worker_in_the_second_epoch() -> N
     )
     chosen = [i for r in range(5, 9) for i in play(planner, r, workers)[0].indices]
     assert sorted(chosen) == list(range(8, 24))  # the 4 x 4 highest of 24
-    assert planner.share_left_out == pytest.approx(8 / 24)
+    stats = planner.sampling_stats
+    assert stats.share_left_out == pytest.approx(8 / 24)
+    assert stats.fast_picked_loss_mean == 15.5  # of 8 to 23
+    assert stats.all_loss_mean == 11.5
+
+
+def test_sampling_stats_are_those_of_the_losses_before_the_epoch() -> None:
+    """Four rounds an epoch; the ages are those when the second one begins."""
+    planner = planner_of(24)
+    workers = team()
+    planner.orders(1, workers, toy_arrays(), None)
+    assert planner.sampling_stats.share_never_seen == 1.0
+    planner.table.record(np.arange(12, dtype=np.int32), np.ones(12, np.float32), 1)
+    assert planner.sampling_stats.share_never_seen == 1.0
+    planner.finish_round()
+    for server_round in (2, 3, 4, 5):
+        play(planner, server_round, workers)
+    planner.table.record(np.arange(24, dtype=np.int32), np.full(24, 9.0, np.float32), 5)
+    assert planner.epoch == 2
+    stats = planner.sampling_stats
+    assert (stats.all_loss_mean, stats.share_never_seen) == (1.0, 0.5)
+    assert stats.loss_age_epochs_mean == 3 / 4  # of round 1, after round 4
+
+
+def test_sampling_stats_age_counts_epochs_as_long_as_they_were() -> None:
+    """A worker more makes this epoch shorter, not the losses older."""
+    planner = planner_of(60)
+    two = team()
+    three = team(fast_profile(0), fast_profile(1), slow_profile(2))
+    for server_round in range(1, 11):
+        play(planner, server_round, two)
+    planner.table.record(np.arange(60, dtype=np.int32), np.ones(60, np.float32), 5)
+    play(planner, 11, three)
+    assert planner.epoch == 2
+    assert planner.plan.rounds == 6
+    assert planner.sampling_stats.loss_age_epochs_mean == 5 / 10
 
 
 def test_orders_uniform_sampler_deals_every_sample_once() -> None:

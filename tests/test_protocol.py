@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flower_blsgd.protocol import (
+    ProfileQuery,
     ProtocolError,
     TrainOrder,
     TrainReport,
@@ -146,6 +147,41 @@ def test_profile_missing_key_is_refused() -> None:
 def test_profile_wrong_type_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ProtocolError, match=key.replace("_", "-")):
         WorkerProfile.list_from_reply(profile_reply(profile=profile_record(**{key: value})))
+
+
+# --- profile queries
+
+
+@pytest.mark.parametrize("query", [ProfileQuery(), ProfileQuery(True, 32)], ids=str)
+def test_query_survives_the_wire(query: ProfileQuery) -> None:
+    message = over_the_wire(Message(query.to_records(), 7, "query.profile"))
+    assert set(message.content.config_records["config"]) == {"calibrate", "batch-size"}
+    assert ProfileQuery.from_message(message) == query
+
+
+def test_query_without_our_keys_asks_only_who_it_is() -> None:
+    assert ProfileQuery.from_message(query()) == ProfileQuery(calibrate=False)
+    empty = Message(RecordDict(), 7, "query.profile")
+    assert ProfileQuery.from_message(over_the_wire(empty)) == ProfileQuery()
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"calibrate": 1}, "calibrate"),
+        ({"calibrate": "yes"}, "calibrate"),
+        ({"calibrate": True}, "batch-size = 0"),
+        ({"calibrate": True, "batch-size": -3}, "batch-size = -3"),
+        ({"calibrate": True, "batch-size": 2.0}, "batch-size"),
+        ({"batch-size": True}, "batch-size"),
+    ],
+    ids=str,
+)
+def test_query_broken_value_is_refused_by_name(record: dict[str, object], told: str) -> None:
+    config = ConfigRecord(record)  # type: ignore[arg-type]
+    message = Message(RecordDict({"config": config}), 7, "query.profile")
+    with pytest.raises(ProtocolError, match=told):
+        ProfileQuery.from_message(over_the_wire(message))
 
 
 # --- orders

@@ -197,6 +197,80 @@ def test_run_evaluates_as_often_as_asked() -> None:
     assert [bool(row["accuracy"]) for row in rows] == [False, True, True]
 
 
+def test_run_evaluation_on_workers_or_server_gives_the_same_figures_and_bits() -> None:
+    found = {}
+    for place in ("workers", "server"):
+        config = config_of(evaluate_on=place, model="cnn-batchnorm", momentum_buffers="keep")
+        grid = grid_of(config, (*NODES, {"tier": "fast", "partition-id": 2}))
+        report = run(config, grid)
+        asked = [m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")]
+        assert asked == ([50, 52] * 2 if place == "workers" else [])
+        assert report.summary["evaluation_seconds"] > 0
+        found[place] = (report.folder.path / "model.safetensors").read_bytes(), report.summary
+    assert found["workers"][0] == found["server"][0]
+    for key in ("accuracy", "loss"):
+        assert found["workers"][1][key] == pytest.approx(found["server"][1][key], abs=1e-6)
+
+
+def test_run_evaluation_goes_on_when_a_worker_cannot() -> None:
+    config = config_of(epochs=1)
+    broken, whole = node_of(config, NODES[0]), run(config).summary
+
+    def handle(message: Message, node_id: int) -> Message:
+        if message.metadata.message_type == "evaluate":
+            raise MemoryError("no memory left")
+        return broken(message, node_id)
+
+    with captured_log() as log:
+        summary = run(config, InProcessGrid({50: handle, 51: node_of(config, NODES[1])})).summary
+    assert (summary["accuracy"], summary["loss"]) == (whole["accuracy"], whole["loss"])
+    (warning,) = log.warnings
+    assert "no memory left" in warning
+
+
+# --- steps from speeds
+
+
+def test_run_auto_steps_follow_measured_speeds(capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(epochs=1, local_steps_slow="auto", local_steps_fast=16)
+    nodes = (NODES[0], {**NODES[1], "slowdown": 8.0})
+    summary = run(config, grid_of(config, nodes)).summary
+    fast, slow = summary["workers"]
+    assert fast["local_steps"] == 16
+    assert 1 <= slow["local_steps"] <= 8  # 16 / 8 = 2 on an idle machine
+    told = capsys.readouterr().out
+    assert "s a step measured, gamma 1.00" in told
+    assert f"slow-1 (cpu:{CORE}): 0." in told
+
+
+def test_run_auto_steps_with_given_speeds_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(epochs=1, local_steps_slow="auto")
+    nodes = (
+        {**NODES[0], "seconds-per-step": 0.02},
+        {**NODES[1], "seconds-per-step": 0.05},  # gamma 0.4: floor(3.2 + 1/2)
+        {"tier": "slow", "partition-id": 2, "seconds-per-step": 9.0},  # less than a step
+        {"tier": "slow", "partition-id": 3, "seconds-per-step": 9.0, "steps": 5},
+    )
+    summary = run(config, grid_of(config, nodes)).summary
+    assert [worker["local_steps"] for worker in summary["workers"]] == [8, 3, 1, 5]
+    assert f"slow-1 (cpu:{CORE}): 0.05 s a step given, gamma 0.40" in capsys.readouterr().out
+
+
+def test_run_unnamed_workers_get_their_tier_from_the_speed() -> None:
+    config = config_of(epochs=1)
+    nodes = ({"partition-id": 0, "slowdown": 8.0}, {"partition-id": 1})
+    summary = run(config, grid_of(config, nodes)).summary
+    assert [worker["tier"] for worker in summary["workers"]] == ["slow", "fast"]
+
+
+def test_run_measuring_changes_no_bit_of_training() -> None:
+    models = []
+    for clock in ("wall", "device"):
+        config = config_of(epochs=1, clock=clock, model="cnn-batchnorm")
+        models.append((run(config).folder.path / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
 def test_run_through_the_server_app() -> None:
     config = config_of(epochs=1, name="mine")
     server_app(grid_of(config), Context(1, 1, {}, RecordDict(), config.to_run_config()))

@@ -1,13 +1,17 @@
 """The loop of `fit`: budgets, evaluation, callbacks, resume."""
 
+import gc
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.learning_rate import LearningRate
+from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.round_log import RoundRecord
 from flower_blsgd.training_loop import EpochEnd
 
@@ -230,6 +234,46 @@ def test_train_config_is_sent_along_and_not_changed() -> None:
     assert dict(config) == {"augment": "flip"}
     for message in grid.sent_of_type("train"):
         assert message.content.config_records["config"]["augment"] == "flip"
+
+
+def test_replies_of_a_round_are_gone_before_the_next_is_sent() -> None:
+    """Their arrays may be views on memory that the next round's replies need."""
+    alive: list[list[bool]] = []
+
+    class Watched(InProcessGrid):
+        replies: list[weakref.ref[Message]]
+
+        def __init__(self) -> None:
+            super().__init__(grid_of_two().handlers)
+            self.replies = []
+
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            alive.append([reply() is not None for reply in self.replies])
+            received = list(super().send_and_receive(messages, timeout=timeout))
+            self.replies = [weakref.ref(reply) for reply in received]
+            return received
+
+    gc.collect()
+    gc.disable()  # the memory must be free at once, not some time later
+    try:
+        strategy_of(momentum_buffers="average").fit(Watched(), toy_arrays(), epochs=2)
+    finally:
+        gc.enable()
+    assert alive[1:] == [[False, False]] * 4
+
+
+def test_model_and_momentum_share_no_memory_with_the_replies() -> None:
+    class Kept(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            self.received = list(super().send_and_receive(messages, timeout=timeout))
+            return self.received
+
+    grid = Kept({1: ToyWorker(fast_profile(0), 1.0)})
+    strategy = strategy_of(sampler=UniformSampler(), min_available_nodes=1)
+    arrays = strategy.fit(grid, toy_arrays(), epochs=1).arrays
+    sent = grid.received[0].content.array_records["arrays"]
+    for name, array in arrays.items():
+        assert not np.shares_memory(array.numpy(), sent[name].numpy()), name
 
 
 def test_initial_model_is_not_changed() -> None:

@@ -11,8 +11,6 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-TENSORS = 100
-
 app = ServerApp()
 
 
@@ -46,8 +44,11 @@ class TimedFedAvg(FedAvg):
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds."""
     config = context.run_config
-    sizes = np.diff(np.linspace(0, int(config["parameters"]), TENSORS + 1, dtype=int))
+    ends = np.linspace(0, int(config["parameters"]), int(config["tensors"]) + 1, dtype=int)
+    sizes = np.diff(ends)
     arrays = ArrayRecord({f"{i}": Array(np.ones(n, np.float32)) for i, n in enumerate(sizes)})
     strategy = TimedFedAvg(fraction_evaluate=0.0)
     strategy.start(grid, arrays, num_rounds=int(config["rounds"]))
-    Path(str(config["out"])).write_text(json.dumps({"round": strategy.seconds, "engine": strategy.engine_seconds}))
+    Path(str(config["out"])).write_text(
+        json.dumps({"round": strategy.seconds, "engine": strategy.engine_seconds})
+    )

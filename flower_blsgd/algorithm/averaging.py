@@ -106,11 +106,15 @@ def _average_tensor(name: str, counted: Sequence[tuple[Mapping[str, AnyArray], f
     flat = [np.ascontiguousarray(tensor).reshape(-1) for tensor in tensors]
     wide = np.result_type(first.dtype, np.float64)
     average = np.empty(first.size, first.dtype)
+    difference = np.empty(min(first.size, _CHUNK_ELEMENTS), wide)
     for start in range(0, first.size, _CHUNK_ELEMENTS):
         chunk = slice(start, start + _CHUNK_ELEMENTS)
         base = flat[0][chunk].astype(wide)
         total = base.copy()
+        part = difference[: base.size]
         for values, (_, weight) in zip(flat[1:], counted[1:], strict=True):
-            total += weight * (values[chunk] - base)
+            np.subtract(values[chunk], base, out=part)
+            part *= weight
+            total += part
         average[chunk] = total
     return average.reshape(first.shape)

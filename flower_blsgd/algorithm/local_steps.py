@@ -3,10 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 FAST_SPEED_RATIO = 0.7
 """A worker that nobody named is fast when its speed ratio is above this."""
+
+Clock = Literal["wall", "device"]
+"""Which speeds count: those with all workers computing at once, or each worker's alone."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,10 @@ class Participant:
 
 
 class StepPolicy(Protocol):
-    """Decides the local steps of every worker from what is known of all of them."""
+    """Decides the local steps of every worker from what is known of all of them.
+
+    One that has an attribute ``needs_speeds`` that is true is given every speed ratio.
+    """
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return the steps of each participant, in order, each >= 1."""
@@ -129,6 +135,11 @@ class SystemAwareSteps:
         _at_least_one("local_steps_fast", self.local_steps_fast)
         if self.local_steps_slow is not None:
             _at_least_one("local_steps_slow", self.local_steps_slow)
+
+    @property
+    def needs_speeds(self) -> bool:
+        """Whether the steps of slow workers come from their speed ratios."""
+        return self.local_steps_slow is None
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return the steps of each participant.

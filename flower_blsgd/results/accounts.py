@@ -1,8 +1,11 @@
 """Add up the rounds of a run: time, samples, waiting (ALGORITHM section 7)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..algorithm.local_steps import Clock
 from ..round_log import RoundRecord, WorkerRound
+from .clocks import ClockSums, RoundTimes, device_times, wall_times
 
 
 @dataclass
@@ -43,32 +46,45 @@ class WorkerTotal:
 class Accounts:
     """The sums over a run's rounds.
 
+    Parameters
+    ----------
+    clock : {"wall", "device"}
+        Which times tell who waited for whom.
+
     Attributes
     ----------
+    seconds_per_step : mapping of int to float
+        By worker index: seconds per step of that worker alone, as far as they are known.
     workers : dict of int to WorkerTotal
         By worker index.
-    round_seconds : float
-        Sum over rounds: first order sent to new global model ready.
     planning_seconds : float
         Sum over rounds: choosing the samples.
-    slow_only_seconds : float
-        How much shorter the rounds would have been had they ended with the last fast worker.
+    wall : ClockSums
+        As measured.
+    device : ClockSums, optional
+        As if each worker had its own device; None as soon as that cannot be computed.
     """
 
+    clock: Clock = "wall"
+    seconds_per_step: Mapping[int, float] = field(default_factory=dict)
     workers: dict[int, WorkerTotal] = field(default_factory=dict)
     rounds: int = 0
     samples: int = 0
-    round_seconds: float = 0.0
     planning_seconds: float = 0.0
-    slow_only_seconds: float = 0.0
+    wall: ClockSums = field(default_factory=ClockSums)
+    device: ClockSums | None = field(default_factory=ClockSums)
 
     def add(self, record: RoundRecord) -> None:
         """Add one round."""
         self.rounds += 1
-        self.round_seconds += record.round_seconds
         self.planning_seconds += record.planning_seconds
-        fast_waiting = [r.waiting_seconds for r in record.workers if r.fast and not r.failure]
-        self.slow_only_seconds += min(fast_waiting, default=0.0)
+        self.wall.add(record, wall_times(record))
+        if self.device is not None:
+            times = device_times(record, self.seconds_per_step)
+            if times is None:
+                self.device = None
+            else:
+                self.device.add(record, times)
         for row in record.workers:
             self.samples += row.num_examples
             total = self.workers.setdefault(row.worker, WorkerTotal(row.label, row.fast))
@@ -77,15 +93,37 @@ class Accounts:
     @property
     def training_seconds(self) -> float:
         """Rounds and planning; neither set-up, evaluation nor checkpoints."""
-        return self.round_seconds + self.planning_seconds
+        return self.wall.round_seconds + self.planning_seconds
+
+    @property
+    def device_seconds(self) -> float | None:
+        """Computed: the rounds as if each worker had its own device; None if not known."""
+        return self.device.round_seconds if self.device is not None and self.rounds else None
 
     def waiting_share(self, fast: bool) -> float | None:
-        """Return a tier's waiting / (its workers x sum of round seconds); None without workers."""
-        tier = [total for total in self.workers.values() if total.fast is fast]
-        if not tier or self.round_seconds == 0:
+        """Return a tier's waiting / (its workers x sum of round seconds), on the chosen clock.
+
+        None without workers, or if the clock's times are not known.
+        """
+        workers = sum(total.fast is fast for total in self.workers.values())
+        sums = self._on_clock
+        if not workers or sums is None or sums.round_seconds == 0:
             return None
-        waiting = sum(total.waiting_seconds for total in tier)
-        return waiting / (len(tier) * self.round_seconds)
+        return sums.waiting_seconds[fast] / (workers * sums.round_seconds)
+
+    def longer_for_slow(self) -> float | None:
+        """Return by how much waiting for slow workers made the rounds longer, as a share.
+
+        None if the clock's times are not known.
+        """
+        sums = self._on_clock
+        if sums is None or sums.round_seconds == sums.slow_only_seconds:
+            return None
+        return sums.round_seconds / (sums.round_seconds - sums.slow_only_seconds) - 1
+
+    @property
+    def _on_clock(self) -> ClockSums | None:
+        return self.device if self.clock == "device" else self.wall
 
     def sample_share(self, fast: bool) -> float:
         """Return a tier's share of all samples that were trained on."""
@@ -98,13 +136,18 @@ class Accounts:
         return weight / self.rounds if self.rounds else 0.0
 
     def recent(self, record: RoundRecord) -> str:
-        """Return who waits for whom in one round, in words."""
+        """Return who waits for whom in one round, in words; empty if that is not known."""
+        times: RoundTimes | None = wall_times(record)
+        if self.clock == "device":
+            times = device_times(record, self.seconds_per_step)
+        if times is None:
+            return ""
         waiting = {
-            fast: [row.waiting_seconds for row in record.workers if row.fast is fast]
+            fast: [times.waiting_seconds[row.worker] for row in record.workers if row.fast is fast]
             for fast in (True, False)
         }
         shares = {
-            fast: sum(seconds) / (len(seconds) * record.round_seconds)
+            fast: sum(seconds) / (len(seconds) * times.round_seconds)
             for fast, seconds in waiting.items()
             if seconds
         }

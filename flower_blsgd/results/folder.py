@@ -16,6 +16,7 @@ import tomli_w
 from flwr.app import ArrayRecord
 from safetensors.numpy import save_file
 
+from ..algorithm.sampling_stats import SamplingStats
 from ..errors import UsageError
 from ..round_log import RoundRecord
 
@@ -25,7 +26,10 @@ LATEST = "latest"
 
 @dataclasses.dataclass(frozen=True)
 class EpochRow:
-    """One line of ``epochs.csv``; an empty field was not measured."""
+    """One line of ``epochs.csv``; an empty field was not measured.
+
+    The columns of `sampling` have its own names, such as ``fast_picked_loss_mean``.
+    """
 
     epoch: int
     wall_seconds: float
@@ -37,8 +41,14 @@ class EpochRow:
     train_loss: float
     rounds: int
     samples: int
-    share_left_out: float
     mean_loss_age_rounds: float
+    sampling: SamplingStats
+
+    def columns(self) -> dict[str, float | None]:
+        """Return the fields of the line by name."""
+        own = dataclasses.asdict(self)
+        sampling = own.pop("sampling")
+        return {**own, **sampling}
 
 
 class RunFolder:
@@ -101,7 +111,7 @@ class RunFolder:
     def add_epoch(self, row: EpochRow) -> None:
         """Append a line to ``epochs.csv``."""
         path = self.path / "epochs.csv"
-        values = _plain(dataclasses.asdict(row))
+        values = _plain(row.columns())
         fresh = not path.exists()
         with path.open("a", newline="") as file:
             writer = csv.DictWriter(file, list(values))

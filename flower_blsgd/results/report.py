@@ -2,13 +2,11 @@
 
 import contextlib
 import os
-import platform
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,7 @@ from ..training_loop import EpochEnd
 from .accounts import Accounts
 from .folder import EpochRow, RunFolder
 from .progress import ProgressView
-
-_PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
-_HARDLY = 0.01
+from .summary import HARDLY, summary_of
 
 
 class RunReport:
@@ -57,7 +53,7 @@ class RunReport:
         self._began_at = began_at
         self._first_order_at = began_at
         self._last_model_at = began_at
-        self._accounts = Accounts()
+        self._accounts = Accounts(config.clock)
         self._records: list[RoundRecord] = []
         self._rows: list[EpochRow] = []
         self._arrays: ArrayRecord | None = None
@@ -113,6 +109,7 @@ class RunReport:
             self._say_workers(record)
         self._last_model_at = now
         self._records.append(record)
+        self._accounts.seconds_per_step = self._seconds_per_step_alone()
         self._accounts.add(record)
         self.folder.add_round(record)
         self._view.round(record, self._accounts)
@@ -127,44 +124,66 @@ class RunReport:
             epoch=end.epoch,
             wall_seconds=self._last_model_at - self._first_order_at,
             training_seconds=self._accounts.training_seconds,
-            device_seconds=None,
+            device_seconds=self._accounts.device_seconds,
             accuracy=None if metrics is None else float(metrics["accuracy"]),  # type: ignore[arg-type]
             loss=None if metrics is None else float(metrics["loss"]),  # type: ignore[arg-type]
             learning_rate=last.learning_rate,
             train_loss=last.train_loss,
             rounds=self._accounts.rounds,
             samples=self._accounts.samples,
-            share_left_out=planner.share_left_out,
             mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
+            sampling=planner.sampling_stats,
         )
         self._rows.append(row)
         self.folder.add_epoch(row)
         self._view.epoch(row)
 
+    def _seconds_per_step_alone(self) -> dict[int, float]:
+        """Return the known speeds by worker index, as they are now: one may have come, or left.
+
+        What we measure on the wall clock we measure on all workers at once: not alone.
+        """
+        return {
+            worker.index: worker.profile.seconds_per_step
+            for worker in self._strategy.roster.workers
+            if worker.profile.seconds_per_step > 0
+            and (self.config.clock == "device" or not worker.measured)
+        }
+
     def _finish(self, interrupted: bool = False) -> None:
-        self.summary = self._summary(interrupted)
+        self.summary = {
+            **summary_of(self.config, self._strategy, self._accounts, self._records, self._rows),
+            "wall_seconds": self._last_model_at - self._first_order_at,
+            "setup_seconds": self._first_order_at - self._began_at,
+            "evaluation_seconds": self.evaluation_seconds,
+            "interrupted": interrupted,
+        }
         if self._arrays is not None:
             self.folder.write_model(self._arrays)
         self.folder.write_summary(self.summary)
         if self._records:
             self._draw()
-        state = "stopped early" if interrupted else "done"
-        accuracy = self.summary["accuracy"]
-        reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
-        self.say(
-            f"{state}: {reached}after {self.summary['training_seconds']:.1f} s of training "
-            f"({self.summary['wall_seconds']:.1f} s with evaluation); results in "
-            f"{self.folder.path}"
-        )
+        self.say(self._result_line(interrupted))
         if self._records:
             self.say(self.slow_device_line())
+
+    def _result_line(self, interrupted: bool) -> str:
+        state = "stopped early" if interrupted else "done"
+        accuracy, device_seconds = self.summary["accuracy"], self.summary["device_seconds"]
+        reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
+        others = f"{self.summary['wall_seconds']:.1f} s with evaluation"
+        if device_seconds is not None:
+            others += f"; {device_seconds:.1f} s on simulated devices, computed"
+        return (
+            f"{state}: {reached}after {self.summary['training_seconds']:.1f} s of training "
+            f"({others}); results in {self.folder.path}"
+        )
 
     def slow_device_line(self) -> str:
         """Answer "do my slow devices help?" as far as this run can."""
         accounts = self._accounts
         if not any(not total.fast for total in accounts.workers.values()):
             return "slow devices: none took part, so nobody waited for one"
-        without = accounts.round_seconds - accounts.slow_only_seconds
         fast_only = "; ".join(
             f"1x {worker.profile.device} fast"
             + (f" steps={worker.profile.steps}" if worker.profile.steps else "")
@@ -177,81 +196,35 @@ class RunReport:
         )
         if self.config.out:
             command += f" -s out={shlex.quote(self.config.out + '-fast-only')}"
+        longer = accounts.longer_for_slow()
+        if longer is None:
+            rounds = "rounds not known to be longer (clock = device needs everybody's speed)"
+        else:
+            rounds = f"rounds {longer:+.0%} longer for waiting for them"
+            rounds += " (simulated devices)" if accounts.clock == "device" else ""
         return (
             f"slow devices: {accounts.sample_share(fast=False):.1%} of the samples, "
-            f"{accounts.weight_share(fast=False):.1%} of the weight, rounds "
-            f"{accounts.round_seconds / without - 1:+.0%} longer for waiting for them; "
+            f"{accounts.weight_share(fast=False):.1%} of the weight, {rounds}; "
             f"what they do to accuracy shows beside a run without them: {command}"
         )
 
     def _say_workers(self, record: RoundRecord) -> None:
         for row in record.workers:
             line = f"  {row.label}: {row.local_steps} steps a round, weight {row.weight:.1%}"
-            if 0 < row.weight < _HARDLY:
+            if 0 < row.weight < HARDLY:
                 line += " (hardly takes part)"
             self.say(line)
 
-    def _summary(self, interrupted: bool) -> dict[str, Any]:
-        accounts, config = self._accounts, self.config
-        measured = [row for row in self._rows if row.accuracy is not None]
-        accuracies = [row.accuracy for row in measured if row.accuracy is not None]
-        return {
-            "algorithm": config.algorithm,
-            "steps": config.choices.steps,
-            "sampler": config.choices.sampler,
-            "weights": config.choices.weights,
-            "task": config.task,
-            "accuracy": accuracies[-1] if accuracies else None,
-            "best_accuracy": max(accuracies, default=None),
-            "loss": measured[-1].loss if measured else None,
-            "wall_seconds": self._last_model_at - self._first_order_at,
-            "training_seconds": accounts.training_seconds,
-            "device_seconds": None,
-            "setup_seconds": self._first_order_at - self._began_at,
-            "evaluation_seconds": self.evaluation_seconds,
-            "epochs": len(self._rows),
-            "rounds": accounts.rounds,
-            "samples": accounts.samples,
-            "samples_given_up": self._strategy.planner.samples_given_up,
-            "fast_waiting_share": accounts.waiting_share(fast=True),
-            "slow_waiting_share": accounts.waiting_share(fast=False),
-            "workers": [self._worker_summary(index) for index in sorted(accounts.workers)],
-            "failures": [
-                {"round": record.round, "worker": row.label, "reason": row.failure}
-                for record in self._records
-                for row in record.workers
-                if row.failure
-            ],
-            "interrupted": interrupted,
-            "versions": {"python": platform.python_version(), **_versions()},
-            "seed": config.seed,
-        }
-
-    def _worker_summary(self, index: int) -> dict[str, Any]:
-        total = self._accounts.workers[index]
-        worker = self._strategy.roster.workers[index]
-        weight = total.weight_sum / self._accounts.rounds
-        return {
-            "name": worker.profile.name,
-            "device": worker.profile.device,
-            "tier": "fast" if total.fast else "slow",
-            "local_steps": total.local_steps,
-            "weight": weight,
-            "hardly_takes_part": weight < _HARDLY,
-            "seconds_per_step": total.seconds_per_step,
-            "samples": total.num_examples,
-            "compute_seconds": total.compute_seconds,
-            "waiting_seconds": total.waiting_seconds,
-            "transfer_seconds": total.transfer_seconds,
-            "failures": total.failures,
-        }
-
     def _draw(self) -> None:
-        from .pictures import draw_learning_curve, draw_timeline
+        from .learning_curve import draw_learning_curve
+        from .sampling_picture import draw_sampling
+        from .timeline import draw_timeline
 
         title = f"{self.config.algorithm}, {self.config.task}, seed {self.config.seed}"
-        draw_learning_curve(self._rows, title, self.folder.path / "learning_curve.png")
-        draw_timeline(self._records, title, self.folder.path / "timeline.png")
+        path = self.folder.path
+        draw_learning_curve(self._rows, title, path / "learning_curve.png", self._accounts.clock)
+        draw_timeline(self._records, title, path / "timeline.png")
+        draw_sampling(self._rows, title, path / "sampling.png")
 
 
 def _blsgd() -> str:
@@ -260,13 +233,3 @@ def _blsgd() -> str:
     if shutil.which("blsgd") or not beside.exists():
         return "blsgd"
     return shlex.quote(os.path.relpath(beside))
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # run from a bundle, not from an installed package
-            found[package] = "not installed"
-    return found

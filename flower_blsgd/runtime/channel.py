@@ -48,14 +48,15 @@ class Channel:
         """
         new = [block for number, block in parcel.blocks.items() if number not in self._sent]
         gone = [number for number, block in self._sent.items() if block.retired]
-        unused = [self._unused.popleft() for _ in range(len(self._unused))]
+        unused = self._no_longer_in_use()
         for block in parcel.blocks.values():
+            # First: `close` must find it also if sending fails.
+            self._sent[block.number] = block
             block.holders.add(self)
         envelope = (parcel.payload, [(b.number, b.size) for b in new], unused, gone)
         self._connection.send_bytes(pickle.dumps(envelope, pickle.HIGHEST_PROTOCOL))
         for block in new:
             send_handle(self._connection, block.fd, None)
-            self._sent[block.number] = block
         for number in gone:
             del self._sent[number]
 
@@ -78,6 +79,15 @@ class Channel:
             fd = recv_handle(self._connection)
             self._attached[number] = Block(number, fd, size, on_unused=self._unused.append)
         return unpack(payload, self._attached, self.views)
+
+    def _no_longer_in_use(self) -> list[int]:
+        ended = {self._unused.popleft() for _ in range(len(self._unused))}
+        # One that has come again since is looked at again; its end will be told then.
+        return [
+            number
+            for number in ended
+            if number in self._attached and not self._attached[number].in_use
+        ]
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Wait until something can be received, at most so long; return whether it can."""

@@ -1,5 +1,6 @@
 """A Flower grid of worker processes on this machine, each pinned to its own device."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -83,12 +84,14 @@ class LocalGrid(Grid):
         self._hosts: list[ProcessHost] = []
         parcel = None if setup is None else ship(setup, Pool("sharing the data with the workers"))
         settings = HostSettings(threads, parcel)
+        sys_path = tuple(str(Path(folder).resolve()) for folder in sys.path)  # "" is this folder
         for places in _shared_out(self.workers, processes_per_device):
             contexts = {
                 _FIRST_NODE_ID + place: self._context(place, run_config) for place in places
             }
             worker = self.workers[places[0]]
-            job = Job(worker, contexts, client_app, app_dir, has_setup=parcel is not None)
+            has_setup = parcel is not None
+            job = Job(worker, contexts, client_app, app_dir, sys_path, has_setup)
             names = [self.workers[place].name for place in places]
             label = "+".join(filter(None, names)) or (
                 f"{worker.device_with_cores} (node {', '.join(map(str, contexts))})"
@@ -180,16 +183,20 @@ class LocalGrid(Grid):
             If there is not enough memory for the arrays.
         """
         packer = Packer(self._pool)
-        ids = []
-        for message in messages:
-            node_id = message.metadata.dst_node_id
-            if node_id not in self._handles:
-                raise ValueError(f"node {node_id} is not on this grid: {sorted(self._handles)}")
-            message_id = give_message_id(message)
-            parcel = packer.pack(message)
-            self._mailbox.expect(message_id)
-            self._handles[node_id].submit(message, parcel)
-            ids.append(message_id)
+        ids: list[str] = []
+        try:
+            for message in messages:
+                node_id = message.metadata.dst_node_id
+                if node_id not in self._handles:
+                    raise ValueError(f"node {node_id} is not on this grid: {sorted(self._handles)}")
+                message_id = give_message_id(message)
+                parcel = packer.pack(message)
+                self._mailbox.expect(message_id)
+                ids.append(message_id)
+                self._handles[node_id].submit(message, parcel)
+        except BaseException:  # nobody will ask for the replies to those already handed over
+            self._mailbox.forget(ids)
+            raise
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

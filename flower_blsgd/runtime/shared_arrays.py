@@ -16,8 +16,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
-from ..array_view import ArrayView, PrivateArray, record_of, view_record
-from .shared_block import AnyArray, Block, Placement, Pool, view
+from ..array_view import ArrayView, PrivateArray, record_of
+from .shared_block import AnyArray, Block, Placement, Pool, is_plain, view
 
 _VIEWS = "blsgd_accepts_views"
 
@@ -180,12 +180,16 @@ def share_views(record: ArrayRecord, pool: Pool) -> ArrayRecord | None:
     views = {name: array for name, array in record.items() if isinstance(array, ArrayView)}
     if not record or len(views) < len(record):
         return None
+    if not all(is_plain(array.memory) for array in views.values()):
+        return None
     memories = [_contiguous(array.memory) for array in views.values()]
     placement = pool.place(memories)
-    return view_record(
+    places = zip(views.items(), memories, placement.offsets, strict=True)
+    return record_of(
         {
-            name: view(placement.lease, offset, memory.dtype.str, memory.shape)
-            for name, memory, offset in zip(views, memories, placement.offsets, strict=True)
+            # Of the same class: a PrivateArray stays one.
+            name: type(array)(view(placement.lease, offset, memory.dtype.str, memory.shape))
+            for (name, array), memory, offset in places
         }
     )
 
@@ -207,7 +211,7 @@ def takes_views(app: ClientApp) -> bool:
 def _memory_of(array: Array) -> AnyArray | None:
     """Return an array's elements; None if it is not what it says it is, or no plain numbers."""
     if isinstance(array, ArrayView):
-        return _contiguous(array.memory)
+        return _contiguous(array.memory) if is_plain(array.memory) else None
     if array.stype != "numpy.ndarray":
         return None
     try:

@@ -5,6 +5,7 @@ travel whole (cloudpickle). Large tensors and arrays travel as shared memory, on
 processes, and copy-on-write: a worker that changes them changes its own copy only.
 """
 
+import contextlib
 import io
 import sys
 from typing import Any
@@ -13,7 +14,7 @@ import cloudpickle
 import numpy as np
 
 from .shared_arrays import Parcel, SharedTensor
-from .shared_block import AnyArray, Placement, Pool
+from .shared_block import AnyArray, Placement, Pool, is_plain
 
 _INLINE_BYTES = 1 << 16
 
@@ -39,7 +40,7 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(buffer)
         self.placements: list[Placement] = []
         self._pool = pool
-        self._placed: dict[tuple[int, str, tuple[int, ...]], SharedTensor] = {}
+        self._placed: dict[tuple[object, ...], tuple[SharedTensor, AnyArray]] = {}
 
     def persistent_id(self, content: Any) -> Any:
         """Name the place of a large tensor or array; None pickles everything else as it is."""
@@ -47,20 +48,23 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
             return self._place(content, is_torch=False)
         torch = sys.modules.get("torch")
         if torch is not None and type(content) is torch.Tensor and not content.requires_grad:
-            plain = content.device.type == "cpu" and content.layout is torch.strided
-            if plain and content.dtype != torch.bfloat16 and not content.is_quantized:
-                return self._place(content.numpy(), is_torch=True)
+            if content.device.type == "cpu" and content.layout is torch.strided:
+                # What numpy does not know, such as bfloat16 or a conjugate view.
+                with contextlib.suppress(TypeError, RuntimeError):
+                    return self._place(content.numpy(), is_torch=True)
         return None
 
     def _place(self, array: AnyArray, is_torch: bool) -> SharedTensor | None:
-        if array.nbytes < _INLINE_BYTES or array.dtype.hasobject:
+        if array.nbytes < _INLINE_BYTES or not is_plain(array):
             return None
-        key = (array.__array_interface__["data"][0], array.dtype.str, array.shape)
+        address = array.__array_interface__["data"][0]
+        key = (address, array.dtype.str, array.shape, array.strides, is_torch)
         if key not in self._placed:
             contiguous = np.ascontiguousarray(array)
             placement = self._pool.place([contiguous])
             self.placements.append(placement)
-            self._placed[key] = SharedTensor(
+            place = SharedTensor(
                 placement.block.number, placement.offsets[0], array.dtype.str, array.shape, is_torch
             )
-        return self._placed[key]
+            self._placed[key] = place, array  # kept, so that no other gets its address
+        return self._placed[key][0]

@@ -8,6 +8,7 @@ socket closes or when the lifeline does: the kernel closes the lifeline even if 
 killed while a message is being handled.
 """
 
+import copy
 import fcntl
 import os
 import select
@@ -16,13 +17,14 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from ..array_view import record_of
 from .channel import Channel
 from .devices import WorkerSpec
 from .flower_internals import NOT_LOADED, RAISED, load_client_app
@@ -49,6 +51,8 @@ class Job:
         ``module:attribute``.
     app_dir : Path
         Where that module is.
+    sys_path : tuple of str
+        Where the parent finds modules: what it can import, the app can.
     has_setup : bool
         Whether a function follows that is called before the app is loaded.
     """
@@ -57,6 +61,7 @@ class Job:
     contexts: Mapping[int, Context]
     client_app: str
     app_dir: Path
+    sys_path: tuple[str, ...] = ()
     has_setup: bool = False
 
 
@@ -68,7 +73,7 @@ def main() -> None:
     channels = [Channel(socket.socket(fileno=fd), views=True) for fd in socket_fds]
     try:
         job: Job = channels[0].receive()
-        handlers = _handlers(job, channels[0])
+        handlers = _handlers(job, channels)
     except EOFError:
         return
     pool = Pool()
@@ -80,8 +85,12 @@ def main() -> None:
 
 
 def _serve_beside(channel: Channel, job: Job, handlers: Mapping[int, Handler], pool: Pool) -> None:
-    with side_stream(job.worker):
-        _serve(channel, job, handlers, pool)
+    try:
+        with side_stream(job.worker):
+            _serve(channel, job, handlers, pool)
+    except BaseException:  # a thread that ends alone would leave its messages without answers
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)
 
 
@@ -141,11 +150,13 @@ def _die_with_parent(lifeline_fd: int, parent: int) -> None:
         fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
-def _handlers(job: Job, channel: Channel) -> dict[int, Handler]:
+def _handlers(job: Job, channels: Sequence[Channel]) -> dict[int, Handler]:
     """Return each node's message handler; one that only reports the error if nothing loads."""
+    # At the end: a module in the user's folder must not take the place of a library's.
+    sys.path += [folder for folder in job.sys_path if folder not in sys.path]
     try:
         if job.has_setup:
-            channel.receive()()
+            channels[0].receive()()
         app = load_client_app(job.client_app, job.app_dir)
     except EOFError:
         raise
@@ -156,13 +167,14 @@ def _handlers(job: Job, channel: Channel) -> dict[int, Handler]:
             return Message(Error(NOT_LOADED, reason), reply_to=message)
 
         return dict.fromkeys(job.contexts, refuse)
-    channel.views = takes_views(app)
+    for channel in channels:
+        channel.views = takes_views(app)
     return {node_id: _handler(app, context) for node_id, context in job.contexts.items()}
 
 
 def _handler(app: ClientApp, context: Context) -> Handler:
     def handle(message: Message) -> Message:
-        before = RecordDict(dict(context.state))
+        before = _snapshot(context.state)
         try:
             return _checked(app(message, context), message)
         except Exception:
@@ -170,6 +182,18 @@ def _handler(app: ClientApp, context: Context) -> Handler:
             return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
 
     return handle
+
+
+def _snapshot(state: RecordDict) -> RecordDict:
+    """Return a copy that keeps what records hold, but for the elements of arrays."""
+    return RecordDict(
+        {
+            name: record_of(dict(record))
+            if isinstance(record, ArrayRecord)
+            else copy.deepcopy(record)
+            for name, record in state.items()
+        }
+    )
 
 
 def _checked(reply: object, message: Message) -> Message:

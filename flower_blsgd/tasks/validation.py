@@ -1,17 +1,15 @@
 """Hold out a share of the training data, so that settings are not chosen on the test set."""
 
 import hashlib
-import zlib
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ..algorithm.randomness import generator
 from ..errors import UsageError
 from ..worker.batches import IndexedSamples, Samples
 from .task import Task
-
-_PURPOSE = zlib.crc32(b"validation-share")
 
 
 def with_validation(task: Task, share: float, seed: int) -> Task:
@@ -47,9 +45,7 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
             f"validation-share = {share} of {count} training samples leaves "
             f"{held_out} for validation and {count - held_out} for training; both need one"
         )
-    order = np.random.Generator(
-        np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(_PURPOSE,)))
-    ).permutation(count)
+    order = generator(seed, "validation-share").permutation(count)
     identity = f"{task.fingerprint()} {share!r} {seed}"
     return replace(
         task,

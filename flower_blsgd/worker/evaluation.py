@@ -1,24 +1,48 @@
-"""Loss and metric of a model on a test set."""
+"""Loss and metric of a model on a test set, or on a slice of it."""
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import Samples, batch_source
+from ..protocol import EvaluateReport
+from .batches import IndexedSamples, Samples, batch_source, num_samples, tensor_parts
 
 _BATCH_SIZE = 1024
+
+PerSample = Callable[[Any, Tensor], Tensor]
+"""(outputs, targets) -> one value per sample, shape (batch_size,)."""
 
 
 def evaluate(
     model: nn.Module,
     samples: Samples,
-    loss: Callable[[Any, Tensor], Tensor],
-    metric: Callable[[Any, Tensor], Tensor],
+    loss: PerSample,
+    metric: PerSample,
     device: str | torch.device = "cpu",
+    first: int = 0,
+    last: int | None = None,
 ) -> tuple[float, float]:
-    """Return mean loss and mean metric over all samples, in eval mode.
+    """Return mean loss and mean metric over the samples [first, last), in eval mode.
+
+    See `evaluate_sums` for the parameters.
+    """
+    report = evaluate_sums(model, samples, loss, metric, device, first, last)
+    return report.loss, report.accuracy
+
+
+def evaluate_sums(
+    model: nn.Module,
+    samples: Samples,
+    loss: PerSample,
+    metric: PerSample,
+    device: str | torch.device = "cpu",
+    first: int = 0,
+    last: int | None = None,
+) -> EvaluateReport:
+    """Return loss and metric added up in float64 over the samples [first, last), in eval mode.
 
     Parameters
     ----------
@@ -30,16 +54,33 @@ def evaluate(
         ``(outputs, targets) -> values`` of shape (batch_size,).
     device : str or torch.device (default: "cpu")
         Where to compute.
+    first, last : int
+        The slice, by default all of it. Only its samples are moved to the device.
     """
+    last = num_samples(samples) if last is None else last
     device = torch.device(device)
-    source = batch_source(samples, device)
+    source = batch_source(_between(samples, first, last), device)
     model = model.to(device).eval()
     loss_sum = metric_sum = 0.0
     with torch.inference_mode():
-        for indices in torch.split(torch.arange(len(source), device=device), _BATCH_SIZE):
+        for indices in torch.split(torch.arange(last - first, device=device), _BATCH_SIZE):
             inputs, targets = source.batch(indices)
             outputs = model(inputs)
             # On the CPU, since not every accelerator has float64.
             loss_sum += float(loss(outputs, targets).cpu().double().sum())
             metric_sum += float(metric(outputs, targets).cpu().double().sum())
-    return loss_sum / len(source), metric_sum / len(source)
+    return EvaluateReport(first, last, loss_sum, metric_sum)
+
+
+def _between(samples: Samples, first: int, last: int) -> Samples:
+    indices = np.arange(first, last)
+    if isinstance(samples, IndexedSamples):
+        samples, indices = samples.samples, samples.indices[first:last]
+        parts = tensor_parts(samples)
+        if parts is not None:
+            return [part[torch.from_numpy(indices)] for part in parts]
+    else:
+        parts = tensor_parts(samples)
+        if parts is not None:
+            return [part[first:last] for part in parts]
+    return IndexedSamples(samples, indices)

@@ -1,5 +1,7 @@
 """A node says which worker it is."""
 
+import math
+
 from flwr.app import Context, Message
 
 from ..errors import UsageError
@@ -49,17 +51,46 @@ def profile_of(
     )
 
 
-def answer_profile(message: Message, context: Context, data_fingerprint: str = "") -> Message:
+def given_seconds_per_step(context: Context) -> float:
+    """Return the speed that the node config gives; 0 if it gives none.
+
+    Raises
+    ------
+    UsageError
+        If it is not a number above 0.
+    """
+    given = context.node_config.get("seconds-per-step")
+    if given is None:
+        return 0.0
+    if isinstance(given, bool | str) or not 0 < given < math.inf:
+        raise UsageError(
+            f"seconds-per-step = {given!r} in the node config must be a number above 0; leave "
+            "it out to have it measured"
+        )
+    return float(given)
+
+
+def answer_profile(
+    message: Message,
+    context: Context,
+    data_fingerprint: str = "",
+    seconds_per_step: float = 0.0,
+) -> Message:
     """Answer the profile query; one line makes any ClientApp known to the strategy.
 
     ``app.query("profile")(flower_blsgd.answer_profile)``
 
     The node config may hold ``device``, ``tier``, ``name``, ``partition-id``, ``steps`` and
-    ``seconds-per-step``.
+    ``seconds-per-step``, which wins over a measured one.
+
+    Raises
+    ------
+    UsageError
+        If the node config names no worker, or a speed that is none.
     """
     return profile_of(
         worker_of(context),
         partition_id=int(context.node_config.get("partition-id", -1)),
-        seconds_per_step=float(context.node_config.get("seconds-per-step", 0.0)),
+        seconds_per_step=given_seconds_per_step(context) or seconds_per_step,
         data_fingerprint=data_fingerprint,
     ).to_reply(message)

@@ -1,5 +1,8 @@
 """Rounds and epochs made by hand."""
 
+import dataclasses
+
+from flower_blsgd.algorithm.sampling_stats import SamplingStats
 from flower_blsgd.results.folder import EpochRow
 from flower_blsgd.round_log import RoundRecord, WorkerRound
 
@@ -26,6 +29,29 @@ def record(*workers: WorkerRound, **values: object) -> RoundRecord:
     return RoundRecord(workers=workers, **{**defaults, **values})  # type: ignore[arg-type]
 
 
+def stats(**values: float) -> SamplingStats:
+    defaults = {
+        "all_loss_mean": 1.0,
+        "all_loss_p10": 0.25,
+        "all_loss_p90": 2.0,
+        "fast_picked_loss_mean": 1.5,
+        "slow_picked_loss_mean": 1.125,
+        "share_never_seen": 0.125,
+        "share_left_out": 0.25,
+        "loss_age_epochs_mean": 0.5,
+        "loss_age_epochs_p90": 1.0,
+        "left_out_age_epochs_mean": 1.75,
+        "left_out_age_epochs_p90": 3.0,
+    }
+    return SamplingStats(**{**defaults, **values})
+
+
+def nothing_recorded() -> SamplingStats:
+    names = [field.name for field in dataclasses.fields(SamplingStats)]
+    unknown = {name: float("nan") for name in names if not name.startswith("share")}
+    return stats(**unknown, share_never_seen=1.0)
+
+
 def epoch(number: int = 1, **values: object) -> EpochRow:
     defaults: dict[str, object] = {
         "wall_seconds": 3.0 * number,
@@ -37,8 +63,8 @@ def epoch(number: int = 1, **values: object) -> EpochRow:
         "train_loss": 1.5,
         "rounds": 2 * number,
         "samples": 128 * number,
-        "share_left_out": 0.25,
         "mean_loss_age_rounds": 0.75,
+        "sampling": stats(),
     }
     return EpochRow(epoch=number, **{**defaults, **values})  # type: ignore[arg-type]
 

@@ -1,17 +1,22 @@
 """The sums over a run's rounds."""
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_blsgd.algorithm.local_steps import Clock
 from flower_blsgd.results.accounts import Accounts, WorkerTotal
 from flower_blsgd.round_log import RoundRecord
 
 from .records import record, row, two_rounds
 
 
-def accounts_of(*records: RoundRecord) -> Accounts:
-    accounts = Accounts()
+def accounts_of(
+    *records: RoundRecord, clock: Clock = "wall", speeds: Mapping[int, float] | None = None
+) -> Accounts:
+    accounts = Accounts(clock, speeds or {})
     for one in records:
         accounts.add(one)
     return accounts
@@ -21,7 +26,7 @@ def test_accounts_hand_worked() -> None:
     accounts = accounts_of(*two_rounds())
     assert accounts.rounds == 2
     assert accounts.samples == 64 + 64 + 16 + 64 + 0 + 32
-    assert accounts.round_seconds == 16.0
+    assert accounts.wall.round_seconds == 16.0
     assert accounts.planning_seconds == 0.75
     assert accounts.training_seconds == 16.75
     assert accounts.workers == {
@@ -78,14 +83,17 @@ def test_shares_before_the_first_round() -> None:
 def test_slow_only_seconds_hand_worked() -> None:
     """The last fast worker waits 3 s for the slow one in the first round."""
     first, second = two_rounds()
-    assert accounts_of(first).slow_only_seconds == 3.0
-    assert accounts_of(first, first).slow_only_seconds == 6.0
+    assert accounts_of(first).wall.slow_only_seconds == 3.0
+    assert accounts_of(first, first).wall.slow_only_seconds == 6.0
+    assert accounts_of(first).longer_for_slow() == pytest.approx(3 / 7)
     # Now a fast worker is the last one: without the slow one nothing would have been shorter.
-    assert accounts_of(second).slow_only_seconds == 0.0
+    assert accounts_of(second).wall.slow_only_seconds == 0.0
+    assert accounts_of(second).longer_for_slow() == 0.0
 
 
 def test_slow_only_seconds_without_fast_workers() -> None:
-    assert accounts_of(record(row(0, fast=False, waiting_seconds=4.0))).slow_only_seconds == 0.0
+    accounts = accounts_of(record(row(0, fast=False, waiting_seconds=4.0)))
+    assert accounts.wall.slow_only_seconds == 0.0
 
 
 def test_slow_only_seconds_leaves_out_a_worker_that_failed() -> None:
@@ -97,7 +105,65 @@ def test_slow_only_seconds_leaves_out_a_worker_that_failed() -> None:
             row(2, fast=False, completed_steps=1, compute_seconds=9.0),
         )
     )
-    assert accounts.slow_only_seconds == 4.0
+    assert accounts.wall.slow_only_seconds == 4.0
+
+
+SPEEDS = {0: 1.0, 1: 1.25, 2: 4.0}
+"""Alone, the workers of `two_rounds` need 4, 5 and 4 s, then 4 s and 8 s; 1 s and 1 s are moved."""
+
+
+def test_device_seconds_hand_worked() -> None:
+    first, second = two_rounds()
+    assert Accounts(seconds_per_step=SPEEDS).device_seconds is None
+    assert accounts_of(first, speeds=SPEEDS).device_seconds == 6.0
+    accounts = accounts_of(first, second, speeds=SPEEDS)
+    assert accounts.device_seconds == 15.0
+    # The clock is still the measured one.
+    assert accounts.waiting_share(fast=True) == 0.25
+    assert accounts.training_seconds == 16.75
+
+
+@pytest.mark.parametrize("speeds", [{}, {0: 1.0, 1: 1.25}, {**SPEEDS, 1: 0.0}])
+def test_device_seconds_need_the_speed_of_everybody_that_took_part(
+    speeds: dict[int, float],
+) -> None:
+    first, second = two_rounds()
+    assert accounts_of(first, second, speeds=speeds).device_seconds is None
+    # One unknown round is enough, whatever comes before or after it.
+    accounts = accounts_of(first, speeds=SPEEDS)
+    accounts.seconds_per_step = {}
+    accounts.add(second)
+    accounts.seconds_per_step = SPEEDS
+    accounts.add(first)
+    assert accounts.device_seconds is None
+
+
+def test_device_seconds_do_not_need_the_speed_of_one_that_only_failed() -> None:
+    _, second = two_rounds()
+    assert accounts_of(second, speeds={0: 1.0, 2: 4.0}).device_seconds == 9.0
+
+
+def test_device_clock_waiting_share_hand_worked() -> None:
+    """The fast ones wait 1, 0 and 4 s, the slow one 1 s; the one that failed waits for nobody."""
+    accounts = accounts_of(*two_rounds(), clock="device", speeds=SPEEDS)
+    assert accounts.waiting_share(fast=True) == 5 / (2 * 15)
+    assert accounts.waiting_share(fast=False) == 1 / 15
+    assert accounts.longer_for_slow() == pytest.approx(4 / 11)
+
+
+def test_device_clock_without_speeds_knows_nothing() -> None:
+    first, _ = two_rounds()
+    accounts = accounts_of(first, clock="device")
+    assert accounts.waiting_share(fast=True) is None
+    assert accounts.longer_for_slow() is None
+    assert accounts.recent(first) == ""
+
+
+def test_device_clock_recent() -> None:
+    first, second = two_rounds()
+    accounts = accounts_of(first, second, clock="device", speeds=SPEEDS)
+    assert accounts.recent(first) == "fast waits 8%, slow waits 17%"  # 1 / (2 x 6), 1 / 6
+    assert accounts.recent(second) == "fast waits 22%, slow waits 0%"  # 4 / (2 x 9)
 
 
 def test_recent_says_who_waits() -> None:

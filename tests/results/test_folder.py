@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.folder import RunFolder
 
-from .records import epoch, record, row, two_rounds
+from .records import epoch, nothing_recorded, record, row, two_rounds
 
 
 @pytest.fixture(autouse=True)
@@ -237,11 +237,28 @@ def test_epochs_csv(folder: RunFolder) -> None:
         "train_loss": "1.5",
         "rounds": "2",
         "samples": "128",
-        "share_left_out": "0.25",
         "mean_loss_age_rounds": "0.75",
+        "all_loss_mean": "1.0",
+        "all_loss_p10": "0.25",
+        "all_loss_p90": "2.0",
+        "fast_picked_loss_mean": "1.5",
+        "slow_picked_loss_mean": "1.125",
+        "share_never_seen": "0.125",
+        "share_left_out": "0.25",
+        "loss_age_epochs_mean": "0.5",
+        "loss_age_epochs_p90": "1.0",
+        "left_out_age_epochs_mean": "1.75",
+        "left_out_age_epochs_p90": "3.0",
     }
     assert (rows[1]["accuracy"], rows[1]["loss"]) == ("", "")
     assert (rows[2]["accuracy"], rows[2]["loss"]) == ("0.5", "")
+
+
+def test_epochs_csv_first_epoch_knows_no_recorded_loss(folder: RunFolder) -> None:
+    folder.add_epoch(epoch(1, sampling=nothing_recorded()))
+    (first,) = csv.DictReader((folder.path / "epochs.csv").read_text().splitlines())
+    assert first["fast_picked_loss_mean"] == first["loss_age_epochs_mean"] == ""
+    assert (first["share_never_seen"], first["share_left_out"]) == ("1.0", "0.25")
 
 
 def test_summary(folder: RunFolder) -> None:

@@ -1,5 +1,7 @@
 """A run's figures, from its first round to its summary."""
 
+import csv
+import dataclasses
 import json
 import re
 import shlex
@@ -27,7 +29,7 @@ from flower_blsgd.runtime.devices import parse_workers
 from flower_blsgd.runtime.machine import Machine
 from flower_blsgd.training_loop import EpochEnd
 
-from .records import record, row, two_rounds
+from .records import record, row, stats, two_rounds
 
 REPOSITORY = Path(__file__).parents[2]
 TASK: Any = SimpleNamespace(num_train=1437, num_test=360)
@@ -55,7 +57,7 @@ class Run:
         self.config = RunConfig(**{"epochs": 2, **settings})
         strategy: Any = SimpleNamespace(
             planner=SimpleNamespace(
-                share_left_out=0.25,
+                sampling_stats=stats(),
                 samples_given_up=3,
                 table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
             ),
@@ -135,6 +137,7 @@ def test_finish_leaves_all_files(run: Run) -> None:
         "model.safetensors",
         "learning_curve.png",
         "timeline.png",
+        "sampling.png",
     }
     model = load_file(run.report.folder.path / "model.safetensors")
     np.testing.assert_array_equal(model["w"], [2, 2, 2])
@@ -215,8 +218,18 @@ def test_epoch_row(run: Run) -> None:
         "train_loss": "1.5",
         "rounds": "2",
         "samples": "240",
-        "share_left_out": "0.25",
         "mean_loss_age_rounds": "0.5",
+        "all_loss_mean": "1.0",
+        "all_loss_p10": "0.25",
+        "all_loss_p90": "2.0",
+        "fast_picked_loss_mean": "1.5",
+        "slow_picked_loss_mean": "1.125",
+        "share_never_seen": "0.125",
+        "share_left_out": "0.25",
+        "loss_age_epochs_mean": "0.5",
+        "loss_age_epochs_p90": "1.0",
+        "left_out_age_epochs_mean": "1.75",
+        "left_out_age_epochs_p90": "3.0",
     }
 
 
@@ -304,6 +317,80 @@ def test_command_in_the_last_line_does_not_write_over_an_explicit_out(
     assert "out=my runs/first-fast-only" in options.set
 
 
+# --- the device clock ---------------------------------------------------------------------------
+
+SPEEDS = [
+    dataclasses.replace(profile, seconds_per_step=seconds)
+    for profile, seconds in zip(PROFILES, (1.0, 1.25, 4.0), strict=True)
+]
+"""Alone, the workers of `two_rounds` need 4, 5 and 4 s, then 4 s and 8 s; 1 s and 1 s are moved."""
+
+
+def test_device_seconds_are_told_when_all_speeds_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch, SPEEDS)
+    run.train(measured(0.75))
+    run.finish()
+    summary = run.summary()
+    assert summary["device_seconds"] == 5 + 1 + 8 + 1
+    assert summary["clock"] == "wall"
+    assert (summary["fast_waiting_share"], summary["slow_waiting_share"]) == (0.25, 0.0625)
+    alone = [worker["seconds_per_step_alone"] for worker in summary["workers"]]
+    assert alone == [1.0, 1.25, 4.0]
+    (row_of,) = csv.DictReader((run.report.folder.path / "epochs.csv").open())
+    assert row_of["device_seconds"] == "15.0"
+    assert (
+        "after 16.8 s of training (18.0 s with evaluation; 15.0 s on simulated devices, "
+        in (run.lines[-2])
+    )
+
+
+def test_device_seconds_are_unknown_with_a_worker_whose_speed_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch, [*SPEEDS[:2], PROFILES[2]])
+    run.train(measured(0.75))
+    run.finish()
+    assert run.summary()["device_seconds"] is None
+    alone = [worker["seconds_per_step_alone"] for worker in run.summary()["workers"]]
+    assert alone == [1.0, 1.25, None]
+    assert "simulated" not in run.screen.getvalue()
+
+
+@pytest.mark.parametrize(("clock", "seconds"), [("wall", None), ("device", 15.0)])
+def test_device_seconds_do_not_use_what_was_measured_on_all_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str, seconds: float | None
+) -> None:
+    run = Run(tmp_path, monkeypatch, SPEEDS, clock=clock)
+    run.report._strategy.roster.workers[1].measured = True
+    run.train()
+    run.finish()
+    assert run.summary()["device_seconds"] == seconds
+
+
+def test_device_clock_decides_who_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch, SPEEDS, clock="device")
+    run.train(measured(0.75))
+    run.finish()
+    summary = run.summary()
+    assert summary["clock"] == "device"
+    assert summary["fast_waiting_share"] == (1 + 0 + 4) / (2 * 15)
+    assert summary["slow_waiting_share"] == 1 / 15
+    # The slow worker made the second round 4 s longer: 15 / 11 = 1.36.
+    assert "rounds +36% longer for waiting for them (simulated devices); " in run.lines[-1]
+
+
+def test_device_clock_without_speeds_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch, clock="device")
+    run.train(measured(0.75))
+    run.finish()
+    assert run.summary()["slow_waiting_share"] is None
+    assert "rounds not known to be longer" in run.lines[-1]
+
+
 # --- runs that end early --------------------------------------------------------------------
 
 
@@ -314,6 +401,7 @@ def test_interrupted_run_leaves_what_was_reached(run: Run) -> None:
     assert run.summary()["accuracy"] == 0.75
     assert (run.report.folder.path / "model.safetensors").is_file()
     assert (run.report.folder.path / "timeline.png").is_file()
+    assert (run.report.folder.path / "sampling.png").is_file()
     assert any(line.startswith("stopped early: test accuracy 75.00%") for line in run.lines)
 
 
@@ -344,4 +432,5 @@ def test_run_that_ends_in_its_first_epoch(run: Run) -> None:
     summary = run.summary()
     assert (summary["rounds"], summary["epochs"], summary["accuracy"]) == (1, 0, None)
     assert not (run.report.folder.path / "model.safetensors").exists()
-    assert (run.report.folder.path / "learning_curve.png").is_file()
+    for picture in ("learning_curve.png", "timeline.png", "sampling.png"):
+        assert (run.report.folder.path / picture).is_file()

@@ -1,12 +1,17 @@
 """Exact means of loss and metric over a test set."""
 
+import itertools
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from flower_blsgd.tasks.task import correct
-from flower_blsgd.worker.evaluation import evaluate
+from flower_blsgd.worker.batches import IndexedSamples
+from flower_blsgd.worker.evaluation import evaluate, evaluate_sums
 from flower_blsgd.worker.local_sgd import cross_entropy
 
 
@@ -65,3 +70,76 @@ def test_evaluate_is_in_eval_mode_and_changes_nothing() -> None:
     assert not model.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+# --- slices
+
+
+def test_slice_by_hand() -> None:
+    inputs = torch.tensor([[2.0], [4.0], [6.0], [1.0]])
+    targets = torch.ones(4)  # errors 0, 1, 2, 1/2
+    report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one, first=1, last=4)
+    assert (report.first, report.last, report.num_examples) == (1, 4, 3)
+    assert (report.loss_sum, report.metric_sum) == (3.5, 2.0)
+    assert evaluate(Halve(), (inputs, targets), absolute, above_one, first=1, last=3) == (1.5, 1.0)
+
+
+class Pairs(Dataset):
+    def __init__(self, count: int) -> None:
+        self.read: list[int] = []
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.read.append(index)
+        return torch.tensor([2.0 * index]), torch.tensor(0.0)
+
+
+def whole(kind: str, count: int) -> Any:
+    inputs, targets = torch.arange(float(count)).reshape(-1, 1) * 2, torch.zeros(count)
+    backwards = np.arange(count)[::-1].copy()
+    return {
+        "tensors": (inputs, targets),
+        "arrays": (inputs.numpy(), targets.numpy()),
+        "TensorDataset": TensorDataset(inputs, targets),
+        "Dataset": Pairs(count),
+        "indexed tensors": IndexedSamples((inputs.flip(0), targets), backwards),
+        "indexed Dataset": IndexedSamples(Pairs(count), np.arange(count)),
+    }[kind]
+
+
+KINDS = [
+    "tensors",
+    "arrays",
+    "TensorDataset",
+    "Dataset",
+    "indexed tensors",
+    "indexed Dataset",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slice_of_any_kind_of_data(kind: str) -> None:
+    report = evaluate_sums(Halve(), whole(kind, 9), absolute, above_one, first=2, last=5)
+    assert (report.loss_sum, report.metric_sum) == (2 + 3 + 4, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slices_add_up_to_the_whole(kind: str) -> None:
+    samples, count = whole(kind, 2500), 2500
+    bounds = [0, 1, 1024, 1025, 2500]
+    parts = [
+        evaluate_sums(Halve(), samples, absolute, above_one, first=first, last=last)
+        for first, last in itertools.pairwise(bounds)
+    ]
+    assert sum(part.loss_sum for part in parts) == count * (count - 1) / 2
+    assert sum(part.metric_sum for part in parts) == count - 2
+    assert sum(part.num_examples for part in parts) == count
+
+
+def test_slice_reads_no_other_sample() -> None:
+    samples = Pairs(9)
+    evaluate_sums(Halve(), samples, absolute, above_one, first=7, last=9)
+    assert samples.read == [7, 8]

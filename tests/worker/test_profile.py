@@ -90,3 +90,23 @@ def test_answer_profile_carries_the_fingerprint() -> None:
     (profile,) = WorkerProfile.list_from_reply(reply)
     assert profile.data_fingerprint == "abcd"
     assert profile.partition_id == -1
+
+
+def test_answer_profile_tells_a_measured_speed_but_a_given_one_wins() -> None:
+    for node, seconds in (
+        ({}, 0.25),
+        ({"seconds-per-step": 0.5}, 0.5),
+        ({"seconds-per-step": 2}, 2),
+    ):
+        context = context_of({"device": f"cpu:{CORE}", **node})
+        reply = answer_profile(query(), context, seconds_per_step=0.25)
+        (profile,) = WorkerProfile.list_from_reply(reply)
+        assert profile.seconds_per_step == seconds
+
+
+@pytest.mark.parametrize("given", [0, -1.0, float("nan"), float("inf"), "fast", True])
+def test_answer_profile_refuses_a_speed_that_is_none(given: Any) -> None:
+    context = context_of({"device": f"cpu:{CORE}", "seconds-per-step": given})
+    with pytest.raises(UsageError, match="seconds-per-step = ") as told:
+        answer_profile(query(), context)
+    assert "leave it out" in str(told.value)

@@ -1,9 +1,4 @@
-"""Every record and key that crosses the wire, once.
-
-A message holds Flower records only: arrays in an ArrayRecord, settings in a ConfigRecord,
-figures in a MetricRecord. Sample indices travel as int32 bytes and losses as float32 bytes,
-both little-endian; nothing is pickled.
-"""
+"""What is ordered in a round, and what was done of it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,81 +7,24 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from .wire import ProtocolError, array_from, from_wire, to_wire
-
-QUERY_PROFILE = "query.profile"
-
-ARRAYS = "arrays"
-CONFIG = "config"
-METRICS = "metrics"
-MOMENTUM = "momentum"
-LOSSES = "losses"
-PROFILE = "profile"
-
-NUM_EXAMPLES = "num-examples"
-TRAIN_LOSS = "train-loss"
-COMPLETED_STEPS = "completed-steps"
-TIMING_KEYS = ("compute-seconds", "started-at", "ended-at", "batch-size", COMPLETED_STEPS)
-"""Figures of a reply that mean nothing as an average."""
+from ..wire import ProtocolError, array_from, from_wire, to_wire
+from .names import (
+    ARRAYS,
+    COMPLETED_STEPS,
+    CONFIG,
+    LOSSES,
+    METRICS,
+    MOMENTUM,
+    NUM_EXAMPLES,
+    SERVER_ROUND,
+    TRAIN_LOSS,
+)
 
 MomentumPolicy = Literal["keep", "reset", "average"]
 MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
-
-
-@dataclass(frozen=True)
-class WorkerProfile:
-    """What a node says of its worker before the first round.
-
-    Parameters
-    ----------
-    device : str
-        Such as ``"cuda:0"`` or ``"cpu:0-3"``.
-    tier : str (default: "")
-        ``"fast"``, ``"slow"``, or empty to leave it to the speed.
-    name : str (default: "")
-        Its name, if the user gave one.
-    partition_id : int (default: -1)
-        Its number, if the node has one.
-    steps : int (default: 0)
-        Local steps per round that the user fixed; 0 for none.
-    seconds_per_step : float (default: 0.0)
-        How long one step takes; 0 if that is not known.
-    data_fingerprint : str (default: "")
-        Equal for nodes that hold equal training data; empty if unknown.
-    """
-
-    device: str
-    tier: str = ""
-    name: str = ""
-    partition_id: int = -1
-    steps: int = 0
-    seconds_per_step: float = 0.0
-    data_fingerprint: str = ""
-
-    def to_reply(self, message: Message) -> Message:
-        """Return the answer to a profile query."""
-        return Message(RecordDict({PROFILE: ConfigRecord(to_wire(self))}), reply_to=message)
-
-    @classmethod
-    def list_from_reply(cls, reply: Message) -> list["WorkerProfile"]:
-        """Read the profiles in an answer: one for an ordinary node.
-
-        Raises
-        ------
-        ProtocolError
-            If there is none, or a key is missing or of the wrong type.
-        """
-        records = [
-            record
-            for name, record in sorted(reply.content.config_records.items())
-            if name == PROFILE or name.startswith(f"{PROFILE}-")
-        ]
-        if not records:
-            raise ProtocolError("the answer to the profile query holds no profile")
-        return [cls(**from_wire(cls, record)) for record in records]
 
 
 @dataclass(frozen=True)
@@ -134,7 +72,7 @@ class TrainOrder:
         config = ConfigRecord(
             {
                 **to_wire(self),
-                "server-round": self.round,  # Flower's own names for what its clients read
+                SERVER_ROUND: self.round,  # Flower's own names for what its clients read
                 "lr": self.learning_rate,
                 "indices": self.indices.astype(_INDEX_DTYPE).tobytes(),
             }

@@ -1,0 +1,53 @@
+"""Every record and key that crosses the wire, once.
+
+A message holds Flower records only: arrays in an ArrayRecord, settings in a ConfigRecord,
+figures in a MetricRecord. Sample indices travel as int32 bytes and losses as float32 bytes,
+both little-endian; nothing is pickled.
+"""
+
+from ..wire import ProtocolError
+from .evaluation import EvaluateOrder, EvaluateReport
+from .names import (
+    ARRAYS,
+    COMPLETED_STEPS,
+    CONFIG,
+    EVALUATE,
+    LOSSES,
+    METRICS,
+    MOMENTUM,
+    NUM_EXAMPLES,
+    PROFILE,
+    QUERY_PROFILE,
+    SERVER_ROUND,
+    SUMS,
+    TIMING_KEYS,
+    TRAIN_LOSS,
+)
+from .profile import ProfileQuery, WorkerProfile
+from .training import MOMENTUM_POLICIES, MomentumPolicy, TrainOrder, TrainReport
+
+__all__ = [
+    "ARRAYS",
+    "COMPLETED_STEPS",
+    "CONFIG",
+    "EVALUATE",
+    "LOSSES",
+    "METRICS",
+    "MOMENTUM",
+    "MOMENTUM_POLICIES",
+    "NUM_EXAMPLES",
+    "PROFILE",
+    "QUERY_PROFILE",
+    "SERVER_ROUND",
+    "SUMS",
+    "TIMING_KEYS",
+    "TRAIN_LOSS",
+    "EvaluateOrder",
+    "EvaluateReport",
+    "MomentumPolicy",
+    "ProfileQuery",
+    "ProtocolError",
+    "TrainOrder",
+    "TrainReport",
+    "WorkerProfile",
+]

@@ -1,0 +1,145 @@
+"""A slice of the test set to evaluate, and its exact sums."""
+
+import math
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from ..wire import ProtocolError, from_wire, to_wire
+from .names import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND, SUMS
+
+
+@dataclass(frozen=True)
+class EvaluateOrder:
+    """One worker's share of an evaluation.
+
+    Parameters
+    ----------
+    round : int
+        The round after which it is done.
+    first, last : int
+        The slice [first, last) of the test set.
+    arrays : ArrayRecord
+        The global model: every tensor of its state dict.
+    """
+
+    round: int
+    first: int
+    last: int
+    arrays: ArrayRecord = field(metadata={"wire": False})
+
+    def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
+        """Return the content of the order's message; `arrays` itself is shared, not copied."""
+        config = ConfigRecord({**to_wire(self), SERVER_ROUND: self.round})
+        return RecordDict({arrays_key: self.arrays, config_key: config})
+
+    @classmethod
+    def from_message(
+        cls,
+        message: Message,
+        num_test: int,
+        arrays_key: str = ARRAYS,
+        config_key: str = CONFIG,
+    ) -> "EvaluateOrder":
+        """Read the order in an evaluate message.
+
+        A message without a slice, as Flower's own strategies send it, stands for the whole test
+        set.
+
+        Parameters
+        ----------
+        message : Message
+            The message.
+        num_test : int
+            Samples of the test set here.
+        arrays_key, config_key : str
+            The names of the records.
+
+        Raises
+        ------
+        ProtocolError
+            If there is no model, or no such slice of the test set.
+        """
+        config = message.content.config_records.get(config_key, ConfigRecord())
+        arrays = message.content.array_records.get(arrays_key)
+        if arrays is None:
+            raise ProtocolError(f"the message to evaluate holds no model {arrays_key!r}")
+        whole = {"round": config.get(SERVER_ROUND, 0), "first": 0, "last": num_test}
+        order = cls(**from_wire(cls, {**whole, **config}), arrays=arrays)
+        if not 0 <= order.first < order.last <= num_test:
+            raise ProtocolError(
+                f"samples {order.first} to {order.last} of the test set were ordered, but it "
+                f"has {num_test} here; all workers must see the same data"
+            )
+        return order
+
+
+@dataclass(frozen=True)
+class EvaluateReport:
+    """Loss and metric of a slice of the test set, added up.
+
+    Parameters
+    ----------
+    first, last : int
+        The slice [first, last) of the test set.
+    loss_sum, metric_sum : float
+        In float64 over all its samples.
+    """
+
+    first: int
+    last: int
+    loss_sum: float
+    metric_sum: float
+
+    @property
+    def num_examples(self) -> int:
+        """Samples that were evaluated."""
+        return self.last - self.first
+
+    @property
+    def loss(self) -> float:
+        """Mean loss."""
+        return self.loss_sum / self.num_examples
+
+    @property
+    def accuracy(self) -> float:
+        """Mean metric."""
+        return self.metric_sum / self.num_examples
+
+    def to_reply(self, message: Message) -> Message:
+        """Return the reply to an evaluate message.
+
+        Its one MetricRecord holds means and ``num-examples``, so Flower's own strategies can
+        average it as well; the sums stand beside it.
+        """
+        metrics = MetricRecord(
+            {NUM_EXAMPLES: self.num_examples, "loss": self.loss, "accuracy": self.accuracy}
+        )
+        sums = ConfigRecord({**to_wire(self), NUM_EXAMPLES: self.num_examples})
+        return Message(RecordDict({METRICS: metrics, SUMS: sums}), reply_to=message)
+
+    @classmethod
+    def from_reply(cls, reply: Message, order: EvaluateOrder) -> "EvaluateReport":
+        """Read the reply to an order.
+
+        Raises
+        ------
+        ProtocolError
+            If it holds no sums, or such of other samples, or sums that are not finite.
+        """
+        sums = reply.content.config_records.get(SUMS)
+        if sums is None:
+            raise ProtocolError("the reply holds no sums")
+        report = cls(**from_wire(cls, sums))
+        if (report.first, report.last) != (order.first, order.last) or (
+            sums.get(NUM_EXAMPLES) != report.num_examples
+        ):
+            raise ProtocolError(
+                f"samples {order.first} to {order.last} were ordered, but the sums are of "
+                f"{sums.get(NUM_EXAMPLES)!r} samples from {report.first} to {report.last}"
+            )
+        if not (math.isfinite(report.loss_sum) and math.isfinite(report.metric_sum)):
+            raise ProtocolError(
+                f"the sums {report.loss_sum} and {report.metric_sum} are not finite"
+            )
+        return report

@@ -1,0 +1,19 @@
+"""The names of message types, records and figures on the wire."""
+
+QUERY_PROFILE = "query.profile"
+EVALUATE = "evaluate"
+
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+MOMENTUM = "momentum"
+LOSSES = "losses"
+PROFILE = "profile"
+SUMS = "sums"
+
+SERVER_ROUND = "server-round"
+NUM_EXAMPLES = "num-examples"
+TRAIN_LOSS = "train-loss"
+COMPLETED_STEPS = "completed-steps"
+TIMING_KEYS = ("compute-seconds", "started-at", "ended-at", "batch-size", COMPLETED_STEPS)
+"""Figures of a reply that mean nothing as an average."""

@@ -1,0 +1,145 @@
+"""Take up what a run left: its model, and its accuracy on the test set."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from .config import RunConfig
+from .errors import UsageError
+from .runtime.machine import this_machine
+from .tasks import GIVEN_IN_PYTHON, Task, load_model, load_task
+from .worker.evaluation import evaluate
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A saved model on a test set.
+
+    Parameters
+    ----------
+    accuracy, loss : float
+        Means over the samples.
+    num_examples : int
+        How many samples.
+    device : str
+        Where it was computed.
+    """
+
+    accuracy: float
+    loss: float
+    num_examples: int
+    device: str
+
+
+def load(run: str | Path, task: Task | None = None) -> nn.Module:
+    """Return the model of a run, on the CPU, in eval mode.
+
+    The data is not needed, unless the task is one of your own.
+
+    Parameters
+    ----------
+    run : str or Path
+        The run's folder, such as ``"runs/latest"``.
+    task : Task, optional
+        Needed if the run's task was given to `train` as an object: it makes the model.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds no run, or its model is not that of the task.
+    """
+    folder = Path(run)
+    config = read_config(folder)
+    tensors = _tensors(folder)
+    model = _fresh_model(config, task, tensors)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UsageError(f"{folder}: the saved model is not that of its task: {reason}") from None
+    return model.eval()
+
+
+def evaluate_run(
+    run: str | Path, task: Task | None = None, *, data: str = "", device: str = ""
+) -> Evaluation:
+    """Return accuracy and loss of a run's model on the whole test set.
+
+    Also where the run itself was measured on a validation share: that chooses settings, and
+    this, once, tells how good the choice is.
+
+    Parameters
+    ----------
+    run : str or Path
+        The run's folder.
+    task : Task, optional
+        As for `load`.
+    data : str (default: "")
+        Where the data is; empty for where the run had it.
+    device : str (default: "")
+        Where to compute; empty for the first accelerator, else the CPU.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds no run, or the data cannot be had.
+    """
+    folder = Path(run)
+    config = read_config(folder)
+    if device:
+        kind, _, number = device.partition(":")
+        if kind != "cpu" or number:
+            this_machine().check_accelerator(device)
+    else:
+        device = next(iter(this_machine().accelerators), "cpu")
+    model = load(folder, task)
+    if task is None:
+        task = load_task(config.task, data or config.data, config.model, config.skip_bad)
+    loss, accuracy = evaluate(model, task.test, task.loss, task.metric, device)
+    return Evaluation(accuracy, loss, task.num_test, device)
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return the settings of a run.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds none, or they cannot be read.
+    """
+    file = folder / "config.toml"
+    if not file.is_file():
+        raise UsageError(f"{folder} is no run: it has no config.toml; name a folder under runs/")
+    try:
+        return RunConfig.from_run_config(tomllib.loads(file.read_text()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid TOML: {error}") from None
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise UsageError(f"{folder} holds no model: the run ended before its first epoch did")
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def _fresh_model(config: RunConfig, task: Task | None, tensors: dict[str, Tensor]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
+        if task is not None:
+            return task.model()
+        if config.task == GIVEN_IN_PYTHON:
+            raise UsageError(
+                "the run's task was given as an object, which is not saved; pass it along: "
+                "load(run, task=...)"
+            )
+        matrices = [tensor for tensor in tensors.values() if tensor.ndim == 2]
+        num_classes = len(matrices[-1]) if matrices else 10
+        return load_model(config.task, config.model, num_classes)

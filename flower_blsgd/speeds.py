@@ -1,0 +1,85 @@
+"""When and how the workers' seconds per step are measured, and what is assumed before."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flwr.serverapp import Grid
+
+from .algorithm.local_steps import Clock
+from .profile_query import UNKNOWN_DEVICE, ask_speeds
+from .protocol import WorkerProfile
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SpeedRule:
+    """Decides whether to measure, and how.
+
+    Parameters
+    ----------
+    batch_size : int
+        Samples per step.
+    steps_from_speeds : bool (default: False)
+        Whether the step policy asks for the speed of slow workers.
+    clock : {"wall", "device"} (default: "wall")
+        ``"wall"`` measures all at once, as they train; ``"device"`` one after another, each as
+        if it had the machine for itself, and always.
+    """
+
+    batch_size: int
+    steps_from_speeds: bool = False
+    clock: Clock = "wall"
+
+    def decides(self, profile: WorkerProfile) -> bool:
+        """Return whether a worker's tier or its steps come from its speed."""
+        if profile.device == UNKNOWN_DEVICE:
+            return False
+        return not profile.tier or self.decides_steps(profile)
+
+    def decides_steps(self, profile: WorkerProfile) -> bool:
+        """Return whether the steps of a worker that is named slow come from its speed."""
+        return self.steps_from_speeds and profile.tier == "slow" and not profile.steps
+
+    def applies(self, profiles: Sequence[WorkerProfile]) -> bool:
+        """Return whether speeds are needed with these workers."""
+        return self.clock == "device" or any(self.decides(profile) for profile in profiles)
+
+    def measure(
+        self, grid: Grid, node_ids: Sequence[int], others: Sequence[int]
+    ) -> dict[int, float | str]:
+        """Return the seconds per step by node id, or why they are not known.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any Flower grid.
+        node_ids : sequence of int
+            Whom to ask.
+        others : sequence of int
+            Measured before: on the wall clock they compute meanwhile, as they do in a round.
+        """
+        if self.clock == "wall":
+            _LOG.info("measuring the seconds per step of %d workers at once", len(node_ids))
+            found = ask_speeds(grid, [*node_ids, *others], self.batch_size)
+            return {node_id: found[node_id] for node_id in node_ids}
+        _LOG.info("measuring the seconds per step of %d workers one by one", len(node_ids))
+        alone: dict[int, float | str] = {}
+        for node_id in node_ids:
+            alone |= ask_speeds(grid, [node_id], self.batch_size)
+        return alone
+
+
+def before_measuring(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
+    """Fill in tiers and speeds that are still to be measured, so that least is refused.
+
+    Unnamed workers may turn out to be of either tier, but the fastest of all is fast.
+    """
+    named = {profile.tier for profile in profiles}
+    missing = [tier for tier in ("fast", "slow") if tier not in named]
+    filled = []
+    for profile in profiles:
+        tier = profile.tier or (missing.pop(0) if missing else "fast")
+        filled.append(replace(profile, tier=tier, seconds_per_step=profile.seconds_per_step or 1.0))
+    return filled

@@ -1,0 +1,124 @@
+"""What crosses the wire for an evaluation, and every message that is refused."""
+
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, ProtocolError
+
+from .in_process_grid import over_the_wire, same_bits, toy_arrays
+
+NUM_TEST = 10
+
+
+def order_of(first: int = 2, last: int = 6) -> EvaluateOrder:
+    return EvaluateOrder(round=4, first=first, last=last, arrays=toy_arrays(1.0))
+
+
+def sent(order: EvaluateOrder) -> Message:
+    return over_the_wire(Message(order.to_records(), 7, "evaluate"))
+
+
+def answered(order: EvaluateOrder, report: EvaluateReport) -> Message:
+    return over_the_wire(report.to_reply(sent(order)))
+
+
+def fedavg_message(**config: int) -> Message:
+    records = RecordDict({"arrays": toy_arrays(1.0), "config": ConfigRecord(dict(config))})
+    return over_the_wire(Message(records, 7, "evaluate"))
+
+
+def test_order_survives_the_wire() -> None:
+    order = order_of()
+    found = EvaluateOrder.from_message(sent(order), NUM_TEST)
+    assert (found.round, found.first, found.last) == (4, 2, 6)
+    assert same_bits(found.arrays, order.arrays)
+
+
+def test_order_keys_are_in_kebab_case_with_flowers_own_beside_them() -> None:
+    config = order_of().to_records().config_records["config"]
+    assert dict(config) == {"round": 4, "first": 2, "last": 6, "server-round": 4}
+
+
+def test_order_shares_the_model_and_nothing_else() -> None:
+    arrays = toy_arrays()
+    first, second = (EvaluateOrder(1, 0, 5, arrays).to_records() for _ in range(2))
+    assert first["arrays"] is second["arrays"] is arrays
+    assert first["config"] is not second["config"]
+
+
+def test_order_of_a_plain_evaluate_message_is_the_whole_test_set() -> None:
+    found = EvaluateOrder.from_message(fedavg_message(**{"server-round": 3}), NUM_TEST)
+    assert (found.round, found.first, found.last) == (3, 0, NUM_TEST)
+    without_config = Message(RecordDict({"arrays": toy_arrays()}), 7, "evaluate")
+    found = EvaluateOrder.from_message(over_the_wire(without_config), NUM_TEST)
+    assert (found.round, found.first, found.last) == (0, 0, NUM_TEST)
+
+
+def test_order_without_a_model_is_refused() -> None:
+    message = sent(order_of())
+    del message.content["arrays"]
+    with pytest.raises(ProtocolError, match="no model"):
+        EvaluateOrder.from_message(message, NUM_TEST)
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 3), (3, 3), (5, 3), (0, NUM_TEST + 1)])
+def test_order_of_a_slice_that_is_not_there_is_refused(first: int, last: int) -> None:
+    with pytest.raises(ProtocolError, match=f"{first} to {last}"):
+        EvaluateOrder.from_message(sent(order_of(first, last)), NUM_TEST)
+
+
+@pytest.mark.parametrize(("key", "value"), [("first", 1.0), ("last", "6"), ("round", True)])
+def test_order_broken_value_is_refused_by_name(key: str, value: object) -> None:
+    message = sent(order_of())
+    message.content.config_records["config"][key] = value  # type: ignore[assignment]
+    with pytest.raises(ProtocolError, match=key):
+        EvaluateOrder.from_message(message, NUM_TEST)
+
+
+def test_report_survives_the_wire_to_the_last_bit() -> None:
+    order, report = order_of(), EvaluateReport(2, 6, 0.1 + 0.2, 1 / 3)
+    assert EvaluateReport.from_reply(answered(order, report), order) == report
+    assert (report.num_examples, report.loss, report.accuracy) == (4, (0.1 + 0.2) / 4, 1 / 12)
+
+
+def test_report_can_be_averaged_by_flowers_own_fedavg() -> None:
+    replies = [
+        answered(order_of(0, 6), EvaluateReport(0, 6, 12.0, 3.0)),  # means 2 and 1/2
+        answered(order_of(6, 8), EvaluateReport(6, 8, 2.0, 2.0)),  # means 1 and 1
+    ]
+    metrics = FedAvg().aggregate_evaluate(1, replies)
+    assert metrics is not None
+    assert dict(metrics) == {
+        "loss": pytest.approx(14 / 8),
+        "accuracy": pytest.approx(5 / 8),
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("first", 1, "from 1 to 6"),
+        ("last", 7, "from 2 to 7"),
+        ("num-examples", 3, "3 samples"),
+        ("num-examples", b"4", "samples"),
+        ("loss-sum", float("nan"), "not finite"),
+        ("metric-sum", float("inf"), "not finite"),
+        ("loss-sum", "4.0", "loss-sum"),
+        ("metric-sum", [1.0], "metric-sum"),
+    ],
+)
+def test_report_that_is_nonsense_is_refused(key: str, value: object, told: str) -> None:
+    order = order_of()
+    reply = answered(order, EvaluateReport(2, 6, 4.0, 3.0))
+    reply.content.config_records["sums"][key] = value  # type: ignore[assignment]
+    with pytest.raises(ProtocolError, match=told):
+        EvaluateReport.from_reply(reply, order)
+
+
+def test_report_of_a_client_that_knows_only_fedavg_holds_no_sums() -> None:
+    reply = answered(order_of(), EvaluateReport(2, 6, 4.0, 3.0))
+    del reply.content["sums"]
+    reply.content["model"] = ArrayRecord({"x": Array("float32", (1,), "numpy.ndarray", b"")})
+    with pytest.raises(ProtocolError, match="no sums"):
+        EvaluateReport.from_reply(reply, order_of())
