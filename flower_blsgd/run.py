@@ -11,6 +11,7 @@ from .algorithm.catalog import SAMPLERS, STEPS, WEIGHTS
 from .algorithm.randomness import derived_seed
 from .config import RunConfig
 from .errors import UsageError
+from .model_check import ModelShape
 from .protocol import EvaluateReport
 from .results.folder import RunFolder
 from .results.progress import ProgressView
@@ -19,13 +20,14 @@ from .roster import Roster
 from .runtime.devices import parse_workers
 from .runtime.local_grid import LocalGrid
 from .runtime.machine import this_machine
+from .runtime.memory import format_bytes, free_bytes, require_bytes
 from .speeds import before_measuring
 from .strategy import BiasedLocalSGD
 from .tasks import Task, load_task
 from .tasks.check import check_task
 from .training_loop import EvaluateFn
 from .worker.evaluation import evaluate_sums
-from .worker.model_state import load_state
+from .worker.model_state import load_state, state_record
 from .worker.profile import profile_of
 from .worker_evaluation import WorkerEvaluation
 
@@ -75,7 +77,9 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         profiles = [profile_of(worker, place) for place, worker in enumerate(local)]
         strategy.planner.check(Roster.of_profiles(before_measuring(profiles)).workers)
     RunFolder.refuse_unusable(config.out)
-    arrays = ArrayRecord(task.initial_model(derived_seed(config.seed, "model")).state_dict())
+    arrays = state_record(task.initial_model(derived_seed(config.seed, "model")))
+    if local:
+        _require_buffers(len(local), ModelShape(arrays).num_bytes, config.momentum)
     report = RunReport(config, strategy, view or ProgressView(config.epochs), began)
     with report.telling(task):
         strategy.roster.update(grid)
@@ -96,6 +100,18 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
             on_epoch=report.add_epoch,
         )
     return report
+
+
+def _require_buffers(num_workers: int, model_bytes: int, momentum: float) -> None:
+    """Refuse more workers than there is memory for their shared buffers."""
+    each = model_bytes * (2 if momentum else 1)
+    needed = num_workers * each + 2 * model_bytes
+    fitting = max(0, (free_bytes() or needed) - 2 * model_bytes) // each
+    require_bytes(
+        needed,
+        f"sharing the model ({format_bytes(model_bytes)}) with {num_workers} workers",
+        f"name fewer workers ({fitting} would fit)" if fitting else "use a smaller model",
+    )
 
 
 def make_strategy(config: RunConfig, num_samples: int, min_workers: int) -> BiasedLocalSGD:

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord
 from ..config import RunConfig
 from ..round_log import RoundRecord
 from ..strategy import BiasedLocalSGD
-from ..tasks import Task
+from ..tasks import GIVEN_IN_PYTHON, Task
 from ..training_loop import EpochEnd
 from .accounts import Accounts
 from .folder import EpochRow, RunFolder
@@ -190,12 +190,7 @@ class RunReport:
             for worker in self._strategy.roster.workers
             if worker.fast
         )
-        command = (
-            f"{_blsgd()} run -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
-            f"-s sampler=uniform --workers {shlex.quote(fast_only)}"
-        )
-        if self.config.out:
-            command += f" -s out={shlex.quote(self.config.out + '-fast-only')}"
+        command = self._fast_only_command(fast_only)
         longer = accounts.longer_for_slow()
         if longer is None:
             rounds = "rounds not known to be longer (clock = device needs everybody's speed)"
@@ -207,6 +202,18 @@ class RunReport:
             f"{accounts.weight_share(fast=False):.1%} of the weight, {rounds}; "
             f"what they do to accuracy shows beside a run without them: {command}"
         )
+
+    def _fast_only_command(self, workers: str) -> str:
+        """Return how the same is done with these workers."""
+        if self.config.task == GIVEN_IN_PYTHON:
+            return f"train(task, workers={workers!r}, sampler='uniform', ...)"
+        command = (
+            f"{_blsgd()} run -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
+            f"-s sampler=uniform --workers {shlex.quote(workers)}"
+        )
+        if self.config.out:
+            command += f" -s out={shlex.quote(self.config.out + '-fast-only')}"
+        return command
 
     def _say_workers(self, record: RoundRecord) -> None:
         for row in record.workers:
