@@ -166,6 +166,7 @@ def _devices(options: argparse.Namespace) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from .saved_run import evaluate_run
 
+    sys.path.append(str(Path.cwd()))
     result = evaluate_run(options.run, data=options.data, device=options.device)
     print(  # noqa: T201
         f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
@@ -180,7 +181,8 @@ def _prepare(options: argparse.Namespace) -> None:
     app = built_in_app()
     config = RunConfig.from_run_config(run_config(app, options.run_config, options.set)[0])
     sys.path.append(str(Path.cwd()))
-    print(prepare_task(config.task, config.data, config.skip_bad, options.again))  # noqa: T201
+    line = prepare_task(config.task, config.data, config.model, config.skip_bad, options.again)
+    print(line)  # noqa: T201
 
 
 @contextlib.contextmanager

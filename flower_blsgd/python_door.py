@@ -109,16 +109,7 @@ def train(
     if given is not None:
         values.setdefault("name", "train")
     config = RunConfig.from_run_config({**values, "task": name, "workers": workers})
-    app = built_in_app()
-    grid = LocalGrid(
-        parse_workers(config.workers),
-        app.client_app,
-        app.path,
-        config.to_run_config(),
-        config.threads,
-        config.processes_per_device,
-        setup=None if given is None else functools.partial(register_task, given, name),
-    )
+    grid = _grid(config, None if given is None else functools.partial(register_task, given, name))
     view = _CallingView(config.epochs, quiet, on_round_end, on_epoch_end)
     with grid, _flower_only_warns():
         report = train_on(grid, config, view)
@@ -129,6 +120,31 @@ def train(
         folder=report.folder.path,
         summary=report.summary,
     )
+
+
+def _grid(config: RunConfig, setup: Callable[[], object] | None) -> LocalGrid:
+    app = built_in_app()
+    workers = parse_workers(config.workers)
+    try:
+        return LocalGrid(
+            workers,
+            app.client_app,
+            app.path,
+            config.to_run_config(),
+            config.threads,
+            config.processes_per_device,
+            setup,
+        )
+    except UsageError:
+        raise
+    except Exception as error:
+        if setup is None:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(
+            f"task: it cannot be sent to the workers ({reason}); make locks, open files and the "
+            "like inside its functions, or name it as module:function"
+        ) from error
 
 
 class _CallingView(ProgressView):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .config import RunConfig
 from .errors import UsageError
 from .runtime.machine import this_machine
-from .tasks import GIVEN_IN_PYTHON, Task, load_model, load_task
+from .tasks import GIVEN_IN_PYTHON, MODELS, Task, load_model, load_task
 from .worker.evaluation import evaluate
 
 
@@ -94,9 +94,15 @@ def evaluate_run(
     if device:
         kind, _, number = device.partition(":")
         if kind != "cpu" or number:
-            this_machine().check_accelerator(device)
+            try:
+                this_machine().check_accelerator(device)
+            except UsageError as error:
+                reason = str(error).removeprefix("workers: ")
+                raise UsageError(f"device = {device!r}: {reason}") from None
     else:
         device = next(iter(this_machine().accelerators), "cpu")
+    if task is None and config.task not in MODELS:
+        task = _own_task(config, data)  # once, and only from where its data is now
     model = load(folder, task)
     if task is None:
         task = load_task(config.task, data or config.data, config.model, config.skip_bad)
@@ -119,6 +125,10 @@ def read_config(folder: Path) -> RunConfig:
         return RunConfig.from_run_config(tomllib.loads(file.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -127,19 +137,25 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         raise UsageError(f"{folder} holds no model: the run ended before its first epoch did")
     try:
         return load_file(file)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
 
 
 def _fresh_model(config: RunConfig, task: Task | None, tensors: dict[str, Tensor]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
+        if task is None and config.task not in MODELS:
+            task = _own_task(config)
         if task is not None:
             return task.model()
-        if config.task == GIVEN_IN_PYTHON:
-            raise UsageError(
-                "the run's task was given as an object, which is not saved; pass it along: "
-                "load(run, task=...)"
-            )
-        matrices = [tensor for tensor in tensors.values() if tensor.ndim == 2]
-        num_classes = len(matrices[-1]) if matrices else 10
-        return load_model(config.task, config.model, num_classes)
+        # The last layer is the narrowest; the file does not keep the layers' order.
+        rows = [len(tensor) for tensor in tensors.values() if tensor.ndim == 2]
+        return load_model(config.task, config.model, min(rows, default=10))
+
+
+def _own_task(config: RunConfig, data: str = "") -> Task:
+    if config.task == GIVEN_IN_PYTHON:
+        raise UsageError(
+            "the run's task was given as an object, which is not saved; pass it along: "
+            "load(run, task=...)"
+        )
+    return load_task(config.task, data or config.data, config.model, config.skip_bad)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_blsgd.app_folder import FlowerApp, find_app, read_app, run_config
+from flower_blsgd.app_folder import FlowerApp, built_in_app, find_app, read_app, run_config
 from flower_blsgd.errors import UsageError
 
 PYPROJECT = """
@@ -98,6 +98,22 @@ def test_find_app_built_in_where_there_is_none(
     found, built_in = find_app(None)
     assert (found.name, built_in) == ("flower-blsgd", True)
     assert found.server_app == "server.blsgd_server:app"
+
+
+def test_built_in_app_is_the_packed_one_where_there_is_one(
+    app: FlowerApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel has it in a folder of the package; a source tree around the package."""
+    from flower_blsgd import app_folder
+
+    package = tmp_path / "package"
+    package.mkdir()
+    monkeypatch.setattr(app_folder, "_PACKAGE", package)
+    assert built_in_app().path == tmp_path.resolve()
+    (package / "_app").mkdir()
+    (package / "_app" / "pyproject.toml").write_text(PYPROJECT.replace("demo", "packed"))
+    assert built_in_app().name == "packed"
+    assert built_in_app().path == (package / "_app").resolve()
 
 
 def test_find_app_a_python_project_that_is_no_flower_app_is_passed_over(

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def _cpu_only_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty working folder that is no Flower app."""
+    monkeypatch.setattr(sys, "path", list(sys.path))  # `blsgd run` adds the folder
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -115,7 +117,7 @@ Refused = Callable[..., str]
         ("model=cnm", "model = 'cnm'", "did you mean cnn"),
         ("data=/some/where", "data = '/some/where'", "leave data empty"),
         ("decay-epochs=60%%", "decay-epochs = '60%%'", "60%, 80%"),
-        ("local-steps-slow=auto", "local-steps-slow = 'auto'", "local-steps-slow = 8"),
+        ("local-steps-slow=some", "local-steps-slow = 'some'", '"auto"'),
     ],
 )
 def test_bad_setting_is_refused_in_one_line(
@@ -246,6 +248,10 @@ def test_bad_twice_is_still_one_line(refused: Refused) -> None:
         (["run", "--worker-count", "2"], "--worker-count"),
         (["run", "a", "b"], "b"),
         (["run", "-s"], "expected one argument"),
+        (["evaluate"], "run"),
+        (["evaluate", "runs/latest", "-s", "epochs=1"], "-s"),
+        (["prepare", "digits"], "digits"),
+        (["prepare", "--workers", "cpu"], "--workers"),
     ],
 )
 def test_wrong_command_is_one_line_that_points_at_the_help(
@@ -361,6 +367,32 @@ def test_run_is_quiet_unless_verbose(
     assert cli.main(["run", "--workers", BOTH, *flags]) == 0
     assert logging.getLogger("flwr").level == level
     assert logging.getLogger("flower_blsgd").level == level
+
+
+def test_run_finds_modules_of_the_current_folder_behind_the_libraries(
+    folder: Path, server_app: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [path for path in sys.path if path != str(folder)]
+    monkeypatch.setattr(sys, "path", list(before))
+    assert cli.main(["run", "--workers", BOTH]) == 0
+    assert sys.path == [*before, str(folder)]
+
+
+def test_run_hands_processes_per_device_to_the_grid(
+    folder: Path, server_app: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    class Noting(LocalGrid):
+        def __init__(self, *arguments: Any) -> None:
+            given.extend(arguments[4:])
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(cli, "LocalGrid", Noting)
+    arguments = ["-s", "threads=3", "-s", "processes-per-device=2", "--workers", BOTH]
+    assert cli.main(["run", *arguments]) == 0
+    assert given == [3, 2]
+    assert server_app[0][1].run_config["processes-per-device"] == 2
 
 
 def test_devices_shows_the_workers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,15 @@
 Written for flwr 1.41 and 1.42.
 """
 
+import functools
 import itertools
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
+from flwr.app.message.recorddict import _SyncedDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import ServerApp
@@ -28,6 +31,7 @@ __all__ = [
     "give_message_id",
     "load_client_app",
     "load_server_app",
+    "release_records_at_once",
 ]
 
 SERVER_NODE_ID = 1
@@ -44,6 +48,24 @@ def become_server(run_id: int) -> None:
     TaskIdentity.run_id = run_id
     TaskIdentity.node_id = SERVER_NODE_ID
     TaskIdentity.task_id = 1
+
+
+def release_records_at_once() -> None:
+    """Let what `array_records` and its like return refer to itself no more.
+
+    It refers to its RecordDict as well, so the arrays of a message would stay in use until the
+    garbage collector comes by, and each round would need a model more of shared memory.
+    """
+    _SyncedDict.__init__ = _init_without_cycle  # type: ignore[method-assign, assignment]
+
+
+_init_with_cycle = _SyncedDict.__init__
+
+
+def _init_without_cycle(records: Any, ref_recorddict: RecordDict, allowed_type: type[Any]) -> None:
+    _init_with_cycle(records, ref_recorddict, allowed_type)
+    kind: Any = SimpleNamespace(allowed_type=allowed_type)
+    records.__dict__["_check_value_fn"] = functools.partial(_SyncedDict.check_value, kind)
 
 
 def empty_run(run_id: int) -> Run:

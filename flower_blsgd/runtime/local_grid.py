@@ -10,7 +10,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from .devices import WorkerSpec
-from .flower_internals import Run, become_server, empty_run, give_message_id
+from .flower_internals import (
+    Run,
+    become_server,
+    empty_run,
+    give_message_id,
+    release_records_at_once,
+)
 from .mailbox import Mailbox
 from .process_host import HostSettings, ProcessHost
 from .shared_arrays import Packer
@@ -76,6 +82,7 @@ class LocalGrid(Grid):
         setup: Callable[[], object] | None = None,
     ) -> None:
         become_server(_RUN_ID)
+        release_records_at_once()
         self._run = empty_run(_RUN_ID)
         self.workers = tuple(workers)
         self._mailbox = Mailbox()

@@ -142,11 +142,15 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, buffer: io.BytesIO, blocks: Mapping[int, Block], views: bool) -> None:
         super().__init__(buffer)
         self._blocks, self._views = blocks, views
+        self._tensors: dict[SharedTensor, Any] = {}
 
     def persistent_load(self, reference: Any) -> Any:
         """Return the record, or the shipped tensor, at this place."""
         if isinstance(reference, SharedTensor):
-            return self._tensor(reference)
+            # What was one tensor stays one.
+            if reference not in self._tensors:
+                self._tensors[reference] = self._tensor(reference)
+            return self._tensors[reference]
         number, layout, others, order = reference
         lease = self._blocks[number].lease()
         arrays: dict[str, Array] = {}

@@ -30,7 +30,8 @@ _SPARE_BYTES = 1 << 20
 class Lease(np.ndarray[Any, Any]):
     """The whole of a block, in use for as long as this array or any view on it lives.
 
-    numpy keeps the owner of a view's memory alive, and stops at an owner of another class.
+    numpy keeps the owner of a view's memory alive: it goes from array to array, past those of the
+    view's own class, and stops here because this class is another and owns a map, not an array.
     """
 
 
@@ -64,8 +65,8 @@ class Block:
     ) -> None:
         self.number, self.fd, self.size = number, fd, size
         mode = mmap.MAP_PRIVATE if copy_on_write else mmap.MAP_SHARED
-        self._memory = np.frombuffer(mmap.mmap(fd, size, mode), np.uint8)
-        self.address = _address(self._memory)
+        self._memory = mmap.mmap(fd, size, mode)
+        self.address = _address(np.frombuffer(self._memory, np.uint8))
         self._on_unused = on_unused
         self._leases: dict[int, weakref.ref[Lease]] = {}
         self.holders: set[object] = set()
@@ -81,7 +82,8 @@ class Block:
 
     def lease(self) -> Lease:
         """Return the whole block as bytes."""
-        lease = self._memory.view(Lease)
+        # On the map itself: of an array on another array numpy would keep that one only.
+        lease = Lease((self.size,), np.uint8, buffer=self._memory)
         key = id(lease)
         self._leases[key] = weakref.ref(lease, lambda _: self._end_lease(key))
         return lease

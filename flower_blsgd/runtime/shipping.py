@@ -5,7 +5,6 @@ travel whole (cloudpickle). Large tensors and arrays travel as shared memory, on
 processes, and copy-on-write: a worker that changes them changes its own copy only.
 """
 
-import contextlib
 import io
 import sys
 from typing import Any
@@ -46,13 +45,8 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
         """Name the place of a large tensor or array; None pickles everything else as it is."""
         if type(content) in (np.ndarray, np.memmap):
             return self._place(content, is_torch=False)
-        torch = sys.modules.get("torch")
-        if torch is not None and type(content) is torch.Tensor and not content.requires_grad:
-            if content.device.type == "cpu" and content.layout is torch.strided:
-                # What numpy does not know, such as bfloat16 or a conjugate view.
-                with contextlib.suppress(TypeError, RuntimeError):
-                    return self._place(content.numpy(), is_torch=True)
-        return None
+        memory = _memory_of_tensor(content)
+        return None if memory is None else self._place(memory, is_torch=True)
 
     def _place(self, array: AnyArray, is_torch: bool) -> SharedTensor | None:
         if array.nbytes < _INLINE_BYTES or not is_plain(array):
@@ -68,3 +62,17 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
             )
             self._placed[key] = place, array  # kept, so that no other gets its address
         return self._placed[key][0]
+
+
+def _memory_of_tensor(content: Any) -> AnyArray | None:
+    """Return a plain CPU tensor's elements; None for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(content) is not torch.Tensor or content.requires_grad:
+        return None
+    if content.device.type != "cpu" or content.layout is not torch.strided:
+        return None
+    try:
+        memory: AnyArray = content.numpy()
+    except (TypeError, RuntimeError):  # numpy does not know bfloat16, conjugate views and others
+        return None
+    return memory

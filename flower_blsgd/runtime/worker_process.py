@@ -27,7 +27,7 @@ from flwr.clientapp import ClientApp
 from ..array_view import record_of
 from .channel import Channel
 from .devices import WorkerSpec
-from .flower_internals import NOT_LOADED, RAISED, load_client_app
+from .flower_internals import NOT_LOADED, RAISED, load_client_app, release_records_at_once
 from .pinning import side_stream
 from .shared_arrays import Packer, Parcel, share_views, takes_views
 from .shared_block import Pool
@@ -70,6 +70,7 @@ def main() -> None:
     lifeline_fd, parent, *socket_fds = (int(argument) for argument in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the parent decides
     _die_with_parent(lifeline_fd, parent)
+    release_records_at_once()
     channels = [Channel(socket.socket(fileno=fd), views=True) for fd in socket_fds]
     try:
         job: Job = channels[0].receive()

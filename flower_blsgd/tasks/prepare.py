@@ -1,12 +1,14 @@
 """Make a task's data ready before a run, and say so in a line: ``blsgd prepare``."""
 
-from . import TASKS, load_task
+from . import TASKS, load_model, load_task
 from .image_cache import prepared
 
 _IMAGE_TASKS = ("cifar10",)
 
 
-def prepare_task(name: str, data: str = "", skip_bad: bool = False, again: bool = False) -> str:
+def prepare_task(
+    name: str, data: str = "", model: str = "", skip_bad: bool = False, again: bool = False
+) -> str:
     """Prepare the data of a task, and return a line that says what there is.
 
     Parameters
@@ -15,6 +17,8 @@ def prepare_task(name: str, data: str = "", skip_bad: bool = False, again: bool 
         The task's name.
     data : str (default: "")
         Where its data is.
+    model : str (default: "")
+        Which model; refused if the task does not know it.
     skip_bad : bool (default: False)
         Leave samples out that cannot be read.
     again : bool (default: False)
@@ -23,13 +27,14 @@ def prepare_task(name: str, data: str = "", skip_bad: bool = False, again: bool 
     Raises
     ------
     UsageError
-        If the data cannot be had.
+        If the data cannot be had, or there is no such task or model.
     """
     if name not in _IMAGE_TASKS:
-        task = load_task(name, data, skip_bad=skip_bad)
+        task = load_task(name, data, model, skip_bad)
         ready = f"{task.num_train:,} training and {task.num_test:,} test samples"
         kept = "" if name in TASKS else ", as its own code makes them"
         return f"{name}: {ready}{kept}; nothing has to be prepared"
+    load_model(name, model)  # an unknown one is refused before anything is decoded
     images = prepared(name, data, skip_bad, again)
     bad = sum(images.skipped.values())
     left_out = f", {bad:,} that cannot be decoded left out" if bad else ""

@@ -1,0 +1,391 @@
+"""What a run left is taken up again: its model, and its accuracy on the whole test set."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from flwr.app import Context, Message, RecordDict
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from clients.blsgd_client import app as client_app
+from flower_blsgd import Task, cli, evaluate_run, load
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.run import train_on
+from flower_blsgd.runtime.flower_internals import become_server
+from flower_blsgd.runtime.machine import Machine, usable_cores
+from flower_blsgd.tasks import load_model, load_task
+from flower_blsgd.tasks.models import resnet8
+
+from .in_process_grid import Handler, InProcessGrid
+
+OWN = """
+from pathlib import Path
+
+import torch
+from flower_blsgd import Task
+
+CALLS = []
+
+
+def task(data, model):
+    CALLS.append((data, model))
+    classes = int((Path(data) / "classes.txt").read_text())
+    torch.rand(1)  # draws from everybody's generator
+    inputs = torch.eye(4)
+    return Task(
+        model=lambda: torch.nn.Linear(4, classes, bias=model != "plain"),
+        train=(inputs, torch.zeros(4).long()),
+        test=(inputs, torch.tensor([0, 1, 1, 1])),
+    )
+"""
+
+
+@pytest.fixture(autouse=True)
+def _cpu_only_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(usable_cores(), given_accelerators=())
+    for module in ("cli", "runtime.devices", "run", "saved_run"):
+        monkeypatch.setattr(f"flower_blsgd.{module}.this_machine", lambda: machine)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def node_of(config: RunConfig, tier: str, place: int) -> Handler:
+    state = RecordDict()
+
+    def handle(message: Message, node_id: int) -> Message:
+        node = {"device": f"cpu:{usable_cores()[0]}", "tier": tier, "partition-id": place}
+        return client_app(message, Context(1, node_id, node, state, config.to_run_config()))
+
+    return handle
+
+
+def run(out: Path, **changes: Any) -> dict[str, Any]:
+    """Train for an epoch without processes; return the summary."""
+    become_server(run_id=1)  # the fixtures here are older than the one of all tests
+    config = RunConfig(out=str(out), **({"epochs": 1, "threads": 1, "batch_size": 32} | changes))
+    grid = InProcessGrid({50: node_of(config, "fast", 0), 51: node_of(config, "slow", 1)})
+    return train_on(grid, config).summary
+
+
+def saved(folder: Path, network: nn.Module, /, **settings: Any) -> Path:
+    """Write what `load` needs of a run."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(tomli_w.dumps(RunConfig(**settings).to_run_config()))
+    save_file(network.state_dict(), folder / "model.safetensors")
+    return folder
+
+
+def same(model: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = model.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    return folder, run(folder, local_steps_fast=20)
+
+
+@pytest.fixture(scope="module")
+def validated_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("validated") / "run"
+    return folder, run(folder, validation_share=0.2, local_steps_fast=8, local_steps_slow=2)
+
+
+# --- load -------------------------------------------------------------------------------------
+
+
+def test_load_digits(digits_run: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = digits_run
+    assert 0.2 < summary["accuracy"] < 1
+    model = load(folder)
+    assert not any(module.training for module in model.modules())
+    tensors = load_file(folder / "model.safetensors")
+    assert model.state_dict().keys() == tensors.keys()
+    assert all(torch.equal(one, tensors[name]) for name, one in model.state_dict().items())
+    images, labels = load_task("digits").test
+    with torch.inference_mode():
+        right = (model(images).argmax(1) == labels).double().mean().item()
+    assert right == pytest.approx(summary["accuracy"])
+    assert same(load(str(folder)), model)
+
+
+@pytest.mark.parametrize("name", ["", "cnn-batchnorm"])
+def test_load_each_model_of_the_digits(tmp_path: Path, name: str) -> None:
+    model = load_model("digits", name)
+    assert same(load(saved(tmp_path / "run", model, model=name)), model)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"), [("resnet8", 3), ("resnet8", 100), ("", 10), ("resnet20-b", 2)]
+)
+def test_load_cifar10_needs_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, classes: int
+) -> None:
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "no-cache"))
+    model = load_model("cifar10", name, classes)
+    folder = saved(tmp_path / "run", model, task="cifar10", model=name, data="/gone/for/good")
+    loaded = load(folder)
+    assert same(loaded, model)
+    assert not loaded.training
+    assert not (tmp_path / "no-cache").exists()
+    assert loaded(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape == (1, classes)
+
+
+def test_load_leaves_the_random_numbers_alone(
+    tmp_path: Path, digits_run: tuple[Path, dict[str, Any]], own: Callable[..., Path]
+) -> None:
+    folders = [digits_run[0], own(3)]
+    for folder in folders:
+        torch.manual_seed(5)
+        before = torch.random.get_rng_state()
+        load(folder)
+        assert torch.equal(torch.random.get_rng_state(), before)
+    load(folders[0], task=load_task("digits"))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_load_task_of_an_object(tmp_path: Path) -> None:
+    data = (torch.eye(4), torch.tensor([0, 1, 1, 1]))
+    task = Task(model=lambda: nn.Linear(4, 2), train=data, test=data)
+    model = nn.Linear(4, 2)
+    folder = saved(tmp_path / "run", model, task="given-in-python")
+    assert same(load(folder, task), model)
+    for function in (load, evaluate_run):
+        with pytest.raises(UsageError, match=r"given as an object, .*task=") as refused:
+            function(folder)
+        assert "\n" not in str(refused.value)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([0.0, 1.0]))  # says 1 to everything
+    save_file(model.state_dict(), folder / "model.safetensors")
+    result = evaluate_run(folder, task)
+    assert (result.accuracy, result.num_examples, result.device) == (0.75, 4, "cpu")
+    # -log softmax([0, 1]): 1.3133 for class 0 and 0.3133 for class 1
+    assert result.loss == pytest.approx((1.313262 + 3 * 0.313262) / 4, abs=1e-6)
+
+
+def test_load_with_a_task_of_another_shape(tmp_path: Path) -> None:
+    data = (torch.eye(4), torch.zeros(4).long())
+    task = Task(model=lambda: nn.Linear(4, 5), train=data, test=data)
+    folder = saved(tmp_path / "run", nn.Linear(4, 2), task="given-in-python")
+    with pytest.raises(UsageError, match="the saved model is not that of its task") as refused:
+        load(folder, task)
+    assert str(folder) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+# --- a task of one's own ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return a function that leaves a run of a task in the current folder, with its data."""
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "own_saved_task.py").write_text(OWN)
+    monkeypatch.chdir(place)
+    monkeypatch.delitem(sys.modules, "own_saved_task", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sys.path.insert(0, str(place))
+
+    def make(classes: int, model: str = "", data: str = "mine") -> Path:
+        (place / data).mkdir()
+        (place / data / "classes.txt").write_text(str(classes))
+        network = nn.Linear(4, classes, bias=model != "plain")
+        with torch.no_grad():
+            network.weight.zero_()
+            network.weight[1] = 1.0  # says 1 to everything
+            if network.bias is not None:
+                network.bias.zero_()
+        settings = {"task": "own_saved_task:task", "data": data, "model": model}
+        return saved(tmp_path / "runs" / data, network, **settings)
+
+    return make
+
+
+def test_load_own_task_with_its_data_and_model(own: Callable[..., Path]) -> None:
+    model = load(own(3, model="plain"))
+    assert model.weight.tolist() == [[0.0] * 4, [1.0] * 4, [0.0] * 4]
+    assert model.bias is None
+    assert not model.training
+
+
+def test_evaluate_own_task_makes_it_once(own: Callable[..., Path]) -> None:
+    folder = own(3)
+    result = evaluate_run(folder)
+    assert (result.accuracy, result.num_examples) == (0.75, 4)
+    assert sys.modules["own_saved_task"].CALLS == [("mine", "")]
+
+
+def test_evaluate_own_task_whose_data_moved(own: Callable[..., Path]) -> None:
+    folder = own(3)
+    shutil.move("mine", "moved")
+    result = evaluate_run(folder, data="moved")
+    assert result.accuracy == 0.75
+    assert sys.modules["own_saved_task"].CALLS == [("moved", "")]
+
+
+def test_command_finds_a_task_in_the_current_folder(
+    own: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = own(3)
+    sys.path.remove(str(Path.cwd()))
+    assert cli.main(["evaluate", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("test accuracy 75.00%, loss ")
+    assert sys.path[-1] == str(Path.cwd())  # behind the libraries'
+
+
+# --- evaluate ---------------------------------------------------------------------------------
+
+
+def test_evaluate_gives_the_accuracy_of_the_summary(
+    digits_run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, summary = digits_run
+    result = evaluate_run(folder)
+    assert result.accuracy == summary["accuracy"]
+    assert result.loss == pytest.approx(summary["loss"], rel=1e-6)
+    assert result.num_examples == 360
+    assert cli.main(["evaluate", str(folder)]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert told.out == (
+        f"test accuracy {summary['accuracy']:.2%}, loss {summary['loss']:.4f} on 360 samples "
+        f"({folder}, computed on cpu)\n"
+    )
+
+
+def test_evaluate_is_of_the_test_set_also_after_a_validation_share(
+    validated_run: tuple[Path, dict[str, Any]],
+) -> None:
+    """287 of 1,437 samples were held out: 0.2 x 1437 = 287.4."""
+    folder, summary = validated_run
+    held_out = load_task("digits", validation_share=0.2, seed=0)
+    assert held_out.num_test == 287
+    right = summary["accuracy"] * 287
+    assert right == pytest.approx(round(right))
+    result = evaluate_run(folder)
+    assert result.num_examples == 360
+    images, labels = load_task("digits").test
+    with torch.inference_mode():
+        hits = int((load(folder)(images).argmax(1) == labels).sum())
+    assert result.accuracy == pytest.approx(hits / 360)
+
+
+def test_evaluate_changes_nothing_in_the_run(digits_run: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = digits_run
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    evaluate_run(folder, device="cpu")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_evaluate_a_run_on_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    from .tasks.image_files import make_folders
+
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
+    data = make_folders(tmp_path / "own", train=12, test=5)
+    summary = run(
+        tmp_path / "run",
+        task="cifar10",
+        data=str(data),
+        model="resnet8",
+        batch_size=2,
+        local_steps_fast=2,
+        local_steps_slow=1,
+    )
+    result = evaluate_run(tmp_path / "run")
+    assert result.accuracy == pytest.approx(summary["accuracy"])
+    assert result.num_examples == 5
+    model = load(tmp_path / "run")
+    data.rename(tmp_path / "moved")
+    assert same(load(tmp_path / "run"), model)
+    with pytest.raises(UsageError, match="does not exist"):
+        evaluate_run(tmp_path / "run")
+    assert evaluate_run(tmp_path / "run", data=str(tmp_path / "moved")) == result
+
+
+# --- refused ----------------------------------------------------------------------------------
+
+
+def _truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _other_model(folder: Path) -> None:
+    save_file(resnet8().state_dict(), folder / "model.safetensors")
+
+
+def _other_setting(folder: Path) -> None:
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text + "epochz = 3\n")
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "is no run: it has no config.toml"),
+    "no settings": (lambda run: (run / "config.toml").unlink(), "has no config.toml"),
+    "no model": (lambda run: (run / "model.safetensors").unlink(), "holds no model"),
+    "cut off": (_truncate, "model.safetensors cannot be read"),
+    "empty": (lambda run: (run / "model.safetensors").write_bytes(b""), "cannot be read"),
+    "garbage": (lambda run: (run / "model.safetensors").write_bytes(b"x" * 500), "cannot be read"),
+    "another model": (_other_model, "the saved model is not that of its task"),
+    "damaged": (lambda run: (run / "config.toml").write_text("epochs = \n"), "is not valid TOML"),
+    "binary": (lambda run: (run / "config.toml").write_bytes(b"\xff\xfe"), "is not valid TOML"),
+    "of another version": (_other_setting, "epochz = 3: unknown key; did you mean epoch or epochs"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_run_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    folder = saved(tmp_path / "run", load_model("digits"))
+    break_it, told = BROKEN[what]
+    break_it(folder)
+    assert cli.main(["evaluate", str(folder)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("blsgd: ")
+    assert line.count("\n") == 1
+    assert told in line
+    assert str(folder) in line
+    with pytest.raises(UsageError):
+        load(folder)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "gpu", "cpu:0", "CPU", "cuda:x", ":", " "])
+def test_unknown_device_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    folder = saved(tmp_path / "run", load_model("digits"))
+    assert cli.main(["evaluate", str(folder), "--device", device]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"blsgd: device = {device!r}: ")
+    assert "this machine has cpu" in line
+    assert "workers" not in line
+    assert line.count("\n") == 1
+
+
+def test_data_that_the_task_does_not_take_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved(tmp_path / "run", load_model("digits"))
+    assert cli.main(["evaluate", str(folder), "--data", "/nowhere"]) == 2
+    assert "data = '/nowhere'" in capsys.readouterr().err
+
+
+def test_own_task_that_is_gone_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved(tmp_path / "run", nn.Linear(4, 2), task="no_module_of_this_name:task")
+    assert cli.main(["evaluate", str(folder)]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "no_module_of_this_name" in line
