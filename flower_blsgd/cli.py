@@ -120,7 +120,7 @@ def _run(options: argparse.Namespace) -> None:
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
     threads, shared = config.get("threads", 0), config.get("processes-per-device", 0)
     try:
-        sys.path.append(str(Path.cwd()))  # for task = "my_module:task" in the current folder
+        _find_modules_here()
         server_app = load_server_app(app.server_app, app.path)
     except ImportError as error:
         raise UsageError(f"{app.server_app} of {app.path} cannot be loaded: {error}") from None
@@ -166,7 +166,7 @@ def _devices(options: argparse.Namespace) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from .saved_run import evaluate_run
 
-    sys.path.append(str(Path.cwd()))
+    _find_modules_here()
     result = evaluate_run(options.run, data=options.data, device=options.device)
     print(  # noqa: T201
         f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
@@ -180,9 +180,14 @@ def _prepare(options: argparse.Namespace) -> None:
 
     app = built_in_app()
     config = RunConfig.from_run_config(run_config(app, options.run_config, options.set)[0])
-    sys.path.append(str(Path.cwd()))
+    _find_modules_here()
     line = prepare_task(config.task, config.data, config.model, config.skip_bad, options.again)
     print(line)  # noqa: T201
+
+
+def _find_modules_here() -> None:
+    """Let ``task = "my_module:task"`` be in the current folder; a library's modules come first."""
+    sys.path.append(str(Path.cwd()))
 
 
 @contextlib.contextmanager

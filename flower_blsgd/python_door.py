@@ -19,7 +19,7 @@ from .results.folder import EpochRow
 from .results.progress import ProgressView
 from .round_log import RoundRecord
 from .run import train_on
-from .runtime.devices import parse_workers
+from .runtime.devices import parse_workers, sharing_note
 from .runtime.local_grid import LocalGrid
 from .saved_run import load
 from .tasks import Task, register_task
@@ -111,6 +111,8 @@ def train(
     config = RunConfig.from_run_config({**values, "task": name, "workers": workers})
     grid = _grid(config, None if given is None else functools.partial(register_task, given, name))
     view = _CallingView(config.epochs, quiet, on_round_end, on_epoch_end)
+    if note := sharing_note(grid.workers):
+        view.say(note)
     with grid, _flower_only_warns():
         report = train_on(grid, config, view)
     return TrainResult(

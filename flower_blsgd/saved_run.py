@@ -87,8 +87,10 @@ def evaluate_run(
     Raises
     ------
     UsageError
-        If the folder holds no run, or the data cannot be had.
+        If the folder holds no run, the data cannot be had, or both task and data are given.
     """
+    if task is not None and data:
+        raise UsageError(f"data = {data!r}: the task given brings its own; leave one of them out")
     folder = Path(run)
     config = read_config(folder)
     if device:

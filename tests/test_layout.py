@@ -251,12 +251,14 @@ def test_pyproject_module_names_of_the_apps_are_unique(pyproject: dict[str, Any]
 
 def test_pyproject_every_bundle_pattern_matches_a_file(pyproject: dict[str, Any]) -> None:
     for pattern in pyproject["tool"]["flwr"]["app"]["fab-include"]:
-        assert any(path.is_file() for path in ROOT.glob(pattern)), pattern
+        assert any(path.is_file() for path in ROOT.glob(pattern.lstrip("/"))), pattern
 
 
 def test_pyproject_bundle_holds_neither_tests_nor_results(pyproject: dict[str, Any]) -> None:
     patterns = pyproject["tool"]["flwr"]["app"]["fab-include"]
-    bundled = {path.relative_to(ROOT).parts[0] for p in patterns for path in ROOT.glob(p)}
+    bundled = {
+        path.relative_to(ROOT).parts[0] for p in patterns for path in ROOT.glob(p.lstrip("/"))
+    }
     assert bundled == {"flower_blsgd", "clients", "server", "configs", "README.md", "LICENSE"}
 
 

@@ -1,10 +1,13 @@
 """Contracts: everything private of flwr that we rely on. A release that breaks one fails here."""
 
 import ast
+import gc
 import inspect
+import io
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,13 +15,14 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import ErrorCode, SType
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.object_ref import load_app
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_blsgd.runtime import flower_internals
+from flower_blsgd import array_view
+from flower_blsgd.runtime import flower_internals, shared_arrays
 from flower_blsgd.runtime.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -30,6 +34,7 @@ from flower_blsgd.runtime.flower_internals import (
     give_message_id,
     load_client_app,
     load_server_app,
+    release_records_at_once,
 )
 from flower_blsgd.runtime.local_grid import LocalGrid
 
@@ -262,6 +267,153 @@ def test_load_app_that_is_not_there(apps: Path, reference: str) -> None:
 def test_load_app_lets_the_apps_own_error_through(apps: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="while importing"):
         load_client_app("contract_pkg.fails:app", apps)
+
+
+# --- arrays: what array_view and shared_arrays rely on ----------------------------------------
+
+
+def test_array_keeps_these_fields_in_its_dict() -> None:
+    """A view of ours writes them there itself, past what Array's constructor does."""
+    array = Array(np.arange(3, dtype=np.int16))
+    assert {"dtype", "shape", "stype", "data"} <= array.__dict__.keys()
+    assert {name for name in array.__dict__ if not name.startswith("_")} == {
+        "dtype",
+        "shape",
+        "stype",
+        "data",
+    }
+    assert (array.dtype, array.shape, array.stype) == ("int16", (3,), "numpy.ndarray")
+    assert type(array.stype) is str
+    assert SType.NUMPY == array.stype == array_view._NUMPY
+
+
+def test_array_reads_its_bytes_through_the_attribute_data() -> None:
+    """So a property of that name is enough for `numpy`, the wire and `count_bytes`."""
+
+    class Told(Array):
+        def __init__(self) -> None:
+            self.__dict__.update(dtype="int64", shape=(2,), stype="numpy.ndarray")
+
+        @property
+        def data(self) -> bytes:  # type: ignore[override]
+            return Array(np.array([1, 2])).data
+
+    told = Told()
+    assert told.numpy().tolist() == [1, 2]
+    assert list(told.children) == list(Array(np.array([1, 2])).children)
+    record = ArrayRecord()
+    record["x"] = told
+    assert record.count_bytes() == ArrayRecord({"x": Array(np.array([1, 2]))}).count_bytes()
+
+
+def test_array_has_a_name_on_the_wire_that_is_its_classs() -> None:
+    assert Array(np.ones(1)).deflate().startswith(b"Array ")
+
+
+def test_array_can_be_made_of_its_four_fields_in_this_order() -> None:
+    array = Array(np.arange(3.0))
+    assert Array(array.dtype, array.shape, array.stype, array.data) == array
+
+
+def test_array_record_keeps_its_arrays_in_data_of_its_dict() -> None:
+    array = Array(np.ones(1))
+    record = ArrayRecord()
+    assert record.__dict__["_data"] == {}
+    record["x"] = array
+    assert list(record.__dict__["_data"].items()) == [("x", array)]
+    assert record["x"] is array
+    record.__dict__["_data"]["y"] = array
+    assert record["y"] is array
+    assert set(record.__dict__) == {"_check_key_fn", "_check_value_fn", "_data"}
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(3, dtype=np.float32),
+        np.array(1.5),
+        np.zeros((0, 2), np.int64),
+        np.array([True]),
+        np.zeros((2, 3), ">f8"),
+        np.zeros((1,) * 20, np.float16),
+        np.zeros((10_000, 2), np.uint8),
+    ],
+)
+def test_an_array_is_a_header_and_its_elements(array: np.ndarray) -> None:
+    """The bytes of ``numpy.save`` in version 1.0, aligned to 64; `shared_arrays` looks past them."""
+    data = Array(array).data
+    header = shared_arrays._header(str(array.dtype), array.shape)
+    assert data == header + array.tobytes()
+    assert data.startswith(b"\x93NUMPY\x01\x00")
+    assert len(header) % 64 == 0
+
+
+def test_message_is_pickled_with_its_records_as_they_are() -> None:
+    """A pickler meets every ArrayRecord of a message as an object of this very class."""
+    order = message()
+    order.content["a"] = ArrayRecord({"w": Array(np.ones(2))})
+    order.content["b"] = ArrayRecord({"w": Array(np.zeros(2))})
+    met: list[object] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, content: object) -> object:
+            if type(content) is ArrayRecord:
+                met.append(content)
+                return len(met) - 1
+            return None
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, number: int) -> object:
+            return met[number]
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(order)
+    buffer.seek(0)
+    copy = Unpickler(buffer).load()
+    assert [id(record) for record in met] == [id(order.content["a"]), id(order.content["b"])]
+    assert list(copy.content) == ["c", "a", "b"]
+    assert copy.content["b"] is order.content["b"]
+    assert copy.content.array_records["a"]["w"].numpy().tolist() == [1.0, 1.0]
+
+
+def test_client_app_takes_attributes() -> None:
+    app = ClientApp()
+    assert not shared_arrays.takes_views(app)
+    shared_arrays.accept_views(app)
+    assert shared_arrays.takes_views(app)
+    assert not shared_arrays.takes_views(ClientApp())
+
+
+def test_records_by_kind_do_not_keep_arrays_from_being_freed() -> None:
+    """Flower's refer to themselves: only the garbage collector would end them."""
+    release_records_at_once()
+    gc.collect()
+    gc.disable()
+    try:
+        content = RecordDict({"a": ArrayRecord({"w": Array(np.ones(2))})})
+        array = weakref.ref(content["a"]["w"])
+        found = content.array_records
+        assert list(found) == ["a"]
+        assert content.config_records.get("c") is None
+        assert len(content.metric_records) == 0
+        del found, content
+        assert array() is None
+    finally:
+        gc.enable()
+
+
+def test_records_by_kind_still_check_and_write_through() -> None:
+    release_records_at_once()
+    release_records_at_once()
+    content = RecordDict({"a": ArrayRecord()})
+    with pytest.raises(TypeError, match="Expected `ArrayRecord`, but received `ConfigRecord`"):
+        content.array_records["b"] = ConfigRecord()  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        content.array_records[3] = ArrayRecord()  # type: ignore[index]
+    content.array_records["b"] = ArrayRecord()
+    content.config_records["c"] = ConfigRecord({"x": 1})
+    del content.array_records["a"]
+    assert list(content) == ["b", "c"]
 
 
 # --- the grid's interface -------------------------------------------------------------------
