@@ -58,13 +58,17 @@ def main(
     parser.add_argument("--json", type=Path, help="write the rows and their conditions here")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     options = parser.parse_args()
-    rows, taken_under = measure(options.quick)
+    write(*measure(options.quick), options.json)
+
+
+def write(rows: list[Row], taken_under: dict[str, Any], path: Path | None) -> None:
+    """Print a line per row, and write JSON where asked."""
     for r in rows:
         ratio = f"  {r['ratio']:.3g} x {r['against']}" if r["ratio"] is not None else ""
         spread = f"{r['minimum']:.4g} to {r['maximum']:.4g}, n = {r['count']}"
         print(f"{r['name']:40} {r['value']:10.4g} {r['unit']:12} ({spread}){ratio}")
     print("conditions:", taken_under)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"rows": rows, "conditions": taken_under}, indent=2)
-        options.json.write_text(text + "\n")
+        path.write_text(text + "\n")
