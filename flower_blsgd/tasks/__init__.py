@@ -1,4 +1,7 @@
-"""The training tasks by name; a user's own by ``module:function`` or as an object."""
+"""The training tasks by name; a user's own by ``module:function`` or as an object.
+
+Importing this imports no torch: data can be prepared without.
+"""
 
 import importlib
 import inspect
@@ -6,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, nearest
-from .task import Task
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from .task import Task
 
 TASKS: Mapping[str, str] = {
     "digits": "flower_blsgd.tasks.digits:digits",
@@ -26,13 +30,22 @@ MODELS: Mapping[str, str] = {
 GIVEN_IN_PYTHON = "given-in-python"
 """The name of a task that was given as an object."""
 
-_GIVEN: dict[str, Task] = {}
+_GIVEN: dict[str, "Task"] = {}
 """Tasks that this process was given as objects."""
 
 __all__ = ["GIVEN_IN_PYTHON", "MODELS", "TASKS", "Task", "load_model", "load_task", "register_task"]
 
 
-def register_task(task: Task, name: str = GIVEN_IN_PYTHON) -> str:
+def __getattr__(name: str) -> Any:
+    """Load `Task` when it is first used."""
+    if name != "Task":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .task import Task
+
+    return Task
+
+
+def register_task(task: "Task", name: str = GIVEN_IN_PYTHON) -> str:
     """Let `load_task` find a task under a name, in this process, and return the name.
 
     A task that had the name before is replaced.
@@ -48,7 +61,7 @@ def load_task(
     skip_bad: bool = False,
     validation_share: float = 0.0,
     seed: int = 0,
-) -> Task:
+) -> "Task":
     """Return a task by name.
 
     Parameters
@@ -110,7 +123,9 @@ def load_model(task: str, model: str = "", num_classes: int = 10) -> "nn.Module"
     return made
 
 
-def _made(name: str, settings: Mapping[str, Any]) -> Task:
+def _made(name: str, settings: Mapping[str, Any]) -> "Task":
+    from .task import Task
+
     make = _function(name, TASKS.get(name, name))
     try:
         parameters = list(inspect.signature(make).parameters)

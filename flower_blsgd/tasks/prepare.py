@@ -34,7 +34,8 @@ def prepare_task(
         ready = f"{task.num_train:,} training and {task.num_test:,} test samples"
         kept = "" if name in TASKS else ", as its own code makes them"
         return f"{name}: {ready}{kept}; nothing has to be prepared"
-    load_model(name, model)  # an unknown one is refused before anything is decoded
+    if model:
+        load_model(name, model)  # an unknown one is refused before anything is decoded
     images = prepared(name, data, skip_bad, again)
     bad = sum(images.skipped.values())
     left_out = f", {bad:,} that cannot be decoded left out" if bad else ""
