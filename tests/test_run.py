@@ -15,11 +15,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from clients.blsgd_client import app as client_app
+from flower_blsgd.app_folder import built_in_app
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.report import RunReport
 from flower_blsgd.run import make_strategy, train_on
+from flower_blsgd.runtime.devices import parse_workers
+from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.runtime.machine import usable_cores
 from flower_blsgd.tasks import load_task
 from server.blsgd_server import app as server_app
@@ -374,6 +377,31 @@ def test_refused_before_the_first_message(changes: dict[str, Any], told: str) ->
         run(config, grid)
     assert grid.sent == []
     assert [path.name for path in Path.cwd().iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize(
+    ("free", "way_out"),
+    [
+        (3_100_000, r"3\.1 MB is free; name fewer workers \(1 would fit\)"),
+        (2_000_000, r"2\.0 MB is free; use a smaller model"),
+    ],
+)
+def test_refused_where_memory_is_short_of_the_shared_buffers(
+    free: int, way_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """605,224 bytes of model: one and its momentum for each of 3 workers, and two, is 4.84 MB."""
+    monkeypatch.setattr("flower_blsgd.run.free_bytes", lambda: free)
+    monkeypatch.setattr("flower_blsgd.runtime.memory.free_bytes", lambda: free)
+    config = config_of(workers="2x cpu fast; 1x cpu slow")
+    app = built_in_app()
+    grid = LocalGrid(
+        parse_workers(config.workers), app.client_app, app.path, config.to_run_config()
+    )
+    told = rf"sharing the model \(605\.2 kB\) with 3 workers needs 4\.8 MB, but only {way_out}"
+    with grid, pytest.raises(UsageError, match=told):
+        train_on(grid, config)
+    assert grid.process_ids == {}
+    assert list(Path.cwd().iterdir()) == []
 
 
 @pytest.mark.parametrize(
