@@ -1,0 +1,54 @@
+"""Two ends of a channel in one process, for the tests that need no process."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flower_blsgd.runtime.channel import Channel
+from flower_blsgd.runtime.shared_arrays import Packer
+from flower_blsgd.runtime.shared_block import Pool
+
+SHARED_NAME = "memfd:blsgd"
+
+
+class Side:
+    """An end, and the pool of its process."""
+
+    def __init__(self, end: socket.socket, views: bool) -> None:
+        self.pool = Pool()
+        self.channel = Channel(end, views)
+
+    def send(self, content: object) -> None:
+        self.channel.send(Packer(self.pool).pack(content))
+
+    def receive(self) -> Any:
+        assert self.channel.poll(5), "nothing came"
+        return self.channel.receive()
+
+
+@contextlib.contextmanager
+def two_sides(views: bool = True) -> Iterator[tuple[Side, Side]]:
+    """A sender of orders, and a receiver that gets views or copies of them."""
+    here, there = (Side(end, v) for end, v in zip(socket.socketpair(), (True, views), strict=True))
+    try:
+        yield here, there
+    finally:
+        here.channel.close()
+        there.channel.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mapped_sizes(pid: int | str = "self") -> list[int]:
+    """Return the sizes of the shared blocks that a process has mapped, whoever made them."""
+    sizes = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if SHARED_NAME in line:
+            first, last = line.split()[0].split("-")
+            sizes.append(int(last, 16) - int(first, 16))
+    return sorted(sizes)

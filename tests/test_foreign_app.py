@@ -1,0 +1,92 @@
+"""An ordinary Flower app, unchanged, on the local grid: to the bit what it is without."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from flower_blsgd.app_folder import read_app
+
+from .in_process_grid import Handler, InProcessGrid
+
+APP = Path(__file__).with_name("foreign_app")
+NODES = 4
+
+
+@pytest.fixture
+def app_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the app leaves in sys.path and sys.modules is taken away."""
+    monkeypatch.setattr(sys, "path", [str(APP), *sys.path])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] == "plain_app":
+            del sys.modules[name]
+
+
+def on_in_process_grid(result: Path, strategy: str) -> None:
+    """Run it in this process: every message passes through Flower's own wire format."""
+    client_app = importlib.import_module("plain_app.client_app").app
+    server_app = importlib.import_module("plain_app.server_app").app
+    config = {**read_app(APP).config, "strategy": strategy, "result": str(result)}
+
+    def node(place: int) -> Handler:
+        node_config = {"partition-id": place, "num-partitions": NODES}
+        context = Context(1, 100 + place, node_config, RecordDict(), config)
+
+        def handle(message: Message, node_id: int) -> Message:
+            return client_app(message, context)
+
+        return handle
+
+    grid = InProcessGrid({100 + place: node(place) for place in range(NODES)})
+    server_app(grid, Context(1, 1, {}, RecordDict(), config))
+
+
+def on_local_grid(result: Path, strategy: str) -> str:
+    """Run it as a user does."""
+    settings = ["-s", f"strategy={strategy}", "-s", f"result={result}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flower_blsgd", "run", APP, "--workers", "4x cpu", *settings],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=result.parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", ["FedAvg", "FedAdam"])
+def test_an_ordinary_app_gives_the_same_bits(app_path: None, tmp_path: Path, strategy: str) -> None:
+    here, there = tmp_path / "here.npz", tmp_path / "there.npz"
+    on_in_process_grid(here, strategy)
+    output = on_local_grid(there, strategy)
+    assert "running plain-app" in output
+    assert "Traceback" not in output
+    with np.load(here) as expected, np.load(there) as found:
+        assert found.files == expected.files
+        for name in expected.files:
+            assert found[name].dtype == expected[name].dtype
+            assert found[name].tobytes() == expected[name].tobytes(), name
+    expected_metrics, metrics = (
+        json.loads(file.with_suffix(".json").read_text()) for file in (here, there)
+    )
+    assert metrics == expected_metrics
+    assert list(metrics["train"]) == list(metrics["evaluate"]) == ["1", "2", "3"]
+    # Two messages a round: train and evaluate; the state counts both.
+    assert [m["calls"] for m in metrics["train"].values()] == [1, 3, 5]
+    assert [m["calls"] for m in metrics["evaluate"].values()] == [2, 4, 6]
+    assert [m["round"] for m in metrics["train"].values()] == [1, 2, 3]
+    losses = [m["loss"] for m in metrics["train"].values()]
+    assert losses[-1] < losses[0]
