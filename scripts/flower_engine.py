@@ -50,6 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("engine", choices=["simulation", "deployment"])
     parser.add_argument("--node", action="append", default=[], help="a SuperNode's node config")
     parser.add_argument("--num-supernodes", type=int, default=2, help="of a simulation")
+    parser.add_argument(
+        "--stock", action="store_true", help="leave the simulation's resources as Flower has them"
+    )
     parser.add_argument("--app", default=".", help="folder of the Flower app")
     parser.add_argument("-c", "--run-config", action="append", default=[])
     return parser.parse_args()
@@ -123,7 +126,8 @@ class Engine:
             nodes = options.num_supernodes
             # One core a node, and as many Ray CPUs as nodes, whatever the machine has.
             resources = f"client-resources-num-cpus=1 init-args-num-cpus={nodes}"
-            command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
+            federation = f"num-supernodes={nodes} {'' if options.stock else resources}"
+            command += ["--federation-config", federation.strip()]
         code = subprocess.run(command, env=self.environment, check=False).returncode
         listing = subprocess.run(
             [BIN / "flwr", "ls", "engine", "--format", "json"],

@@ -2,6 +2,7 @@
 
 import collections
 import pickle
+import select
 import socket
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -28,6 +29,8 @@ class Channel:
 
     def __init__(self, end: socket.socket, views: bool) -> None:
         self._connection = Connection(end.detach())
+        self._poller = select.poll()  # Connection.poll makes a new one each time
+        self._poller.register(self._connection, select.POLLIN)
         self.views = views
         self._sent: dict[int, Block] = {}
         self._attached: dict[int, Block] = {}
@@ -91,7 +94,7 @@ class Channel:
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Wait until something can be received, at most so long; return whether it can."""
-        return self._connection.poll(seconds)
+        return bool(self._poller.poll(1000 * seconds))
 
     def close(self) -> None:
         """Close this end; the other end's views no longer keep our blocks from being used."""

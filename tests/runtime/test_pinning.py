@@ -32,8 +32,12 @@ def test_num_threads(worker: WorkerSpec, threads: int, expected: int) -> None:
     assert num_threads(worker, threads) == expected
 
 
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}
+
+
 def test_environment_of_a_cpu_worker() -> None:
     assert environment(WorkerSpec("cpu", (0, 1))) == {
+        **ALLOCATOR,
         "OMP_NUM_THREADS": "2",
         "MKL_NUM_THREADS": "2",
         "OPENBLAS_NUM_THREADS": "2",
@@ -45,10 +49,16 @@ def test_environment_of_a_cpu_worker() -> None:
 def test_environment_of_an_accelerator_worker_hides_nothing(device: str) -> None:
     """It would be cuda:0 there, and cuda:1 everywhere else."""
     assert environment(WorkerSpec(device), threads=3) == {
+        **ALLOCATOR,
         "OMP_NUM_THREADS": "3",
         "MKL_NUM_THREADS": "3",
         "OPENBLAS_NUM_THREADS": "3",
     }
+
+
+def test_environment_leaves_the_users_allocator_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
+    assert environment(WorkerSpec("cpu"))["MALLOC_TRIM_THRESHOLD_"] == "7"
 
 
 @pytest.fixture
