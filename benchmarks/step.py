@@ -30,7 +30,7 @@ LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-4
 
 def measure(quick: bool) -> tuple[list[Row], dict[str, Any]]:
     """Measure with one thread and with all cores."""
-    turns = 3 if quick else 7
+    turns = 3 if quick else 11
     rows: list[Row] = []
     devices = [("cpu", threads) for threads in (1, torch.get_num_threads())]
     if torch.cuda.is_available():

@@ -209,6 +209,7 @@ class LocalSGD:
             time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 
     def _step(self, indices: Tensor) -> Tensor:
+        self._optimizer.zero_grad()
         inputs, targets = self._source.batch(indices)
         if self._augment is not None:
             inputs = self._augment(inputs, self._generator)
@@ -218,7 +219,6 @@ class LocalSGD:
                 f"the loss must return one value per sample, shape ({len(indices)},), not "
                 f'{tuple(losses.shape)}; a torch loss does with reduction="none"'
             )
-        self._optimizer.zero_grad()
         losses.mean().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return losses.detach()
