@@ -1,6 +1,7 @@
 """Weights of the workers in the average, and the average itself."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,12 @@ _CHUNK_ELEMENTS = 1 << 16
 
 
 class Weighting(Protocol):
-    """Turns the work that each worker completed into its weight in the average."""
+    """Turns the work that each worker completed into its weight in the average.
+
+    It may have an attribute ``momentum_buffers``: the only policy that it is right with. And a
+    method ``update_scales(weights, completed_steps)``: then parameters move by the sum of the
+    workers' updates, each times its scale, while buffers are averaged with the weights.
+    """
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return one weight per worker, in order, that add up to 1."""
@@ -55,6 +61,56 @@ class EqualWeighting:
         return [1 / counted if load > 0 else 0.0 for load in completed_loads]
 
 
+@dataclass(frozen=True)
+class NormalizedWeighting:
+    """FedNova: every worker's update counts as a direction, whatever its number of steps.
+
+    Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous
+    Federated Optimization". With p_i = 1/m, a_i the sum of the coefficients with which the
+    gradients of tau_i steps enter the update, and tau_eff = sum_i p_i a_i:
+    ``x <- x + sum_i (tau_eff p_i / a_i) (x_i - x)``. Momentum must begin at zero in every round.
+
+    Parameters
+    ----------
+    momentum : float (default: 0.9)
+        Of the local steps; 0 for an optimizer without, and for AdamW, whose steps count alike.
+    nesterov : bool (default: False)
+        Whether it is Nesterov momentum.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    momentum_buffers: str = "reset"
+
+    def weights(self, completed_loads: Sequence[float]) -> list[float]:
+        """Return p_i: 1/m for the m workers that completed something, 0 for the others."""
+        return EqualWeighting().weights(completed_loads)
+
+    def update_scales(
+        self, weights: Sequence[float], completed_steps: Sequence[int]
+    ) -> list[float]:
+        """Return tau_eff p_i / a_i of each worker; 0 for one that completed nothing.
+
+        >>> scales = NormalizedWeighting(0.9).update_scales([0.5, 0.5], [3, 1])
+        >>> [round(scale, 4) for scale in scales]
+        [0.2946, 1.6525]
+        """
+        norms = [
+            self._norm(steps) if weight else 0.0
+            for weight, steps in zip(weights, completed_steps, strict=True)
+        ]
+        effective = sum(p * a for p, a in zip(weights, norms, strict=True))
+        return [effective * p / a if a else 0.0 for p, a in zip(weights, norms, strict=True)]
+
+    def _norm(self, steps: int) -> float:
+        """Return a_i: each gradient counts once directly and again in all later steps."""
+        total = power_sum = 0.0
+        for _ in range(steps):
+            power_sum = 1.0 + self.momentum * power_sum
+            total += 1.0 + self.momentum * power_sum if self.nesterov else power_sum
+        return total
+
+
 def _checked_total(loads: Sequence[float]) -> float:
     if any(load < 0 for load in loads):
         raise ValueError(f"completed loads must not be negative, got {list(loads)}")
@@ -93,12 +149,43 @@ def weighted_average(
     counted = [(model, w) for model, w in zip(models, weights, strict=True) if w > 0]
     if not counted:
         raise ValueError("all weights are 0, so there is nothing to average")
-    return {name: _average_tensor(name, counted) for name in counted[0][0]}
+    (first, _), *others = counted
+    return {
+        name: _moved_tensor(name, np.asarray(first[name]), [(m[name], w) for m, w in others])
+        for name in first
+    }
 
 
-def _average_tensor(name: str, counted: Sequence[tuple[Mapping[str, AnyArray], float]]) -> AnyArray:
-    tensors = [np.asarray(model[name]) for model, _ in counted]
-    first = tensors[0]
+def moved_by_updates(
+    before: Mapping[str, AnyArray],
+    models: Sequence[Mapping[str, AnyArray]],
+    scales: Sequence[float],
+) -> dict[str, AnyArray]:
+    """Return ``x + sum_i s_i (x_i - x)`` for every tensor named in `before`.
+
+    Parameters
+    ----------
+    before : mapping
+        x by name.
+    models : sequence of mapping
+        x_i by name, at least the same names. Give them in worker order.
+    scales : sequence of float
+        s_i >= 0; they need not add up to 1, and a model whose scale is 0 is left out.
+
+    Returns
+    -------
+    dict
+        As `weighted_average` returns them.
+    """
+    counted = [(model, s) for model, s in zip(models, scales, strict=True) if s > 0]
+    return {
+        name: _moved_tensor(name, np.asarray(tensor), [(m[name], s) for m, s in counted])
+        for name, tensor in before.items()
+    }
+
+
+def _moved_tensor(name: str, first: AnyArray, others: Sequence[tuple[AnyArray, float]]) -> AnyArray:
+    tensors = [first, *(np.asarray(tensor) for tensor, _ in others)]
     if any(tensor.shape != first.shape for tensor in tensors):
         raise ValueError(f"tensor {name!r} has shapes {sorted({t.shape for t in tensors})}")
     if first.dtype.kind not in "fc":
@@ -112,7 +199,7 @@ def _average_tensor(name: str, counted: Sequence[tuple[Mapping[str, AnyArray], f
         base = flat[0][chunk].astype(wide)
         total = base.copy()
         part = difference[: base.size]
-        for values, (_, weight) in zip(flat[1:], counted[1:], strict=True):
+        for values, (_, weight) in zip(flat[1:], others, strict=True):
             np.subtract(values[chunk], base, out=part)
             part *= weight
             total += part

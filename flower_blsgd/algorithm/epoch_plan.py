@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from .local_steps import Participant, StepPolicy, shrunk_steps
+from .local_steps import Participant, StepPolicy, batch_sizes_of, shrunk_steps
 from .loss_table import IntArray, LossTable
 from .sampling import EpochRequest, Pool, Sampler
 
@@ -23,16 +23,17 @@ class RoundShape:
         tau_i of each worker, in worker order.
     batch_sizes : tuple of int
         b_i of each worker.
-    table_steps : int (default: 1)
-        tau_F of the rule for the paper's table: steps that one of its rounds stands for.
-    table_rounds : int (default: 1)
-        Our rounds for one of its rounds: tau_F for synchronous SGD.
+    table_samples : int (default: 0)
+        B P tau_F of the rule for the paper's table; P counts those that do not train as well.
+    table_rounds : tuple of int (default: (1, 1))
+        Our rounds for one of its rounds, as a fraction: tau_F for synchronous SGD, times P / P_F
+        where only fast workers train.
     """
 
     local_steps: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    table_steps: int = 1
-    table_rounds: int = 1
+    table_samples: int = 0
+    table_rounds: tuple[int, int] = (1, 1)
 
     @property
     def samples_per_round(self) -> tuple[int, ...]:
@@ -172,6 +173,7 @@ def round_shape(
     num_samples: int,
     mode: EpochMode,
     local_steps_fast: int,
+    num_workers: int | None = None,
 ) -> RoundShape:
     """Ask the policy for everybody's steps and shrink them until a round fits into an epoch.
 
@@ -187,6 +189,8 @@ def round_shape(
         As in `plan_epoch`.
     local_steps_fast : int
         tau_fast of the run; in table mode synchronous SGD does that many rounds for one.
+    num_workers : int, optional
+        P with those that do not train, which the table counts too; all train by default.
 
     Returns
     -------
@@ -199,9 +203,16 @@ def round_shape(
         If not even one step of every worker fits; names the largest batch size that does.
     """
     steps = policy.local_steps(participants)
-    batch_sizes = tuple(participant.batch_size for participant in participants)
+    batch_sizes = tuple(batch_sizes_of(policy, participants))
     if mode == "table":
-        shape = _table_shape(steps, batch_sizes, participants, num_samples, local_steps_fast)
+        shape = _table_shape(
+            steps,
+            batch_sizes,
+            participants,
+            num_samples,
+            local_steps_fast,
+            num_workers or len(participants),
+        )
     else:
         shape = _samples_shape(steps, batch_sizes, num_samples)
     if shape is not None:
@@ -216,6 +227,13 @@ def round_shape(
         f"batch-size = {max(batch_sizes)} is too large: one step of all {len(steps)} workers "
         f"needs more than the {num_samples} samples there are; {way_out}"
     )
+
+
+def mean_rounds_per_epoch(shape: RoundShape, num_samples: int, mode: EpochMode) -> float:
+    """Return the rounds of an average epoch: N / S, or those of the paper's table."""
+    if mode == "table":
+        return _table_rounds(num_samples, shape)
+    return num_samples / sum(shape.samples_per_round)
 
 
 def _samples_shape(
@@ -234,17 +252,20 @@ def _table_shape(
     participants: Sequence[Participant],
     num_samples: int,
     local_steps_fast: int,
+    num_workers: int,
 ) -> RoundShape | None:
     synchronous = max(steps) == 1
     fast = [s for s, participant in zip(steps, participants, strict=True) if participant.fast]
     wanted = local_steps_fast if synchronous else max(fast or steps)
-    fitting = min(wanted, num_samples // (len(steps) * max(batch_sizes)))
+    one_step = num_workers * max(participant.batch_size for participant in participants)
+    fitting = min(wanted, num_samples // one_step)
     if fitting < 1:
         return None
     shrunk = tuple(shrunk_steps(steps, fitting, wanted))
-    return RoundShape(shrunk, batch_sizes, fitting, fitting if synchronous else 1)
+    rounds = (fitting * num_workers, len(steps)) if synchronous else (1, 1)
+    return RoundShape(shrunk, batch_sizes, one_step * fitting, rounds)
 
 
 def _table_rounds(num_samples: int, shape: RoundShape) -> int:
-    samples = max(shape.batch_sizes) * len(shape.local_steps) * shape.table_steps
-    return num_samples // samples * shape.table_rounds
+    ours, for_theirs = shape.table_rounds
+    return num_samples // shape.table_samples * ours // for_theirs

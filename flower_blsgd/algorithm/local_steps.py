@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 FAST_SPEED_RATIO = 0.7
 """A worker that nobody named is fast when its speed ratio is above this."""
 
+_ONE_STEP_FITS = 0.75
+
 Clock = Literal["wall", "device"]
 """Which speeds count: those with all workers computing at once, or each worker's alone."""
 
@@ -21,9 +23,10 @@ class Participant:
     fast : bool
         Whether it belongs to the fast tier.
     batch_size : int
-        Samples per local step, >= 1.
+        B, the common number of samples per local step, >= 1.
     speed_ratio : float, optional
-        gamma: seconds per step on the fastest worker over seconds per step here, in (0, 1].
+        gamma: seconds per step on the fastest worker over seconds per step here, in (0, 1];
+        both for steps of the common batch size.
         None when no speed is known.
     given_steps : int, optional
         ``steps=`` of its group in the worker specification.
@@ -38,7 +41,11 @@ class Participant:
 class StepPolicy(Protocol):
     """Decides the local steps of every worker from what is known of all of them.
 
-    One that has an attribute ``needs_speeds`` that is true is given every speed ratio.
+    It may have more, and each part is optional: an attribute ``needs_speeds`` that is true, and
+    it is given the speed ratios of slow workers, with ``of_fast_ones_too`` of all;
+    ``follows_speeds`` that is true, and these are brought up to
+    date after every epoch; a method ``batch_sizes(participants)`` that decides b_i as well, and
+    ``check(participants)`` that raises ``ValueError`` before the first epoch.
     """
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
@@ -62,6 +69,26 @@ def proportional_steps(speed_ratio: float, local_steps_fast: int) -> int:
     [32, 16, 8, 1]
     """
     return max(1, math.floor(speed_ratio * local_steps_fast + 0.5))
+
+
+def shrunk_batch(speed_ratio: float, local_steps_fast: int, batch_size: int) -> int:
+    """Return b_i of a worker that is too slow for even one whole step in a round.
+
+    ``min(B, max(2, floor(gamma tau_fast B + 1/2)))`` where gamma tau_fast < 3/4, else B.
+
+    >>> [shrunk_batch(gamma, 32, 64) for gamma in (1 / 40, 1 / 64, 1 / 100, 1e-6)]
+    [64, 32, 20, 2]
+    """
+    steps = speed_ratio * local_steps_fast
+    if steps >= _ONE_STEP_FITS:
+        return batch_size
+    return min(batch_size, max(2, math.floor(steps * batch_size + 0.5)))
+
+
+def batch_sizes_of(policy: StepPolicy, participants: Sequence[Participant]) -> list[int]:
+    """Return b_i of every worker: as the policy decides, or else the common one."""
+    decide = getattr(policy, "batch_sizes", None)
+    return [p.batch_size for p in participants] if decide is None else list(decide(participants))
 
 
 def shrunk_steps(local_steps: Sequence[int], longest: int, largest: int | None = None) -> list[int]:
@@ -126,10 +153,14 @@ class SystemAwareSteps:
         tau_fast: steps per round of every fast worker.
     local_steps_slow : int, optional
         Steps per round of every slow worker; None derives them from the speed ratios.
+    shrink_slow_batch : bool (default: True)
+        A worker that is too slow for one step in a round gets a smaller batch; only where its
+        steps come from its speed.
     """
 
     local_steps_fast: int = 32
     local_steps_slow: int | None = None
+    shrink_slow_batch: bool = True
 
     def __post_init__(self) -> None:
         _at_least_one("local_steps_fast", self.local_steps_fast)
@@ -151,6 +182,15 @@ class SystemAwareSteps:
         """
         return [self._steps_of(participant) for participant in participants]
 
+    def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
+        """Return b_i of each participant: the common one, or a shrunk one."""
+        return [
+            _batch_by_speed(participant, self.local_steps_fast)
+            if self.shrink_slow_batch and not participant.fast and self.local_steps_slow is None
+            else participant.batch_size
+            for participant in participants
+        ]
+
     def _steps_of(self, participant: Participant) -> int:
         if participant.given_steps is not None:
             return participant.given_steps
@@ -158,12 +198,67 @@ class SystemAwareSteps:
             return self.local_steps_fast
         if self.local_steps_slow is not None:
             return self.local_steps_slow
-        if participant.speed_ratio is not None:
-            return proportional_steps(participant.speed_ratio, self.local_steps_fast)
-        raise ValueError(
-            "local-steps-slow = 'auto' needs the speed of every worker, and none is known; "
-            "give a number, such as local-steps-slow = 8, or steps= in the worker specification"
-        )
+        return _steps_by_speed(participant, self.local_steps_fast, "local-steps-slow = 'auto'")
+
+
+@dataclass(frozen=True)
+class BySpeedSteps:
+    """The steps of every worker, fast or slow, come from its speed: for more than two speeds.
+
+    A worker's own ``given_steps`` hold first. The fastest worker does `local_steps_fast`.
+
+    Parameters
+    ----------
+    local_steps_fast : int
+        tau_fast.
+    shrink_slow_batch : bool (default: True)
+        As for `SystemAwareSteps`.
+    """
+
+    local_steps_fast: int = 32
+    shrink_slow_batch: bool = True
+    needs_speeds: bool = True
+    of_fast_ones_too: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least_one("local_steps_fast", self.local_steps_fast)
+
+    def local_steps(self, participants: Sequence[Participant]) -> list[int]:
+        """Return the steps of each participant.
+
+        Raises
+        ------
+        ValueError
+            If a worker has neither steps nor a known speed.
+        """
+        return [
+            p.given_steps or _steps_by_speed(p, self.local_steps_fast, 'steps = "by-speed"')
+            for p in participants
+        ]
+
+    def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
+        """Return b_i of each participant: the common one, or a shrunk one."""
+        return [
+            _batch_by_speed(participant, self.local_steps_fast)
+            if self.shrink_slow_batch
+            else participant.batch_size
+            for participant in participants
+        ]
+
+
+def _steps_by_speed(participant: Participant, local_steps_fast: int, wanted_by: str) -> int:
+    if participant.speed_ratio is not None:
+        return proportional_steps(participant.speed_ratio, local_steps_fast)
+    raise ValueError(
+        f"{wanted_by} needs the speed of every worker, and none is known; "
+        "give a number, such as local-steps-slow = 8, or steps= in the worker specification"
+    )
+
+
+def _batch_by_speed(participant: Participant, local_steps_fast: int) -> int:
+    if participant.given_steps is not None or participant.speed_ratio is None:
+        return participant.batch_size
+    return shrunk_batch(participant.speed_ratio, local_steps_fast, participant.batch_size)
 
 
 def _at_least_one(name: str, value: int) -> None:

@@ -6,13 +6,18 @@ that it is dealt to; ``epoch_plan`` cuts it into rounds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from .local_steps import Participant
 from .loss_table import FloatArray, IntArray, LossTable, highest_losses
 from .randomness import generator
+
+TierName = Literal["fast", "slow"]
+
+_DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
+"""What each tier's draw is called in the seed."""
 
 
 @dataclass(frozen=True)
@@ -106,29 +111,83 @@ class SeparatedSampler:
     Parameters
     ----------
     high_loss_ratio : float (default: 0.5)
-        lambda: share of the fast workers' samples that are those with the highest recorded
-        loss, in [0, 1].
+        lambda: share of a tier's samples that are those with the highest recorded loss, in
+        [0, 1].
+    high_loss_to : {"fast", "slow"} (default: "fast")
+        Which tier that is; the other draws uniformly.
     """
 
     high_loss_ratio: float = 0.5
+    high_loss_to: TierName = "fast"
     needs_both_tiers: bool = True
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.high_loss_ratio <= 1.0:  # also refuses nan
-            raise ValueError(f"high_loss_ratio = {self.high_loss_ratio} must lie in [0, 1]")
+        _check_high_loss(self.high_loss_ratio, self.high_loss_to)
 
     def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
         """Return the fast workers' pool and the slow workers' pool."""
         pools = []
-        for fast, purpose in ((True, "fast-samples"), (False, "slow-samples")):
-            members = request.tier(fast)
+        for tier, purpose in _DRAWS.items():
+            members = request.tier(tier == "fast")
             if not members:
                 continue
             rng = generator(request.seed, purpose, request.epoch)
-            ratio = self.high_loss_ratio if fast else 0.0
+            ratio = self.high_loss_ratio if tier == self.high_loss_to else 0.0
             count = request.set_size(members)
             pools.append(Pool(draw_samples(table.losses, count, ratio, rng), members))
         return pools
+
+
+@dataclass(frozen=True)
+class UnifiedSampler:
+    """One tier chooses first, the hardest samples and a random rest; the other gets what is left.
+
+    So no sample is trained on by both, as far as N suffices: where what is left is too short,
+    the rest is drawn uniformly from all samples.
+
+    Parameters
+    ----------
+    high_loss_ratio : float (default: 0.5)
+        lambda of the tier that chooses first, in [0, 1].
+    high_loss_to : {"fast", "slow"} (default: "fast")
+        The tier that chooses first.
+    """
+
+    high_loss_ratio: float = 0.5
+    high_loss_to: TierName = "fast"
+    needs_both_tiers: bool = True
+
+    def __post_init__(self) -> None:
+        _check_high_loss(self.high_loss_ratio, self.high_loss_to)
+
+    def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
+        """Return the pools, that of the fast workers first."""
+        first, second = ("fast", "slow") if self.high_loss_to == "fast" else ("slow", "fast")
+        taken = np.zeros(len(table), np.bool_)
+        pools = {}
+        for tier in (first, second):
+            members = request.tier(tier == "fast")
+            if not members:
+                continue
+            rng = generator(request.seed, _DRAWS[tier], request.epoch)
+            count = request.set_size(members)
+            if tier == first:
+                indices = draw_samples(table.losses, count, self.high_loss_ratio, rng)
+                taken[indices] = True
+            else:
+                left = np.flatnonzero(~taken).astype(np.int32)
+                rng.shuffle(left)
+                more = draw_samples(table.losses, count - len(left), 0.0, rng)
+                indices = np.concatenate([left[:count], more])
+            pools[tier] = Pool(indices, members)
+        return [pools[tier] for tier in _DRAWS if tier in pools]
+
+
+def _check_high_loss(ratio: float, to: str) -> None:
+    if not 0.0 <= ratio <= 1.0:  # also refuses nan
+        raise ValueError(f"high_loss_ratio = {ratio} must lie in [0, 1]")
+    if to not in _DRAWS:
+        raise ValueError(f"high_loss_to = {to!r} must be one of {', '.join(_DRAWS)}")
 
 
 def draw_samples(
