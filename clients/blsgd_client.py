@@ -16,6 +16,7 @@ from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.pinning import pinned
 from flower_blsgd.runtime.shared_arrays import accept_views
 from flower_blsgd.worker.profile import answer_profile, given_seconds_per_step, worker_of
+from flower_blsgd.worker.summing import answer_sum
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +42,7 @@ def profile(message: Message, context: Context) -> Message:
         if query.calibrate and not given_seconds_per_step(context):
             from flower_blsgd.worker.calibration import seconds_per_step
 
-            seconds = seconds_per_step(sgd, query.batch_size, task.num_train)
+            seconds = seconds_per_step(sgd, query.batch_size, task.num_train, query.seconds)
         fingerprint = task.fingerprint()
     return answer_profile(message, context, fingerprint, seconds)
 
@@ -55,6 +56,13 @@ def train(message: Message, context: Context) -> Message:
         sgd = _local_sgd(config, worker, _owner(worker, context))
         report = sgd.run(TrainOrder.from_message(message), state=context.state)
     return report.to_reply(message)
+
+
+@app.train("sum")
+def add_up(message: Message, context: Context) -> Message:
+    """Add up a slice of other workers' models, where this one does not train."""
+    with pinned(worker_of(context), RunConfig.from_run_config(context.run_config).threads):
+        return answer_sum(message)
 
 
 @app.evaluate()
@@ -116,6 +124,7 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec, owner: int) -> "LocalSGD":
         task.train,
         task.loss,
         worker.device,
+        optimizer=config.optimizer,
         momentum=config.momentum,
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,

@@ -1,13 +1,21 @@
-"""Whether a reply's model can be averaged with the others."""
+"""Whether a reply's model, and its optimizer's state, can be averaged with the others."""
 
+import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from .algorithm.averaging import AnyArray
+from .protocol import COUNTERS, SLOTS, state_name
 from .wire import ProtocolError
+
+_Kind = tuple[tuple[int, ...], np.dtype[Any] | str]
+"""Shape and dtype."""
+
+_COUNTER: _Kind = ((), np.dtype(np.float32))
 
 
 class ModelShape:
@@ -41,45 +49,69 @@ class ModelShape:
         missing = sorted(set(self._tensors) - set(arrays))
         if missing:
             raise ProtocolError(f"its model lacks tensor {missing[0]!r}")
-        return self.checked_part(arrays)
+        return _checked(arrays, self._tensors, "its model")
 
-    def checked_part(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
-        """Return the tensors of a record that may leave some out, such as momentum.
+    def checked_momentum(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
+        """Return the tensors that an optimizer keeps, by `state_name`.
+
+        It may know nothing of a parameter, such as a frozen one.
 
         Raises
         ------
         ProtocolError
-            As `checked` does.
+            If it knows only a part of what belongs together, or a tensor is extra, of another
+            shape or dtype, or not finite; the message names the first.
         """
-        extra = sorted(set(arrays) - set(self._tensors))
-        if extra:
-            raise ProtocolError(f"its model has an extra tensor {extra[0]!r}")
-        tensors = {}
-        for name, expected in self._tensors.items():
-            if name not in arrays:
-                continue
-            array = arrays[name]
-            tensor = array.numpy()
-            # What the array holds counts, not what it says that it holds.
-            for found in (_shape_and_dtype(array), (tensor.shape, tensor.dtype)):
-                if found != expected:
-                    raise ProtocolError(
-                        f"its tensor {name!r} is {_describe(found)}, not {_describe(expected)}"
-                    )
-            if tensor.dtype.kind in "fc" and not np.isfinite(tensor).all():
+        for name in self._tensors:
+            for slots in SLOTS.values():
+                keys = [state_name(slot, name) for slot in slots]
+                missing = [key for key in keys if key not in arrays]
+                if 0 < len(missing) < len(keys):
+                    raise ProtocolError(f"its optimizer's state lacks tensor {missing[0]!r}")
+        return _checked(arrays, self._kept, "its optimizer's state")
+
+    @functools.cached_property
+    def _kept(self) -> dict[str, _Kind]:
+        """All that any optimizer may keep."""
+        return {
+            state_name(slot, name): _COUNTER if slot in COUNTERS else kind
+            for slots in SLOTS.values()
+            for slot in slots
+            for name, kind in self._tensors.items()
+        }
+
+
+def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> dict[str, AnyArray]:
+    """Return the tensors in the order of those that are expected; some may be missing."""
+    extra = sorted(set(arrays) - set(expected))
+    if extra:
+        raise ProtocolError(f"{what} has an extra tensor {extra[0]!r}")
+    tensors = {}
+    for name, kind in expected.items():
+        if name not in arrays:
+            continue
+        array = arrays[name]
+        tensor = array.numpy()
+        # What the array holds counts, not what it says that it holds.
+        for found in (_shape_and_dtype(array), (tensor.shape, tensor.dtype)):
+            if found != kind:
                 raise ProtocolError(
-                    f"its tensor {name!r} is not finite; a smaller learning rate may help"
+                    f"its tensor {name!r} is {_describe(found)}, not {_describe(kind)}"
                 )
-            tensors[name] = tensor
-        return tensors
+        if tensor.dtype.kind in "fc" and not np.isfinite(tensor).all():
+            raise ProtocolError(
+                f"its tensor {name!r} is not finite; a smaller learning rate may help"
+            )
+        tensors[name] = tensor
+    return tensors
 
 
-def _shape_and_dtype(array: Array) -> tuple[tuple[int, ...], np.dtype[Any] | str]:
+def _shape_and_dtype(array: Array) -> _Kind:
     try:
         return tuple(array.shape), np.dtype(array.dtype)
     except TypeError:  # a name that numpy does not know
         return tuple(array.shape), array.dtype
 
 
-def _describe(tensor: tuple[tuple[int, ...], np.dtype[Any] | str]) -> str:
+def _describe(tensor: _Kind) -> str:
     return f"{tensor[1]} of shape {tensor[0]}"

@@ -12,7 +12,6 @@ from .algorithm.loss_table import LossTable
 from .model_check import ModelShape
 from .protocol import METRICS, NUM_EXAMPLES, TIMING_KEYS, TrainOrder, TrainReport
 from .roster import Worker
-from .round_log import TimeShare, WorkerRound, split_times
 from .wire import ProtocolError
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ class Outcome:
     tensors : dict
         The worker's model; empty if the order failed.
     momentum : dict
-        Its momentum buffers, if they came along.
+        Its optimizer's state, if it came along.
     metrics : MetricRecord
         The figures in the reply.
     failure : str
@@ -114,7 +113,7 @@ def _read(
         if not isinstance(metrics.get(weighted_by_key), int | float):
             raise ProtocolError(f"its figures have no number {weighted_by_key!r}")
         tensors = model_shape.checked(report.arrays)
-        momentum = model_shape.checked_part(report.momentum) if report.momentum else {}
+        momentum = model_shape.checked_momentum(report.momentum) if report.momentum else {}
     except Exception as error:  # whatever a node sends, it costs only its own share
         return _failed(worker, order, str(error) or type(error).__name__)
     return Outcome(worker, order, report, tensors, momentum, metrics)
@@ -163,43 +162,17 @@ def average_metrics(
 
 
 def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
-    """Average the momentum buffers that came along, by load; None if none came."""
+    """Average the optimizers' states that came along, by load; None if none came.
+
+    Each tensor over those that have it: a worker may have trained other parameters. Counters of
+    steps are averaged too and become fractions, as fits a mixture of states.
+    """
     counted = [outcome for outcome in outcomes if outcome.momentum and outcome.load > 0]
     if not counted:
         return None
-    weights = LoadWeighting().weights([outcome.load for outcome in counted])
-    return weighted_average([outcome.momentum for outcome in counted], weights)
-
-
-def worker_rounds(
-    outcomes: Sequence[Outcome], weights: Sequence[float], sent_at: float, received_at: float
-) -> tuple[WorkerRound, ...]:
-    """Return each worker's part of the round: what it did, its weight, and its times."""
-    computing = {
-        o.worker.index: (o.report.started_at, o.report.ended_at)
-        for o in outcomes
-        if o.report is not None and o.report.ended_at > 0
-    }
-    times = split_times(sent_at, received_at, computing)
-    rows = []
-    for outcome, weight in zip(outcomes, weights, strict=True):
-        worker, report = outcome.worker, outcome.report
-        time = times.get(worker.index, TimeShare())
-        rows.append(
-            WorkerRound(
-                worker=worker.index,
-                label=worker.label,
-                fast=worker.fast,
-                local_steps=outcome.order.local_steps,
-                completed_steps=report.completed_steps if report else 0,
-                num_examples=report.num_examples if report else 0,
-                weight=weight,
-                loss=report.mean_loss if report else float("nan"),
-                start_seconds=time.start,
-                compute_seconds=time.compute,
-                waiting_seconds=time.waiting,
-                transfer_seconds=time.transfer,
-                failure=outcome.failure,
-            )
-        )
-    return tuple(rows)
+    average: dict[str, AnyArray] = {}
+    for name in dict.fromkeys(name for outcome in counted for name in outcome.momentum):
+        having = [outcome for outcome in counted if name in outcome.momentum]
+        weights = LoadWeighting().weights([outcome.load for outcome in having])
+        average |= weighted_average([{name: o.momentum[name]} for o in having], weights)
+    return average

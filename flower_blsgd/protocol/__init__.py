@@ -22,14 +22,18 @@ from .names import (
     SUMS,
     TIMING_KEYS,
     TRAIN_LOSS,
+    TRAIN_SUM,
 )
+from .optimizer_state import COUNTERS, SLOTS, state_copies, state_name
 from .profile import ProfileQuery, WorkerProfile
+from .summing import SumOrder, SumReport
 from .training import MOMENTUM_POLICIES, MomentumPolicy, TrainOrder, TrainReport
 
 __all__ = [
     "ARRAYS",
     "COMPLETED_STEPS",
     "CONFIG",
+    "COUNTERS",
     "EVALUATE",
     "LOSSES",
     "METRICS",
@@ -39,15 +43,21 @@ __all__ = [
     "PROFILE",
     "QUERY_PROFILE",
     "SERVER_ROUND",
+    "SLOTS",
     "SUMS",
     "TIMING_KEYS",
     "TRAIN_LOSS",
+    "TRAIN_SUM",
     "EvaluateOrder",
     "EvaluateReport",
     "MomentumPolicy",
     "ProfileQuery",
     "ProtocolError",
+    "SumOrder",
+    "SumReport",
     "TrainOrder",
     "TrainReport",
     "WorkerProfile",
+    "state_copies",
+    "state_name",
 ]

@@ -2,6 +2,7 @@
 
 QUERY_PROFILE = "query.profile"
 EVALUATE = "evaluate"
+TRAIN_SUM = "train.sum"
 
 ARRAYS = "arrays"
 CONFIG = "config"

@@ -18,10 +18,13 @@ class ProfileQuery:
         Measure the seconds per step, unless they are known.
     batch_size : int (default: 0)
         Samples per step to measure with; needed with `calibrate`.
+    seconds : float (default: 1.0)
+        About how long to measure.
     """
 
     calibrate: bool = False
     batch_size: int = 0
+    seconds: float = 1.0
 
     def to_records(self) -> RecordDict:
         """Return the content of the query's message."""
@@ -61,6 +64,8 @@ class WorkerProfile:
         Local steps per round that the user fixed; 0 for none.
     seconds_per_step : float (default: 0.0)
         How long one step takes; 0 if that is not known.
+    seconds_per_step_alone : float (default: 0.0)
+        The same while nobody else computes, where both are known; 0 if not.
     data_fingerprint : str (default: "")
         Equal for nodes that hold equal training data; empty if unknown.
     """
@@ -71,6 +76,7 @@ class WorkerProfile:
     partition_id: int = -1
     steps: int = 0
     seconds_per_step: float = 0.0
+    seconds_per_step_alone: float = 0.0
     data_fingerprint: str = ""
 
     def to_reply(self, message: Message) -> Message:

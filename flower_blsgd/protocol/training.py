@@ -46,13 +46,14 @@ class TrainOrder:
     deadline_seconds : float
         The worker stops after the step in which this time is over; 0 for no deadline.
     momentum_policy : {"keep", "reset", "average"}
-        What happens to momentum between rounds.
+        What happens to the optimizer's state between rounds.
     indices : numpy.ndarray
         int32 of shape (local_steps * batch_size,), in training order.
     arrays : ArrayRecord
         The global model: every tensor of its state dict.
     momentum : ArrayRecord, optional
-        The averaged momentum buffers, for the policy ``"average"`` only.
+        The averaged state of the optimizers, for the policy ``"average"`` only; names as in
+        `state_name`.
     """
 
     round: int
@@ -129,7 +130,7 @@ class TrainReport:
     arrays : ArrayRecord
         The worker's model.
     momentum : ArrayRecord, optional
-        Its momentum buffers, for the policy ``"average"`` only.
+        The state of its optimizer, for the policy ``"average"`` only.
     """
 
     completed_steps: int

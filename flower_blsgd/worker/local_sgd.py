@@ -1,4 +1,4 @@
-"""The steps of one order: plain SGD on given samples, with the loss of every sample."""
+"""The steps of one order on given samples, with the loss of every sample."""
 
 import math
 import time
@@ -19,6 +19,7 @@ from .model_state import (
     state_record,
     zero_momentum,
 )
+from .optimizers import make_optimizer
 
 SampleLoss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) -> one loss per sample, shape (batch_size,)."""
@@ -49,6 +50,8 @@ class LocalSGD:
     If a step raises, so does `run`: the order fails as a whole, Flower reports it to the
     strategy, and the other workers' models are averaged without this one. Momentum is zero then.
 
+    What is said of momentum holds for all that an optimizer keeps from step to step.
+
     Parameters
     ----------
     model : torch.nn.Module
@@ -60,12 +63,15 @@ class LocalSGD:
         mean.
     device : str or torch.device (default: "cpu")
         Where to compute.
+    optimizer : {"sgd", "adamw"} (default: "sgd")
+        AdamW has the betas (0.9, 0.999); it pays where SGD needs warm-up and clipping, as with
+        transformers, and keeps twice as much from step to step.
     momentum : float (default: 0.9)
-        SGD momentum.
+        Of SGD; AdamW takes no notice.
     nesterov : bool (default: False)
-        Nesterov momentum.
+        Of SGD: Nesterov momentum.
     weight_decay : float (default: 0.0)
-        L2 penalty.
+        L2 penalty of SGD; decoupled from the gradient with AdamW.
     slowdown : float (default: 1.0)
         Sleep after the steps until they have taken this many times as long, >= 1. The sleep
         counts as computing; under a deadline a slower device's last step is waited for.
@@ -80,6 +86,7 @@ class LocalSGD:
         loss: SampleLoss = cross_entropy,
         device: str | torch.device = "cpu",
         *,
+        optimizer: str = "sgd",
         momentum: float = 0.9,
         nesterov: bool = False,
         weight_decay: float = 0.0,
@@ -94,9 +101,9 @@ class LocalSGD:
         self._generator = torch.Generator(self.device)
         self._slowdown = slowdown
         self._best_step_seconds = math.inf
-        self._optimizer = torch.optim.SGD(
+        self._optimizer = make_optimizer(
+            optimizer,
             self.model.parameters(),
-            lr=1.0,  # every order brings its own
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,

@@ -1,5 +1,9 @@
-"""Move a model's weights and its optimizer's momentum to and from Flower records."""
+"""Move a model's weights and its optimizer's state to and from Flower records.
 
+The state is called momentum, as its record is: SGD keeps nothing else.
+"""
+
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,8 +13,8 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from ..array_view import view_record
-
-_BUFFER = "momentum_buffer"
+from ..protocol import COUNTERS, state_name
+from .optimizers import slots_of
 
 
 def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
@@ -47,16 +51,21 @@ def state_record(model: nn.Module) -> ArrayRecord:
 def momentum_record(
     model: nn.Module, optimizer: torch.optim.Optimizer, copy: bool = True
 ) -> ArrayRecord:
-    """Return the momentum buffers by parameter name; empty before the first step.
+    """Return the optimizer's state by `state_name`; empty before the first step.
 
-    Without `copy` those of a CPU are views: the next step changes them.
+    Without `copy` that of a CPU are views: the next step changes them.
     """
-    buffers = {}
-    for name, parameter in model.named_parameters():
-        buffer = optimizer.state.get(parameter, {}).get(_BUFFER)
-        if buffer is not None:
-            buffers[name] = _copy(buffer) if copy else buffer.detach().cpu().numpy()
-    return view_record(buffers)
+    tensors = {}
+    for name, parameter, slot, tensor in _state(model, optimizer):
+        # A counter on the CPU must not run ahead of a copy of what is on an accelerator.
+        if not copy and parameter.device.type == "cpu":
+            array = tensor.detach().numpy()
+        elif slot in COUNTERS:  # float64 where that is torch's default
+            array = _copy(tensor.float())
+        else:
+            array = _copy(tensor)
+        tensors[state_name(slot, name)] = array
+    return view_record(tensors)
 
 
 def load_momentum(
@@ -65,25 +74,42 @@ def load_momentum(
     record: ArrayRecord | None,
     copy: bool = True,
 ) -> None:
-    """Set the momentum buffers from a record; None sets them to zero.
+    """Set the optimizer's state from a record; None sets it to zero.
 
-    Without `copy` the optimizer takes the record's memory over, where it can: momentum that is
-    kept in shared memory stays there.
+    A parameter of which the record has nothing, or not all, begins with zero. Without `copy` the
+    optimizer takes the record's memory over, where it can: momentum that is kept in shared memory
+    stays there.
     """
     for name, parameter in model.named_parameters():
-        if record is None or name not in record:
+        names = {slot: state_name(slot, name) for slot in slots_of(optimizer)}
+        if record is None or not all(key in record for key in names.values()):
             optimizer.state.pop(parameter, None)
-        else:
-            buffer = _tensor(record[name].numpy()).to(parameter.device, copy=copy)
-            optimizer.state[parameter] = {_BUFFER: buffer}
+            continue
+        copied = copy or parameter.device.type != "cpu"
+        optimizer.state[parameter] = {
+            slot: _tensor(record[key].numpy()).to(
+                "cpu" if slot in COUNTERS else parameter.device, copy=copied
+            )
+            for slot, key in names.items()
+        }
 
 
 def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Zero the momentum buffers where they are: a step that failed left them half changed."""
-    for parameter in model.parameters():
-        buffer = optimizer.state.get(parameter, {}).get(_BUFFER)
-        if buffer is not None:
-            buffer.zero_()
+    """Zero the optimizer's state where it is: a step that failed left it half changed."""
+    for _, _, _, tensor in _state(model, optimizer):
+        tensor.zero_()
+
+
+def _state(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, nn.Parameter, str, Tensor]]:
+    """Yield name, parameter, slot and tensor of all that the optimizer keeps."""
+    for name, parameter in model.named_parameters():
+        kept = optimizer.state.get(parameter, {})
+        for slot in slots_of(optimizer):
+            tensor = kept.get(slot)
+            if tensor is not None:
+                yield name, parameter, slot, tensor
 
 
 def _copy(tensor: Tensor) -> npt.NDArray[Any]:

@@ -38,6 +38,7 @@ def profile_of(
     partition_id: int = -1,
     seconds_per_step: float = 0.0,
     data_fingerprint: str = "",
+    seconds_per_step_alone: float = 0.0,
 ) -> WorkerProfile:
     """Return what a worker says of itself."""
     return WorkerProfile(
@@ -46,25 +47,26 @@ def profile_of(
         name=worker.name,
         partition_id=partition_id,
         steps=worker.steps or 0,
-        seconds_per_step=seconds_per_step,
+        seconds_per_step=seconds_per_step or worker.seconds_per_step or 0.0,
+        seconds_per_step_alone=seconds_per_step_alone or worker.seconds_per_step_alone or 0.0,
         data_fingerprint=data_fingerprint,
     )
 
 
-def given_seconds_per_step(context: Context) -> float:
-    """Return the speed that the node config gives; 0 if it gives none.
+def given_seconds_per_step(context: Context, key: str = "seconds-per-step") -> float:
+    """Return a speed that the node config gives; 0 if it gives none.
 
     Raises
     ------
     UsageError
         If it is not a number above 0.
     """
-    given = context.node_config.get("seconds-per-step")
+    given = context.node_config.get(key)
     if given is None:
         return 0.0
     if isinstance(given, bool | str) or not 0 < given < math.inf:
         raise UsageError(
-            f"seconds-per-step = {given!r} in the node config must be a number above 0; leave "
+            f"{key} = {given!r} in the node config must be a number above 0; leave "
             "it out to have it measured"
         )
     return float(given)
@@ -92,5 +94,6 @@ def answer_profile(
         worker_of(context),
         partition_id=int(context.node_config.get("partition-id", -1)),
         seconds_per_step=given_seconds_per_step(context) or seconds_per_step,
+        seconds_per_step_alone=given_seconds_per_step(context, "seconds-per-step-alone"),
         data_fingerprint=data_fingerprint,
     ).to_reply(message)
