@@ -1,15 +1,10 @@
 """The command ``blsgd``."""
 
 import argparse
-import contextlib
 import logging
-import re
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import NoReturn
 
 from flwr.app import Context, RecordDict
@@ -18,7 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from .app_folder import built_in_app, find_app, run_config
+from .command_line import (
+    add_settings,
+    add_workers,
+    config_name,
+    find_modules_here,
+    terminated_like_interrupted,
+)
+from .config import RunConfig
 from .errors import UsageError
+from .experiments.commands import add_commands
 from .runtime.devices import parse_workers, sharing_note
 from .runtime.flower_internals import SERVER_NODE_ID, load_server_app
 from .runtime.local_grid import LocalGrid
@@ -26,7 +30,6 @@ from .runtime.machine import format_ids, this_machine
 
 USAGE_ERROR = 2
 _INTERRUPTED = 130
-_TERMINATED = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,32 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     prepare.set_defaults(command=_prepare)
     prepare.add_argument("--again", action="store_true", help="also if it is ready")
+    command: argparse.ArgumentParser
     for command in (run, prepare):
-        _add_settings(command)
-
+        add_settings(command)
     for command in (run, devices):
-        command.add_argument(
-            "--workers",
-            metavar="SPEC",
-            help='such as "1x cuda:0 fast; 2x cpu:0-7 slow steps=1", or "auto"',
-        )
-    for command in (run, devices, evaluate, prepare):
+        add_workers(command)
+    for command in (run, devices, evaluate, prepare, *add_commands(commands)):
         command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
     return parser
-
-
-def _add_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "-c",
-        "--run-config",
-        metavar="FILE|NAME|KEY=VALUE",
-        action="append",
-        default=[],
-        help="settings: a TOML file, one in the app's configs/ by name, or key=value pairs",
-    )
-    command.add_argument(
-        "-s", "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"
-    )
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -115,12 +100,16 @@ def _run(options: argparse.Namespace) -> None:
     if options.workers is not None and "workers" in app.config:
         config["workers"] = options.workers
     if "name" in app.config and not config["name"]:
-        config["name"] = re.sub(r"[^\w.-]", "-", file_name)
+        config["name"] = config_name(file_name)
     # Ours is checked here, before the machine is looked at; another app checks its own.
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
+    if config.get("profile") and config.keys() == RunConfig().to_run_config().keys():
+        from .experiments.speed_profile import with_profile
+
+        workers, _ = with_profile(workers, RunConfig.from_run_config(config))
     threads, shared = config.get("threads", 0), config.get("processes-per-device", 0)
     try:
-        _find_modules_here()
+        find_modules_here()
         server_app = load_server_app(app.server_app, app.path)
     except ImportError as error:
         raise UsageError(f"{app.server_app} of {app.path} cannot be loaded: {error}") from None
@@ -136,7 +125,7 @@ def _run(options: argparse.Namespace) -> None:
         threads if isinstance(threads, int) else 0,
         shared if isinstance(shared, int) else 0,
     )
-    with grid, _terminated_like_interrupted():
+    with grid, terminated_like_interrupted():
         server_app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), config))
 
 
@@ -166,7 +155,7 @@ def _devices(options: argparse.Namespace) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from .saved_run import evaluate_run
 
-    _find_modules_here()
+    find_modules_here()
     result = evaluate_run(options.run, data=options.data, device=options.device)
     print(  # noqa: T201
         f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
@@ -175,36 +164,13 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from .config import RunConfig
     from .tasks.prepare import prepare_task
 
     app = built_in_app()
     config = RunConfig.from_run_config(run_config(app, options.run_config, options.set)[0])
-    _find_modules_here()
+    find_modules_here()
     line = prepare_task(config.task, config.data, config.model, config.skip_bad, options.again)
     print(line)  # noqa: T201
-
-
-def _find_modules_here() -> None:
-    """Let ``task = "my_module:task"`` be in the current folder; a library's modules come first."""
-    sys.path.append(str(Path.cwd()))
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does, so that what was reached is written."""
-
-    def end(*_: object) -> NoReturn:
-        raise SystemExit(_TERMINATED)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]

@@ -15,12 +15,22 @@ from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 
-from .algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS, Choices
+from .algorithm.catalog import (
+    ALGORITHMS,
+    SAMPLERS,
+    STEPS,
+    TRAIN_ON,
+    WEIGHTS,
+    Choices,
+    PartSettings,
+)
 from .algorithm.epoch_plan import EpochMode
 from .algorithm.learning_rate import LearningRate, parse_decay
-from .algorithm.local_steps import Clock
+from .algorithm.local_steps import FAST_SPEED_RATIO, Clock
+from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
+from .algorithm.sampling import TierName
 from .errors import UsageError, nearest
-from .protocol import MOMENTUM_POLICIES, MomentumPolicy
+from .protocol import MOMENTUM_POLICIES
 
 Value = bool | int | float | str
 
@@ -72,16 +82,21 @@ class RunConfig:
     steps: str = _part(STEPS)
     sampler: str = _part(SAMPLERS)
     weights: str = _part(WEIGHTS)
+    train_on: str = _part(TRAIN_ON)
     epochs: int = _at_least(1, 15)
+    seconds: float = _at_least(0, 0.0)
     epoch: EpochMode = _one_of("samples", "samples", "table")
     batch_size: int = _at_least(2, 16)
     learning_rate: float = _above_zero(0.05)
     decay_epochs: str = "60%, 80%"
     warmup_epochs: float = _at_least(0, 0.0)
-    optimizer: str = _one_of("sgd", "sgd")
+    optimizer: str = _one_of("sgd", "sgd", "adamw")
     momentum: float = _setting(0.9, "in [0, 1)", lambda v: 0 <= v < 1)
     nesterov: bool = False
-    momentum_buffers: MomentumPolicy = _one_of("keep", *MOMENTUM_POLICIES)
+    momentum_buffers: str = _part(dict.fromkeys(MOMENTUM_POLICIES))
+    outer_optimizer: str = _one_of("none", *OUTER_OPTIMIZERS)
+    outer_learning_rate: float = _above_zero(0.7)
+    outer_momentum: float = _setting(0.9, "in [0, 1)", lambda v: 0 <= v < 1)
     weight_decay: float = _at_least(0, 1e-4)
     workers: str = "auto"
     min_workers: int = _at_least(1, 2)
@@ -89,7 +104,12 @@ class RunConfig:
     local_steps_slow: int | str = _setting(
         8, 'at least 1, or "auto"', lambda v: v == "auto" or (isinstance(v, int) and v >= 1)
     )
+    shrink_slow_batch: bool = True
+    rebalance: bool = False
+    fast_threshold: float = _setting(FAST_SPEED_RATIO, "in [0, 1)", lambda v: 0 <= v < 1)
+    profile: str = ""
     high_loss_ratio: float = _setting(0.5, "in [0, 1]", lambda v: 0 <= v <= 1)
+    high_loss_to: TierName = _one_of("fast", *get_args(TierName))
     deadline_seconds: float = _at_least(0, 0.0)
     transport: str = _one_of("auto", "auto", "messages")
     clock: Clock = _one_of("wall", *get_args(Clock))
@@ -149,6 +169,24 @@ class RunConfig:
             self.steps or preset.steps,
             self.sampler or preset.sampler,
             self.weights or preset.weights,
+            self.train_on or preset.train_on,
+            self.momentum_buffers or preset.momentum_buffers,
+        )
+
+    @property
+    def part_settings(self) -> PartSettings:
+        """What the algorithm's parts are built from."""
+        sgd = self.optimizer == "sgd"
+        return PartSettings(
+            local_steps_fast=self.local_steps_fast,
+            local_steps_slow=None
+            if self.local_steps_slow == "auto"
+            else int(self.local_steps_slow),
+            shrink_slow_batch=self.shrink_slow_batch,
+            high_loss_ratio=self.high_loss_ratio,
+            high_loss_to=self.high_loss_to,
+            momentum=self.momentum if sgd else 0.0,
+            nesterov=self.nesterov and sgd,
         )
 
     @property

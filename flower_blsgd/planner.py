@@ -7,20 +7,27 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord
 from flwr.serverapp.exception import AggregationError
 
-from .algorithm.epoch_plan import EpochMode, EpochPlan, RoundShape, plan_epoch, round_shape
+from .algorithm.epoch_plan import (
+    EpochMode,
+    EpochPlan,
+    RoundShape,
+    mean_rounds_per_epoch,
+    plan_epoch,
+    round_shape,
+)
 from .algorithm.learning_rate import LearningRate
 from .algorithm.local_steps import Participant, StepPolicy
 from .algorithm.loss_table import LossTable
 from .algorithm.randomness import derived_seed
 from .algorithm.sampling import Sampler
 from .algorithm.sampling_stats import SamplingStats, sampling_stats
+from .algorithm.train_on import TrainOn, TrainOnAll
 from .errors import UsageError
 from .protocol import TrainOrder
 from .roster import Worker
+from .team import TIERS, refuse_missing_tier
 
 _LOG = logging.getLogger(__name__)
-
-_TIERS = ((True, "fast"), (False, "slow"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Planner:
         What an epoch is.
     settings : OrderSettings
         For every order.
+    train_on : TrainOn, optional
+        Who trains; everybody by default.
 
     Attributes
     ----------
@@ -74,11 +83,13 @@ class Planner:
         sampler: Sampler,
         mode: EpochMode,
         settings: OrderSettings,
+        train_on: TrainOn | None = None,
     ) -> None:
         self.table = LossTable(num_samples)
         self.batch_size = batch_size
         self.step_policy = step_policy
         self.sampler = sampler
+        self.train_on = train_on or TrainOnAll()
         self.epoch = 0
         self.rounds_done = 0
         self.rounds_total = 0
@@ -118,7 +129,7 @@ class Planner:
         arrays: ArrayRecord,
         momentum: ArrayRecord | None,
     ) -> list[tuple[Worker, TrainOrder]]:
-        """Return this round's order of each worker that is there; plan an epoch if one is due.
+        """Return this round's order of each worker that trains; plan an epoch if one is due.
 
         The samples of planned workers that are gone are given up. If all are gone, a new epoch
         begins with those that are there.
@@ -130,9 +141,10 @@ class Planner:
         AggregationError
             If there is no worker.
         """
-        _refuse_nobody(active)
         self._tell_lost_tiers(active)
-        if not self.epoch_ended and not any(worker in active for worker in self._workers):
+        training = self.training(active)
+        _refuse_nobody(training)
+        if not self.epoch_ended and not any(worker in training for worker in self._workers):
             rounds_left = self.plan.rounds - self.rounds_done
             self.samples_given_up += rounds_left * sum(self.plan.shape.samples_per_round)
             self._plan = None
@@ -153,26 +165,30 @@ class Planner:
         Raises
         ------
         UsageError
-            If a tier that the sampler needs is missing, or not one step of everybody fits into
-            the data.
+            If a tier that is needed is missing, the step policy refuses these workers, or not
+            one step of everybody fits into the data.
         AggregationError
             If there is no worker.
         """
         _refuse_nobody(workers)
-        if self.sampler.needs_both_tiers:
-            for fast, tier in _TIERS:
-                if not any(worker.fast is fast for worker in workers):
-                    there = ", ".join(worker.label for worker in workers)
-                    raise UsageError(
-                        f"workers: no {tier} worker among {there}, and this sampler needs a fast "
-                        f'and a slow one; name one {tier}, or use sampler = "uniform"'
-                    )
-        return self._shape(self._participants(workers))
+        refuse_missing_tier(workers, self.sampler, self.train_on)
+        participants = self._participants(self.training(workers))
+        check = getattr(self.step_policy, "check", None)
+        if check is not None:
+            try:
+                check(participants)
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+        return self._shape(participants, len(workers))
+
+    def training(self, workers: Sequence[Worker]) -> list[Worker]:
+        """Return those of these workers that train."""
+        return [w for w in workers if self.train_on.trains(w.participant(self.batch_size))]
 
     def _participants(self, workers: Sequence[Worker]) -> list[Participant]:
         return [worker.participant(self.batch_size) for worker in workers]
 
-    def _shape(self, participants: Sequence[Participant]) -> RoundShape:
+    def _shape(self, participants: Sequence[Participant], num_workers: int) -> RoundShape:
         try:
             return round_shape(
                 self.step_policy,
@@ -180,9 +196,14 @@ class Planner:
                 len(self.table),
                 self._mode,
                 self._local_steps_fast,
+                num_workers,
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+    def mean_rounds_per_epoch(self, shape: RoundShape) -> float:
+        """Return how many rounds of this shape an average epoch has."""
+        return mean_rounds_per_epoch(shape, len(self.table), self._mode)
 
     def finish_round(self) -> None:
         """Count the round under way as over."""
@@ -192,8 +213,9 @@ class Planner:
     def _plan_next_epoch(self, server_round: int, workers: Sequence[Worker]) -> None:
         if self.epoch == 0:
             self.check(workers)
-        participants = self._participants(workers)
-        shape = self._shape(participants)
+        training = self.training(workers)
+        participants = self._participants(training)
+        shape = self._shape(participants, len(workers))
         self.epoch += 1
         self._plan = plan_epoch(
             seed=self._settings.seed,
@@ -214,11 +236,11 @@ class Planner:
             rounds_per_epoch=max(1.0, self.rounds_total / max(1, self.epoch - 1)),
         )
         self.rounds_done = 0
-        self._workers = list(workers)
+        self._workers = training
         self._share_at_start = self.budget_share()
 
     def _tell_lost_tiers(self, active: Sequence[Worker]) -> None:
-        for fast, tier in _TIERS:
+        for fast, tier in TIERS:
             there = any(worker.fast is fast for worker in active)
             if tier in self._tiers_seen and not there:
                 self._tiers_seen.discard(tier)

@@ -37,15 +37,18 @@ def ask_profiles(
     return [(node_id, profile) for node_id, profile in profiles if profile is not None], died
 
 
-def ask_speeds(grid: Grid, node_ids: Sequence[int], batch_size: int) -> dict[int, float | str]:
-    """Let nodes measure their seconds per step, all at the same time.
+def ask_speeds(
+    grid: Grid, node_ids: Sequence[int], batch_size: int, seconds: float = 1.0
+) -> dict[int, float | str]:
+    """Let nodes measure their seconds per step, all at the same time, for about `seconds`.
 
     Returns
     -------
     dict
         By node id: the seconds, or why they are not known.
     """
-    replies = _ask(grid, node_ids, ProfileQuery(calibrate=True, batch_size=batch_size))
+    query = ProfileQuery(calibrate=True, batch_size=batch_size, seconds=seconds)
+    replies = _ask(grid, node_ids, query)
     return {node_id: _speed_in(replies.get(node_id)) for node_id in node_ids}
 
 

@@ -11,16 +11,15 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from .app_folder import built_in_app
 from .config import RunConfig
 from .errors import UsageError
+from .own_grid import own_grid
 from .results.accounts import Accounts
 from .results.folder import EpochRow
 from .results.progress import ProgressView
 from .round_log import RoundRecord
 from .run import train_on
-from .runtime.devices import parse_workers, sharing_note
-from .runtime.local_grid import LocalGrid
+from .runtime.devices import sharing_note
 from .saved_run import load
 from .tasks import Task, register_task
 
@@ -109,8 +108,10 @@ def train(
     if given is not None:
         values.setdefault("name", "train")
     config = RunConfig.from_run_config({**values, "task": name, "workers": workers})
-    grid = _grid(config, None if given is None else functools.partial(register_task, given, name))
-    view = _CallingView(config.epochs, quiet, on_round_end, on_epoch_end)
+    grid = own_grid(
+        config, None if given is None else functools.partial(register_task, given, name)
+    )
+    view = _CallingView(config, quiet, on_round_end, on_epoch_end)
     if note := sharing_note(grid.workers):
         view.say(note)
     with grid, _flower_only_warns():
@@ -124,42 +125,18 @@ def train(
     )
 
 
-def _grid(config: RunConfig, setup: Callable[[], object] | None) -> LocalGrid:
-    app = built_in_app()
-    workers = parse_workers(config.workers)
-    try:
-        return LocalGrid(
-            workers,
-            app.client_app,
-            app.path,
-            config.to_run_config(),
-            config.threads,
-            config.processes_per_device,
-            setup,
-        )
-    except UsageError:
-        raise
-    except Exception as error:
-        if setup is None:
-            raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(
-            f"task: it cannot be sent to the workers ({reason}); make locks, open files and the "
-            "like inside its functions, or name it as module:function"
-        ) from error
-
-
 class _CallingView(ProgressView):
     """Tells the callbacks as well."""
 
     def __init__(
         self,
-        epochs: int,
+        config: RunConfig,
         quiet: bool,
         on_round_end: OnRoundEnd | None,
         on_epoch_end: OnEpochEnd | None,
     ) -> None:
-        super().__init__(epochs, Console(quiet=True) if quiet else None)
+        console = Console(quiet=True) if quiet else None
+        super().__init__(config.epochs, console, config.seconds)
         self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
 
     def round(self, record: RoundRecord, accounts: Accounts) -> None:

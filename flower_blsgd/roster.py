@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flwr.serverapp import Grid
@@ -93,10 +93,18 @@ class Roster:
         Nodes to wait for before the first round, >= 1.
     speed_rule : SpeedRule, optional
         When to measure seconds per step; None for never.
+    fast_threshold : float (default: 0.7)
+        An unnamed worker is fast if its speed ratio is above this.
     """
 
-    def __init__(self, min_workers: int, speed_rule: SpeedRule | None = None) -> None:
+    def __init__(
+        self,
+        min_workers: int,
+        speed_rule: SpeedRule | None = None,
+        fast_threshold: float = FAST_SPEED_RATIO,
+    ) -> None:
         self._min_workers = min_workers
+        self._fast_threshold = fast_threshold
         self._speed_rule = speed_rule
         self.workers: list[Worker] = []
         self._silent_nodes: set[int] = set()
@@ -104,9 +112,11 @@ class Roster:
         self._told_of_twins = False
 
     @classmethod
-    def of_profiles(cls, profiles: Sequence[WorkerProfile]) -> "Roster":
+    def of_profiles(
+        cls, profiles: Sequence[WorkerProfile], fast_threshold: float = FAST_SPEED_RATIO
+    ) -> "Roster":
         """Return the roster that nodes with these profiles would make."""
-        roster = cls(len(profiles))
+        roster = cls(len(profiles), fast_threshold=fast_threshold)
         roster._admit(list(enumerate(profiles)))
         return roster
 
@@ -192,6 +202,15 @@ class Roster:
                 _LOG.error("%s does not take part: %s", worker.label, worker.excluded)
         self._assign_tiers()
 
+    def set_speeds(self, seconds_per_step: Mapping[int, float]) -> None:
+        """Take speeds that were measured while training, by worker index."""
+        for worker in self.workers:
+            if worker.index in seconds_per_step:
+                seconds = seconds_per_step[worker.index]
+                worker.profile = replace(worker.profile, seconds_per_step=seconds)
+                worker.measured = True
+        self._assign_tiers()
+
     def _tell_of_twins(self, profile: WorkerProfile) -> None:
         if not self._told_of_twins:
             self._told_of_twins = True
@@ -215,5 +234,5 @@ class Roster:
             named = worker.profile.tier
             # Without a known speed an unnamed worker counts as gamma 1.
             worker.fast = named == "fast" or (
-                not named and (ratio is None or ratio > FAST_SPEED_RATIO)
+                not named and (ratio is None or ratio > self._fast_threshold)
             )

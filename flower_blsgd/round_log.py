@@ -18,6 +18,8 @@ class WorkerRound:
         Its tier.
     local_steps, completed_steps : int
         Ordered and done.
+    batch_scale : float
+        b_i / B.
     num_examples : int
         Samples that it trained on.
     weight : float
@@ -26,6 +28,8 @@ class WorkerRound:
         Mean training loss; nan without a step.
     start_seconds : float
         First order sent to the start of its computing.
+    summing_seconds : float
+        How long it added up models of others, instead of training; from `start_seconds` on.
     compute_seconds, waiting_seconds, transfer_seconds : float
         They add up to the time from the first order sent to the last reply received. Waiting
         is the last worker's end of computing minus the own one.
@@ -38,6 +42,7 @@ class WorkerRound:
     fast: bool
     local_steps: int
     completed_steps: int = 0
+    batch_scale: float = 1.0
     num_examples: int = 0
     weight: float = 0.0
     loss: float = float("nan")
@@ -45,7 +50,18 @@ class WorkerRound:
     compute_seconds: float = 0.0
     waiting_seconds: float = 0.0
     transfer_seconds: float = 0.0
+    summing_seconds: float = 0.0
     failure: str = ""
+
+    @property
+    def completed_load(self) -> float:
+        """Completed work in steps of the common batch size."""
+        return self.completed_steps * self.batch_scale
+
+    @property
+    def trained(self) -> bool:
+        """Whether it had an order to train, also one that failed."""
+        return self.local_steps > 0
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,28 @@
 
 import functools
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from .algorithm.catalog import SAMPLERS, STEPS, WEIGHTS
+from .algorithm.catalog import SAMPLERS, STEPS, TRAIN_ON, WEIGHTS
+from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
 from .config import RunConfig
 from .errors import UsageError
+from .experiments.cost_model import Prediction
+from .experiments.run_prediction import predict_run
+from .experiments.speed_profile import SpeedProfile
 from .model_check import ModelShape
-from .protocol import EvaluateReport
+from .protocol import EvaluateReport, WorkerProfile, state_copies
 from .results.folder import RunFolder
 from .results.progress import ProgressView
 from .results.report import RunReport
 from .roster import Roster
-from .runtime.devices import parse_workers
+from .runtime.devices import WorkerSpec, parse_workers
 from .runtime.local_grid import LocalGrid
 from .runtime.machine import this_machine
 from .runtime.memory import format_bytes, free_bytes, require_bytes
@@ -62,25 +68,25 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         Likewise.
     """
     began = time.time()
-    task = load_task(
-        config.task,
-        config.data,
-        config.model,
-        skip_bad=config.skip_bad,
-        validation_share=config.validation_share,
-        seed=config.seed,
-    )
-    check_task(task, config.task)
+    task = load_own_task(config)
     local = grid.workers if isinstance(grid, LocalGrid) else ()
-    strategy = make_strategy(config, task.num_train, len(local) or config.min_workers)
+    if TRAIN_ON[config.choices.train_on](config.part_settings).slow_sums and not local:
+        raise UsageError(
+            f'train-on = "{config.choices.train_on}" ({config.algorithm}): slow workers add up '
+            'models in shared memory, on the local grid only; use blsgd run, or train-on = "fast"'
+        )
+    model = task.initial_model(derived_seed(config.seed, "model"))
+    names = [name for name, _ in model.named_parameters()]
+    strategy = make_strategy(config, task.num_train, len(local) or config.min_workers, names)
     if local:
-        profiles = [profile_of(worker, place) for place, worker in enumerate(local)]
-        strategy.planner.check(Roster.of_profiles(before_measuring(profiles)).workers)
+        _check_team(config, strategy, local)
     RunFolder.refuse_unusable(config.out)
-    arrays = state_record(task.initial_model(derived_seed(config.seed, "model")))
+    arrays = state_record(model)
     if local:
-        _require_buffers(len(local), ModelShape(arrays).num_bytes, config.momentum)
-    report = RunReport(config, strategy, view or ProgressView(config.epochs), began)
+        copies = state_copies(config.optimizer, config.momentum)
+        _require_buffers(len(local), ModelShape(arrays).num_bytes, copies)
+    view = view or ProgressView(config.epochs, seconds=config.seconds)
+    report = RunReport(config, strategy, view, began)
     with report.telling(task):
         strategy.roster.update(grid)
         strategy.planner.check(strategy.roster.active)
@@ -90,10 +96,13 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         for worker in strategy.roster.active:
             if worker.speed:
                 report.say(f"  {worker.label}: {worker.speed}")
+        report.predicted = _predict(config, strategy)
         strategy.fit(
             grid,
             arrays,
             epochs=config.epochs,
+            seconds=config.seconds or None,
+            seconds_of=report.seconds_of,
             evaluate_fn=_evaluate_fn(grid, task, strategy.roster, report),
             evaluate_every_epochs=config.evaluate_every_epochs,
             on_round=report.add_round,
@@ -102,9 +111,53 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
     return report
 
 
-def _require_buffers(num_workers: int, model_bytes: int, momentum: float) -> None:
+def load_own_task(config: RunConfig) -> Task:
+    """Return the task that the settings name, checked.
+
+    Raises
+    ------
+    UsageError
+        If there is no such task, or it is not what a task must be.
+    """
+    task = load_task(
+        config.task,
+        config.data,
+        config.model,
+        skip_bad=config.skip_bad,
+        validation_share=config.validation_share,
+        seed=config.seed,
+    )
+    check_task(task, config.task)
+    return task
+
+
+def check_team(config: RunConfig, workers: Sequence[WorkerSpec], num_samples: int) -> None:
+    """Raise UsageError if a run with these settings could not begin with these workers."""
+    _check_team(config, make_strategy(config, num_samples, len(workers)), workers)
+
+
+def _check_team(config: RunConfig, strategy: BiasedLocalSGD, workers: Sequence[WorkerSpec]) -> None:
+    profiles = [profile_of(worker, place) for place, worker in enumerate(workers)]
+    strategy.planner.check(team_of(before_measuring(profiles), config).workers)
+
+
+def _predict(config: RunConfig, strategy: BiasedLocalSGD) -> Prediction | None:
+    if config.processes_per_device and config.clock == "wall":
+        return None  # workers that take turns are not modelled
+    overhead = 0.0
+    if config.profile and Path(config.profile).is_file():
+        overhead = SpeedProfile.read(Path(config.profile)).overhead_seconds.median
+    return predict_run(strategy, strategy.roster.active, overhead)
+
+
+def team_of(profiles: Sequence[WorkerProfile], config: RunConfig) -> Roster:
+    """Return the workers that nodes with these profiles are under these settings."""
+    return Roster.of_profiles(profiles, config.fast_threshold)
+
+
+def _require_buffers(num_workers: int, model_bytes: int, state_copies: int) -> None:
     """Refuse more workers than there is memory for their shared buffers."""
-    each = model_bytes * (2 if momentum else 1)
+    each = model_bytes * (1 + state_copies)
     needed = num_workers * each + 2 * model_bytes
     fitting = max(0, (free_bytes() or needed) - 2 * model_bytes) // each
     require_bytes(
@@ -114,33 +167,61 @@ def _require_buffers(num_workers: int, model_bytes: int, momentum: float) -> Non
     )
 
 
-def make_strategy(config: RunConfig, num_samples: int, min_workers: int) -> BiasedLocalSGD:
+def make_strategy(
+    config: RunConfig,
+    num_samples: int,
+    min_workers: int,
+    parameter_names: Collection[str] | None = None,
+) -> BiasedLocalSGD:
     """Return the strategy that the settings describe.
 
     Raises
     ------
     UsageError
-        If the batch size is larger than the data.
+        If the batch size is larger than the data, or settings do not go together.
     """
     if config.batch_size > num_samples:
         raise UsageError(
             f"batch-size = {config.batch_size} is larger than the data: {num_samples} samples; "
             "use a smaller batch"
         )
-    slow = None if config.local_steps_slow == "auto" else int(config.local_steps_slow)
-    choices = config.choices
+    parts, choices = config.part_settings, config.choices
+    outer = OUTER_OPTIMIZERS[config.outer_optimizer]
+    if config.rebalance and not getattr(STEPS[choices.steps](parts), "needs_speeds", False):
+        raise UsageError(
+            f"rebalance = true needs steps that come from speeds, but local-steps-slow = "
+            f'{config.local_steps_slow} and steps = "{choices.steps}"; use '
+            'local-steps-slow = "auto" or steps = "by-speed"'
+        )
+    if config.rebalance and config.clock == "device":
+        raise UsageError(
+            'rebalance = true follows measured speeds, but clock = "device" computes with fixed '
+            'ones; use clock = "wall"'
+        )
+    weighting = WEIGHTS[choices.weights](parts)
+    only = getattr(weighting, "momentum_buffers", choices.momentum_buffers)
+    if only != choices.momentum_buffers:
+        raise UsageError(
+            f'momentum-buffers = "{choices.momentum_buffers}" does not go with weights = '
+            f'"{choices.weights}", which needs "{only}"'
+        )
     return BiasedLocalSGD(
         num_samples,
         config.batch_size,
-        STEPS[choices.steps](config.local_steps_fast, slow),
+        STEPS[choices.steps](parts),
         local_steps_fast=config.local_steps_fast,
         learning_rate=config.learning_rate_schedule,
-        sampler=SAMPLERS[choices.sampler](config.high_loss_ratio),
-        weights=WEIGHTS[choices.weights](),
+        sampler=SAMPLERS[choices.sampler](parts),
+        weights=weighting,
         epoch=config.epoch,
-        momentum_buffers=config.momentum_buffers,
+        momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # checked there
         deadline_seconds=config.deadline_seconds,
         clock=config.clock,
+        train_on=TRAIN_ON[choices.train_on](parts),
+        outer_optimizer=outer(config.outer_learning_rate, config.outer_momentum),
+        parameter_names=parameter_names,
+        rebalance=config.rebalance,
+        fast_threshold=config.fast_threshold,
         seed=config.seed,
         min_available_nodes=min_workers,
         min_train_nodes=1,
@@ -150,6 +231,11 @@ def make_strategy(config: RunConfig, num_samples: int, min_workers: int) -> Bias
 
 def _tell_ignored_workers(config: RunConfig, roster: Roster, report: RunReport) -> None:
     """SuperNodes name their own device; only Flower's simulation reads ``workers``."""
+    if config.profile:
+        report.say(
+            f'profile = "{config.profile}" is ignored: only blsgd run reads it; give each node '
+            "seconds-per-step in its node config"
+        )
     if config.workers == "auto":
         return
     try:

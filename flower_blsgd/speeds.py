@@ -26,11 +26,14 @@ class SpeedRule:
     clock : {"wall", "device"} (default: "wall")
         ``"wall"`` measures all at once, as they train; ``"device"`` one after another, each as
         if it had the machine for itself, and always.
+    fast_too : bool (default: False)
+        Whether the policy asks for the speed of fast workers as well.
     """
 
     batch_size: int
     steps_from_speeds: bool = False
     clock: Clock = "wall"
+    fast_too: bool = False
 
     def decides(self, profile: WorkerProfile) -> bool:
         """Return whether a worker's tier or its steps come from its speed."""
@@ -39,8 +42,9 @@ class SpeedRule:
         return not profile.tier or self.decides_steps(profile)
 
     def decides_steps(self, profile: WorkerProfile) -> bool:
-        """Return whether the steps of a worker that is named slow come from its speed."""
-        return self.steps_from_speeds and profile.tier == "slow" and not profile.steps
+        """Return whether the steps of a worker whose tier is named come from its speed."""
+        asked = profile.tier == "slow" or self.fast_too
+        return self.steps_from_speeds and asked and not profile.steps
 
     def applies(self, profiles: Sequence[WorkerProfile]) -> bool:
         """Return whether speeds are needed with these workers."""
@@ -78,8 +82,12 @@ def before_measuring(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
     """
     named = {profile.tier for profile in profiles}
     missing = [tier for tier in ("fast", "slow") if tier not in named]
+    known = [profile.seconds_per_step for profile in profiles if profile.seconds_per_step > 0]
+    assumed = min(known, default=1.0)
     filled = []
     for profile in profiles:
         tier = profile.tier or (missing.pop(0) if missing else "fast")
-        filled.append(replace(profile, tier=tier, seconds_per_step=profile.seconds_per_step or 1.0))
+        filled.append(
+            replace(profile, tier=tier, seconds_per_step=profile.seconds_per_step or assumed)
+        )
     return filled

@@ -2,34 +2,34 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, get_args
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result
 
-from .algorithm.averaging import LoadWeighting, Weighting, weighted_average
+from .aggregation import Aggregation
+from .algorithm.averaging import LoadWeighting, Weighting
 from .algorithm.epoch_plan import EpochMode
 from .algorithm.learning_rate import LearningRate
-from .algorithm.local_steps import Clock, StepPolicy, SystemAwareSteps
+from .algorithm.local_steps import FAST_SPEED_RATIO, Clock, StepPolicy, SystemAwareSteps
+from .algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer
 from .algorithm.sampling import Sampler, SeparatedSampler
+from .algorithm.train_on import TrainOn
 from .array_view import view_record
 from .model_check import ModelShape
 from .planner import OrderSettings, Planner
-from .protocol import MOMENTUM_POLICIES, MomentumPolicy, TrainOrder
+from .protocol import MomentumPolicy, TrainOrder
+from .rebalancing import Rebalancing
 from .roster import Roster, Worker
+from .round_books import round_record
 from .round_log import RoundRecord
-from .round_replies import (
-    Outcome,
-    average_metrics,
-    average_momentum,
-    read_replies,
-    record_losses,
-    worker_rounds,
-)
+from .round_replies import average_metrics, average_momentum, read_replies, record_losses
+from .slow_sums import SlowSums, slow_sums
 from .speeds import SpeedRule
+from .strategy_checks import refuse_unfit
 from .training_loop import fit
 
 _LOG = logging.getLogger("flwr")
@@ -81,6 +81,16 @@ class BiasedLocalSGD(FedAvg):
         A worker stops after the step in which this time is over; 0 for no deadline.
     clock : {"wall", "device"} (default: "wall")
         Speeds are measured with all workers computing, or each alone (and then always).
+    train_on : TrainOn, optional
+        Who trains; everybody by default.
+    outer_optimizer : OuterOptimizer, optional
+        Moves the parameters along the averaged update.
+    parameter_names : collection of str, optional
+        Which tensors are parameters; by default all floating ones but BatchNorm's statistics.
+    rebalance : bool (default: False)
+        Steps that come from speeds follow them: a moving average, one change per epoch at most.
+    fast_threshold : float (default: 0.7)
+        An unnamed worker is fast if its speed ratio is above this.
     seed : int (default: 0)
         Every draw is a pure function of it, the epoch or round, and the worker.
     **fedavg_arguments
@@ -103,33 +113,43 @@ class BiasedLocalSGD(FedAvg):
         momentum_buffers: MomentumPolicy = "keep",
         deadline_seconds: float = 0.0,
         clock: Clock = "wall",
+        train_on: TrainOn | None = None,
+        outer_optimizer: OuterOptimizer | None = None,
+        parameter_names: Collection[str] | None = None,
+        rebalance: bool = False,
+        fast_threshold: float = FAST_SPEED_RATIO,
         seed: int = 0,
         **fedavg_arguments: Any,
     ) -> None:
         super().__init__(**fedavg_arguments)
-        if self.fraction_train != 1.0:
-            raise ValueError(
-                f"fraction_train = {self.fraction_train}: all workers take part in every round"
-            )
-        if batch_size < 2:
-            raise ValueError(f"batch_size = {batch_size} must be at least 2")
-        for name, value, known in (
-            ("epoch", epoch, get_args(EpochMode)),
-            ("momentum_buffers", momentum_buffers, MOMENTUM_POLICIES),
-            ("clock", clock, get_args(Clock)),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} = {value!r} must be one of {', '.join(known)}")
-        if not deadline_seconds >= 0:
-            raise ValueError(f"deadline_seconds = {deadline_seconds} must be at least 0")
         if isinstance(local_steps, int):
             local_steps = SystemAwareSteps(local_steps, local_steps_slow)
         if local_steps_fast is None:
             local_steps_fast = int(getattr(local_steps, "local_steps_fast", 32))
         if not isinstance(learning_rate, LearningRate):
             learning_rate = LearningRate(learning_rate)
-        speed_rule = SpeedRule(batch_size, getattr(local_steps, "needs_speeds", False), clock)
-        self.roster = Roster(max(self.min_available_nodes, 1), speed_rule)
+        refuse_unfit(
+            fraction_train=self.fraction_train,
+            batch_size=batch_size,
+            policy=local_steps,
+            weights=weights,
+            epoch=epoch,
+            momentum_buffers=momentum_buffers,
+            deadline_seconds=deadline_seconds,
+            clock=clock,
+            rebalance=rebalance,
+        )
+        self._rebalancing = Rebalancing(
+            follow=getattr(local_steps, "follows_speeds", False) and clock == "wall",
+            rebalance=rebalance,
+        )
+        speed_rule = SpeedRule(
+            batch_size,
+            getattr(local_steps, "needs_speeds", False),
+            clock,
+            getattr(local_steps, "of_fast_ones_too", False),
+        )
+        self.roster = Roster(max(self.min_available_nodes, 1), speed_rule, fast_threshold)
         self.planner = Planner(
             num_samples,
             batch_size,
@@ -138,14 +158,19 @@ class BiasedLocalSGD(FedAvg):
             sampler=sampler or SeparatedSampler(high_loss_ratio),
             mode=epoch,
             settings=OrderSettings(learning_rate, momentum_buffers, deadline_seconds, seed),
+            train_on=train_on,
         )
-        self.weighting = weights or LoadWeighting()
+        weighting = weights or LoadWeighting()
+        self.aggregation = Aggregation(
+            weighting, outer_optimizer or OUTER_OPTIMIZERS["none"](1.0, 0.0), parameter_names
+        )
         self.on_round: Callable[[RoundRecord], None] | None = None
         """Called after every round."""
         self._momentum_buffers = momentum_buffers
         self._orders: dict[int, tuple[Worker, TrainOrder]] = {}
         self._model_shape: ModelShape | None = None
         self._momentum: ArrayRecord | None = None
+        self._slow_sums: SlowSums | None = None
         self._planning_seconds = 0.0
         self._sent_at = 0.0
 
@@ -156,7 +181,7 @@ class BiasedLocalSGD(FedAvg):
         _LOG.info("\t│\t├── Samples: %d, batch size %d", len(planner.table), planner.batch_size)
         _LOG.info("\t│\t├── Local steps: %s", planner.step_policy)
         _LOG.info("\t│\t├── Sampler: %s", planner.sampler)
-        _LOG.info("\t│\t└── Weights: %s", type(self.weighting).__name__)
+        _LOG.info("\t│\t└── Weights: %s", type(self.aggregation.weighting).__name__)
         super().summary()
 
     def configure_train(
@@ -174,6 +199,9 @@ class BiasedLocalSGD(FedAvg):
             If no worker is left.
         """
         self.roster.update(grid)
+        if self.planner.epoch_ended:
+            self._rebalancing.apply(self.roster)
+        self._slow_sums = slow_sums(grid, self.roster.active, self.planner.train_on)
         began = time.perf_counter()
         orders = self.planner.orders(server_round, self.roster.active, arrays, self._momentum)
         self._planning_seconds = time.perf_counter() - began
@@ -186,13 +214,8 @@ class BiasedLocalSGD(FedAvg):
             for key in config.keys() - own.keys():
                 own[key] = config[key]
             messages.append(Message(records, worker.node_id, "train"))
-        _LOG.info(
-            "configure_train: epoch %d, round %d of %d, %d workers",
-            self.planner.epoch,
-            self.planner.rounds_done + 1,
-            self.planner.plan.rounds,
-            len(messages),
-        )
+        done, rounds = self.planner.rounds_done, self.planner.plan.rounds
+        _LOG.info("epoch %d, round %d of %d", self.planner.epoch, done + 1, rounds)
         self._sent_at = time.time()
         return messages
 
@@ -214,44 +237,29 @@ class BiasedLocalSGD(FedAvg):
         if not any(loads):
             reasons = "; ".join(f"{o.worker.label}: {o.failure or 'no step'}" for o in outcomes)
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
-        weights = self.weighting.weights(loads)
-        arrays = view_record(weighted_average([outcome.tensors for outcome in outcomes], weights))
+        before = {name: array.numpy() for name, array in outcomes[0].order.arrays.items()}
+        after, weights = self.aggregation(before, outcomes, self._slow_sums)
+        arrays = view_record(after)
         if self._momentum_buffers == "average":
             momentum = average_momentum(outcomes)
             self._momentum = view_record(momentum) if momentum else None
         self.planner.samples_given_up += record_losses(outcomes, self.planner.table, server_round)
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
+        self._rebalancing.add(outcomes, self.planner.batch_size)
         self.planner.finish_round()
         if self.on_round is not None:
-            self.on_round(self._round_record(server_round, received_at, outcomes, weights))
+            record = round_record(
+                self.planner,
+                outcomes,
+                weights,
+                sent_at=self._sent_at,
+                received_at=received_at,
+                planning_seconds=self._planning_seconds,
+                model_bytes=self._model_shape.num_bytes,
+                summing=self._slow_sums.summing if self._slow_sums else (),
+            )
+            self.on_round(record)
         return arrays, metrics
-
-    def _round_record(
-        self,
-        server_round: int,
-        received_at: float,
-        outcomes: list[Outcome],
-        weights: list[float],
-    ) -> RoundRecord:
-        assert self._model_shape is not None
-        workers = worker_rounds(outcomes, weights, self._sent_at, received_at)
-        samples = sum(row.num_examples for row in workers)
-        loss = sum(row.loss * row.num_examples for row in workers if row.num_examples) / samples
-        answered = sum(not row.failure for row in workers)
-        now = time.time()
-        return RoundRecord(
-            round=server_round,
-            epoch=self.planner.epoch,
-            rounds_in_epoch=self.planner.plan.rounds,
-            round_in_epoch=self.planner.rounds_done,
-            learning_rate=outcomes[0].order.learning_rate,
-            planning_seconds=self._planning_seconds,
-            round_seconds=now - self._sent_at,
-            averaging_seconds=now - received_at,
-            bytes_moved=self._model_shape.num_bytes * (len(workers) + answered),
-            train_loss=loss,
-            workers=workers,
-        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -46,6 +46,7 @@ def fit(
     *,
     epochs: int | None = None,
     seconds: float | None = None,
+    seconds_of: Callable[[RoundRecord], float] | None = None,
     should_stop: Callable[[int, Result], bool] | None = None,
     first_round: int = 1,
     timeout: float = 3600,
@@ -70,6 +71,8 @@ def fit(
     seconds : float, optional
         Stop after the round in which this much training time is over, > 0. Evaluation does not
         count. At least one of `epochs` and `seconds` is needed.
+    seconds_of : callable, optional
+        What a round counts of these seconds; by default its planning and its duration.
     should_stop : callable, optional
         ``(server_round, result) -> bool``, asked after every round.
     first_round : int (default: 1)
@@ -113,9 +116,12 @@ def fit(
 
     def count(record: RoundRecord) -> None:
         nonlocal training_seconds
-        training_seconds += record.planning_seconds + record.round_seconds
         if on_round is not None:
             on_round(record)
+        if seconds_of is not None:
+            training_seconds += seconds_of(record)
+        else:
+            training_seconds += record.planning_seconds + record.round_seconds
 
     planner.budget_share = budget_share
     strategy.on_round = count

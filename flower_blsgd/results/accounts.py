@@ -15,6 +15,7 @@ class WorkerTotal:
     label: str
     fast: bool
     local_steps: int = 0
+    batch_size: int = 0
     completed_steps: int = 0
     num_examples: int = 0
     rounds: int = 0
@@ -29,6 +30,8 @@ class WorkerTotal:
         self.rounds += 1
         self.local_steps = row.local_steps
         self.completed_steps += row.completed_steps
+        if row.completed_steps:
+            self.batch_size = row.num_examples // row.completed_steps
         self.num_examples += row.num_examples
         self.failures += bool(row.failure)
         self.weight_sum += row.weight
@@ -59,6 +62,8 @@ class Accounts:
         By worker index.
     planning_seconds : float
         Sum over rounds: choosing the samples.
+    summing_seconds : float
+        Sum over rounds and workers that add up models instead of training.
     wall : ClockSums
         As measured.
     device : ClockSums, optional
@@ -71,6 +76,7 @@ class Accounts:
     rounds: int = 0
     samples: int = 0
     planning_seconds: float = 0.0
+    summing_seconds: float = 0.0
     wall: ClockSums = field(default_factory=ClockSums)
     device: ClockSums | None = field(default_factory=ClockSums)
 
@@ -87,6 +93,9 @@ class Accounts:
                 self.device.add(record, times)
         for row in record.workers:
             self.samples += row.num_examples
+            if not row.trained:
+                self.summing_seconds += row.summing_seconds
+                continue
             total = self.workers.setdefault(row.worker, WorkerTotal(row.label, row.fast))
             total.add(row)
 
@@ -99,6 +108,13 @@ class Accounts:
     def device_seconds(self) -> float | None:
         """Computed: the rounds as if each worker had its own device; None if not known."""
         return self.device.round_seconds if self.device is not None and self.rounds else None
+
+    @property
+    def budget_seconds(self) -> float:
+        """What counts against a budget in seconds: training, on the chosen clock."""
+        if self.clock == "device" and self.device_seconds is not None:
+            return self.device_seconds
+        return self.training_seconds
 
     def waiting_share(self, fast: bool) -> float | None:
         """Return a tier's waiting / (its workers x sum of round seconds), on the chosen clock.
@@ -143,7 +159,11 @@ class Accounts:
         if times is None:
             return ""
         waiting = {
-            fast: [times.waiting_seconds[row.worker] for row in record.workers if row.fast is fast]
+            fast: [
+                times.waiting_seconds[row.worker]
+                for row in record.workers
+                if row.trained and row.fast is fast
+            ]
             for fast in (True, False)
         }
         shares = {

@@ -41,7 +41,7 @@ def device_times(record: RoundRecord, seconds_per_step: Mapping[int, float]) -> 
     record : RoundRecord
         The round.
     seconds_per_step : mapping of int to float
-        By worker index: seconds per step of that worker *alone*.
+        By worker index: seconds per step of that worker *alone*, with the common batch size.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def device_times(record: RoundRecord, seconds_per_step: Mapping[int, float]) -> 
     """
     rows = [row for row in record.workers if row.completed_steps]
     compute = {
-        row.worker: row.completed_steps * seconds_per_step.get(row.worker, 0.0) for row in rows
+        row.worker: row.completed_load * seconds_per_step.get(row.worker, 0.0) for row in rows
     }
     if not rows or not all(compute[row.worker] > 0 and row.compute_seconds > 0 for row in rows):
         return None

@@ -23,10 +23,13 @@ class ProgressView:
         How many there will be.
     console : rich.console.Console, optional
         Where to write; standard output by default.
+    seconds : float (default: 0)
+        The budget in seconds, if that is what ends the run; 0 for none.
     """
 
-    def __init__(self, epochs: int, console: Console | None = None) -> None:
+    def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
         self._epochs = epochs
+        self._seconds = seconds
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self._live: Progress | None = None
         self._bar = TaskID(0)
@@ -62,10 +65,12 @@ class ProgressView:
         if not self._share_done:  # the workers' start says nothing of the time that is left
             self._began = time.monotonic() - record.round_seconds
         in_epoch = record.round_in_epoch / record.rounds_in_epoch
-        self._share_done = (record.epoch - 1 + in_epoch) / self._epochs
+        by_epochs = (record.epoch - 1 + in_epoch) / self._epochs
+        by_seconds = accounts.budget_seconds / self._seconds if self._seconds else 0.0
+        self._share_done = min(1.0, max(by_epochs, by_seconds))
         if self._live is not None:
             parts = [
-                f"epoch {record.epoch}/{self._epochs}",
+                f"epoch {record.epoch}{self._of_epochs}",
                 f"round {record.round_in_epoch}/{record.rounds_in_epoch}",
                 self._accuracy,
                 f"{self._samples_per_second:,.0f} samples/s",
@@ -77,10 +82,10 @@ class ProgressView:
 
     def epoch(self, row: EpochRow) -> None:
         """Tell the end of an epoch."""
-        width = len(str(self._epochs))
+        width = len(str(self._epochs)) if self._of_epochs else 3
         self._accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.2%}"
         parts = [
-            f"epoch {row.epoch:{width}}/{self._epochs}",
+            f"epoch {row.epoch:{width}}{self._of_epochs}",
             self._accuracy,
             f"train loss {row.train_loss:.4f}",
             f"{self._samples_per_second:,.0f} samples/s",
@@ -94,6 +99,10 @@ class ProgressView:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    @property
+    def _of_epochs(self) -> str:
+        return "" if self._seconds else f"/{self._epochs}"
 
     def _time_left(self) -> str:
         if not self._share_done:

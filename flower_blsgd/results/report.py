@@ -13,12 +13,14 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from ..config import RunConfig
+from ..experiments.cost_model import Prediction
 from ..round_log import RoundRecord
 from ..strategy import BiasedLocalSGD
 from ..tasks import GIVEN_IN_PYTHON, Task
 from ..training_loop import EpochEnd
 from .accounts import Accounts
 from .folder import EpochRow, RunFolder
+from .predicted import measured_figures, predicted_figures
 from .progress import ProgressView
 from .summary import HARDLY, summary_of
 
@@ -58,6 +60,10 @@ class RunReport:
         self._rows: list[EpochRow] = []
         self._arrays: ArrayRecord | None = None
         self._folder: RunFolder | None = None
+        self._budget_seconds = 0.0
+        self._steps_told: dict[int, int] = {}
+        self.predicted: Prediction | None = None
+        """What the cost model expects, if the speeds are known."""
 
     @property
     def folder(self) -> RunFolder:
@@ -74,9 +80,9 @@ class RunReport:
         choices = self.config.choices
         self.say(
             f"{self.config.algorithm} (steps {choices.steps}, sampler {choices.sampler}, "
-            f"weights {choices.weights}) on {self.config.task}: {task.num_train:,} training and "
-            f"{task.num_test:,} test samples, batch size {self.config.batch_size}, "
-            f"{self.config.epochs} epochs, seed {self.config.seed}"
+            f"weights {choices.weights}, train on {choices.train_on}) on {self.config.task}: "
+            f"{task.num_train:,} training and {task.num_test:,} test samples, batch size "
+            f"{self.config.batch_size}, {self._budget()}, seed {self.config.seed}"
         )
         self._view.begin()
         try:
@@ -89,6 +95,16 @@ class RunReport:
             raise
         self._view.end()
         self._finish()
+
+    def _budget(self) -> str:
+        if not self.config.seconds:
+            return f"{self.config.epochs} epochs"
+        return f"{self.config.seconds:g} s of training ({self.config.epochs} epochs at most)"
+
+    def seconds_of(self, record: RoundRecord) -> float:
+        """Return what a round, already taken, counts against a budget in seconds."""
+        before, self._budget_seconds = self._budget_seconds, self._accounts.budget_seconds
+        return self._budget_seconds - before
 
     def say(self, line: str) -> None:
         """Tell a line."""
@@ -107,6 +123,7 @@ class RunReport:
         if not self._records:
             self._first_order_at = now - record.round_seconds
             self._say_workers(record)
+        self._say_changed_steps(record)
         self._last_model_at = now
         self._records.append(record)
         self._accounts.seconds_per_step = self._seconds_per_step_alone()
@@ -143,16 +160,20 @@ class RunReport:
 
         What we measure on the wall clock we measure on all workers at once: not alone.
         """
-        return {
-            worker.index: worker.profile.seconds_per_step
-            for worker in self._strategy.roster.workers
-            if worker.profile.seconds_per_step > 0
-            and (self.config.clock == "device" or not worker.measured)
-        }
+        alone = {}
+        for worker in self._strategy.roster.workers:
+            seconds = worker.profile.seconds_per_step_alone
+            if not seconds and (self.config.clock == "device" or not worker.measured):
+                seconds = worker.profile.seconds_per_step
+            if seconds:
+                alone[worker.index] = seconds
+        return alone
 
     def _finish(self, interrupted: bool = False) -> None:
         self.summary = {
             **summary_of(self.config, self._strategy, self._accounts, self._records, self._rows),
+            "predicted": predicted_figures(self.predicted, self.config.clock),
+            "measured": measured_figures(self._accounts, self._records),
             "wall_seconds": self._last_model_at - self._first_order_at,
             "setup_seconds": self._first_order_at - self._began_at,
             "evaluation_seconds": self.evaluation_seconds,
@@ -215,8 +236,21 @@ class RunReport:
             command += f" -s out={shlex.quote(self.config.out + '-fast-only')}"
         return command
 
+    def _say_changed_steps(self, record: RoundRecord) -> None:
+        for row in record.workers:
+            before = self._steps_told.get(row.worker, row.local_steps)
+            if row.local_steps != before:
+                self.say(
+                    f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
+                    f"instead of {before}: its speed changed"
+                )
+            self._steps_told[row.worker] = row.local_steps
+
     def _say_workers(self, record: RoundRecord) -> None:
         for row in record.workers:
+            if not row.trained:
+                self.say(f"  {row.label}: adds up its slice of the fast workers' models")
+                continue
             line = f"  {row.label}: {row.local_steps} steps a round, weight {row.weight:.1%}"
             if 0 < row.weight < HARDLY:
                 line += " (hardly takes part)"

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ..round_log import RoundRecord, WorkerRound
-from .picture_style import BLUE, DARK, GREY, ORANGE, VERMILION, plain, save
+from .picture_style import BLUE, DARK, GREEN, GREY, ORANGE, VERMILION, plain, save
 
-_COMPUTE, _WAIT, _MOVE, _FAILED = BLUE, ORANGE, GREY, VERMILION
+_COMPUTE, _WAIT, _MOVE, _FAILED, _SUM = BLUE, ORANGE, GREY, VERMILION, GREEN
 _ROUNDS_SHOWN = 8
 _HEIGHT = 0.62
 _LONGEST_LABEL = 32
@@ -49,6 +49,8 @@ def draw_timeline(records: Sequence[RoundRecord], title: str, path: Path) -> Non
         Patch(color=_WAIT, label="waiting for the last worker"),
         Patch(color=_MOVE, label=other),
     ]
+    if any(row.summing_seconds for record in records for row in record.workers):
+        handles.append(Patch(color=_SUM, label="adding up models"))
     if any(row.failure for record in records for row in record.workers):
         handles.append(_failed_patch())
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
@@ -68,6 +70,7 @@ def _draw_rounds(axes: Axes, records: Sequence[RoundRecord], place: dict[int, in
                 continue
             axes.barh(y, record.round_seconds, left=now, color=_MOVE, height=_HEIGHT)
             axes.barh(y, row.compute_seconds, left=start, color=_COMPUTE, height=_HEIGHT)
+            axes.barh(y, row.summing_seconds, left=start, color=_SUM, height=_HEIGHT)
             waiting_from = start + row.compute_seconds
             axes.barh(y, row.waiting_seconds, left=waiting_from, color=_WAIT, height=_HEIGHT)
         if record.round_seconds > 0.03 * total:
@@ -94,11 +97,13 @@ def _draw_shares(axes: Axes, records: Sequence[RoundRecord], place: dict[int, in
         parts = [(r, row) for r in records for row in r.workers if row.worker == worker]
         done = [(record, row) for record, row in parts if not row.failure]
         compute = 100 * sum(row.compute_seconds for _, row in done) / total
+        summing = 100 * sum(row.summing_seconds for _, row in done) / total
         waiting = 100 * sum(row.waiting_seconds for _, row in done) / total
         answered = 100 * sum(record.round_seconds for record, _ in done) / total
         there = 100 * sum(record.round_seconds for record, _ in parts) / total
         axes.barh(y, answered, color=_MOVE, height=_HEIGHT)
         axes.barh(y, compute, color=_COMPUTE, height=_HEIGHT)
+        axes.barh(y, summing, color=_SUM, height=_HEIGHT)
         axes.barh(y, waiting, left=compute, color=_WAIT, height=_HEIGHT)
         if len(done) < len(parts):
             _bar_of_failure(axes, y, answered, there - answered)

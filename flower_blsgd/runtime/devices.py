@@ -1,14 +1,16 @@
 """The grammar that names workers, the same in configs, on the command line and for SuperNodes.
 
-Groups separated by ``;``, each ``[N x] DEVICE[:ids] [fast|slow] [steps=] [slowdown=] [name=]``::
+Groups separated by ``;``, each ``[N x] DEVICE[:ids]`` and then, in any order, ``fast`` or ``slow``,
+``steps=``, ``slowdown=``, ``seconds-per-step=``, ``name=``::
 
     8x cuda:0 fast; 2x cpu:0-15 slow steps=1; 1x cpu:16-19 slowdown=4
 
 DEVICE is a torch device type. For ``cpu`` the ids are cores, which the N workers of a group
 split evenly; for an accelerator they are its cards. ``slowdown`` makes a worker that many times
-slower on purpose.
+slower on purpose. ``seconds-per-step`` says how fast it is, so that nobody measures it.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ from .machine import Machine, format_ids, this_machine
 Tier = Literal["", "fast", "slow"]
 
 _LARGEST_ID = 9999
-_OPTIONS = "fast, slow, steps=N (N >= 1), slowdown=X (X >= 1) or name=TEXT"
+_OPTIONS = "fast, slow, steps=N, slowdown=X (X >= 1), seconds-per-step=X or name=TEXT"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class WorkerSpec:
         It takes this many times as long as the device would, >= 1.
     name : str (default: "")
         How logs and results call it, and how it is known when it comes back.
+    seconds_per_step : float, optional
+        Of one step, with the slowdown; None leaves it to be measured.
+    seconds_per_step_alone : float, optional
+        The same while nobody else computes, where that is known apart.
     """
 
     device: str
@@ -49,6 +55,8 @@ class WorkerSpec:
     steps: int | None = None
     slowdown: float = 1.0
     name: str = ""
+    seconds_per_step: float | None = None
+    seconds_per_step_alone: float | None = None
 
     @property
     def device_with_cores(self) -> str:
@@ -57,16 +65,16 @@ class WorkerSpec:
 
     def to_node_config(self) -> dict[str, bool | float | int | str]:
         """Return the node config of a SuperNode that is this worker."""
-        config: dict[str, bool | float | int | str] = {"device": self.device_with_cores}
-        if self.tier:
-            config["tier"] = self.tier
-        if self.steps is not None:
-            config["steps"] = self.steps
-        if self.slowdown != 1.0:
-            config["slowdown"] = self.slowdown
-        if self.name:
-            config["name"] = self.name
-        return config
+        said = {
+            "tier": self.tier or None,
+            "steps": self.steps,
+            "slowdown": self.slowdown if self.slowdown != 1.0 else None,
+            "name": self.name or None,
+            "seconds-per-step": self.seconds_per_step,
+            "seconds-per-step-alone": self.seconds_per_step_alone,
+        }
+        known = {key: value for key, value in said.items() if value is not None}
+        return {"device": self.device_with_cores, **known}
 
 
 def parse_workers(text: str, machine: Machine | None = None) -> list[WorkerSpec]:
@@ -229,18 +237,23 @@ def _parse_ids(text: str) -> tuple[int, ...] | None:
 
 
 def _apply_option(worker: WorkerSpec, word: str) -> WorkerSpec | None:
-    if word == "fast":
-        return replace(worker, tier="fast")
-    if word == "slow":
-        return replace(worker, tier="slow")
+    if word in ("fast", "slow"):
+        return replace(worker, tier="fast" if word == "fast" else "slow")
     key, _, value = word.partition("=")
     if key == "steps" and value.isdecimal() and int(value) >= 1:
         return replace(worker, steps=int(value))
     if key == "slowdown" and re.fullmatch(r"\d+(\.\d+)?", value) and float(value) >= 1:
         return replace(worker, slowdown=float(value))
+    if key == "seconds-per-step" and (seconds := _positive(value)):
+        return replace(worker, seconds_per_step=seconds)
     if key == "name" and value:
         return replace(worker, name=value)
     return None
+
+
+def _positive(text: str) -> float | None:
+    number = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text)
+    return float(text) if number and 0 < float(text) < math.inf else None
 
 
 def _expand(groups: Sequence[_Group], machine: Machine) -> list[WorkerSpec]:

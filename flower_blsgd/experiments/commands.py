@@ -1,0 +1,235 @@
+"""The commands ``blsgd calibrate``, ``plan`` and ``compare``."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ..command_line import (
+    add_settings,
+    add_workers,
+    find_modules_here,
+    own_settings,
+    terminated_like_interrupted,
+)
+from ..config import RunConfig
+from ..errors import UsageError
+from ..runtime.devices import WorkerSpec, parse_workers, sharing_note
+from ..runtime.machine import Machine, this_machine
+
+if TYPE_CHECKING:
+    from ..tasks import Task
+    from .speed_profile import SpeedProfile
+
+_PROFILES = Path("profiles")
+_WIDTH = 100
+
+
+def add_commands(commands: Any) -> list[argparse.ArgumentParser]:
+    """Add the commands to a parser's, and return their parsers."""
+    calibrate = commands.add_parser("calibrate", help="measure what each device can do")
+    calibrate.set_defaults(command=_calibrate)
+    calibrate.add_argument("--again", action="store_true", help="also if it is measured already")
+
+    plan = commands.add_parser(
+        "plan", help="say what to expect of each algorithm, without training"
+    )
+    plan.set_defaults(command=_plan)
+    plan.add_argument("--algorithms", metavar="A,B", default="all", help="names (default: all)")
+    plan.add_argument(
+        "--num-samples", metavar="N", type=int, help="instead of the size of the task's data"
+    )
+
+    compare = commands.add_parser(
+        "compare", help="train several algorithms: one table, one picture of who wins"
+    )
+    compare.set_defaults(command=_compare)
+    compare.add_argument(
+        "--algorithms", metavar="A,B", default="all", help="names, the reference first"
+    )
+    compare.add_argument("--seeds", metavar="0,1,2", default="0,1,2", help="a run with each")
+    compare.add_argument("--budget", metavar="10epochs|60s", help="instead of the settings' epochs")
+    compare.add_argument("--target", metavar="0.9", type=float, help="accuracy to time")
+    compare.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
+    for command in (calibrate, plan, compare):
+        add_settings(command)
+        add_workers(command)
+    return [calibrate, plan, compare]
+
+
+def _console() -> Console:
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from .plan import plan_runs
+    from .speed_tables import speed_table
+
+    config = own_settings(options)
+    path = _profile_path(config)
+    config = replace(config, profile="")
+    console = _console()
+    profile = _measured(config, path, console, options.again)
+    workers = profile.given_to(parse_workers(config.workers), config.clock)
+    num_samples = _load(config).num_train
+    plan = plan_runs(
+        config, workers, num_samples, [config.algorithm], profile.overhead_seconds.median
+    )
+    console.print(speed_table(profile, plan, plan.rows[0], config.clock))
+    console.print(f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
+
+
+def _measured(
+    config: RunConfig, path: Path, console: Console, again: bool = False
+) -> "SpeedProfile":
+    """Return the profile at this path; measure and write it if it is missing or does not hold."""
+    from ..own_grid import own_grid
+    from ..run import check_team
+    from ..worker.model_state import state_record
+    from .calibration import calibrate
+    from .speed_profile import ProfileKey, SpeedProfile
+
+    workers = parse_workers(config.workers)
+    key = ProfileKey.here(config)
+    if path.exists() and not again:
+        profile = SpeedProfile.read(path)
+        reason = profile.mismatch(key, workers)
+        if not reason:
+            console.print(f"measured before, in {path}; --again measures anew")
+            return profile
+        console.print(f"{path} does not hold here: {reason}; measuring anew")
+    if note := sharing_note(workers):
+        console.print(note)
+    task = _load(config)
+    check_team(config, workers, task.num_train)
+    arrays = state_record(task.initial_model(0))
+    with own_grid(config) as grid, terminated_like_interrupted():
+        profile = calibrate(grid, key, arrays, task.num_train, console.print)
+    profile.write(path)
+    return profile
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from .compare import read_algorithms
+    from .plan import plan_runs
+    from .speed_profile import with_profile
+    from .speed_tables import plan_table
+
+    config = own_settings(options)
+    algorithms = read_algorithms(options.algorithms)
+    if options.num_samples is not None and options.num_samples < 1:
+        raise UsageError(f"--num-samples {options.num_samples} must be at least 1")
+    # Speeds that are given hold for devices that are not here, too.
+    given = "seconds-per-step=" in config.workers
+    workers: list[WorkerSpec] = parse_workers(config.workers, _AnyMachine() if given else None)
+    overhead, source = 0.0, "the seconds per step that were given"
+    if not given:
+        path = _profile_path(config)
+        if not path.exists():
+            raise UsageError(
+                f"no speeds: {path} is not there; blsgd calibrate writes it, or write "
+                "seconds-per-step= behind every worker"
+            )
+        workers, profile = with_profile(workers, replace(config, profile=str(path)))
+        assert profile is not None
+        overhead, source = profile.overhead_seconds.median, str(path)
+    num_samples = options.num_samples or _load(config).num_train
+    plan = plan_runs(config, workers, num_samples, algorithms, overhead)
+    console = _console()
+    console.print(
+        plan_table(plan, f"{source}; clock = {config.clock}, {num_samples:,} samples an epoch")
+    )
+    if config.processes_per_device and config.clock == "wall":
+        console.print("workers that take turns in one process are not modelled: rounds last longer")
+
+
+class _AnyMachine(Machine):
+    """Has every device: for plans of hardware that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(this_machine().cores, ())
+
+    def check_cores(self, cores: object) -> None:
+        """Accept any."""
+
+    def check_accelerator(self, device: str) -> None:
+        """Accept any."""
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from .compare import (
+        PROFILE,
+        open_folder,
+        read_algorithms,
+        read_seeds,
+        refuse_overridden,
+        summarise,
+        train_all,
+        with_budget,
+    )
+    from .comparison_table import terminal_table
+    from .plan import plan_runs
+    from .speed_profile import ProfileKey, SpeedProfile
+    from .train_quietly import train_quietly
+
+    config = own_settings(options)
+    algorithms, seeds = read_algorithms(options.algorithms), read_seeds(options.seeds)
+    refuse_overridden(config)
+    if options.target is not None and not 0 < options.target <= 1:
+        raise UsageError(f"--target {options.target} must be an accuracy above 0, up to 1")
+    if options.budget:
+        config = with_budget(config, options.budget)
+    folder = Path(options.out or f"runs/compare-{config.name}")
+    own = folder / PROFILE
+    profile_path = Path(config.profile) if config.profile else own
+    config = replace(config, profile="")
+    workers = parse_workers(config.workers)
+    console = _console()
+    task = _load(config)
+    overhead = 0.0
+    if any(worker.seconds_per_step is None for worker in workers):
+        if own.exists():
+            profile_path = own
+            if reason := SpeedProfile.read(own).mismatch(ProfileKey.here(config), workers):
+                raise UsageError(
+                    f"{folder} cannot be gone on with: {reason}; name another folder with --out"
+                )
+        open_folder(folder, config)
+        profile = _measured(config, profile_path, console)
+        profile.write(own)
+        config = replace(config, profile=str(own))
+        workers, overhead = profile.given_to(workers, config.clock), profile.overhead_seconds.median
+    open_folder(folder, config)
+    plan = plan_runs(config, workers, task.num_train, algorithms, overhead)
+    if refused := [row for row in plan.rows if row.refusal]:
+        raise UsageError(
+            f"{refused[0].algorithm} cannot run with these settings: {refused[0].refusal}; "
+            "change them, or leave it out of --algorithms"
+        )
+    with terminated_like_interrupted():
+        runs, failures = train_all(config, algorithms, seeds, folder, train_quietly, console.print)
+    for failure in failures:
+        console.print(failure)
+    if not runs:
+        raise UsageError("no run finished, so there is nothing to compare")
+    named = [run.algorithm for run in runs]
+    reference = next(name for name in algorithms if name in named)
+    comparison = summarise(runs, folder, reference, options.target)
+    console.print(terminal_table(comparison))
+    console.print(f"in {folder}: comparison.md, comparison.csv, comparison.png")
+
+
+def _profile_path(config: RunConfig) -> Path:
+    return Path(config.profile) if config.profile else _PROFILES / f"{config.name}.json"
+
+
+def _load(config: RunConfig) -> "Task":
+    from ..run import load_own_task
+
+    find_modules_here()
+    return load_own_task(config)
