@@ -14,12 +14,12 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
 from .config import RunConfig
 from .errors import UsageError
-from .experiments.cost_model import Prediction
-from .experiments.run_prediction import predict_run
+from .experiments.run_prediction import predict_run, predicted_figures
 from .experiments.speed_profile import SpeedProfile
 from .model_check import ModelShape
 from .protocol import EvaluateReport, WorkerProfile, state_copies
 from .results.folder import RunFolder
+from .results.measured import Figures
 from .results.progress import ProgressView
 from .results.report import RunReport
 from .roster import Roster
@@ -141,13 +141,15 @@ def _check_team(config: RunConfig, strategy: BiasedLocalSGD, workers: Sequence[W
     strategy.planner.check(team_of(before_measuring(profiles), config).workers)
 
 
-def _predict(config: RunConfig, strategy: BiasedLocalSGD) -> Prediction | None:
+def _predict(config: RunConfig, strategy: BiasedLocalSGD) -> Figures | None:
+    """Return what to expect; without a profile there is no overhead in it."""
     if config.processes_per_device and config.clock == "wall":
         return None  # workers that take turns are not modelled
     overhead = 0.0
     if config.profile and Path(config.profile).is_file():
         overhead = SpeedProfile.read(Path(config.profile)).overhead_seconds.median
-    return predict_run(strategy, strategy.roster.active, overhead)
+    prediction = predict_run(strategy, strategy.roster.active, overhead)
+    return None if prediction is None else predicted_figures(prediction, config.clock)
 
 
 def team_of(profiles: Sequence[WorkerProfile], config: RunConfig) -> Roster:

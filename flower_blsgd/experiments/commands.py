@@ -84,34 +84,37 @@ def _calibrate(options: argparse.Namespace) -> None:
     console.print(f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
 
 
-def _measured(
-    config: RunConfig, path: Path, console: Console, again: bool = False
-) -> "SpeedProfile":
+def _measured(config: RunConfig, path: Path, console: Console, again: bool) -> "SpeedProfile":
     """Return the profile at this path; measure and write it if it is missing or does not hold."""
-    from ..own_grid import own_grid
-    from ..run import check_team
-    from ..worker.model_state import state_record
-    from .calibration import calibrate
     from .speed_profile import ProfileKey, SpeedProfile
 
-    workers = parse_workers(config.workers)
-    key = ProfileKey.here(config)
     if path.exists() and not again:
         profile = SpeedProfile.read(path)
-        reason = profile.mismatch(key, workers)
+        reason = profile.mismatch(ProfileKey.here(config), parse_workers(config.workers))
         if not reason:
             console.print(f"measured before, in {path}; --again measures anew")
             return profile
         console.print(f"{path} does not hold here: {reason}; measuring anew")
+    profile = _measure(config, console)
+    profile.write(path)
+    return profile
+
+
+def _measure(config: RunConfig, console: Console) -> "SpeedProfile":
+    from ..own_grid import own_grid
+    from ..run import check_team
+    from ..worker.model_state import state_record
+    from .calibration import calibrate
+    from .speed_profile import ProfileKey
+
+    workers = parse_workers(config.workers)
     if note := sharing_note(workers):
         console.print(note)
     task = _load(config)
     check_team(config, workers, task.num_train)
     arrays = state_record(task.initial_model(0))
     with own_grid(config) as grid, terminated_like_interrupted():
-        profile = calibrate(grid, key, arrays, task.num_train, console.print)
-    profile.write(path)
-    return profile
+        return calibrate(grid, ProfileKey.here(config), arrays, task.num_train, console.print)
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -164,6 +167,7 @@ class _AnyMachine(Machine):
 def _compare(options: argparse.Namespace) -> None:
     from .compare import (
         PROFILE,
+        check_folder,
         open_folder,
         read_algorithms,
         read_seeds,
@@ -174,7 +178,6 @@ def _compare(options: argparse.Namespace) -> None:
     )
     from .comparison_table import terminal_table
     from .plan import plan_runs
-    from .speed_profile import ProfileKey, SpeedProfile
     from .train_quietly import train_quietly
 
     config = own_settings(options)
@@ -186,31 +189,27 @@ def _compare(options: argparse.Namespace) -> None:
         config = with_budget(config, options.budget)
     folder = Path(options.out or f"runs/compare-{config.name}")
     own = folder / PROFILE
-    profile_path = Path(config.profile) if config.profile else own
+    given = config.profile
     config = replace(config, profile="")
+    check_folder(folder, config)
     workers = parse_workers(config.workers)
     console = _console()
     task = _load(config)
-    overhead = 0.0
+    profile = None
     if any(worker.seconds_per_step is None for worker in workers):
-        if own.exists():
-            profile_path = own
-            if reason := SpeedProfile.read(own).mismatch(ProfileKey.here(config), workers):
-                raise UsageError(
-                    f"{folder} cannot be gone on with: {reason}; name another folder with --out"
-                )
-        open_folder(folder, config)
-        profile = _measured(config, profile_path, console)
-        profile.write(own)
-        config = replace(config, profile=str(own))
-        workers, overhead = profile.given_to(workers, config.clock), profile.overhead_seconds.median
-    open_folder(folder, config)
+        profile = _profile_of(config, own, given, console)
+        workers = profile.given_to(workers, config.clock)
+    overhead = profile.overhead_seconds.median if profile else 0.0
     plan = plan_runs(config, workers, task.num_train, algorithms, overhead)
     if refused := [row for row in plan.rows if row.refusal]:
         raise UsageError(
             f"{refused[0].algorithm} cannot run with these settings: {refused[0].refusal}; "
             "change them, or leave it out of --algorithms"
         )
+    open_folder(folder, config)
+    if profile is not None:
+        profile.write(own)
+        config = replace(config, profile=str(own))
     with terminated_like_interrupted():
         runs, failures = train_all(config, algorithms, seeds, folder, train_quietly, console.print)
     for failure in failures:
@@ -222,6 +221,22 @@ def _compare(options: argparse.Namespace) -> None:
     comparison = summarise(runs, folder, reference, options.target)
     console.print(terminal_table(comparison))
     console.print(f"in {folder}: comparison.md, comparison.csv, comparison.png")
+
+
+def _profile_of(config: RunConfig, own: Path, given: str, console: Console) -> "SpeedProfile":
+    """Return the speeds for all runs of a comparison: its own, those given, or measured now."""
+    from .speed_profile import ProfileKey, SpeedProfile
+
+    if not own.exists() and not given:
+        return _measure(config, console)
+    path = own if own.exists() else Path(given)
+    profile = SpeedProfile.read(path)
+    if reason := profile.mismatch(ProfileKey.here(config), parse_workers(config.workers)):
+        raise UsageError(
+            f"the speeds in {path} do not hold here: {reason}; name another folder with --out, "
+            "or measure with blsgd calibrate"
+        )
+    return profile
 
 
 def _profile_path(config: RunConfig) -> Path:

@@ -11,7 +11,7 @@ import tomli_w
 from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.catalog import ALGORITHMS
-from ..config import RunConfig
+from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from .comparison import Comparison
 from .comparison_folder import write_comparison
@@ -101,16 +101,15 @@ def read_seeds(text: str) -> list[int]:
     return [int(word) for word in _different("--seeds", words)]
 
 
-def open_folder(folder: Path, config: RunConfig) -> None:
-    """Make a comparison's folder, or go on with one that has the same settings.
+def check_folder(folder: Path, config: RunConfig) -> None:
+    """Refuse a folder in which this comparison can neither begin nor go on; writes nothing.
 
     Raises
     ------
     UsageError
-        If it holds something else, or a comparison with other settings: nothing is touched.
+        If it holds something else, or a comparison with other settings.
     """
-    settings = folder / SETTINGS
-    mine = {k: v for k, v in config.to_run_config().items() if k.replace("-", "_") not in _VARIED}
+    settings, mine = folder / SETTINGS, _shared_settings(config)
     if settings.is_file():
         try:
             there = tomllib.loads(settings.read_text())
@@ -125,9 +124,19 @@ def open_folder(folder: Path, config: RunConfig) -> None:
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and holds no comparison; name another with --out")
+
+
+def open_folder(folder: Path, config: RunConfig) -> None:
+    """Make a comparison's folder, if it is not there.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        settings.write_text(tomli_w.dumps(mine))
+        (folder / SETTINGS).write_text(tomli_w.dumps(_shared_settings(config)))
     except OSError as error:
         raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
 
@@ -202,6 +211,11 @@ def summarise(
 ) -> Comparison:
     """Write table and picture of what is finished, and return the figures."""
     return write_comparison([read_run(run.folder) for run in runs], folder, reference, target)
+
+
+def _shared_settings(config: RunConfig) -> dict[str, Value]:
+    values = config.to_run_config().items()
+    return {key: value for key, value in values if key.replace("-", "_") not in _VARIED}
 
 
 def _runs(algorithms: Sequence[str], seeds: Sequence[int], folder: Path) -> Iterator[ComparedRun]:

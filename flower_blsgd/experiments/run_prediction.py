@@ -48,3 +48,14 @@ def predict_run(
         rounds_per_epoch=planner.mean_rounds_per_epoch(shape),
         overhead_seconds=overhead_seconds,
     )
+
+
+def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | str | None]:
+    """Return what a summary shows beside the same figures as measured."""
+    return {
+        "clock": clock,
+        "round_seconds": prediction.round_seconds,
+        "epoch_seconds": prediction.epoch_seconds,
+        "fast_waiting_share": prediction.fast_waiting_share,
+        "slow_waiting_share": prediction.slow_waiting_share,
+    }

@@ -13,14 +13,13 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from ..config import RunConfig
-from ..experiments.cost_model import Prediction
 from ..round_log import RoundRecord
 from ..strategy import BiasedLocalSGD
 from ..tasks import GIVEN_IN_PYTHON, Task
 from ..training_loop import EpochEnd
 from .accounts import Accounts
 from .folder import EpochRow, RunFolder
-from .predicted import measured_figures, predicted_figures
+from .measured import Figures, measured_figures
 from .progress import ProgressView
 from .summary import HARDLY, summary_of
 
@@ -62,8 +61,8 @@ class RunReport:
         self._folder: RunFolder | None = None
         self._budget_seconds = 0.0
         self._steps_told: dict[int, int] = {}
-        self.predicted: Prediction | None = None
-        """What the cost model expects, if the speeds are known."""
+        self.predicted: Figures | None = None
+        """What was expected, by the names of `measured_figures`; None if nothing could be."""
 
     @property
     def folder(self) -> RunFolder:
@@ -172,7 +171,7 @@ class RunReport:
     def _finish(self, interrupted: bool = False) -> None:
         self.summary = {
             **summary_of(self.config, self._strategy, self._accounts, self._records, self._rows),
-            "predicted": predicted_figures(self.predicted, self.config.clock),
+            "predicted": self.predicted,
             "measured": measured_figures(self._accounts, self._records),
             "wall_seconds": self._last_model_at - self._first_order_at,
             "setup_seconds": self._first_order_at - self._began_at,

@@ -1,29 +1,11 @@
-"""What the cost model expected of a run, and the same figures as they were."""
+"""What a run was like, in the figures that the cost model predicts."""
 
 from collections.abc import Sequence
 
-from ..experiments.cost_model import Prediction
 from ..round_log import RoundRecord
 from .accounts import Accounts
 
 Figures = dict[str, float | str | None]
-
-
-def predicted_figures(prediction: Prediction | None, clock: str) -> Figures | None:
-    """Return the expected figures; None where a speed was not known before the first round.
-
-    The expected round has no overhead: what the measured one has above it is moving and averaging
-    models, and workers that were not as fast as they had been when their speed was measured.
-    """
-    if prediction is None:
-        return None
-    return {
-        "clock": clock,
-        "round_seconds": prediction.round_seconds,
-        "epoch_seconds": prediction.epoch_seconds,
-        "fast_waiting_share": prediction.fast_waiting_share,
-        "slow_waiting_share": prediction.slow_waiting_share,
-    }
 
 
 def measured_figures(accounts: Accounts, records: Sequence[RoundRecord]) -> Figures | None:
