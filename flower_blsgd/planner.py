@@ -142,6 +142,8 @@ class Planner:
             If there is no worker.
         """
         self._tell_lost_tiers(active)
+        if self.epoch == 0:
+            self.check(active)
         training = self.training(active)
         _refuse_nobody(training)
         if not self.epoch_ended and not any(worker in training for worker in self._workers):
@@ -211,8 +213,6 @@ class Planner:
         self.rounds_total += 1
 
     def _plan_next_epoch(self, server_round: int, workers: Sequence[Worker]) -> None:
-        if self.epoch == 0:
-            self.check(workers)
         training = self.training(workers)
         participants = self._participants(training)
         shape = self._shape(participants, len(workers))

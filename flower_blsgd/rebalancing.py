@@ -50,7 +50,9 @@ class Rebalancing:
         if not self._on:
             return False
         there = {worker.index for worker in roster.active}
-        measured = {i: s for i, s in self._speeds.seconds_per_step.items() if i in there}
+        for gone in self._speeds.seconds_per_step.keys() - there:
+            self._speeds.forget(gone)  # it may come back on another device
+        measured = dict(self._speeds.seconds_per_step)
         used = {
             worker.index: worker.profile.seconds_per_step
             for worker in roster.active

@@ -206,8 +206,14 @@ class Roster:
         """Take speeds that were measured while training, by worker index."""
         for worker in self.workers:
             if worker.index in seconds_per_step:
-                seconds = seconds_per_step[worker.index]
-                worker.profile = replace(worker.profile, seconds_per_step=seconds)
+                known = worker.profile
+                # What was given holds for the worker alone; that is not forgotten.
+                given = 0.0 if worker.measured else known.seconds_per_step
+                worker.profile = replace(
+                    known,
+                    seconds_per_step=seconds_per_step[worker.index],
+                    seconds_per_step_alone=known.seconds_per_step_alone or given,
+                )
                 worker.measured = True
         self._assign_tiers()
 

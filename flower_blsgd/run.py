@@ -80,6 +80,9 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
     strategy = make_strategy(config, task.num_train, len(local) or config.min_workers, names)
     if local:
         _check_team(config, strategy, local)
+    overhead = 0.0
+    if local and config.profile:  # others ignore it, and may not have the file
+        overhead = SpeedProfile.read(Path(config.profile)).overhead_seconds.median
     RunFolder.refuse_unusable(config.out)
     arrays = state_record(model)
     if local:
@@ -96,7 +99,7 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         for worker in strategy.roster.active:
             if worker.speed:
                 report.say(f"  {worker.label}: {worker.speed}")
-        report.predicted = _predict(config, strategy)
+        report.predicted = _predict(config, strategy, overhead)
         strategy.fit(
             grid,
             arrays,
@@ -141,14 +144,13 @@ def _check_team(config: RunConfig, strategy: BiasedLocalSGD, workers: Sequence[W
     strategy.planner.check(team_of(before_measuring(profiles), config).workers)
 
 
-def _predict(config: RunConfig, strategy: BiasedLocalSGD) -> Figures | None:
+def _predict(
+    config: RunConfig, strategy: BiasedLocalSGD, overhead_seconds: float
+) -> Figures | None:
     """Return what to expect; without a profile there is no overhead in it."""
     if config.processes_per_device and config.clock == "wall":
         return None  # workers that take turns are not modelled
-    overhead = 0.0
-    if config.profile and Path(config.profile).is_file():
-        overhead = SpeedProfile.read(Path(config.profile)).overhead_seconds.median
-    prediction = predict_run(strategy, strategy.roster.active, overhead)
+    prediction = predict_run(strategy, strategy.roster.active, overhead_seconds)
     return None if prediction is None else predicted_figures(prediction, config.clock)
 
 

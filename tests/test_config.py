@@ -47,6 +47,7 @@ def test_main_keys_of_the_design_are_there() -> None:
         "steps",
         "sampler",
         "weights",
+        "train-on",
         "epochs",
         "epoch",
         "batch-size",
@@ -76,7 +77,8 @@ def test_defaults_follow_the_texts() -> None:
     config = RunConfig()
     assert (config.local_steps_fast, config.local_steps_slow) == (32, 8)
     assert config.high_loss_ratio == 0.5
-    assert (config.momentum, config.nesterov, config.momentum_buffers) == (0.9, False, "keep")
+    assert (config.momentum, config.nesterov, config.momentum_buffers) == (0.9, False, "")
+    assert config.choices.momentum_buffers == "keep"
     assert (config.task, config.algorithm, config.workers) == (
         "digits",
         "biased-local-sgd",
@@ -189,9 +191,17 @@ def test_whole_number_stands_for_a_number() -> None:
         ("validation_share", 1.0, "in [0, 1)"),
         ("validation_share", -0.1, "in [0, 1)"),
         ("validation_share", math.nan, "in [0, 1)"),
-        ("steps", "aware", "empty, or one of system-aware, same, one"),
-        ("sampler", "unifrom", "empty, or one of separated, uniform"),
-        ("weights", "lod", "empty, or one of load, equal"),
+        ("steps", "aware", "empty, or one of system-aware, by-speed, same, one, one-by-throughput"),
+        ("sampler", "unifrom", "empty, or one of separated, unified, uniform"),
+        ("weights", "lod", "empty, or one of load, equal, normalized"),
+        ("train_on", "slow", "empty, or one of all, fast, fast-slow-sums"),
+        ("momentum_buffers", "kept", "empty, or one of keep, reset, average"),
+        ("seconds", -1.0, "at least 0"),
+        ("seconds", math.inf, "at least 0"),
+        ("fast_threshold", 1.0, "in [0, 1)"),
+        ("fast_threshold", -0.1, "in [0, 1)"),
+        ("outer_learning_rate", 0.0, "above 0"),
+        ("outer_momentum", 1.0, "in [0, 1)"),
         ("name", "a/b", "letters, digits"),
         ("name", "a b", "letters, digits"),
     ],
@@ -209,8 +219,10 @@ def test_value_out_of_range_is_refused_by_key_value_and_range(
     [
         ("algorithm", "biased-sgd", "biased-local-sgd"),
         ("epoch", "sample", "did you mean samples?"),
-        ("momentum_buffers", "kept", "did you mean keep?"),
-        ("optimizer", "adamw", "sgd"),
+        ("optimizer", "adamv", "did you mean adamw?"),
+        ("optimizer", "rmsprop", "sgd"),
+        ("outer_optimizer", "nestrov", "did you mean nesterov?"),
+        ("high_loss_to", "slov", "did you mean slow?"),
         ("transport", "message", "did you mean messages?"),
         ("clock", "walls", "did you mean wall?"),
         ("clock", "devices", "did you mean device?"),
@@ -244,6 +256,11 @@ def test_unknown_name_is_refused_and_the_nearest_offered(
         ("momentum", 0.0),
         ("weight_decay", 0.0),
         ("name", "digits_2.b-1"),
+        ("seconds", 0.0),
+        ("fast_threshold", 0.0),
+        ("high_loss_to", "slow"),
+        ("momentum_buffers", "average"),
+        ("optimizer", "adamw"),
     ],
 )
 def test_value_at_the_edge_is_accepted(key: str, value: Any) -> None:

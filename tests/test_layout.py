@@ -82,6 +82,12 @@ def modules_in(part: str) -> list[Path]:
 # What the strategy is made of; DESIGN names the first file only.
 STRATEGY = {
     "strategy",
+    "strategy_checks",
+    "aggregation",
+    "rebalancing",
+    "round_books",
+    "slow_sums",
+    "team",
     "planner",
     "roster",
     "model_check",
@@ -101,7 +107,8 @@ ARROWS = {
     "runtime": {"errors", "array_view"},
     "wire": set(),
     "protocol": {"wire"},
-    "worker": {"protocol", "runtime", "errors", "array_view"},
+    # A worker that adds up models does it with the server's own function: the bits agree.
+    "worker": {"protocol", "runtime", "errors", "array_view", "algorithm"},
     "tasks": {"algorithm", "worker", "errors"},
     "config": {"algorithm", "protocol", "errors"},
     **{
@@ -140,6 +147,52 @@ def test_algorithm_knows_no_flower_no_process_and_no_clock() -> None:
     for path in modules_in("algorithm"):
         for package in ("flwr", "time", "datetime", "subprocess", "threading", "multiprocessing"):
             assert not imports(path, package), (name_of(path), package)
+
+
+def test_worker_takes_of_the_algorithm_only_the_average_that_the_server_takes() -> None:
+    for path in modules_in("worker"):
+        found = {name for name in imports_of(path) if part_of(name) == "algorithm"}
+        allowed = {"flower_blsgd.algorithm.averaging.weighted_average"}
+        assert found <= (allowed if path.stem == "summing" else set()), name_of(path)
+    assert "flower_blsgd.algorithm.averaging.weighted_average" in imports_of(
+        PACKAGE / "slow_sums.py"
+    )
+
+
+def ours_imported(path: Path) -> set[str]:
+    """Return the modules of ours that a module takes something from."""
+    known = {name_of(module) for module in MODULES}
+    found = imports_of(path)
+    return {name for name in known if any(f == name or f.startswith(f"{name}.") for f in found)} - {
+        "flower_blsgd"
+    }
+
+
+def test_cost_model_is_pure() -> None:
+    path = PACKAGE / "experiments" / "cost_model.py"
+    assert parts_imported(path) == {"algorithm"}
+    assert all(part_of(name) == "algorithm" for name in ours_imported(path))
+    for package in ("flwr", "torch", "time", "datetime", "subprocess", "threading"):
+        assert not imports(path, package), package
+
+
+# Experiments are made of runs and their results, which know none of them; but a run says what it
+# expects, and takes speeds that were measured before.
+OF_EXPERIMENTS: dict[str, set[str]] = {
+    "results": set(),
+    "run": {"run_prediction", "speed_profile"},
+    "experiments.run_prediction": {"cost_model"},
+    "experiments.speed_profile": set(),
+}
+
+
+@pytest.mark.parametrize("part", OF_EXPERIMENTS)
+def test_run_takes_of_the_experiments_only_speeds_and_what_to_expect(part: str) -> None:
+    whole = "flower_blsgd.experiments"
+    for path in modules_in(part.replace(".", "/")):
+        found = {name for name in ours_imported(path) if part_of(name) == "experiments"}
+        allowed = {f"{whole}.{name}" for name in OF_EXPERIMENTS[part]}
+        assert found - {whole} <= allowed, name_of(path)
 
 
 def test_apps_import_what_the_design_names() -> None:

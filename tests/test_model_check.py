@@ -1,4 +1,4 @@
-"""Which models can be averaged, and what a refusal says."""
+"""Which models and optimizer states can be averaged, and what a refusal says."""
 
 import numpy as np
 import pytest
@@ -87,10 +87,68 @@ def test_checked_looks_into_complex_numbers() -> None:
         ModelShape(model).checked(model)
 
 
-def test_checked_part_may_leave_tensors_out_but_adds_none() -> None:
+def test_checked_knows_no_optimizer_state() -> None:
+    model = record_of(a=np.zeros(2))
+    with pytest.raises(ProtocolError, match="extra tensor 'exp_avg/a'"):
+        ModelShape(model).checked(record_of(**{"a": np.zeros(2), "exp_avg/a": np.zeros(2)}))
+
+
+# --- what an optimizer keeps
+
+
+def test_momentum_may_leave_parameters_out_but_adds_none() -> None:
     shape = ModelShape(record_of(a=np.zeros(2), b=np.ones(3)))
-    assert list(shape.checked_part(record_of(b=np.full(3, 2.0)))) == ["b"]
+    assert list(shape.checked_momentum(record_of(b=np.full(3, 2.0)))) == ["b"]
     with pytest.raises(ProtocolError, match="extra tensor 'c'"):
-        shape.checked_part(record_of(c=np.zeros(1)))
+        shape.checked_momentum(record_of(c=np.zeros(1)))
     with pytest.raises(ProtocolError, match="lacks tensor 'a'"):
         shape.checked(record_of(b=np.ones(3)))
+
+
+def adamw_state(parameter: str = "weight", **changes: np.ndarray | None) -> ArrayRecord:
+    """Return AdamW's state of one parameter of the toy model, with some slots changed."""
+    slots: dict[str, np.ndarray | None] = {
+        "exp_avg": np.ones((2, 1), np.float32),
+        "exp_avg_sq": np.ones((2, 1), np.float32),
+        "step": np.array(3.0, np.float32),
+    }
+    return record_of(
+        **{f"{k}/{parameter}": v for k, v in (slots | changes).items() if v is not None}
+    )
+
+
+def test_momentum_of_adamw_has_two_moments_and_a_counter() -> None:
+    found = ModelShape(toy_arrays()).checked_momentum(adamw_state())
+    assert set(found) == {"exp_avg/weight", "exp_avg_sq/weight", "step/weight"}
+    assert (found["step/weight"].shape, found["step/weight"]) == ((), 3.0)
+
+
+def test_momentum_of_a_parameter_with_a_stroke_in_its_name() -> None:
+    shape = ModelShape(record_of(**{"a/b": np.zeros((2, 1), np.float32)}))
+    assert len(shape.checked_momentum(adamw_state("a/b"))) == 3
+    assert list(shape.checked_momentum(record_of(**{"a/b": np.ones((2, 1), np.float32)})))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (adamw_state("mask"), "extra tensor 'exp_avg/mask'"),
+        (adamw_state(max_exp_avg_sq=np.ones(2)), "extra tensor 'max_exp_avg_sq/weight'"),
+        (adamw_state(step=None), "lacks tensor 'step/weight'"),
+        (adamw_state(exp_avg=None), "lacks tensor 'exp_avg/weight'"),
+        (adamw_state(exp_avg=None, step=None), "lacks tensor 'exp_avg/weight'"),
+        (adamw_state(exp_avg=np.ones(2, np.float32)), r"'exp_avg/weight' is float32 of shape \(2,"),
+        (adamw_state(exp_avg_sq=np.ones((2, 1))), "'exp_avg_sq/weight' is float64"),
+        (adamw_state(step=np.array(3)), "'step/weight' is int64"),
+        (adamw_state(step=np.ones(1, np.float32)), r"not float32 of shape \(\)"),
+        (adamw_state(step=np.array(np.nan, np.float32)), "'step/weight' is not finite"),
+        (
+            adamw_state(exp_avg_sq=np.array([[1], [np.inf]], np.float32)),
+            "'exp_avg_sq/weight' is not finite",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_momentum_of_adamw_is_refused_by_name(state: ArrayRecord, told: str) -> None:
+    with pytest.raises(ProtocolError, match=told):
+        ModelShape(toy_arrays()).checked_momentum(state)

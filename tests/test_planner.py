@@ -4,10 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from flwr.serverapp.exception import AggregationError
 
+from flower_blsgd.algorithm.batch_shares import BalancedBatches
 from flower_blsgd.algorithm.learning_rate import LearningRate
 from flower_blsgd.algorithm.local_steps import SameSteps, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler, UniformSampler
+from flower_blsgd.algorithm.train_on import TrainOnFast
 from flower_blsgd.errors import UsageError
 from flower_blsgd.planner import OrderSettings, Planner
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
@@ -279,6 +282,62 @@ def test_check_separated_sampler_needs_both_tiers(profile: WorkerProfile, missin
     assert "uniform" in str(told.value)
     with pytest.raises(UsageError, match=missing):
         planner_of().orders(1, team(profile), toy_arrays(), None)
+
+
+@pytest.mark.parametrize("slow_sums", [True, False])
+def test_check_training_on_fast_workers_needs_one_whatever_the_sampler(slow_sums: bool) -> None:
+    for sampler in (UniformSampler(), SeparatedSampler()):
+        planner = planner_of(sampler=sampler, train_on=TrainOnFast(slow_sums))
+        for refuse in (
+            lambda p: p.check(team(slow_profile(0))),
+            lambda p: p.orders(1, team(slow_profile(0)), toy_arrays(), None),
+        ):
+            with pytest.raises(UsageError, match=r"no fast worker among slow-0.*name one fast"):
+                refuse(planner)
+
+
+def test_check_slow_workers_that_sum_must_be_there() -> None:
+    planner = planner_of(sampler=UniformSampler(), train_on=TrainOnFast(slow_sums=True))
+    with pytest.raises(UsageError, match=r'no slow worker among fast-0.*train-on = "fast"'):
+        planner.check(team(fast_profile(0)))
+    assert planner.check(team()).local_steps == (2,)
+
+
+def test_check_separated_sampler_is_content_with_fast_workers_where_only_they_train() -> None:
+    planner = planner_of(train_on=TrainOnFast())
+    assert planner.check(team(fast_profile(0))).local_steps == (2,)
+    assert planner.check(team()).local_steps == (2,)
+
+
+def test_check_policy_that_refuses_the_team_names_a_batch_that_it_accepts() -> None:
+    workers = team(fast_profile(0, seconds_per_step=0.01), slow_profile(1, seconds_per_step=1.0))
+    changes = {"step_policy": BalancedBatches(), "sampler": UniformSampler()}
+    with pytest.raises(UsageError, match="use batch-size = 76 or more"):
+        planner_of(1000, batch_size=32, **changes).check(workers)
+    assert planner_of(1000, batch_size=76, **changes).check(workers).batch_sizes == (150, 2)
+
+
+def test_orders_go_to_those_that_train_only() -> None:
+    planner = planner_of(24, sampler=UniformSampler(), train_on=TrainOnFast())
+    workers = team()
+    dealt = []
+    for server_round in range(1, 7):  # 24 samples, 4 in a round
+        ((worker, order),) = planner.orders(server_round, workers, toy_arrays(), None)
+        planner.finish_round()
+        assert worker.fast
+        dealt += order.indices.tolist()
+    assert planner.epoch_ended
+    assert sorted(dealt) == list(range(24))
+    assert planner.sampling_stats.share_left_out == 0.0
+
+
+def test_orders_without_the_last_worker_that_trains_end_the_run() -> None:
+    planner = planner_of(24, sampler=UniformSampler(), train_on=TrainOnFast())
+    workers = team()
+    play(planner, 1, workers)
+    with captured_log() as log, pytest.raises(AggregationError, match="no worker is left"):
+        play(planner, 2, workers[1:])
+    assert "the last fast worker is gone" in log.warnings[0]
 
 
 def test_check_uniform_sampler_needs_no_tier() -> None:

@@ -27,6 +27,7 @@ PROFILE = WorkerProfile(
     partition_id=3,
     steps=5,
     seconds_per_step=0.25,
+    seconds_per_step_alone=0.125,
     data_fingerprint="00ff",
 )
 
@@ -103,6 +104,7 @@ def test_profile_keys_are_in_kebab_case() -> None:
         "partition-id",
         "steps",
         "seconds-per-step",
+        "seconds-per-step-alone",
         "data-fingerprint",
     }
 
@@ -141,6 +143,7 @@ def test_profile_missing_key_is_refused() -> None:
         ("steps", True),
         ("partition_id", 1.0),
         ("seconds_per_step", "fast"),
+        ("seconds_per_step_alone", "fast"),
         ("data_fingerprint", b"00ff"),
     ],
 )
@@ -152,10 +155,12 @@ def test_profile_wrong_type_is_refused_by_name(key: str, value: object) -> None:
 # --- profile queries
 
 
-@pytest.mark.parametrize("query", [ProfileQuery(), ProfileQuery(True, 32)], ids=str)
+@pytest.mark.parametrize(
+    "query", [ProfileQuery(), ProfileQuery(True, 32), ProfileQuery(True, 32, 0.25)], ids=str
+)
 def test_query_survives_the_wire(query: ProfileQuery) -> None:
     message = over_the_wire(Message(query.to_records(), 7, "query.profile"))
-    assert set(message.content.config_records["config"]) == {"calibrate", "batch-size"}
+    assert set(message.content.config_records["config"]) == {"calibrate", "batch-size", "seconds"}
     assert ProfileQuery.from_message(message) == query
 
 

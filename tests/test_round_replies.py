@@ -1,5 +1,6 @@
 """Replies matched with orders: what counts, what counts 0, and what the log says."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,7 +14,8 @@ from flower_blsgd.model_check import ModelShape
 from flower_blsgd.planner import OrderSettings, Planner
 from flower_blsgd.protocol import TrainOrder, TrainReport
 from flower_blsgd.roster import Roster, Worker
-from flower_blsgd.round_replies import Outcome, average_momentum, read_replies, worker_rounds
+from flower_blsgd.round_books import worker_rounds
+from flower_blsgd.round_replies import Outcome, average_momentum, read_replies
 from flower_blsgd.runtime.flower_internals import CRASHED, NODE_GONE, NOT_LOADED, RAISED
 
 from .in_process_grid import TRACEBACK, ToyWorker, fast_profile, slow_profile, toy_arrays
@@ -210,6 +212,38 @@ def test_average_momentum_of_those_that_have_one_is_a_whole_average() -> None:
     assert average["weight"].tolist() == [3.0, 3.0]  # not half of it
 
 
+def test_average_momentum_is_over_those_that_have_the_tensor() -> None:
+    """Whatever a node sends, or was frozen there, must not end the run."""
+    orders = orders_of_two()
+    first, second = (outcome_with(orders, n, None) for n in (0, 1))
+    one = {"weight": np.full(2, 1.0, np.float32), "bias": np.full(1, 5.0)}
+    two = {"weight": np.full(2, 4.0, np.float32), "more": np.full(3, 7.0)}
+    average = average_momentum(
+        [dataclasses.replace(first, momentum=one), dataclasses.replace(second, momentum=two)]
+    )
+    assert average is not None
+    assert {name: tensor.tolist() for name, tensor in average.items()} == {
+        "weight": [2.0, 2.0],  # loads 4 and 2
+        "bias": [5.0],
+        "more": [7.0, 7.0, 7.0],
+    }
+
+
+def test_average_momentum_of_counters_stays_a_single_number() -> None:
+    orders = orders_of_two()
+    outcomes = [
+        dataclasses.replace(
+            outcome_with(orders, node_id, None),
+            momentum={"step/weight": np.array(value, np.float32)},
+        )
+        for node_id, value in ((0, 32.0), (1, 8.0))
+    ]
+    average = average_momentum(outcomes)
+    assert average is not None
+    assert (average["step/weight"].shape, average["step/weight"].dtype) == ((), np.float32)
+    assert average["step/weight"] == 24.0  # (4 x 32 + 2 x 8) / 6
+
+
 def test_average_momentum_without_any_is_none() -> None:
     orders = orders_of_two()
     outcomes = [outcome_with(orders, 0, None), outcome_with(orders, 1, None)]
@@ -223,7 +257,7 @@ def test_worker_rounds_tell_steps_weight_loss_and_failure() -> None:
     orders = orders_of_two()
     lazy = ToyWorker(steps=1, losses=lambda i: np.array([1.0, 2.0], np.float32))
     outcomes = outcomes_of(orders, lazy(sent(orders, 0), 0))
-    first, second = worker_rounds(outcomes, [1.0, 0.0], sent_at=0.0, received_at=4.0)
+    first, second = worker_rounds(outcomes, [1.0, 0.0], sent_at=0.0, received_at=4.0, batch_size=2)
     assert (first.worker, first.label, first.fast) == (0, "fast-0 (cpu:0)", True)
     assert (first.local_steps, first.completed_steps, first.num_examples) == (2, 1, 2)
     assert (first.weight, first.loss, first.failure) == (1.0, 1.5, "")
@@ -239,7 +273,7 @@ def test_worker_rounds_client_without_times_has_none() -> None:
     content = RecordDict({"a": toy_arrays(), "m": MetricRecord({"num-examples": 4})})
     plain = Message(content, reply_to=sent(orders, 0))
     outcomes = outcomes_of(orders, plain, good_reply(orders, 1))
-    first, second = worker_rounds(outcomes, [0.5, 0.5], sent_at=0.0, received_at=4.0)
+    first, second = worker_rounds(outcomes, [0.5, 0.5], sent_at=0.0, received_at=4.0, batch_size=2)
     assert first.compute_seconds == first.waiting_seconds == 0.0
     assert first.num_examples == 4
     assert second.compute_seconds == 0.5

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 from safetensors.torch import load_file
@@ -20,6 +20,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.report import RunReport
+from flower_blsgd.roster import Roster
 from flower_blsgd.run import make_strategy, train_on
 from flower_blsgd.runtime.devices import parse_workers
 from flower_blsgd.runtime.local_grid import LocalGrid
@@ -27,7 +28,7 @@ from flower_blsgd.runtime.machine import usable_cores
 from flower_blsgd.tasks import load_task
 from server.blsgd_server import app as server_app
 
-from .in_process_grid import Handler, InProcessGrid
+from .in_process_grid import Handler, InProcessGrid, fast_profile, slow_profile
 from .log_capture import captured_log
 
 CORE = usable_cores()[0]
@@ -272,6 +273,105 @@ def test_run_measuring_changes_no_bit_of_training() -> None:
         config = config_of(epochs=1, clock=clock, model="cnn-batchnorm")
         models.append((run(config).folder.path / "model.safetensors").read_bytes())
     assert models[0] == models[1]
+
+
+# --- budgets, clocks, and what was expected
+
+
+def given(**seconds: float) -> tuple[dict[str, Any], ...]:
+    return (
+        {**NODES[0], "seconds-per-step": seconds["fast"]},
+        {**NODES[1], "seconds-per-step": seconds["slow"]},
+    )
+
+
+def test_run_summary_holds_what_was_expected_beside_what_was_measured() -> None:
+    """8 steps of 0.5 s and 2 of 1.5 s, and 4 or 5 rounds of 320 samples in an epoch."""
+    config = config_of()
+    summary = run(config, grid_of(config, given(fast=0.5, slow=1.5))).summary
+    expected, measured = summary["predicted"], summary["measured"]
+    assert expected == {
+        "clock": "wall",
+        "round_seconds": 4.0,
+        "epoch_seconds": pytest.approx(4.0 * 1437 / 320),
+        "fast_waiting_share": 0.0,
+        "slow_waiting_share": 0.25,
+    }
+    assert list(measured) == list(expected)
+    assert measured["clock"] == "wall"
+    assert measured["round_seconds"] == pytest.approx(summary["training_seconds"] / 8)
+    assert measured["epoch_seconds"] == pytest.approx(summary["training_seconds"] / 2)
+    assert measured["fast_waiting_share"] == summary["fast_waiting_share"]
+
+
+def test_run_without_a_known_speed_expects_nothing() -> None:
+    summary = run(config_of(epochs=1)).summary
+    assert summary["predicted"] is None
+    assert summary["measured"]["round_seconds"] > 0
+
+
+def test_run_on_the_device_clock_ends_after_that_many_device_seconds() -> None:
+    """Rounds of 8 x 0.5 s alone, and a little transfer: 9 s are over in the third."""
+    config = config_of(clock="device", seconds=9.0, epochs=99)
+    summary = run(config, grid_of(config, given(fast=0.5, slow=1.5))).summary
+    assert summary["rounds"] == 3
+    assert 12.0 <= summary["device_seconds"] < 13.0
+    assert summary["training_seconds"] < 9.0
+    assert (summary["predicted"]["clock"], summary["measured"]["clock"]) == ("device", "device")
+    assert summary["measured"]["round_seconds"] == pytest.approx(summary["device_seconds"] / 3)
+    assert summary["slow_waiting_share"] == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"algorithm": "dlb"}, {"local_steps_slow": "auto", "rebalance": True}]
+)
+def test_run_that_follows_speeds_keeps_the_given_ones_for_the_device_clock(
+    changes: dict[str, Any],
+) -> None:
+    """On one core the two are equally fast, so the speeds in use change after an epoch."""
+    config = config_of(**changes)
+    with captured_log() as log:
+        summary = run(config, grid_of(config, given(fast=0.5, slow=1.5))).summary
+    assert any(line.startswith("speeds changed") for line in log.lines())
+    assert [worker["seconds_per_step_alone"] for worker in summary["workers"]] == [0.5, 1.5]
+    assert summary["device_seconds"] > 0
+
+
+def test_run_seconds_budget_ends_a_run_in_mid_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(seconds=1e-6, epochs=99)
+    summary = run(config).summary
+    assert summary["rounds"] == 1
+    assert summary["epochs"] == 1  # the part of one, with its evaluation
+    assert summary["accuracy"] is not None
+    assert "1e-06 s of training (99 epochs at most)" in capsys.readouterr().out
+
+
+# The paper's table, comparison_2c8g.csv: communications per epoch.
+TABLE = {
+    "sync-sgd": (128, 64),
+    "sync-sgd-fast-only": (160, 80),
+    "balanced-local-sgd": (4, 2),
+    "byteps": (160, 80),
+    "dlb": (128, 64),
+    "biased-local-sgd": (4, 2),
+}
+
+
+@pytest.mark.parametrize(("num_samples", "batch", "place"), [(50_000, 32, 0), (7_169, 11, 1)])
+@pytest.mark.parametrize("algorithm", TABLE)
+def test_table_mode_has_the_rounds_of_the_papers_table(
+    algorithm: str, num_samples: int, batch: int, place: int
+) -> None:
+    config = RunConfig(algorithm=algorithm, epoch="table", batch_size=batch, local_steps_slow=1)
+    strategy = make_strategy(config, num_samples, 10)
+    profiles = [fast_profile(i) for i in range(8)] + [slow_profile(i) for i in (8, 9)]
+    workers = Roster.of_profiles(profiles).workers
+    planner = strategy.planner
+    shape = planner.check(workers)
+    assert planner.mean_rounds_per_epoch(shape) == TABLE[algorithm][place]
+    orders = planner.orders(1, workers, ArrayRecord(), None)
+    assert planner.plan.rounds == TABLE[algorithm][place]
+    assert len(orders) == (8 if algorithm in ("sync-sgd-fast-only", "byteps") else 10)
 
 
 def test_run_through_the_server_app() -> None:

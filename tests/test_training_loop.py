@@ -9,9 +9,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
+import flower_blsgd.strategy as strategy_module
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.learning_rate import LearningRate
 from flower_blsgd.algorithm.sampling import UniformSampler
+from flower_blsgd.round_books import round_record
 from flower_blsgd.round_log import RoundRecord
 from flower_blsgd.training_loop import EpochEnd
 
@@ -158,18 +160,46 @@ def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
     seen = Recorder()
     strategy = strategy_of()
     # Each round is made to take 2 s of planning and rounds, whatever this machine does.
-    make = strategy._round_record
 
-    def two_seconds(*arguments: Any) -> RoundRecord:
-        record = make(*arguments)
+    def two_seconds(*arguments: Any, **more: Any) -> RoundRecord:
+        record = round_record(*arguments, **more)
         object.__setattr__(record, "planning_seconds", 0.5)
         object.__setattr__(record, "round_seconds", 1.5)
         return record
 
-    monkeypatch.setattr(strategy, "_round_record", two_seconds)
+    monkeypatch.setattr(strategy_module, "round_record", two_seconds)
     result = strategy.fit(grid_of_two(), toy_arrays(), seconds=5.0, evaluate_fn=seen.evaluate)
     assert list(result.train_metrics_clientapp) == [1, 2, 3]  # 2, 4, 6 seconds
     assert seen.evaluated == [2, 3]
+
+
+def test_seconds_budget_counts_what_seconds_of_says() -> None:
+    """Such as the seconds of the device clock: 3, 1 and 2 of 5."""
+    asked: list[int] = []
+    told: list[int] = []
+    seconds = {1: 3.0, 2: 1.0, 3: 2.0}
+
+    def seconds_of(record: RoundRecord) -> float:
+        asked.append(record.round)
+        assert told[-1] == record.round  # who counts has taken the round before
+        return seconds[record.round]
+
+    result = strategy_of().fit(
+        grid_of_two(),
+        toy_arrays(),
+        seconds=5.0,
+        seconds_of=seconds_of,
+        on_round=lambda record: told.append(record.round),
+    )
+    assert list(result.train_metrics_clientapp) == asked == [1, 2, 3]
+
+
+def test_learning_rate_decays_at_shares_of_what_seconds_of_says() -> None:
+    grid = grid_of_two()
+    strategy = strategy_of(learning_rate=LearningRate(1.0, decay_shares=(0.5,)))
+    strategy.fit(grid, toy_arrays(), epochs=100, seconds=8.0, seconds_of=lambda record: 1.0)
+    rates = [order.learning_rate for order in orders_of(grid)]
+    assert rates == pytest.approx([1.0] * 4 + [0.1] * 4)
 
 
 def test_seconds_and_epochs_whichever_ends_first() -> None:
@@ -190,15 +220,14 @@ def test_learning_rate_decays_at_shares_of_the_epochs() -> None:
 def test_learning_rate_decays_at_shares_of_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = grid_of_two()
     strategy = strategy_of(learning_rate=LearningRate(1.0, decay_shares=(0.5,)))
-    make = strategy._round_record
 
-    def one_second(*arguments: Any) -> RoundRecord:
-        record = make(*arguments)
+    def one_second(*arguments: Any, **more: Any) -> RoundRecord:
+        record = round_record(*arguments, **more)
         object.__setattr__(record, "planning_seconds", 0.0)
         object.__setattr__(record, "round_seconds", 1.0)
         return record
 
-    monkeypatch.setattr(strategy, "_round_record", one_second)
+    monkeypatch.setattr(strategy_module, "round_record", one_second)
     strategy.fit(grid, toy_arrays(), seconds=8.0)
     rates = [order.learning_rate for order in orders_of(grid)]
     assert rates == pytest.approx([1.0] * 4 + [0.1] * 4)

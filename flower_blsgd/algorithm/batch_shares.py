@@ -35,7 +35,8 @@ def whole_parts(total: int, shares: Sequence[float]) -> list[int]:
     whole = sum(shares)
     ideal = [total * share / whole for share in shares]
     parts = [int(part) for part in ideal]
-    by_remainder = sorted(range(len(parts)), key=lambda i: (parts[i] - ideal[i], i))
+    # Rounded, since equal remainders of large and small parts differ in their last bits.
+    by_remainder = sorted(range(len(parts)), key=lambda i: (round(parts[i] - ideal[i], 9), i))
     for place in by_remainder[: total - sum(parts)]:
         parts[place] += 1
     return parts

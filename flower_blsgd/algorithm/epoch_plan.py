@@ -1,7 +1,7 @@
 """The plan of one epoch: how many rounds, and which samples each worker gets in each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -217,14 +217,21 @@ def round_shape(
         shape = _samples_shape(steps, batch_sizes, num_samples)
     if shape is not None:
         return shape
-    largest = num_samples // len(steps)
+    counted = (num_workers or len(steps)) if mode == "table" else len(steps)
+    batch_size = max(participant.batch_size for participant in participants)
+    largest = num_samples // counted
+    while mode == "samples" and largest + 1 < batch_size:  # those with smaller batches need less
+        larger = [replace(p, batch_size=largest + 1) for p in participants]
+        if sum(batch_sizes_of(policy, larger)) > num_samples:
+            break
+        largest += 1
     way_out = (
         f"the largest that fits is batch-size = {largest}"
         if largest >= 2
         else "use fewer workers or more data"
     )
     raise ValueError(
-        f"batch-size = {max(batch_sizes)} is too large: one step of all {len(steps)} workers "
+        f"batch-size = {batch_size} is too large: one step of all {counted} workers "
         f"needs more than the {num_samples} samples there are; {way_out}"
     )
 

@@ -1,6 +1,6 @@
 """A slice of the models to add up, for workers that do not train."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,16 +91,22 @@ class SumReport:
         Raises
         ------
         ProtocolError
-            If names, shapes or dtypes differ, or the times are missing.
+            If names, shapes or dtypes differ, a sum is not finite, or the times are missing.
         """
         arrays = reply.content.array_records.get(ARRAYS, ArrayRecord())
-        wanted = {name: (array.shape, array.dtype) for name, array in expected[0].items()}
-        if {name: (tuple(a.shape), a.dtype) for name, a in arrays.items()} != wanted:
+        # What the arrays hold counts, not what they say that they hold.
+        tensors = {name: array.numpy() for name, array in arrays.items()}
+        wanted = {name: array.numpy() for name, array in expected[0].items()}
+        if _kinds(tensors) != _kinds(wanted):
             raise ProtocolError("its sums have other shapes than what was to be added up")
-        if not all(np.isfinite(array.numpy()).all() for array in arrays.values()):
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
             raise ProtocolError("its sums are not finite")
         times = reply.content.metric_records.get(METRICS, MetricRecord())
         started_at, ended_at = times.get(_STARTED_AT), times.get(_ENDED_AT)
         if not isinstance(started_at, float) or not isinstance(ended_at, float):
             raise ProtocolError("its answer does not say how long it summed")
         return cls(arrays, started_at, ended_at)
+
+
+def _kinds(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

@@ -22,3 +22,26 @@ def measured_figures(accounts: Accounts, records: Sequence[RoundRecord]) -> Figu
         "fast_waiting_share": accounts.waiting_share(fast=True),
         "slow_waiting_share": accounts.waiting_share(fast=False),
     }
+
+
+def plan_line(predicted: Figures, measured: Figures) -> str:
+    """Return both in one line.
+
+    Examples
+    --------
+    >>> both = {"epoch_seconds": 2.0, "fast_waiting_share": 0.05}
+    >>> plan_line(both, {**both, "epoch_seconds": 2.2})
+    'plan: 2 s an epoch, fast waits 5%; measured: 2.2 s (+10%), fast waits 5%'
+    """
+    expected, took = predicted["epoch_seconds"], measured["epoch_seconds"]
+    assert isinstance(expected, float)
+    assert isinstance(took, float)
+    return (
+        f"plan: {expected:.3g} s an epoch{_waits(predicted)}; measured: {took:.3g} s "
+        f"({took / expected - 1:+.0%}){_waits(measured)}"
+    )
+
+
+def _waits(figures: Figures) -> str:
+    share = figures["fast_waiting_share"]
+    return f", fast waits {share:.0%}" if isinstance(share, float) else ""

@@ -19,7 +19,7 @@ from ..tasks import GIVEN_IN_PYTHON, Task
 from ..training_loop import EpochEnd
 from .accounts import Accounts
 from .folder import EpochRow, RunFolder
-from .measured import Figures, measured_figures
+from .measured import Figures, measured_figures, plan_line
 from .progress import ProgressView
 from .summary import HARDLY, summary_of
 
@@ -59,7 +59,7 @@ class RunReport:
         self._rows: list[EpochRow] = []
         self._arrays: ArrayRecord | None = None
         self._folder: RunFolder | None = None
-        self._budget_seconds = 0.0
+        self._device_seconds = 0.0
         self._steps_told: dict[int, int] = {}
         self.predicted: Figures | None = None
         """What was expected, by the names of `measured_figures`; None if nothing could be."""
@@ -102,8 +102,11 @@ class RunReport:
 
     def seconds_of(self, record: RoundRecord) -> float:
         """Return what a round, already taken, counts against a budget in seconds."""
-        before, self._budget_seconds = self._budget_seconds, self._accounts.budget_seconds
-        return self._budget_seconds - before
+        device_seconds = self._accounts.device_seconds
+        if self.config.clock == "wall" or device_seconds is None:
+            return record.planning_seconds + record.round_seconds
+        before, self._device_seconds = self._device_seconds, device_seconds
+        return device_seconds - before
 
     def say(self, line: str) -> None:
         """Tell a line."""
@@ -186,6 +189,8 @@ class RunReport:
         self.say(self._result_line(interrupted))
         if self._records:
             self.say(self.slow_device_line())
+        if self.predicted and self.summary["measured"]:
+            self.say(plan_line(self.predicted, self.summary["measured"]))
 
     def _result_line(self, interrupted: bool) -> str:
         state = "stopped early" if interrupted else "done"
@@ -202,15 +207,13 @@ class RunReport:
     def slow_device_line(self) -> str:
         """Answer "do my slow devices help?" as far as this run can."""
         accounts = self._accounts
+        if accounts.summing_seconds:
+            return (
+                f"slow devices: they added up models, for {accounts.summing_seconds:.2g} s in all, "
+                "and trained on nothing"
+            )
         if not any(not total.fast for total in accounts.workers.values()):
             return "slow devices: none took part, so nobody waited for one"
-        fast_only = "; ".join(
-            f"1x {worker.profile.device} fast"
-            + (f" steps={worker.profile.steps}" if worker.profile.steps else "")
-            for worker in self._strategy.roster.workers
-            if worker.fast
-        )
-        command = self._fast_only_command(fast_only)
         longer = accounts.longer_for_slow()
         if longer is None:
             rounds = "rounds not known to be longer (clock = device needs everybody's speed)"
@@ -220,16 +223,16 @@ class RunReport:
         return (
             f"slow devices: {accounts.sample_share(fast=False):.1%} of the samples, "
             f"{accounts.weight_share(fast=False):.1%} of the weight, {rounds}; "
-            f"what they do to accuracy shows beside a run without them: {command}"
+            f"what they do to accuracy shows beside a run without them: {self._fast_only()}"
         )
 
-    def _fast_only_command(self, workers: str) -> str:
-        """Return how the same is done with these workers."""
+    def _fast_only(self) -> str:
+        """Return how the same is done without training on slow workers."""
         if self.config.task == GIVEN_IN_PYTHON:
-            return f"train(task, workers={workers!r}, sampler='uniform', ...)"
+            return "train(task, train_on='fast', sampler='uniform', ...)"
         command = (
             f"{_blsgd()} run -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
-            f"-s sampler=uniform --workers {shlex.quote(workers)}"
+            "-s train-on=fast -s sampler=uniform"
         )
         if self.config.out:
             command += f" -s out={shlex.quote(self.config.out + '-fast-only')}"

@@ -68,9 +68,11 @@ def _draw_rounds(axes: Axes, records: Sequence[RoundRecord], place: dict[int, in
             if row.failure:
                 _bar_of_failure(axes, y, now, record.round_seconds)
                 continue
+            if not row.trained:
+                axes.barh(y, row.summing_seconds, left=start, color=_SUM, height=_HEIGHT)
+                continue
             axes.barh(y, record.round_seconds, left=now, color=_MOVE, height=_HEIGHT)
             axes.barh(y, row.compute_seconds, left=start, color=_COMPUTE, height=_HEIGHT)
-            axes.barh(y, row.summing_seconds, left=start, color=_SUM, height=_HEIGHT)
             waiting_from = start + row.compute_seconds
             axes.barh(y, row.waiting_seconds, left=waiting_from, color=_WAIT, height=_HEIGHT)
         if record.round_seconds > 0.03 * total:
@@ -99,7 +101,7 @@ def _draw_shares(axes: Axes, records: Sequence[RoundRecord], place: dict[int, in
         compute = 100 * sum(row.compute_seconds for _, row in done) / total
         summing = 100 * sum(row.summing_seconds for _, row in done) / total
         waiting = 100 * sum(row.waiting_seconds for _, row in done) / total
-        answered = 100 * sum(record.round_seconds for record, _ in done) / total
+        answered = 100 * sum(r.round_seconds for r, row in done if row.trained) / total
         there = 100 * sum(record.round_seconds for record, _ in parts) / total
         axes.barh(y, answered, color=_MOVE, height=_HEIGHT)
         axes.barh(y, compute, color=_COMPUTE, height=_HEIGHT)

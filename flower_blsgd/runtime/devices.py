@@ -22,7 +22,7 @@ from .machine import Machine, format_ids, this_machine
 Tier = Literal["", "fast", "slow"]
 
 _LARGEST_ID = 9999
-_OPTIONS = "fast, slow, steps=N, slowdown=X (X >= 1), seconds-per-step=X or name=TEXT"
+_OPTIONS = "fast, slow, steps=N (N >= 1), slowdown=X (X >= 1), seconds-per-step=X or name=TEXT"
 
 
 @dataclass(frozen=True)

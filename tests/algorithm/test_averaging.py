@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.algorithm.averaging import EqualWeighting, LoadWeighting, weighted_average
+from flower_blsgd.algorithm.averaging import (
+    EqualWeighting,
+    LoadWeighting,
+    NormalizedWeighting,
+    moved_by_updates,
+    weighted_average,
+)
 
 from .teams import QUICK
 
@@ -243,3 +249,86 @@ def test_weighted_average_of_one_model_is_a_copy(dtype: str) -> None:
     average = _average([model], [1.0])
     assert average.tolist() == [1, 2, 3]
     assert not np.shares_memory(average, model)
+
+
+# FedNova: normalised updates
+
+_NOVA = NormalizedWeighting(0.9)
+
+
+def test_normalized_weighting_worked() -> None:
+    # With momentum 0.9 from zero, the gradient of a step enters the update once directly and
+    # again, 0.9 times weaker, in every later step. Three steps: the first gradient counts
+    # 1 + 0.9 + 0.81 = 2.71, the second 1.9, the third 1: a = 5.61. One step: a = 1.
+    # tau_eff = (5.61 + 1) / 2 = 3.305. Scales: 3.305 x 0.5 / 5.61 and 3.305 x 0.5 / 1.
+    scales = _NOVA.update_scales([0.5, 0.5], [3, 1])
+    assert scales == pytest.approx([0.29456327985739754, 1.6525], rel=1e-12)
+
+
+def test_normalized_weighting_nesterov_worked() -> None:
+    # Nesterov adds 0.9 times the buffer after the step to the gradient: 1 + 0.9 x 1 = 1.9 in the
+    # first, 1 + 0.9 x 1.9 = 2.71 in the second: a = 4.61 for two steps, 1.9 for one.
+    # tau_eff = (4.61 + 1.9) / 2 = 3.255.
+    scales = NormalizedWeighting(0.9, nesterov=True).update_scales([0.5, 0.5], [2, 1])
+    assert scales == pytest.approx([3.255 / 2 / 4.61, 3.255 / 2 / 1.9], rel=1e-12)
+
+
+def test_normalized_weighting_without_momentum_counts_steps() -> None:
+    # a_i = tau_i; tau_eff = (4 + 2 + 0 + 0) / 2 for the two that did something
+    weighting = NormalizedWeighting(0.0)
+    weights = weighting.weights([8.0, 4.0, 0.0])
+    assert weights == [0.5, 0.5, 0.0]
+    assert weighting.update_scales(weights, [4, 2, 0]) == pytest.approx([0.375, 0.75, 0.0])
+
+
+@QUICK
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any), st.floats(0, 0.99))
+def test_normalized_weighting_equal_gradients_move_by_the_mean_update(
+    steps: list[int], momentum: float
+) -> None:
+    """If everybody's gradient is 1, x_i - x = -lr a_i, and the mean of these is applied."""
+    weighting = NormalizedWeighting(momentum)
+    weights = weighting.weights([float(s) for s in steps])
+    scales = weighting.update_scales(weights, steps)
+    updates = [sum((1 - momentum ** (s - j)) / (1 - momentum) for j in range(s)) for s in steps]
+    moved = sum(s * u for s, u in zip(scales, updates, strict=True))
+    assert moved == pytest.approx(sum(w * u for w, u in zip(weights, updates, strict=True)))
+    for done, scale in zip(steps, scales, strict=True):
+        assert (scale == 0) == (done == 0)
+    if len({s for s in steps if s}) == 1:  # equal steps: the plain mean of the models
+        assert scales == pytest.approx(weights)
+
+
+def test_normalized_weighting_holds_with_momentum_reset_only() -> None:
+    assert _NOVA.momentum_buffers == "reset"
+
+
+def test_moved_by_updates_worked() -> None:
+    before = {"x": np.array([1.0, 2.0], np.float32)}
+    models = [{"x": np.array([3.0, 2.0], np.float32)}, {"x": np.array([0.0, 6.0], np.float32)}]
+    # 1 + 0.5 x 2 + 2 x (-1) = 0;  2 + 0.5 x 0 + 2 x 4 = 10
+    moved = moved_by_updates(before, models, [0.5, 2.0])
+    assert moved["x"].tolist() == [0.0, 10.0]
+    assert moved["x"].dtype == np.float32
+    assert before["x"].tolist() == [1.0, 2.0]
+
+
+def test_moved_by_updates_leaves_out_a_scale_of_0_and_names_not_asked_for() -> None:
+    before = {"x": np.ones(2)}
+    failed: dict[str, np.ndarray] = {}  # a worker whose order failed has no tensors
+    moved = moved_by_updates(before, [failed, {"x": np.full(2, 3.0), "y": np.ones(1)}], [0.0, 0.5])
+    assert set(moved) == {"x"}
+    assert moved["x"].tolist() == [2.0, 2.0]
+
+
+@QUICK
+@given(_loads, st.integers(0, 99))
+def test_moved_by_updates_with_weights_is_the_weighted_average(
+    loads: list[float], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    models = [{"x": rng.normal(size=5).astype(np.float32)} for _ in loads]
+    weights = LoadWeighting().weights(loads)
+    before = {"x": rng.normal(size=5).astype(np.float32)}
+    moved = moved_by_updates(before, models, weights)["x"]
+    assert moved == pytest.approx(weighted_average(models, weights)["x"], abs=1e-5)

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -6,10 +7,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from flower_blsgd.algorithm.batch_shares import BalancedBatches
 from flower_blsgd.algorithm.epoch_plan import (
     EpochMode,
     EpochPlan,
     RoundShape,
+    mean_rounds_per_epoch,
     plan_epoch,
     round_shape,
 )
@@ -127,6 +130,39 @@ def test_table_mode_communications_per_epoch(
             samples_before=epoch * 1000,
         )
         assert plan.rounds == rounds
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch", "policy", "rounds"),
+    [
+        # 8 of 10 train: R 32 x 10 / 8 rounds of synchronous SGD; R of local SGD
+        (CIFAR10, 32, SameSteps(1), 160),
+        (CIFAR10, 32, SameSteps(32), 4),
+        (FLOWERS_PAPER, 11, SameSteps(1), 80),
+        (FLOWERS_PAPER, 11, SameSteps(32), 2),
+    ],
+)
+def test_table_mode_counts_workers_that_do_not_train(
+    num_samples: int, batch: int, policy: StepPolicy, rounds: int
+) -> None:
+    shape = round_shape(policy, team(8, 0, batch), num_samples, "table", 32, num_workers=10)
+    assert mean_rounds_per_epoch(shape, num_samples, "table") == rounds
+    plan = plan_epoch(
+        seed=0,
+        epoch=3,
+        mode="table",
+        participants=team(8, 0, batch),
+        shape=shape,
+        sampler=UniformSampler(),
+        table=LossTable(num_samples),
+        samples_before=0,
+    )
+    assert plan.rounds == rounds
+
+
+def test_mean_rounds_per_epoch_of_samples_mode_is_n_over_s() -> None:
+    shape = round_shape(SystemAwareSteps(32, 1), _PAPER_TEAM, CIFAR10, "samples", 32)
+    assert mean_rounds_per_epoch(shape, CIFAR10, "samples") == pytest.approx(50_000 / 8256)
 
 
 def test_table_mode_fast_workers_see_65_percent_of_cifar10() -> None:
@@ -309,6 +345,68 @@ def test_round_shape_refuses_and_names_the_largest_batch(
     with pytest.raises(ValueError, match=r"batch-size = 7 .*largest that fits is batch-size = 6"):
         round_shape(policy, team(3, 2, 7), 34, mode, 3)
     assert round_shape(policy, team(3, 2, 6), 34, mode, 3).local_steps == (1,) * 5
+
+
+def test_round_shape_names_a_batch_that_fits_those_that_do_not_train_too() -> None:
+    """Table mode: B P <= N with P = 5, though 3 train: floor(34 / 5) = 6."""
+    workers = team(3, 0, 7)
+    with pytest.raises(ValueError, match=r"batch-size = 7 .*largest that fits is batch-size = 6"):
+        round_shape(SameSteps(1), workers, 34, "table", 3, num_workers=5)
+    assert round_shape(SameSteps(1), team(3, 0, 6), 34, "table", 3, num_workers=5)
+
+
+def test_round_shape_names_the_largest_batch_where_a_slow_worker_has_a_smaller_one() -> None:
+    """Gamma 0.1 of one step: 19 and 2 samples are 21, 20 and 2 are 22."""
+
+    def workers(batch: int) -> list[Participant]:
+        return [Participant(True, batch, 1.0), Participant(False, batch, 0.1)]
+
+    policy = SystemAwareSteps(1)
+    with pytest.raises(ValueError, match=r"batch-size = 30 .*largest that fits is batch-size = 19"):
+        round_shape(policy, workers(30), 21, "samples", 1)
+    assert round_shape(policy, workers(19), 21, "samples", 1).batch_sizes == (19, 2)
+    with pytest.raises(ValueError, match="batch-size = 20 "):
+        round_shape(policy, workers(20), 21, "samples", 1)
+
+
+def test_round_shape_refusal_names_the_batch_size_of_the_settings() -> None:
+    """Not the largest share that a worker would have had."""
+    workers = [Participant(True, 10, 1.0), Participant(True, 10, 0.25)]
+    assert BalancedBatches().batch_sizes(workers) == [16, 4]
+    with pytest.raises(ValueError, match=r"batch-size = 10 .*largest that fits is batch-size = 9"):
+        round_shape(BalancedBatches(), workers, 19, "samples", 1)
+
+
+@QUICK
+@given(st.data(), st.sampled_from(["samples", "table"]))
+def test_round_shape_named_batch_is_accepted_and_one_more_is_not(
+    data: st.DataObject, mode: EpochMode
+) -> None:
+    gammas = data.draw(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=5))
+    num_samples = data.draw(st.integers(2, 60))
+    idle = data.draw(st.integers(0, 3))
+
+    def shape_of(batch: int) -> RoundShape:
+        workers = [Participant(gamma > 0.7, batch, gamma) for gamma in gammas]
+        number = len(workers) + idle
+        return round_shape(SystemAwareSteps(4), workers, num_samples, mode, 4, number)
+
+    told = ""
+    try:
+        shape_of(data.draw(st.integers(2, 80)))
+    except ValueError as error:
+        told = str(error)
+    if not told:
+        return
+    named = re.search(r"largest that fits is batch-size = (\d+)", told)
+    if named is None:
+        assert "fewer workers or more data" in told
+        too_large = 2
+    else:
+        shape_of(int(named[1]))
+        too_large = int(named[1]) + 1
+    with pytest.raises(ValueError, match="too large"):
+        shape_of(too_large)
 
 
 @pytest.mark.parametrize("mode", ["samples", "table"])

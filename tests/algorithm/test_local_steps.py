@@ -6,11 +6,14 @@ from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.local_steps import (
     FAST_SPEED_RATIO,
+    BySpeedSteps,
     FixedSteps,
     Participant,
     SameSteps,
     SystemAwareSteps,
+    batch_sizes_of,
     proportional_steps,
+    shrunk_batch,
     shrunk_steps,
     speed_ratios,
 )
@@ -116,6 +119,7 @@ def test_fixed_steps_for_another_number_of_workers_refused(steps: tuple[int, ...
         lambda: SystemAwareSteps(0),
         lambda: SystemAwareSteps(32, 0),
         lambda: SystemAwareSteps(32, -1),
+        lambda: BySpeedSteps(0),
     ],
 )
 def test_step_policy_below_one_step_refused(make: object) -> None:
@@ -173,3 +177,91 @@ def test_system_aware_from_gamma_is_the_formula(gammas: list[float], tau_fast: i
     workers = [Participant(False, 32, speed_ratio=gamma) for gamma in gammas]
     expected = [max(1, math.floor(gamma * tau_fast + 0.5)) for gamma in gammas]
     assert SystemAwareSteps(tau_fast).local_steps(workers) == expected
+
+
+# steps of everybody by speed
+
+
+def test_by_speed_five_speeds() -> None:
+    # 0.1 / 0.1, 0.125, 0.2, 0.4 and 0.8 s a step: gamma 1, 0.8, 0.5, 0.25, 0.125
+    gammas = speed_ratios([0.1, 0.125, 0.2, 0.4, 0.8])
+    assert gammas == pytest.approx([1.0, 0.8, 0.5, 0.25, 0.125])
+    workers = [Participant(place < 2, 32, gamma) for place, gamma in enumerate(gammas)]
+    # 32 x gamma: 32, 25.6, 16, 8, 4; fast and slow alike
+    assert BySpeedSteps(32).local_steps(workers) == [32, 26, 16, 8, 4]
+    assert batch_sizes_of(BySpeedSteps(32), workers) == [32] * 5
+    # the paper's rule gives every fast worker tau_fast
+    assert SystemAwareSteps(32).local_steps(workers) == [32, 32, 16, 8, 4]
+
+
+def test_by_speed_asks_for_the_speed_of_fast_workers_too() -> None:
+    policy = BySpeedSteps()
+    assert (policy.needs_speeds, policy.of_fast_ones_too) == (True, True)
+    with pytest.raises(ValueError, match=r"by-speed.*none is known"):
+        policy.local_steps([Participant(True, 32), Participant(False, 32, 0.5)])
+
+
+def test_by_speed_given_steps_come_first() -> None:
+    workers = [Participant(True, 32, 1.0), Participant(True, 32, 0.01, given_steps=5)]
+    assert BySpeedSteps(32).local_steps(workers) == [32, 5]
+    assert batch_sizes_of(BySpeedSteps(32), workers) == [32, 32]
+
+
+# smaller batches for workers that are too slow for one step
+
+
+@pytest.mark.parametrize(
+    ("gamma", "tau_fast", "batch", "expected"),
+    [
+        (1.0, 32, 64, 64),
+        (0.75 / 32, 32, 64, 64),  # gamma tau = 3/4: a whole step
+        (0.74 / 32, 32, 64, 47),  # 0.74 x 64 + 0.5 = 47.86
+        (0.5 / 32, 32, 64, 32),
+        (0.25 / 32, 32, 11, 3),  # 2.75 + 0.5 = 3.25
+        (0.01, 32, 128, 41),  # 0.32 x 128 + 0.5 = 41.46
+        (1e-6, 32, 64, 2),  # never below 2
+        (0.5, 1, 2, 2),
+        (0.1, 1, 2, 2),
+    ],
+)
+def test_shrunk_batch_worked(gamma: float, tau_fast: int, batch: int, expected: int) -> None:
+    assert shrunk_batch(gamma, tau_fast, batch) == expected
+
+
+@QUICK
+@given(st.floats(1e-5, 1.0), st.integers(1, 64), st.integers(2, 256))
+def test_shrunk_batch_load_is_the_speed(gamma: float, tau_fast: int, batch: int) -> None:
+    """load = tau b / B is within half a step of gamma tau_fast, or half a sample below a step."""
+    size = shrunk_batch(gamma, tau_fast, batch)
+    steps = proportional_steps(gamma, tau_fast)
+    assert 2 <= size <= batch
+    load = steps * size / batch
+    if size < batch:
+        assert steps == 1
+        assert size == 2 or abs(load - gamma * tau_fast) <= 0.5 / batch + 1e-9
+    elif steps > 1:
+        assert abs(load - gamma * tau_fast) <= 0.5 + 1e-9
+
+
+def test_system_aware_shrinks_the_batch_only_where_tau_comes_from_gamma() -> None:
+    slow = Participant(False, 64, speed_ratio=0.25 / 32)
+    workers = [
+        Participant(True, 64, speed_ratio=1.0),
+        slow,
+        Participant(False, 64, speed_ratio=0.25 / 32, given_steps=1),
+        Participant(True, 64, speed_ratio=0.25 / 32),  # a slow card that is called fast
+        Participant(False, 64, speed_ratio=0.5),
+    ]
+    policy = SystemAwareSteps(32)
+    assert policy.local_steps(workers) == [32, 1, 1, 32, 16]
+    assert policy.batch_sizes(workers) == [64, 16, 64, 64, 64]
+    assert SystemAwareSteps(32, 1).batch_sizes(workers) == [64] * 5
+    assert SystemAwareSteps(32, None, False).batch_sizes(workers) == [64] * 5
+    assert batch_sizes_of(SameSteps(1), workers) == [64] * 5
+
+
+def test_batch_sizes_of_a_policy_that_decides_none_are_the_common_one() -> None:
+    assert batch_sizes_of(FixedSteps((1, 2)), [Participant(True, 8), Participant(False, 8)]) == [
+        8,
+        8,
+    ]

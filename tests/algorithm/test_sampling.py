@@ -10,6 +10,8 @@ from flower_blsgd.algorithm.sampling import (
     EpochRequest,
     Pool,
     SeparatedSampler,
+    TierName,
+    UnifiedSampler,
     UniformSampler,
     draw_samples,
     permutation_stream,
@@ -330,3 +332,116 @@ def test_separated_sampler_leaves_the_table_as_it_was() -> None:
     _fast_and_slow(table, rounds=4)
     assert table.losses.tolist() == distinct_losses(100).tolist()
     assert (table.rounds == 1).all()
+
+
+# the tier that gets the highest losses
+
+
+def test_separated_high_loss_to_slow_worked() -> None:
+    """N_F = 80 uniform, N_S = 20: half of these are the 10 highest."""
+    losses = distinct_losses(200)
+    request = _request()
+    fast, slow = SeparatedSampler(0.5, "slow").pools(request, table_of(losses))
+    assert (len(fast.indices), len(slow.indices)) == (80, 20)
+    assert (fast.members, slow.members) == ((0, 1), (2,))
+    top = _highest(losses, 10)
+    assert top <= set(slow.indices.tolist())
+    # 80 of 200 drawn uniformly hold all ten with a probability below 1e-4
+    assert not top <= set(fast.indices.tolist())
+    assert len(set(fast.indices.tolist())) == 80
+
+
+def test_separated_high_loss_to_slow_with_all_of_them() -> None:
+    losses = distinct_losses(200)
+    fast, slow = SeparatedSampler(1.0, "slow").pools(_request(), table_of(losses))
+    assert set(slow.indices.tolist()) == _highest(losses, 20)
+    # with lambda = 0 for it, the fast tier's draw is the same as that of a uniform one
+    other, _ = SeparatedSampler(0.0).pools(_request(), table_of(losses))
+    assert fast.indices.tolist() == other.indices.tolist()
+
+
+# unified: the second tier gets what the first one left
+
+
+@pytest.mark.parametrize("to", ["fast", "slow"])
+def test_unified_worked(to: TierName) -> None:
+    """N = 100: the first tier takes its half by loss, the other takes all that is left."""
+    losses = distinct_losses(100)
+    fast, slow = UnifiedSampler(0.5, to).pools(_request(), table_of(losses))
+    assert (fast.members, slow.members) == ((0, 1), (2,))
+    both = fast.indices.tolist() + slow.indices.tolist()
+    assert (len(fast.indices), len(slow.indices)) == (80, 20)
+    assert sorted(both) == list(range(100))  # 80 + 20 = N: everything exactly once
+    first = fast if to == "fast" else slow
+    assert _highest(losses, len(first.indices) // 2) <= set(first.indices.tolist())
+
+
+def test_unified_rest_is_uniform_where_too_little_is_left() -> None:
+    """N = 90: of the slow worker's 20, the 10 that are left come first, then 10 of all 90."""
+    losses = distinct_losses(90)
+    counts = np.zeros(90)
+    for seed in range(300):
+        fast, slow = UnifiedSampler(0.5).pools(_request(seed=seed), table_of(losses))
+        left = set(range(90)) - set(fast.indices.tolist())
+        assert len(slow.indices) == 20
+        assert set(slow.indices[:10].tolist()) == left
+        rest = slow.indices[10:].tolist()
+        assert len(set(rest)) == 10
+        counts[rest] += 1
+    # 300 x 10 / 90 = 33.3 each, standard deviation 5.4: within 5.5 of them
+    assert counts.min() > 3
+    assert counts.max() < 64
+
+
+def test_unified_nothing_left_at_all_is_uniform() -> None:
+    fast, slow = UnifiedSampler(0.5).pools(_request(), table_of(distinct_losses(80)))
+    assert sorted(fast.indices.tolist()) == list(range(80))
+    assert len(set(slow.indices.tolist())) == 20
+
+
+def test_unified_needs_both_tiers() -> None:
+    assert UnifiedSampler().needs_both_tiers
+    (pool,) = UnifiedSampler().pools(_request(2, 0), table_of(distinct_losses(100)))
+    assert pool.members == (0, 1)  # a tier that was lost in mid-run
+
+
+@QUICK
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(20, 300),
+    st.floats(0, 1),
+    st.sampled_from(["fast", "slow"]),
+    st.integers(0, 99),
+)
+def test_unified_tiers_are_disjoint_as_far_as_n_suffices(
+    num_fast: int,
+    num_slow: int,
+    fast_samples: int,
+    slow_samples: int,
+    num_samples: int,
+    ratio: float,
+    to: TierName,
+    seed: int,
+) -> None:
+    request = _request(
+        num_fast, num_slow, fast_samples=fast_samples, slow_samples=slow_samples, seed=seed
+    )
+    table = table_of(distinct_losses(num_samples, seed))
+    fast, slow = UnifiedSampler(ratio, to).pools(request, table)
+    sizes = 2 * num_fast * fast_samples, 2 * num_slow * slow_samples
+    assert (len(fast.indices), len(slow.indices)) == sizes
+    first, second = (fast, slow) if to == "fast" else (slow, fast)
+    taken = set(first.indices.tolist())
+    left = num_samples - len(taken)
+    own = second.indices[: min(left, len(second.indices))]
+    assert len(np.unique(own)) == len(own)
+    assert not taken & set(own.tolist())
+    for indices in (fast.indices, slow.indices):
+        assert indices.dtype == np.int32
+        assert indices.min() >= 0
+        assert indices.max() < num_samples
+    again = UnifiedSampler(ratio, to).pools(request, table)
+    assert [p.indices.tolist() for p in again] == [fast.indices.tolist(), slow.indices.tolist()]

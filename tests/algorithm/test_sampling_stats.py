@@ -44,10 +44,14 @@ def test_stats_hand_worked() -> None:
         all_loss_p90=pytest.approx(6.3),
         fast_picked_loss_mean=1.0,  # (0 + 1 + 1 + 2) / 4
         slow_picked_loss_mean=3.5,  # (7 + 0) / 2: the others have no recorded loss
+        # (0 + 1 + 1 + 2 + 7 + 0) / 6, over 3.5
+        picked_over_all_loss=pytest.approx(11 / 21),
+        distinct_samples=6,  # 0, 1, 2, 7, 8, 9
         share_never_seen=pytest.approx(0.2),
         share_left_out=0.7,  # all but 0, 1 and 2
         loss_age_epochs_mean=1.25,  # (4 x 4 + 2 x 2 + 2 x 0) / 8 rounds
         loss_age_epochs_p90=2.0,
+        loss_age_epochs_max=2.0,  # round 2, after round 6
         left_out_age_epochs_mean=pytest.approx(0.8),  # (4 + 2 + 2 + 0 + 0) / 5 rounds
         left_out_age_epochs_p90=2.0,
     )
@@ -65,8 +69,33 @@ def test_first_epoch_knows_no_loss_and_no_age() -> None:
     plan = plan_of(10, [0, 1, 2, 3], [4, 5, 6, 7])
     stats = sampling_stats(plan, team(1, 1, 2), LossTable(10), 0, 1.0)
     assert (stats.share_never_seen, stats.share_left_out) == (1.0, 0.6)
+    assert stats.distinct_samples == 8
+    known = ("share_never_seen", "share_left_out", "distinct_samples")
     figures = dataclasses.asdict(stats)
-    assert all(math.isnan(v) for name, v in figures.items() if not name.startswith("share"))
+    assert all(math.isnan(value) for name, value in figures.items() if name not in known)
+
+
+def test_bias_meter_worked() -> None:
+    """Losses 1, 2, 3, 4, 10 of mean 4; a team without a slow worker picks 3, 10, 10 and 1."""
+    table = table_with([1, 2, 3, 4, 10], [1] * 5)
+    pool = Pool(np.array([2, 4, 4, 0], np.int32), (0,))
+    plan = EpochPlan(2, 2, RoundShape((1,), (2,)), (pool,), 5)
+    stats = sampling_stats(plan, team(1, 0, 2), table, 1, 1.0)
+    assert stats.picked_over_all_loss == 1.5  # (3 + 10 + 10 + 1) / 4 = 6 of 4
+    assert stats.distinct_samples == 3
+
+
+def test_bias_meter_is_1_where_everybody_reads_everything_once() -> None:
+    table = table_with([1, 2, 3, 4, 10, 0, 0, 5], [1] * 8)
+    stats = sampling_stats(plan_of(8, [0, 1, 2, 3], [4, 5, 6, 7]), team(1, 1, 2), table, 1, 1.0)
+    assert stats.picked_over_all_loss == 1.0
+    assert stats.distinct_samples == 8
+
+
+def test_bias_meter_of_losses_that_are_all_0_is_not_known() -> None:
+    table = table_with([0, 0, 0, 0], [1] * 4)
+    stats = sampling_stats(plan_of(4, [0, 1, 2, 3], [0, 1, 2, 3]), team(1, 1, 2), table, 1, 1.0)
+    assert math.isnan(stats.picked_over_all_loss)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -96,7 +125,8 @@ def test_figures_are_plain_numbers() -> None:
     """They go into a csv file: numpy's would be written with their type."""
     table = table_with([1, 2, 3, 4], [1, 1, 1, 1])
     stats = sampling_stats(plan_of(4, [0, 1, 2, 2], [0, 1, 2, 3]), team(1, 1, 2), table, 1, 1.0)
-    assert {type(value) for value in dataclasses.asdict(stats).values()} == {float}
+    for name, value in dataclasses.asdict(stats).items():
+        assert type(value) is (int if name == "distinct_samples" else float), name
 
 
 @QUICK
@@ -137,9 +167,16 @@ def test_stats_are_those_of_the_orders(
     for fast, mean in ((True, stats.fast_picked_loss_mean), (False, stats.slow_picked_loss_mean)):
         known = [float(losses[i]) for i in given_to[fast] if rounds[i]]
         assert mean == pytest.approx(np.mean(known) if known else math.nan, nan_ok=True)
+    known = [float(losses[i]) for i in given_to[True] + given_to[False] if rounds[i]]
+    everything = np.mean([float(losses[i]) for i in range(num_samples) if rounds[i]] or [math.nan])
+    bias = np.mean(known or [math.nan]) / everything
+    assert stats.picked_over_all_loss == pytest.approx(bias, nan_ok=True)
+    assert stats.distinct_samples == len(set(given_to[True]) | set(given_to[False]))
     left_out = sorted(set(range(num_samples)) - set(given_to[True]))
     assert stats.share_left_out == pytest.approx(len(left_out) / num_samples)
     assert stats.share_left_out == pytest.approx(plan.share_left_out(participants))
+    oldest = [(8 - r) / 2.5 for r in rounds if r]
+    assert stats.loss_age_epochs_max == pytest.approx(max(oldest, default=math.nan), nan_ok=True)
     for chosen, mean, ninetieth in (
         (range(num_samples), stats.loss_age_epochs_mean, stats.loss_age_epochs_p90),
         (left_out, stats.left_out_age_epochs_mean, stats.left_out_age_epochs_p90),

@@ -36,10 +36,13 @@ def stats(**values: float) -> SamplingStats:
         "all_loss_p90": 2.0,
         "fast_picked_loss_mean": 1.5,
         "slow_picked_loss_mean": 1.125,
+        "picked_over_all_loss": 1.375,
+        "distinct_samples": 96,
         "share_never_seen": 0.125,
         "share_left_out": 0.25,
         "loss_age_epochs_mean": 0.5,
         "loss_age_epochs_p90": 1.0,
+        "loss_age_epochs_max": 2.0,
         "left_out_age_epochs_mean": 1.75,
         "left_out_age_epochs_p90": 3.0,
     }
@@ -48,7 +51,8 @@ def stats(**values: float) -> SamplingStats:
 
 def nothing_recorded() -> SamplingStats:
     names = [field.name for field in dataclasses.fields(SamplingStats)]
-    unknown = {name: float("nan") for name in names if not name.startswith("share")}
+    known = ("share_never_seen", "share_left_out", "distinct_samples")
+    unknown = {name: float("nan") for name in names if name not in known}
     return stats(**unknown, share_never_seen=1.0)
 
 

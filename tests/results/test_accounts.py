@@ -30,9 +30,9 @@ def test_accounts_hand_worked() -> None:
     assert accounts.planning_seconds == 0.75
     assert accounts.training_seconds == 16.75
     assert accounts.workers == {
-        0: WorkerTotal("fast-0 (cpu:0)", True, 4, 8, 128, 2, 0, 1.25, 11.0, 3.0, 2.0),
-        1: WorkerTotal("fast-1 (cpu:1)", True, 4, 4, 64, 2, 1, 0.25, 4.0, 5.0, 1.0),
-        2: WorkerTotal("slow-2 (cpu:2)", False, 2, 3, 48, 2, 0, 0.5, 13.0, 1.0, 2.0),
+        0: WorkerTotal("fast-0 (cpu:0)", True, 4, 16, 8, 128, 2, 0, 1.25, 11.0, 3.0, 2.0),
+        1: WorkerTotal("fast-1 (cpu:1)", True, 4, 16, 4, 64, 2, 1, 0.25, 4.0, 5.0, 1.0),
+        2: WorkerTotal("slow-2 (cpu:2)", False, 2, 16, 3, 48, 2, 0, 0.5, 13.0, 1.0, 2.0),
     }
 
 

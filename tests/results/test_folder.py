@@ -243,10 +243,13 @@ def test_epochs_csv(folder: RunFolder) -> None:
         "all_loss_p90": "2.0",
         "fast_picked_loss_mean": "1.5",
         "slow_picked_loss_mean": "1.125",
+        "picked_over_all_loss": "1.375",
+        "distinct_samples": "96",
         "share_never_seen": "0.125",
         "share_left_out": "0.25",
         "loss_age_epochs_mean": "0.5",
         "loss_age_epochs_p90": "1.0",
+        "loss_age_epochs_max": "2.0",
         "left_out_age_epochs_mean": "1.75",
         "left_out_age_epochs_p90": "3.0",
     }

@@ -25,8 +25,7 @@ from flower_blsgd.results import report as report_module
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.report import RunReport
 from flower_blsgd.roster import Roster
-from flower_blsgd.runtime.devices import parse_workers
-from flower_blsgd.runtime.machine import Machine
+from flower_blsgd.run import make_strategy
 from flower_blsgd.training_loop import EpochEnd
 
 from .records import record, row, stats, two_rounds
@@ -224,10 +223,13 @@ def test_epoch_row(run: Run) -> None:
         "all_loss_p90": "2.0",
         "fast_picked_loss_mean": "1.5",
         "slow_picked_loss_mean": "1.125",
+        "picked_over_all_loss": "1.375",
+        "distinct_samples": "96",
         "share_never_seen": "0.125",
         "share_left_out": "0.25",
         "loss_age_epochs_mean": "0.5",
         "loss_age_epochs_p90": "1.0",
+        "loss_age_epochs_max": "2.0",
         "left_out_age_epochs_mean": "1.75",
         "left_out_age_epochs_p90": "3.0",
     }
@@ -240,7 +242,13 @@ def test_workers_are_told_with_the_first_round_only(run: Run) -> None:
         "  fast-1 (cpu:1): 4 steps a round, weight 25.0%",
         "  slow-2 (cpu:2): 1 steps a round, weight 25.0%",
     ]
-    assert sum("steps a round" in line for line in run.lines) == 3
+    assert sum("steps a round, weight" in line for line in run.lines) == 3
+
+
+def test_changed_steps_are_told_with_both_numbers(run: Run) -> None:
+    run.train()  # the slow worker does 1 step in the first round and 2 in the second
+    (line,) = [line for line in run.lines if "instead of" in line]
+    assert line == "  epoch 1: slow-2 (cpu:2) does 2 steps a round instead of 1: its speed changed"
 
 
 def test_worker_that_hardly_takes_part(run: Run) -> None:
@@ -299,11 +307,11 @@ def test_command_in_the_last_line_runs_without_slow_devices(
     config = RunConfig.from_run_config(values)
     assert (config.batch_size, config.seed, config.epochs) == (8, 5, 2)
     assert config.choices.sampler == "uniform"
-    workers = parse_workers(options.workers, Machine((0, 1, 2, 3), ("cuda:0", "cuda:1")))
-    assert [(worker.device_with_cores, worker.tier) for worker in workers] == [
-        ("cpu:0", "fast"),
-        ("cuda:1", "fast"),
-    ]
+    assert options.workers is None
+    assert config.workers == run.report.config.workers
+    strategy = make_strategy(config, num_samples=1000, min_workers=3)
+    trained = strategy.planner.training(run.report._strategy.roster.workers)
+    assert [worker.profile.device for worker in trained] == ["cpu:0", "cuda:1"]
 
 
 def test_command_in_the_last_line_does_not_write_over_an_explicit_out(

@@ -1,12 +1,19 @@
 """Weights and momentum to and from Flower records."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 from torch import nn
 
-from flower_blsgd.worker.model_state import load_momentum, load_state, momentum_record
+from flower_blsgd.worker.model_state import (
+    load_momentum,
+    load_state,
+    momentum_record,
+    zero_momentum,
+)
 
 
 def model_of(value: float = 0.0) -> nn.Module:
@@ -21,7 +28,11 @@ def sgd_of(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def step(model: nn.Module, optimizer: torch.optim.SGD) -> None:
+def adamw_of(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     model(torch.tensor([[1.0, 2.0], [3.0, -1.0]])).square().sum().backward()
     optimizer.step()
@@ -137,3 +148,45 @@ def test_momentum_nothing_stands_for_zero(record: ArrayRecord | None) -> None:
     step(model, optimizer)
     load_momentum(model, optimizer, record)
     assert len(momentum_record(model, optimizer)) == 0
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_momentum_of_adamw_survives_a_move_to_another_optimizer(copy: bool) -> None:
+    model = model_of(0.5)
+    optimizer = adamw_of(model)
+    step(model, optimizer)
+    record = momentum_record(model, optimizer)
+    slots = ("exp_avg", "exp_avg_sq", "step")
+    parameters = ("0.weight", "0.bias", "1.weight", "1.bias")  # no buffers
+    assert set(record) == {f"{slot}/{name}" for slot in slots for name in parameters}
+
+    twin = model_of()
+    load_state(twin, ArrayRecord(model.state_dict()))
+    other = adamw_of(twin)
+    load_momentum(twin, other, record, copy)
+    step(model, optimizer)
+    step(twin, other)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, twin.state_dict()[name]), name
+    assert record["step/0.bias"].numpy() == (1.0 if copy else 2.0)  # the memory of the record
+
+
+def test_momentum_of_another_optimizer_is_none() -> None:
+    model = model_of(0.5)
+    optimizer = sgd_of(model)
+    step(model, optimizer)
+    other = adamw_of(model)
+    step(model, other)
+    load_momentum(model, other, momentum_record(model, optimizer))
+    assert len(momentum_record(model, other)) == 0
+
+
+@pytest.mark.parametrize("kind", [sgd_of, adamw_of])
+def test_zero_momentum_stays_in_its_memory(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    model = model_of(0.5)
+    optimizer = kind(model)
+    step(model, optimizer)
+    views = momentum_record(model, optimizer, copy=False)
+    assert any(array.numpy().any() for array in views.values())
+    zero_momentum(model, optimizer)
+    assert not any(array.numpy().any() for array in views.values())

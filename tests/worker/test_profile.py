@@ -66,9 +66,29 @@ def test_worker_of_a_bad_node_config_is_refused(node: dict[str, Any], told: str)
 def test_profile_of_tells_all_but_the_slowdown() -> None:
     worker = WorkerSpec("cpu", (0, 1, 2, 5), "slow", 4, 2.5, "attic")
     assert profile_of(worker, 3, 0.25, "ff") == WorkerProfile(
-        "cpu:0-2,5", "slow", "attic", 3, 4, 0.25, "ff"
+        "cpu:0-2,5", "slow", "attic", 3, 4, 0.25, data_fingerprint="ff"
     )
     assert profile_of(WorkerSpec("cuda:1")) == WorkerProfile("cuda:1")
+
+
+@pytest.mark.parametrize("alone", [None, 0.125])
+@pytest.mark.parametrize("seconds", [None, 0.25])
+def test_profile_of_a_worker_is_the_same_through_its_node_config(
+    seconds: float | None, alone: float | None
+) -> None:
+    worker = WorkerSpec("cpu", (CORE,), "slow", 4, 2.5, "attic", seconds, alone)
+    node = {**worker.to_node_config(), "partition-id": 3}
+    (profile,) = WorkerProfile.list_from_reply(answer_profile(query(), context_of(node)))
+    assert profile == profile_of(worker, 3)
+    assert profile.seconds_per_step == (seconds or 0.0)
+    assert profile.seconds_per_step_alone == (alone or 0.0)
+
+
+def test_profile_of_a_worker_of_the_run_config_tells_its_speed() -> None:
+    """As in Flower's simulation, where nodes have no config of their own."""
+    context = context_of({"partition-id": 0}, workers=f"cpu:{CORE} seconds-per-step=0.5")
+    (profile,) = WorkerProfile.list_from_reply(answer_profile(query(), context))
+    assert (profile.seconds_per_step, profile.seconds_per_step_alone) == (0.5, 0.0)
 
 
 def test_answer_profile_is_one_line_in_anybodys_client_app() -> None:
@@ -102,6 +122,12 @@ def test_answer_profile_tells_a_measured_speed_but_a_given_one_wins() -> None:
         reply = answer_profile(query(), context, seconds_per_step=0.25)
         (profile,) = WorkerProfile.list_from_reply(reply)
         assert profile.seconds_per_step == seconds
+
+
+def test_answer_profile_refuses_a_speed_alone_that_is_none() -> None:
+    context = context_of({"device": f"cpu:{CORE}", "seconds-per-step-alone": 0})
+    with pytest.raises(UsageError, match="seconds-per-step-alone = 0"):
+        answer_profile(query(), context)
 
 
 @pytest.mark.parametrize("given", [0, -1.0, float("nan"), float("inf"), "fast", True])

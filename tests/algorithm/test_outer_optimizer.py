@@ -1,0 +1,148 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer
+
+from .teams import QUICK
+
+
+def made(name: str, learning_rate: float = 1.0, momentum: float = 0.0) -> OuterOptimizer:
+    return OUTER_OPTIMIZERS[name](learning_rate, momentum)
+
+
+def moved(optimizer: OuterOptimizer, before: float, averaged: float) -> float:
+    models = [{"x": np.array([value], np.float32)} for value in (before, averaged)]
+    return float(optimizer.step(*models, {"x"})["x"][0])
+
+
+def test_sgd_by_hand() -> None:
+    optimizer = made("sgd", 0.5, 0.5)
+    assert moved(optimizer, 1.0, 3.0) == 2.0  # d = 2, v = 2, 1 + 0.5 x 2
+    assert moved(optimizer, 2.0, 1.0) == 2.0  # d = -1, v = 1 - 1 = 0
+    assert moved(optimizer, 2.0, 6.0) == 4.0  # d = 4, v = 4
+
+
+def test_nesterov_by_hand() -> None:
+    optimizer = made("nesterov", 0.5, 0.5)
+    assert moved(optimizer, 1.0, 3.0) == 2.5  # d = 2, v = 2, 1 + 0.5 (2 + 0.5 x 2)
+    assert moved(optimizer, 2.5, 5.5) == 5.0  # d = 3, v = 1 + 3 = 4, 2.5 + 0.5 (3 + 0.5 x 4)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov"])
+def test_without_momentum_by_hand(name: str) -> None:
+    optimizer = made(name, 0.5)
+    assert moved(optimizer, 1.0, 3.0) == 2.0
+    assert moved(optimizer, 2.0, 1.0) == 1.5  # nothing is left of the first
+
+
+def random_model(seed: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {
+        "half": draw.normal(size=3).astype(np.float16),
+        "single": draw.normal(size=(2, 3)).astype(np.float32),
+        "double": draw.normal(size=4),
+        "scalar": np.array(draw.normal(), np.float32),
+        "empty": np.zeros((0, 2), np.float32),
+        "running_mean": draw.normal(size=3).astype(np.float32),
+        "counter": np.array(draw.integers(1000)),
+    }
+
+
+PARAMETERS = ("half", "single", "double", "scalar", "empty", "counter")
+
+
+def same_bits(one: Any, two: Any) -> bool:
+    return list(one) == list(two) and all(one[n].tobytes() == two[n].tobytes() for n in one)
+
+
+@pytest.mark.parametrize(
+    ("name", "learning_rate", "momentum"),
+    [("none", 0.3, 0.9), ("none", -1.0, 7.0), ("sgd", 1.0, 0.0), ("nesterov", 1.0, 0.0)],
+)
+def test_nothing_to_do_returns_the_average_to_the_bit(
+    name: str, learning_rate: float, momentum: float
+) -> None:
+    optimizer = made(name, learning_rate, momentum)
+    for seed in (1, 2):
+        averaged = random_model(seed)
+        assert same_bits(optimizer.step(random_model(0), averaged, PARAMETERS), averaged)
+
+
+@QUICK
+@given(
+    st.sampled_from(["sgd", "nesterov"]),
+    st.floats(0.01, 2.0),
+    st.floats(0.0, 0.99),
+    st.integers(0, 99),
+)
+def test_dtypes_shapes_buffers_and_arguments_stay(
+    name: str, learning_rate: float, momentum: float, seed: int
+) -> None:
+    optimizer = made(name, learning_rate, momentum)
+    for round_ in range(3):
+        before, averaged = random_model(seed + round_), random_model(seed + round_ + 1)
+        found = optimizer.step(before, averaged, PARAMETERS)
+        assert same_bits(before, random_model(seed + round_))
+        assert same_bits(averaged, random_model(seed + round_ + 1))
+        assert list(found) == list(averaged)
+        for key, tensor in found.items():
+            assert isinstance(tensor, np.ndarray)
+            assert (tensor.dtype, tensor.shape) == (averaged[key].dtype, averaged[key].shape)
+        for key in ("running_mean", "counter"):  # the second is an integer, whoever names it
+            assert found[key].tobytes() == averaged[key].tobytes()
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_follows_torch_with_the_negative_update_as_gradient(name: str, momentum: float) -> None:
+    nesterov = name == "nesterov" and momentum > 0  # torch refuses it without momentum
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5, dtype=torch.float64))
+    theirs = torch.optim.SGD([parameter], lr=0.7, momentum=momentum, nesterov=nesterov)
+    ours = made(name, 0.7, momentum)
+    model = {"x": parameter.detach().numpy().copy()}
+    draw = np.random.default_rng(0)
+    for _ in range(6):
+        update = draw.normal(size=5)
+        parameter.grad = torch.from_numpy(-update)
+        theirs.step()
+        model = ours.step(model, {"x": model["x"] + update}, {"x"})
+        assert model["x"] == pytest.approx(parameter.detach().numpy(), abs=1e-12)
+
+
+def test_update_is_computed_in_float64() -> None:
+    # float32 has no number between 2^24 and 2^24 + 2: there -1 - 2^24 is -2^24.
+    before, averaged = np.array([2.0**24], np.float32), np.array([-1.0], np.float32)
+    found = made("sgd", 2.0).step({"x": before}, {"x": averaged}, {"x"})["x"]
+    assert found[0] == -(2.0**24) - 2  # 2^24 - 2 (2^24 + 1)
+
+
+def test_velocity_belongs_to_the_object() -> None:
+    one, two = made("sgd", 0.5, 0.5), made("sgd", 0.5, 0.5)
+    moved(one, 1.0, 3.0)
+    assert moved(two, 1.0, 3.0) == 2.0
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov"])
+@pytest.mark.parametrize(
+    ("learning_rate", "momentum", "told"),
+    [
+        (0.0, 0.9, "learning_rate = 0.0"),
+        (-1.0, 0.9, "learning_rate = -1.0"),
+        (float("inf"), 0.9, "learning_rate = inf"),
+        (float("nan"), 0.9, "learning_rate = nan"),
+        (0.7, 1.0, "momentum = 1.0"),
+        (0.7, -0.1, "momentum = -0.1"),
+        (0.7, float("nan"), "momentum = nan"),
+    ],
+)
+def test_refused_by_name_and_value(
+    name: str, learning_rate: float, momentum: float, told: str
+) -> None:
+    with pytest.raises(ValueError, match=told) as refusal:
+        made(name, learning_rate, momentum)
+    assert "\n" not in str(refusal.value)
