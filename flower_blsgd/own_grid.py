@@ -1,16 +1,20 @@
 """The local grid that our own settings describe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .app_folder import built_in_app
 from .config import RunConfig
 from .errors import UsageError
 from .experiments.speed_profile import with_profile
-from .runtime.devices import parse_workers
+from .runtime.devices import WorkerSpec, parse_workers
 from .runtime.local_grid import LocalGrid
 
 
-def own_grid(config: RunConfig, setup: Callable[[], object] | None = None) -> LocalGrid:
+def own_grid(
+    config: RunConfig,
+    setup: Callable[[], object] | None = None,
+    workers: Sequence[WorkerSpec] | None = None,
+) -> LocalGrid:
     """Return the grid with this app's workers; its processes start with the first message.
 
     Parameters
@@ -19,6 +23,8 @@ def own_grid(config: RunConfig, setup: Callable[[], object] | None = None) -> Lo
         Names the workers, and perhaps a profile with their speeds.
     setup : callable, optional
         Called in every process before it loads the app.
+    workers : sequence of WorkerSpec, optional
+        Instead of those that the settings name.
 
     Raises
     ------
@@ -26,7 +32,8 @@ def own_grid(config: RunConfig, setup: Callable[[], object] | None = None) -> Lo
         If a worker, the profile or what is to be sent cannot be used.
     """
     app = built_in_app()
-    workers, _ = with_profile(parse_workers(config.workers), config)
+    if workers is None:
+        workers, _ = with_profile(parse_workers(config.workers), config)
     try:
         return LocalGrid(
             workers,

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -52,12 +52,18 @@ def calibrate(
     UsageError
         If a worker does not answer as it should.
     """
-    nodes = list(grid.get_node_ids())
+    nodes = {
+        node: f"worker {place} of {len(grid.workers)} ({worker.device_with_cores})"
+        for place, (node, worker) in enumerate(
+            zip(grid.get_node_ids(), grid.workers, strict=True), 1
+        )
+    }
     alone = []
-    for place, node in enumerate(nodes):
-        tell(f"worker {place + 1} of {len(nodes)}, alone: {grid.workers[place].device_with_cores}")
-        _ask(grid, node, key.batch_size)  # starts its process, loads the data, warms up
-        alone.append(_spread([_ask(grid, node, key.batch_size) for _ in range(_REPEATS)]))
+    for node, label in nodes.items():
+        tell(f"{label}, alone")
+        _ask(grid, node, label, key.batch_size)  # starts its process, loads the data, warms up
+        repeats = [_ask(grid, node, label, key.batch_size) for _ in range(_REPEATS)]
+        alone.append(_spread(repeats))
     tell(f"all {len(nodes)} workers at once")
     loaded, overhead = _rounds(grid, nodes, key.batch_size, arrays, num_samples, alone)
     workers = tuple(
@@ -67,16 +73,16 @@ def calibrate(
     return SpeedProfile(key, workers, overhead)
 
 
-def _ask(grid: LocalGrid, node: int, batch_size: int) -> float:
+def _ask(grid: LocalGrid, node: int, label: str, batch_size: int) -> float:
     seconds = ask_speeds(grid, [node], batch_size, _ALONE_SECONDS)[node]
     if isinstance(seconds, str):
-        raise UsageError(f"the speed of worker {node} is not known: {seconds}")
+        raise UsageError(f"the speed of {label} is not known: {seconds}")
     return seconds
 
 
 def _rounds(
     grid: LocalGrid,
-    nodes: Sequence[int],
+    nodes: Mapping[int, str],
     batch_size: int,
     arrays: ArrayRecord,
     num_samples: int,
@@ -95,7 +101,7 @@ def _rounds(
         }
         messages = [Message(order.to_records(), node, "train") for node, order in orders.items()]
         replies = grid.send_and_receive(messages, timeout=_TIMEOUT_SECONDS)
-        reports = _read(replies, orders)
+        reports = _read(replies, orders, nodes)
         models = [
             {name: array.numpy() for name, array in reports[node].arrays.items()} for node in nodes
         ]
@@ -130,17 +136,19 @@ def _order(
     )
 
 
-def _read(replies: Iterable[Message], orders: dict[int, TrainOrder]) -> dict[int, TrainReport]:
+def _read(
+    replies: Iterable[Message], orders: Mapping[int, TrainOrder], labels: Mapping[int, str]
+) -> dict[int, TrainReport]:
     reports = {}
     for reply in replies:
         node = reply.metadata.src_node_id
         if reply.has_error():
             reason = (reply.error.reason or f"error {reply.error.code}").strip().splitlines()[-1]
-            raise UsageError(f"worker {node} failed while it was measured: {reason}")
+            raise UsageError(f"{labels[node]} failed while it was measured: {reason}")
         reports[node] = TrainReport.from_reply(reply, orders[node])
     missing = orders.keys() - reports.keys()
     if missing:
-        raise UsageError(f"worker {min(missing)} did not answer while it was measured")
+        raise UsageError(f"{labels[min(missing)]} did not answer while it was measured")
     return reports
 
 

@@ -1,10 +1,13 @@
 """The commands ``blsgd calibrate``, ``plan`` and ``compare``."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 
 from ..command_line import (
@@ -66,6 +69,11 @@ def _console() -> Console:
     return console
 
 
+def _say(console: Console, line: str) -> None:
+    """Print a line as it is: a path that is broken into two cannot be used."""
+    console.print(line, soft_wrap=True)
+
+
 def _calibrate(options: argparse.Namespace) -> None:
     from .plan import plan_runs
     from .speed_tables import speed_table
@@ -81,20 +89,25 @@ def _calibrate(options: argparse.Namespace) -> None:
         config, workers, num_samples, [config.algorithm], profile.overhead_seconds.median
     )
     console.print(speed_table(profile, plan, plan.rows[0], config.clock))
-    console.print(f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
+    _say(console, f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
 
 
 def _measured(config: RunConfig, path: Path, console: Console, again: bool) -> "SpeedProfile":
     """Return the profile at this path; measure and write it if it is missing or does not hold."""
-    from .speed_profile import ProfileKey, SpeedProfile
+    from .speed_profile import ProfileKey, SpeedProfile, refuse_unwritable
 
+    refuse_unwritable(path)
     if path.exists() and not again:
-        profile = SpeedProfile.read(path)
+        try:
+            profile = SpeedProfile.read(path)
+        except UsageError as error:
+            reason = str(error).partition(";")[0]
+            raise UsageError(f"{reason}; --again measures anew and replaces it") from None
         reason = profile.mismatch(ProfileKey.here(config), parse_workers(config.workers))
         if not reason:
-            console.print(f"measured before, in {path}; --again measures anew")
+            _say(console, f"measured before, in {path}; --again measures anew")
             return profile
-        console.print(f"{path} does not hold here: {reason}; measuring anew")
+        _say(console, f"{path} does not hold here: {reason}; measuring anew")
     profile = _measure(config, console)
     profile.write(path)
     return profile
@@ -107,18 +120,20 @@ def _measure(config: RunConfig, console: Console) -> "SpeedProfile":
     from .calibration import calibrate
     from .speed_profile import ProfileKey
 
-    workers = parse_workers(config.workers)
-    if note := sharing_note(workers):
-        console.print(note)
+    # A speed that was given wins over what a worker measures.
+    workers = [replace(worker, seconds_per_step=None) for worker in parse_workers(config.workers)]
     task = _load(config)
     check_team(config, workers, task.num_train)
+    if note := sharing_note(workers):
+        _say(console, note)
     arrays = state_record(task.initial_model(0))
-    with own_grid(config) as grid, terminated_like_interrupted():
-        return calibrate(grid, ProfileKey.here(config), arrays, task.num_train, console.print)
+    tell = partial(_say, console)
+    with own_grid(config, workers=workers) as grid, terminated_like_interrupted():
+        return calibrate(grid, ProfileKey.here(config), arrays, task.num_train, tell)
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from .compare import read_algorithms
+    from .compare import overridden, read_algorithms
     from .plan import plan_runs
     from .speed_profile import with_profile
     from .speed_tables import plan_table
@@ -128,17 +143,19 @@ def _plan(options: argparse.Namespace) -> None:
     if options.num_samples is not None and options.num_samples < 1:
         raise UsageError(f"--num-samples {options.num_samples} must be at least 1")
     # Speeds that are given hold for devices that are not here, too.
-    given = "seconds-per-step=" in config.workers
-    workers: list[WorkerSpec] = parse_workers(config.workers, _AnyMachine() if given else None)
+    workers = parse_workers(config.workers, _AnyMachine())
+    silent = [worker for worker in workers if worker.seconds_per_step is None]
     overhead, source = 0.0, "the seconds per step that were given"
-    if not given:
+    if silent:
         path = _profile_path(config)
         if not path.exists():
             raise UsageError(
-                f"no speeds: {path} is not there; blsgd calibrate writes it, or write "
-                "seconds-per-step= behind every worker"
+                f"the speed of {silent[0].device_with_cores} is not known: {path} is not there; "
+                "blsgd calibrate writes it, or write seconds-per-step= behind every worker"
             )
-        workers, profile = with_profile(workers, replace(config, profile=str(path)))
+        workers, profile = with_profile(
+            parse_workers(config.workers), replace(config, profile=str(path))
+        )
         assert profile is not None
         overhead, source = profile.overhead_seconds.median, str(path)
     num_samples = options.num_samples or _load(config).num_train
@@ -148,7 +165,9 @@ def _plan(options: argparse.Namespace) -> None:
         plan_table(plan, f"{source}; clock = {config.clock}, {num_samples:,} samples an epoch")
     )
     if config.processes_per_device and config.clock == "wall":
-        console.print("workers that take turns in one process are not modelled: rounds last longer")
+        _say(console, "workers that take turns in one process are not modelled: rounds last longer")
+    if note := overridden(config):
+        _say(console, f"note: {note}")
 
 
 class _AnyMachine(Machine):
@@ -167,60 +186,77 @@ class _AnyMachine(Machine):
 def _compare(options: argparse.Namespace) -> None:
     from .compare import (
         PROFILE,
+        alone_in,
         check_folder,
         open_folder,
+        overridden,
         read_algorithms,
         read_seeds,
-        refuse_overridden,
         summarise,
         train_all,
         with_budget,
     )
     from .comparison_table import terminal_table
-    from .plan import plan_runs
     from .train_quietly import train_quietly
 
     config = own_settings(options)
     algorithms, seeds = read_algorithms(options.algorithms), read_seeds(options.seeds)
-    refuse_overridden(config)
+    if note := overridden(config):
+        raise UsageError(f"{note}; leave it empty to compare them")
     if options.target is not None and not 0 < options.target <= 1:
         raise UsageError(f"--target {options.target} must be an accuracy above 0, up to 1")
-    if options.budget:
+    if options.budget is not None:
         config = with_budget(config, options.budget)
     folder = Path(options.out or f"runs/compare-{config.name}")
     own = folder / PROFILE
     given = config.profile
-    config = replace(config, profile="")
+    config = replace(config, profile="", algorithm=algorithms[0])
     check_folder(folder, config)
     workers = parse_workers(config.workers)
     console = _console()
     task = _load(config)
+    _refuse_unable(config, algorithms, workers, task.num_train)  # before it is measured
     profile = None
     if any(worker.seconds_per_step is None for worker in workers):
         profile = _profile_of(config, own, given, console)
-        workers = profile.given_to(workers, config.clock)
-    overhead = profile.overhead_seconds.median if profile else 0.0
-    plan = plan_runs(config, workers, task.num_train, algorithms, overhead)
-    if refused := [row for row in plan.rows if row.refusal]:
-        raise UsageError(
-            f"{refused[0].algorithm} cannot run with these settings: {refused[0].refusal}; "
-            "change them, or leave it out of --algorithms"
-        )
+        _refuse_unable(config, algorithms, profile.given_to(workers, config.clock), task.num_train)
     open_folder(folder, config)
-    if profile is not None:
-        profile.write(own)
-        config = replace(config, profile=str(own))
-    with terminated_like_interrupted():
-        runs, failures = train_all(config, algorithms, seeds, folder, train_quietly, console.print)
-    for failure in failures:
-        console.print(failure)
-    if not runs:
-        raise UsageError("no run finished, so there is nothing to compare")
-    named = [run.algorithm for run in runs]
-    reference = next(name for name in algorithms if name in named)
-    comparison = summarise(runs, folder, reference, options.target)
-    console.print(terminal_table(comparison))
-    console.print(f"in {folder}: comparison.md, comparison.csv, comparison.png")
+    with alone_in(folder):
+        if profile is not None:
+            profile.write(own)
+            config = replace(config, profile=str(own))
+        tell = partial(_say, console)
+        with terminated_like_interrupted():
+            try:
+                runs, failures = train_all(config, algorithms, seeds, folder, train_quietly, tell)
+            except (KeyboardInterrupt, SystemExit):
+                tell("interrupted; the same command goes on with what is not finished")
+                raise
+        for failure in failures:
+            tell(failure)
+        if not runs:
+            raise AggregationError("no run finished, so there is nothing to compare")
+        named = [run.algorithm for run in runs]
+        reference = next(name for name in algorithms if name in named)
+        comparison = summarise(runs, folder, reference, options.target)
+        console.print(terminal_table(comparison))
+        tell(f"in {folder}: comparison.md, comparison.csv, comparison.png")
+
+
+def _refuse_unable(
+    config: RunConfig, algorithms: Sequence[str], workers: Sequence[WorkerSpec], num_samples: int
+) -> None:
+    """Raise UsageError if one of these algorithms could not begin with these workers."""
+    from ..run import check_team
+
+    for name in algorithms:
+        try:
+            check_team(replace(config, algorithm=name), workers, num_samples)
+        except UsageError as error:
+            raise UsageError(
+                f"{name} cannot run with these settings: {error}; change them, or leave it out "
+                "of --algorithms"
+            ) from None
 
 
 def _profile_of(config: RunConfig, own: Path, given: str, console: Console) -> "SpeedProfile":
@@ -230,6 +266,8 @@ def _profile_of(config: RunConfig, own: Path, given: str, console: Console) -> "
     if not own.exists() and not given:
         return _measure(config, console)
     path = own if own.exists() else Path(given)
+    if given and path == own and not _same(path, Path(given)):
+        _say(console, f"with the speeds that it began with, in {own}, not those in {given}")
     profile = SpeedProfile.read(path)
     if reason := profile.mismatch(ProfileKey.here(config), parse_workers(config.workers)):
         raise UsageError(
@@ -237,6 +275,10 @@ def _profile_of(config: RunConfig, own: Path, given: str, console: Console) -> "
             "or measure with blsgd calibrate"
         )
     return profile
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def _profile_path(config: RunConfig) -> Path:

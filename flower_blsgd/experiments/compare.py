@@ -1,5 +1,6 @@
 """Train several algorithms on the same data, seeds and devices, one run after another."""
 
+import contextlib
 import re
 import shutil
 import tomllib
@@ -8,11 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
+from filelock import FileLock, Timeout
 from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
+from ..results.folder import RunFolder
 from .comparison import Comparison
 from .comparison_folder import write_comparison
 from .finished_run import is_finished, read_run
@@ -98,7 +101,7 @@ def read_seeds(text: str) -> list[int]:
     for word in words:
         if not word.isdecimal():
             raise UsageError(f"--seeds {text}: {word!r} is not a whole number; write 0,1,2")
-    return [int(word) for word in _different("--seeds", words)]
+    return [int(word) for word in _different("--seeds", [str(int(word)) for word in words])]
 
 
 def check_folder(folder: Path, config: RunConfig) -> None:
@@ -110,10 +113,12 @@ def check_folder(folder: Path, config: RunConfig) -> None:
         If it holds something else, or a comparison with other settings.
     """
     settings, mine = folder / SETTINGS, _shared_settings(config)
+    if not folder.exists():
+        RunFolder.refuse_unusable(str(folder))
     if settings.is_file():
         try:
             there = tomllib.loads(settings.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{settings} cannot be read: {error}") from None
         for key in sorted(mine.keys() | there.keys()):
             if mine.get(key) != there.get(key):
@@ -136,19 +141,42 @@ def open_folder(folder: Path, config: RunConfig) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SETTINGS).write_text(tomli_w.dumps(_shared_settings(config)))
+        if not (folder / SETTINGS).exists():
+            (folder / SETTINGS).write_text(tomli_w.dumps(_shared_settings(config)))
     except OSError as error:
         raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
 
 
-def refuse_overridden(config: RunConfig) -> None:
-    """Raise UsageError if a part is set that would make the algorithms alike."""
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a comparison's folder: two commands would remove each other's unfinished runs.
+
+    Raises
+    ------
+    UsageError
+        If another one holds it.
+    """
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(
+            f"another blsgd compare is at work in {folder}; wait for it, or name another with --out"
+        ) from None
+    except (OSError, NotImplementedError):  # a disk without locks
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def overridden(config: RunConfig) -> str:
+    """Return which part is set that makes the algorithms alike, in words; empty if none is."""
     for part in _PARTS:
         if value := getattr(config, part):
-            raise UsageError(
-                f"{part.replace('_', '-')} = {value!r} would override that of every algorithm; "
-                "leave it empty to compare them"
-            )
+            return f"{part.replace('_', '-')} = {value!r} overrides that of every algorithm"
+    return ""
 
 
 def train_all(

@@ -1,9 +1,11 @@
 """Measured speeds on disk: for which machine, workers and model they hold."""
 
+import contextlib
 import json
 import math
-import platform
-from collections.abc import Sequence
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from ..algorithm.local_steps import Clock
 from ..config import RunConfig
 from ..errors import UsageError
 from ..runtime.devices import WorkerSpec
-from ..runtime.machine import Machine, this_machine
+from ..runtime.machine import Machine, accelerator_names, cpu_name, this_machine
 
 _FORMAT = 1
 
@@ -97,9 +99,9 @@ class ProfileKey:
         """Return the key of a run with these settings on this machine."""
         machine = machine or this_machine()
         return cls(
-            cpu=_cpu_name(),
+            cpu=cpu_name(),
             cores=len(machine.cores),
-            accelerators=_accelerator_names(machine),
+            accelerators=accelerator_names(machine),
             task=config.task,
             model=config.model,
             batch_size=config.batch_size,
@@ -137,11 +139,25 @@ class SpeedProfile:
     overhead_seconds: Spread
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n")
-        part.replace(path)
+        """Write it, whole or not at all.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be written there.
+        """
+        part = path.with_name(f".{path.stem}-{uuid.uuid4().hex}.part")  # two may write at once
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n")
+            part.replace(path)
+        except OSError as error:
+            raise UsageError(
+                f"profile = {str(path)!r} cannot be written: {error.strerror}"
+            ) from None
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink()
 
     @classmethod
     def read(cls, path: Path) -> "SpeedProfile":
@@ -159,7 +175,7 @@ class SpeedProfile:
                 f"profile = {str(path)!r} cannot be read: {error.strerror}; blsgd calibrate "
                 "writes one"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise UsageError(
                 f"profile = {str(path)!r} is not a speed profile; blsgd calibrate writes one"
             ) from None
@@ -169,15 +185,17 @@ class SpeedProfile:
         if read["format"] != _FORMAT:
             raise ValueError("another format")
         key = {**read["key"], "accelerators": tuple(read["key"]["accelerators"])}
+        if not all(isinstance(value, str | int) for value in _flat(key.values())):
+            raise ValueError("no such key")
         workers = tuple(
             WorkerSpeed(
-                str(w["device"]), float(w["slowdown"]), _spread(w["alone"]), _spread(w["loaded"])
+                *(_text(w["device"]), _number(w["slowdown"])),
+                *(_spread(w["alone"]), _spread(w["loaded"])),
             )
             for w in read["workers"]
         )
-        return cls(
-            ProfileKey(**key), workers, _spread(read["overhead_seconds"], at_least_zero=True)
-        )
+        overhead = _spread(read["overhead_seconds"], at_least_zero=True)
+        return cls(ProfileKey(**key), workers, overhead)
 
     def mismatch(self, key: ProfileKey, workers: Sequence[WorkerSpec]) -> str:
         """Return why this profile does not hold here, in words; empty if it does."""
@@ -206,6 +224,15 @@ class SpeedProfile:
         ]
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Raise UsageError if a profile cannot be written there; writes nothing."""
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir():
+        raise UsageError(f"profile = {str(path)!r} cannot be written: it is a folder")
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"profile = {str(path)!r} cannot be written: {there} takes no files")
+
+
 def with_profile(
     workers: Sequence[WorkerSpec], config: RunConfig
 ) -> tuple[list[WorkerSpec], SpeedProfile | None]:
@@ -231,34 +258,27 @@ def _names(workers: Sequence[tuple[str, float]]) -> str:
     return ", ".join(d if s == 1 else f"{d} slowdown={s:g}" for d, s in workers) or "nobody"
 
 
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from value if isinstance(value, tuple) else (value,)
+
+
 def _spread(read: Any, at_least_zero: bool = False) -> Spread:
-    values = Spread(
-        float(read["median"]), float(read["low"]), float(read["high"]), int(read["count"])
-    )
-    finite = all(math.isfinite(v) for v in (values.median, values.low, values.high))
-    if not finite or values.median < 0 or (values.median == 0 and not at_least_zero):
+    median, low, high = (_number(read[key]) for key in ("median", "low", "high"))
+    if not 0 <= low <= median <= high or (median == 0 and not at_least_zero):
         raise ValueError("no such time")
-    return values
+    if _number(read["count"]) < 1:
+        raise ValueError("not measured")
+    return Spread(median, low, high, int(read["count"]))
 
 
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def _number(read: Any) -> float:
+    if isinstance(read, bool) or not isinstance(read, int | float) or not abs(read) < math.inf:
+        raise ValueError("not a finite number")
+    return float(read)
 
 
-def _accelerator_names(machine: Machine) -> tuple[str, ...]:
-    names = []
-    for device in machine.accelerators:
-        kind, _, number = device.partition(":")
-        if kind == "cuda":
-            import torch
-
-            names.append(torch.cuda.get_device_name(int(number)))
-        else:
-            names.append(device)
-    return tuple(names)
+def _text(read: Any) -> str:
+    if not isinstance(read, str) or not read.isprintable():
+        raise ValueError("not a text")
+    return read

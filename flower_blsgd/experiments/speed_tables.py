@@ -29,9 +29,9 @@ def speed_table(profile: SpeedProfile, plan: Plan, row: PlanRow, clock: str) -> 
     clock : str
         Which of the two speeds counts.
     """
-    table = _table("milliseconds per step: median (lowest to highest)", "worker")
+    table = _table("worker", gap=1)
     for column in ("alone", "all at once", "gamma", "steps", "weight", "waits"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=column != "steps")
     places = {worker.index: place for place, worker in enumerate(row.workers)}
     for worker in plan.workers:
         measured = profile.workers[worker.profile.partition_id]
@@ -52,6 +52,7 @@ def speed_table(profile: SpeedProfile, plan: Plan, row: PlanRow, clock: str) -> 
             f"{worker.speed_ratio or 0:.3g}",
             *cells,
         )
+    title = "milliseconds per step: median (lowest to highest)"
     lines = [
         f"{row.algorithm}, clock = {clock}: gamma, steps, weight and waiting come from "
         + ("each worker alone" if clock == "device" else "all computing at once"),
@@ -59,7 +60,7 @@ def speed_table(profile: SpeedProfile, plan: Plan, row: PlanRow, clock: str) -> 
         *([row.refusal] if row.refusal else []),
         *in_words(plan, row),
     ]
-    return Group(table, *(Text(line) for line in lines))
+    return Group(title, table, *(Text(line) for line in lines))
 
 
 def plan_table(plan: Plan, predicted_for: str) -> RenderableType:
@@ -72,11 +73,12 @@ def plan_table(plan: Plan, predicted_for: str) -> RenderableType:
     predicted_for : str
         Where the speeds are from, in words.
     """
-    table = _table(f"expected, from {predicted_for}", "algorithm")
-    for column in ("local\nsteps", "slow:\nweight", "rounds\n/epoch", "s/round", "s/epoch"):
-        table.add_column(column, justify="right")
+    table = _table("algorithm", gap=0)
+    table.add_column("local\nsteps", justify="right", min_width=6)
+    for column in ("slow:\nweight", "rounds\n/epoch", "s/round", "s/epoch"):
+        table.add_column(column, justify="right", no_wrap=True)
     for column in ("fast\nwaits", "slow\nwaits", "samples\n/s"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     refused = []
     for row in plan.rows:
         found = row.prediction
@@ -102,7 +104,8 @@ def plan_table(plan: Plan, predicted_for: str) -> RenderableType:
         )
     first = next((row for row in plan.rows if row.prediction is not None), PlanRow(""))
     lines = [*refused, *in_words(plan, first)]
-    return Group(table, *(Text(line) for line in lines))
+    title = Text(f"expected, from {predicted_for}")
+    return Group(title, table, *(Text(line) for line in lines))
 
 
 def in_words(plan: Plan, row: PlanRow) -> list[str]:
@@ -125,8 +128,8 @@ def in_words(plan: Plan, row: PlanRow) -> list[str]:
     return lines
 
 
-def _table(title: str, first: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+def _table(first: str, gap: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, gap, 0, 0))
     table.add_column(first, no_wrap=True)
     return table
 

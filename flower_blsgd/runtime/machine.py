@@ -2,8 +2,10 @@
 
 import functools
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import UsageError
 
@@ -68,6 +70,31 @@ def format_ids(ids: Sequence[int]) -> str:
 def this_machine() -> Machine:
     """Return what this process may use. A worker can ask before it imports torch."""
     return Machine(usable_cores())
+
+
+def cpu_name() -> str:
+    """Return the processor's name, as far as the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def accelerator_names(machine: Machine) -> tuple[str, ...]:
+    """Return the accelerators' names; for those whose name torch does not tell, the device."""
+    names = []
+    for device in machine.accelerators:
+        kind, _, number = device.partition(":")
+        if kind == "cuda":
+            import torch
+
+            names.append(torch.cuda.get_device_name(int(number)))
+        else:
+            names.append(device)
+    return tuple(names)
 
 
 def usable_cores() -> tuple[int, ...]:

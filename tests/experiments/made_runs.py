@@ -1,0 +1,62 @@
+"""Finished runs made by hand."""
+
+from collections.abc import Sequence
+
+from flower_blsgd.experiments.finished_run import FinishedEpoch, FinishedRun, FinishedWorker
+
+ALGORITHMS = (
+    *("biased-local-sgd", "unbiased-local-sgd", "weighted-local-sgd", "sampled-local-sgd"),
+    *("balanced-local-sgd", "fast-only-local-sgd", "sync-sgd", "sync-sgd-fast-only"),
+    *("byteps", "dlb", "fednova"),
+)
+
+
+def made_run(
+    algorithm: str = "biased-local-sgd",
+    seed: int = 0,
+    accuracies: Sequence[float | None] = (0.5, 0.9),
+    seconds_per_epoch: float = 2.0,
+    device_seconds_per_epoch: float | None = None,
+    **values: object,
+) -> FinishedRun:
+    """Return a run that was evaluated after every epoch; None is an epoch that was not."""
+    device = device_seconds_per_epoch
+    epochs = tuple(
+        FinishedEpoch(
+            epoch=number,
+            training_seconds=seconds_per_epoch * number,
+            device_seconds=None if device is None else device * number,
+            accuracy=accuracy,
+            loss=None if accuracy is None else 1 - accuracy,
+        )
+        for number, accuracy in enumerate(accuracies, start=1)
+    )
+    defaults: dict[str, object] = {
+        "task": "digits",
+        "accuracy": accuracies[-1],
+        "loss": 0.25,
+        "training_seconds": seconds_per_epoch * len(accuracies),
+        "device_seconds": None if device is None else device * len(accuracies),
+        "clock": "wall",
+        "samples": 1000,
+        "samples_given_up": 0,
+        "rounds": 10,
+        "fast_waiting_share": 0.25,
+        "slow_waiting_share": 0.125,
+        "failures": 0,
+        "workers": (FinishedWorker("cpu:0", "fast", 32), FinishedWorker("cpu:1", "slow", 8)),
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+        "settings": {"epochs": len(accuracies), "batch-size": 16, "model": "", "out": "/tmp/x"},
+    }
+    return FinishedRun(algorithm=algorithm, seed=seed, epochs=epochs, **{**defaults, **values})  # type: ignore[arg-type]
+
+
+def several(algorithms: Sequence[str], seeds: int = 3, **values: object) -> list[FinishedRun]:
+    """Return runs whose accuracies fall in the order of the algorithms, and rise with the seed."""
+    runs = []
+    for place, algorithm in enumerate(algorithms):
+        for seed in range(seeds):
+            final = 0.99 - 0.002 * place + 0.001 * seed
+            rises = [final - 0.3, final - 0.05, final]
+            runs.append(made_run(algorithm, seed, rises, 1 + 0.2 * place, **values))  # type: ignore[arg-type]
+    return runs

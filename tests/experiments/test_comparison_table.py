@@ -1,0 +1,124 @@
+"""A comparison as text."""
+
+import csv
+import io
+
+import pytest
+from rich.console import Console
+
+from flower_blsgd.experiments.comparison import compare
+from flower_blsgd.experiments.comparison_table import csv_text, markdown, terminal_table
+from flower_blsgd.experiments.finished_run import FinishedRun
+
+from .made_runs import ALGORITHMS, made_run, several
+
+
+@pytest.fixture
+def runs() -> list[FinishedRun]:
+    """Differences of b to a: +0.02, +0.03, +0.04; 0.03 -+ 4.303 x 0.01 / sqrt(3) = 0.0248."""
+    of_a = [made_run("a", seed, (0.5, 0.90), 2.0) for seed in range(3)]
+    of_b = [made_run("b", seed, (0.5, 0.92 + 0.01 * seed), 50.0) for seed in range(3)]
+    return [*of_a, *of_b]
+
+
+def rows_of(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_markdown(runs: list[FinishedRun]) -> None:
+    text = markdown(compare(runs, "a"))
+    header, _, first, second = rows_of(text)
+    assert header == [
+        "algorithm", "accuracy (%)", "difference to `a` (points)", "training (s)",
+        "time to 90 % (s)", "fast wait", "slow wait",
+    ]  # fmt: skip
+    assert first == [
+        "`b`", "93.00 ± 1.00 (n = 3)", "+3.00 (+0.52 to +5.48), better", "100", "100",
+        "25%", "12%",
+    ]  # fmt: skip
+    assert second == [
+        "`a`", "90.00 ± 0.00 (n = 3)", "reference", "4.00", "4.00", "25%", "12%",
+    ]  # fmt: skip
+    assert text.startswith("# digits, 2 epochs, 3 seeds\n")
+    assert "Against a - better: b." in text
+    assert "target accuracy 90 % (the highest that every run reached)" in text
+    assert "![the same as a picture](comparison.png)" in text
+    assert "simulated" not in text
+    assert "/tmp" not in text
+
+
+def test_markdown_says_so_where_no_difference_is_shown() -> None:
+    runs = [made_run(name, seed, (x,)) for name, seed, x in
+            (("a", 0, 0.8), ("a", 1, 0.9), ("b", 0, 0.9), ("b", 1, 0.8))]  # fmt: skip
+    text = markdown(compare(runs, "a", 0.85))
+    # Mean 0, deviation 0.1 sqrt(2): 12.706 x 0.1.
+    assert "+0.00 (-127.06 to +127.06), no difference shown" in text
+    assert "no difference shown: b." in text
+    assert "target accuracy 85 % (as given)" in text
+    assert "2.00 (1 of 2 seeds)" in text
+
+
+def test_markdown_with_simulated_devices() -> None:
+    runs = [made_run("a", 0, (0.5, 0.9), 2.0, 0.5), made_run("b", 0, (0.5, 0.9), 2.0)]
+    header, _, first, second = rows_of(markdown(compare(runs, "a")))
+    assert header[4] == "simulated devices, computed (s)"
+    assert (first[4], second[4]) == ("1.00", "-")
+    assert (first[6], second[6]) == ("1.00", "-")
+
+
+def test_one_algorithm_and_none_that_was_evaluated() -> None:
+    text = markdown(compare([made_run("a", 0, (None, None), fast_waiting_share=None)], "a"))
+    assert "Only a was run" in text
+    assert "no target" in text
+    assert rows_of(text)[2] == [
+        "`a`", "not measured (n = 0)", "reference", "4.00", "-", "-", "12%",
+    ]  # fmt: skip
+
+
+def test_csv_has_a_line_per_run_with_units_in_its_names() -> None:
+    runs = [
+        made_run("a", 1, (0.5, 0.9), 2.0, 0.5),
+        made_run("a", 0, (0.5, 0.8), 2.0),
+        made_run("b", 0, (0.95, None), 3.0, accuracy=None, failures=2),
+    ]
+    rows = list(csv.DictReader(io.StringIO(csv_text(compare(runs, "a", 0.85)))))
+    assert [(row["algorithm"], row["seed"]) for row in rows] == [("a", "0"), ("a", "1"), ("b", "0")]
+    assert rows[1] == {
+        "algorithm": "a",
+        "seed": "1",
+        "accuracy_percent": "90",
+        "best_accuracy_percent": "90",
+        "loss": "0.25",
+        "training_seconds": "4",
+        "simulated_device_seconds": "1",
+        "target_accuracy_percent": "85",
+        "training_seconds_to_target": "4",
+        "simulated_device_seconds_to_target": "1",
+        "fast_waiting_percent": "25",
+        "slow_waiting_percent": "12.5",
+        "samples": "1000",
+        "samples_given_up": "0",
+        "rounds": "10",
+        "epochs": "2",
+        "failures": "0",
+    }
+    assert rows[0]["training_seconds_to_target"] == ""
+    assert rows[0]["simulated_device_seconds"] == ""
+    assert (rows[2]["accuracy_percent"], rows[2]["best_accuracy_percent"]) == ("", "95")
+    assert rows[2]["failures"] == "2"
+
+
+@pytest.mark.parametrize("reference", ["biased-local-sgd", "fast-only-local-sgd"])
+def test_terminal_table_fits_into_100_columns(reference: str) -> None:
+    runs = several(ALGORITHMS, device_seconds_per_epoch=100.0)
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(terminal_table(compare(runs, reference, 0.98)))
+    text = console.export_text()
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for name in ALGORITHMS:
+        assert sum(line.strip().startswith(name + " ") for line in text.splitlines()) == 1
+    # All differences of these runs are equal, and so tell no interval.
+    assert "no difference shown" in text
+    assert "simulated" in text
