@@ -1,8 +1,8 @@
 """Who waits for a worker that is 16 times slower, and whether the plan knew.
 
 ``python -m benchmarks.waiting --data FOLDER``: real CIFAR-10 images, ResNet8, one fast core and
-one slowed 16 times. The speeds are calibrated once; then each algorithm trains, and the waiting
-share of the fast worker and the seconds per epoch stand beside what ``blsgd plan`` says.
+one slowed 16 times. Before each run the speeds are calibrated; the waiting share of the fast
+worker and the seconds per epoch stand beside what ``blsgd plan`` says.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from .rows import Row, conditions, row, write
 
 WORKERS = "1x cpu:0 fast; 1x cpu:1 slow slowdown=16"
 EPOCHS = {"biased-local-sgd": 4, "sync-sgd": 1, "balanced-local-sgd": 1}
+RUNS = {"biased-local-sgd": 3, "sync-sgd": 1, "balanced-local-sgd": 1}
 SETTINGS = {
     "task": "cifar10",
     "model": "resnet8",
@@ -31,30 +32,32 @@ SETTINGS = {
 
 
 def measure(data: str) -> tuple[list[Row], dict[str, Any]]:
-    """Calibrate, then run each algorithm."""
+    """Run each algorithm, so many times."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        profile = Path(folder) / "profile.json"
-        settings = {**SETTINGS, "data": data, "profile": profile}
-        blsgd("calibrate", settings)
-        for algorithm, epochs in EPOCHS.items():
-            out = Path(folder) / algorithm
-            own = {"algorithm": algorithm, "epochs": epochs, "out": out}
-            blsgd("run", {**settings, **own}, ".")
-            summary = json.loads((out / "summary.json").read_text())
-            measured, predicted = summary["measured"], summary["predicted"]
-            rows += [
-                row(f"{algorithm}: fast waits", [100 * measured["fast_waiting_share"]], "%"),
-                row(
-                    f"{algorithm}: an epoch",
-                    [measured["epoch_seconds"]],
-                    "s",
-                    [predicted["epoch_seconds"]],
-                    "plan",
-                ),
-            ]
+    for algorithm in EPOCHS:
+        runs = [run(algorithm, data) for _ in range(RUNS[algorithm])]
+        measured = [summary["measured"] for summary in runs]
+        waiting = [100 * figures["fast_waiting_share"] for figures in measured]
+        seconds = [figures["epoch_seconds"] for figures in measured]
+        planned = [summary["predicted"]["epoch_seconds"] for summary in runs]
+        rows += [
+            row(f"{algorithm}: fast waits", waiting, "%"),
+            row(f"{algorithm}: an epoch", seconds, "s", planned, "plan"),
+        ]
     shown = {key: value for key, value in SETTINGS.items() if key != "workers"}
     return rows, conditions(workers=WORKERS, epochs=EPOCHS, settings=shown, seed=0)
+
+
+def run(algorithm: str, data: str) -> dict[str, Any]:
+    """Calibrate, train, and return the run's summary."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile, out = Path(folder) / "profile.json", Path(folder) / "run"
+        settings = {**SETTINGS, "data": data, "profile": profile, "out": out}
+        settings |= {"algorithm": algorithm, "epochs": EPOCHS[algorithm]}
+        blsgd("calibrate", settings)
+        blsgd("run", settings, ".")
+        summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+        return summary
 
 
 def blsgd(command: str, settings: dict[str, Any], *arguments: str) -> None:

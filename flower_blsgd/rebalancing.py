@@ -9,8 +9,8 @@ from .round_replies import Outcome
 
 _LOG = logging.getLogger(__name__)
 
-DEAD_BAND = 0.1
-"""A gamma that changed by less than this share is left alone."""
+FALL, RISE = 0.1, 0.25
+"""A gamma that fell or rose by no more than this share is left alone."""
 
 
 class Rebalancing:
@@ -58,8 +58,8 @@ class Rebalancing:
             for worker in roster.active
             if worker.index in measured and worker.profile.seconds_per_step > 0
         }
-        dead_band = 0.0 if self._follow else DEAD_BAND
-        if not measured or not speeds_changed(used, measured, dead_band):
+        fall, rise = (0.0, 0.0) if self._follow else (FALL, RISE)
+        if not measured or not speeds_changed(used, measured, fall, rise):
             return False
         roster.set_speeds(measured)
         told = "; ".join(f"{w.label}: {w.speed}" for w in roster.active if w.index in measured)

@@ -37,22 +37,25 @@ class MovingSpeeds:
 
 
 def speeds_changed(
-    used: Mapping[int, float], measured: Mapping[int, float], dead_band: float
+    used: Mapping[int, float], measured: Mapping[int, float], fall: float, rise: float
 ) -> bool:
     """Return whether some worker's gamma left the dead band around the one in use.
+
+    The band may be wider upwards: that everybody waits for a worker with too many steps costs
+    more than that one with too few is idle.
 
     Parameters
     ----------
     used, measured : mapping of int to float
         Seconds per step by worker index; a worker that is in one only is new, or gone.
-    dead_band : float
-        Relative change of gamma that is still ignored, >= 0.
+    fall, rise : float
+        Relative change of gamma, down and up, that is still ignored, >= 0.
 
     Examples
     --------
-    >>> speeds_changed({0: 1.0, 1: 4.0}, {0: 2.0, 1: 8.4}, 0.1)
+    >>> speeds_changed({0: 1.0, 1: 4.0}, {0: 2.0, 1: 8.4}, 0.1, 0.25)
     False
-    >>> speeds_changed({0: 1.0, 1: 4.0}, {0: 1.0, 1: 16.0}, 0.1)
+    >>> speeds_changed({0: 1.0, 1: 4.0}, {0: 1.0, 1: 4.6}, 0.1, 0.25)
     True
     """
     if used.keys() != measured.keys():
@@ -61,6 +64,6 @@ def speeds_changed(
     old = speed_ratios([used[worker] for worker in workers])
     new = speed_ratios([measured[worker] for worker in workers])
     return any(
-        a is not None and b is not None and abs(b / a - 1) > dead_band
+        a is not None and b is not None and not -fall <= b / a - 1 <= rise
         for a, b in zip(old, new, strict=True)
     )

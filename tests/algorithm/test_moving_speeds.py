@@ -61,21 +61,22 @@ def test_average_stays_between_the_extremes(values: list[float], smoothing: floa
         ({0: 2.0, 1: 8.4}, False),  # everybody twice as slow: gamma 0.25 -> 0.238, - 4.8 %
         ({0: 1.0, 1: 4.39}, False),  # gamma - 8.9 %
         ({0: 1.0, 1: 4.45}, True),  # gamma - 10.1 %
-        ({0: 1.0, 1: 3.65}, False),  # gamma + 9.6 %
-        ({0: 1.0, 1: 3.62}, True),  # gamma + 10.5 %
-        ({0: 1.2, 1: 4.0}, True),  # the fast one alone is slower: gamma + 20 %
+        ({0: 1.0, 1: 3.22}, False),  # gamma + 24.2 %
+        ({0: 1.0, 1: 3.18}, True),  # gamma + 25.8 %
+        ({0: 1.2, 1: 4.0}, False),  # the fast one alone is slower: gamma + 20 %
+        ({0: 1.3, 1: 4.0}, True),  # + 30 %
         ({0: 1.0}, True),
         ({0: 1.0, 1: 4.0, 2: 4.0}, True),
     ],
 )
-def test_dead_band_of_a_tenth(measured: dict[int, float], changed: bool) -> None:
-    assert speeds_changed({0: 1.0, 1: 4.0}, measured, 0.1) is changed
+def test_dead_band_of_a_tenth_down_and_a_quarter_up(measured: dict[int, float], changed: bool) -> None:
+    assert speeds_changed({0: 1.0, 1: 4.0}, measured, 0.1, 0.25) is changed
 
 
 def test_without_a_dead_band_every_change_counts() -> None:
-    assert not speeds_changed({0: 1.0, 1: 4.0}, {0: 2.0, 1: 8.0}, 0.0)
-    assert speeds_changed({0: 1.0, 1: 4.0}, {0: 1.0, 1: 4.0001}, 0.0)
+    assert not speeds_changed({0: 1.0, 1: 4.0}, {0: 2.0, 1: 8.0}, 0.0, 0.0)
+    assert speeds_changed({0: 1.0, 1: 4.0}, {0: 1.0, 1: 4.0001}, 0.0, 0.0)
 
 
 def test_nobody_known_is_no_change() -> None:
-    assert not speeds_changed({}, {}, 0.1)
+    assert not speeds_changed({}, {}, 0.1, 0.25)
