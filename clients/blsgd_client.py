@@ -15,6 +15,7 @@ from flower_blsgd.protocol import EvaluateOrder, ProfileQuery, TrainOrder
 from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.pinning import pinned
 from flower_blsgd.runtime.shared_arrays import accept_views
+from flower_blsgd.runtime.stream.serve import serve_sessions
 from flower_blsgd.worker.profile import answer_profile, given_seconds_per_step, worker_of
 from flower_blsgd.worker.summing import answer_sum
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 app = ClientApp()
 accept_views(app)
+serve_sessions(app)
 
 
 @app.query("profile")

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from .errors import UsageError
     from .protocol import TrainOrder, TrainReport, WorkerProfile
     from .python_door import TrainResult, train
+    from .runtime.stream.grid import StreamGrid
+    from .runtime.stream.opening import stream
+    from .runtime.stream.serve import serve_sessions
     from .saved_run import Evaluation, evaluate_run, load
     from .strategy import BiasedLocalSGD
     from .tasks import Task
@@ -20,6 +23,7 @@ __all__ = [
     "BiasedLocalSGD",
     "Evaluation",
     "LocalSGD",
+    "StreamGrid",
     "Task",
     "TrainOrder",
     "TrainReport",
@@ -29,6 +33,8 @@ __all__ = [
     "answer_profile",
     "evaluate_run",
     "load",
+    "serve_sessions",
+    "stream",
     "train",
 ]
 
@@ -36,6 +42,7 @@ _MODULES = {
     "BiasedLocalSGD": "strategy",
     "Evaluation": "saved_run",
     "LocalSGD": "worker.local_sgd",
+    "StreamGrid": "runtime.stream.grid",
     "Task": "tasks",
     "TrainOrder": "protocol",
     "TrainReport": "protocol",
@@ -45,6 +52,8 @@ _MODULES = {
     "answer_profile": "worker.profile",
     "evaluate_run": "saved_run",
     "load": "saved_run",
+    "serve_sessions": "runtime.stream.serve",
+    "stream": "runtime.stream.opening",
     "train": "python_door",
 }
 

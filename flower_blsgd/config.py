@@ -56,6 +56,11 @@ def _above_zero(default: float) -> Any:
     return _setting(default, "a number above 0", lambda v: v > 0)
 
 
+def _is_address(text: str) -> bool:
+    port = text.rpartition(":")[2]
+    return not text or (":" in text and port.isdecimal() and 0 < int(port) < 65_536)
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """All settings of a run, checked when it is made.
@@ -111,7 +116,9 @@ class RunConfig:
     high_loss_ratio: float = _setting(0.5, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: TierName = _one_of("fast", *get_args(TierName))
     deadline_seconds: float = _at_least(0, 0.0)
-    transport: str = _one_of("auto", "auto", "messages")
+    transport: str = _one_of("auto", "auto", "stream", "messages")
+    stream_address: str = _setting("", 'empty, "HOST:PORT" or ":PORT"', _is_address)
+    wire_dtype: str = _one_of("float32", "float32", "bfloat16", "float16")
     clock: Clock = _one_of("wall", *get_args(Clock))
     seed: int = _at_least(0, 0)
     threads: int = _at_least(0, 0)

@@ -3,7 +3,10 @@
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+import flower_blsgd
+
 app = ClientApp()
+flower_blsgd.serve_sessions(app)
 
 
 @app.train()

@@ -11,6 +11,8 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+import flower_blsgd
+
 app = ServerApp()
 
 
@@ -47,8 +49,11 @@ def main(grid: Grid, context: Context) -> None:
     ends = np.linspace(0, int(config["parameters"]), int(config["tensors"]) + 1, dtype=int)
     sizes = np.diff(ends)
     arrays = ArrayRecord({f"{i}": Array(np.ones(n, np.float32)) for i, n in enumerate(sizes)})
-    strategy = TimedFedAvg(fraction_evaluate=0.0)
-    strategy.start(grid, arrays, num_rounds=int(config["rounds"]))
+    strategy = TimedFedAvg(
+        fraction_evaluate=0.0, min_available_nodes=int(config["min-nodes"]), min_train_nodes=2
+    )
+    with flower_blsgd.stream(grid, context) as fast:
+        strategy.start(fast, arrays, num_rounds=int(config["rounds"]))
     Path(str(config["out"])).write_text(
         json.dumps({"round": strategy.seconds, "engine": strategy.engine_seconds})
     )

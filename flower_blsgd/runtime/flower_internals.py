@@ -5,16 +5,20 @@ Written for flwr 1.41 and 1.42.
 
 import functools
 import itertools
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from flwr.app import Message, RecordDict
+from flwr.app import DEFAULT_TTL, Context, Message, Metadata, RecordDict
+from flwr.app.message import make_message
 from flwr.app.message.recorddict import _SyncedDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.object_ref import load_app
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -26,12 +30,17 @@ __all__ = [
     "RAISED",
     "SERVER_NODE_ID",
     "Run",
+    "add_exit_handler",
+    "answer_beside_mods",
     "become_server",
     "empty_run",
     "give_message_id",
+    "is_deployment",
     "load_client_app",
     "load_server_app",
+    "message_to",
     "release_records_at_once",
+    "superlink_of",
 ]
 
 SERVER_NODE_ID = 1
@@ -95,3 +104,48 @@ def _load(reference: str, app_dir: Path, kind: type[Any]) -> Any:
     if not isinstance(app, kind):
         raise ImportError(f"{reference} is a {type(app).__name__}, not a {kind.__name__}")
     return app
+
+
+def message_to(
+    node_id: int, content: RecordDict, kind: str, message_id: str, like: Message
+) -> Message:
+    """Return a message as a node gets it, of the same run and server as another."""
+    metadata = Metadata(
+        run_id=like.metadata.run_id,
+        message_id=message_id,
+        src_node_id=like.metadata.src_node_id,
+        dst_node_id=node_id,
+        reply_to_message_id="",
+        group_id=like.metadata.group_id,
+        created_at=time.time(),
+        ttl=DEFAULT_TTL,
+        message_type=kind,
+    )
+    return make_message(metadata, content)
+
+
+def answer_beside_mods(
+    app: ClientApp, kind: str, answer: Callable[[Message, Context], Message]
+) -> None:
+    """Let an app answer a type of message past its mods, which expect models in every message.
+
+    Raises
+    ------
+    ValueError
+        If the app was made with ``client_fn``, which takes every message itself.
+    """
+    if app._call is not None:
+        raise ValueError("a ClientApp made with client_fn cannot serve a stream; use @app.train()")
+    app._registered_funcs[kind] = answer
+
+
+def is_deployment(grid: Grid) -> bool:
+    """Whether a grid's messages go through a SuperLink to SuperNodes."""
+    from flwr.superlink.grid.http_grid import HttpGrid  # slow to import, and workers need it not
+
+    return isinstance(grid, HttpGrid)
+
+
+def superlink_of(grid: Grid) -> str:
+    """Return the address of the SuperLink as this process reaches it; empty if unknown."""
+    return str(getattr(grid, "_addr", ""))

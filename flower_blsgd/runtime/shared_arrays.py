@@ -8,16 +8,16 @@ one another; nothing is unpickled that came from anywhere else.
 import functools
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
 from ..array_view import ArrayView, PrivateArray, record_of
-from .shared_block import AnyArray, Block, Placement, Pool, is_plain, view
+from .array_memory import contiguous, is_plain, memory_of
+from .shared_block import Block, Placement, Pool, view
 
 _VIEWS = "blsgd_accepts_views"
 
@@ -87,7 +87,7 @@ class Packer:
 
     def _reference(self, record: ArrayRecord, placements: dict[int, Placement]) -> Any:
         if id(record) not in self._placed:
-            memories = {name: _memory_of(array) for name, array in record.items()}
+            memories = {name: memory_of(array) for name, array in record.items()}
             shared = {name: memory for name, memory in memories.items() if memory is not None}
             if sum(memory.nbytes for memory in shared.values()) < _INLINE_BYTES:
                 return None
@@ -186,7 +186,7 @@ def share_views(record: ArrayRecord, pool: Pool) -> ArrayRecord | None:
         return None
     if not all(is_plain(array.memory) for array in views.values()):
         return None
-    memories = [_contiguous(array.memory) for array in views.values()]
+    memories = [contiguous(array.memory) for array in views.values()]
     placement = pool.place(memories)
     places = zip(views.items(), memories, placement.offsets, strict=True)
     return record_of(
@@ -210,35 +210,3 @@ def accept_views(app: ClientApp) -> None:
 def takes_views(app: ClientApp) -> bool:
     """Whether `accept_views` was called for this app."""
     return bool(app.__dict__.get(_VIEWS))
-
-
-def _memory_of(array: Array) -> AnyArray | None:
-    """Return an array's elements; None if it is not what it says it is, or no plain numbers."""
-    if isinstance(array, ArrayView):
-        return _contiguous(array.memory) if is_plain(array.memory) else None
-    if array.stype != "numpy.ndarray":
-        return None
-    try:
-        header = _header(array.dtype, tuple(array.shape))
-    except (TypeError, ValueError):
-        return None
-    dtype = np.dtype(array.dtype)
-    size = dtype.itemsize * int(np.prod(array.shape))
-    if not array.data.startswith(header) or len(array.data) != len(header) + size:
-        return None
-    return np.frombuffer(array.data, dtype, offset=len(header)).reshape(array.shape)
-
-
-@functools.lru_cache(maxsize=4096)
-def _header(dtype: str, shape: Sequence[int]) -> bytes:
-    """Return what ``numpy.save`` writes before the elements."""
-    if np.dtype(dtype).hasobject:
-        raise TypeError(f"{dtype} has no plain bytes")
-    buffer = io.BytesIO()
-    description = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": tuple(shape)}
-    np.lib.format.write_array_header_1_0(buffer, description)
-    return buffer.getvalue()
-
-
-def _contiguous(array: AnyArray) -> AnyArray:
-    return np.ascontiguousarray(array).reshape(array.shape)  # which makes 0-d arrays 1-d

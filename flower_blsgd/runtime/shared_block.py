@@ -107,11 +107,6 @@ def view(lease: Lease, offset: int, dtype: str, shape: Sequence[int]) -> AnyArra
     return np.ndarray(tuple(shape), dtype, buffer=lease, offset=offset)
 
 
-def is_plain(array: AnyArray) -> bool:
-    """Whether its elements are numbers, times or texts: the dtype is in a short name."""
-    return array.dtype.kind in "biufcmMSU"
-
-
 @dataclass(frozen=True)
 class Placement:
     """Where arrays are in a block.

@@ -12,8 +12,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from .array_memory import is_plain
 from .shared_arrays import Parcel, SharedTensor
-from .shared_block import AnyArray, Placement, Pool, is_plain
+from .shared_block import AnyArray, Placement, Pool
 
 _INLINE_BYTES = 1 << 16
 

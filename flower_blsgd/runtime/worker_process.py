@@ -8,7 +8,6 @@ socket closes or when the lifeline does: the kernel closes the lifeline even if 
 killed while a message is being handled.
 """
 
-import copy
 import fcntl
 import os
 import select
@@ -17,14 +16,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Context, Error, Message, RecordDict
 
-from ..array_view import record_of
+from .app_call import Handler, handler_of
 from .channel import Channel
 from .devices import WorkerSpec
 from .flower_internals import NOT_LOADED, RAISED, load_client_app, release_records_at_once
@@ -32,7 +30,6 @@ from .pinning import side_stream
 from .shared_arrays import Packer, Parcel, share_views, takes_views
 from .shared_block import Pool
 
-Handler = Callable[[Message], Message]
 Answer = tuple[Message, RecordDict]
 """A reply, and the state that the node keeps in shared memory."""
 
@@ -170,40 +167,7 @@ def _handlers(job: Job, channels: Sequence[Channel]) -> dict[int, Handler]:
         return dict.fromkeys(job.contexts, refuse)
     for channel in channels:
         channel.views = takes_views(app)
-    return {node_id: _handler(app, context) for node_id, context in job.contexts.items()}
-
-
-def _handler(app: ClientApp, context: Context) -> Handler:
-    def handle(message: Message) -> Message:
-        before = _snapshot(context.state)
-        try:
-            return _checked(app(message, context), message)
-        except Exception:
-            context.state = before  # what a failed call left is not kept, as in Flower's simulation
-            return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
-
-    return handle
-
-
-def _snapshot(state: RecordDict) -> RecordDict:
-    """Return a copy that keeps what records hold, but for the elements of arrays."""
-    return RecordDict(
-        {
-            name: record_of(dict(record))
-            if isinstance(record, ArrayRecord)
-            else copy.deepcopy(record)
-            for name, record in state.items()
-        }
-    )
-
-
-def _checked(reply: object, message: Message) -> Message:
-    """Return the reply if it is one to this message; else the sender would wait for ever."""
-    if not isinstance(reply, Message):
-        raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
-    if reply.metadata.reply_to_message_id != message.metadata.message_id:
-        raise ValueError("the ClientApp returned a Message that is no reply (reply_to=message)")
-    return reply
+    return {node_id: handler_of(app, context) for node_id, context in job.contexts.items()}
 
 
 if __name__ == "__main__":

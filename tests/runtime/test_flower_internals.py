@@ -22,7 +22,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from flower_blsgd import array_view
-from flower_blsgd.runtime import flower_internals, shared_arrays
+from flower_blsgd.runtime import array_memory, flower_internals, shared_arrays
 from flower_blsgd.runtime.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -344,7 +344,7 @@ def test_array_record_keeps_its_arrays_in_data_of_its_dict() -> None:
 def test_an_array_is_a_header_and_its_elements(array: np.ndarray) -> None:
     """What ``numpy.save`` writes in version 1.0, aligned to 64: `shared_arrays` looks past it."""
     data = Array(array).data
-    header = shared_arrays._header(str(array.dtype), array.shape)
+    header = array_memory._header(str(array.dtype), array.shape)
     assert data == header + array.tobytes()
     assert data.startswith(b"\x93NUMPY\x01\x00")
     assert len(header) % 64 == 0

@@ -1,0 +1,51 @@
+"""Call a ClientApp, and always get a reply."""
+
+import copy
+import traceback
+from collections.abc import Callable
+
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from ..array_view import record_of
+from .flower_internals import RAISED
+
+Handler = Callable[[Message], Message]
+
+
+def handler_of(app: ClientApp, context: Context) -> Handler:
+    """Return what answers a node's messages: the app's reply, or an error with its traceback.
+
+    What a call that failed left in the node's state is not kept.
+    """
+
+    def handle(message: Message) -> Message:
+        before = _snapshot(context.state)
+        try:
+            return _checked(app(message, context), message)
+        except Exception:
+            context.state = before  # what a failed call left is not kept, as in Flower's simulation
+            return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
+
+    return handle
+
+
+def _snapshot(state: RecordDict) -> RecordDict:
+    """Return a copy that keeps what records hold, but for the elements of arrays."""
+    return RecordDict(
+        {
+            name: record_of(dict(record))
+            if isinstance(record, ArrayRecord)
+            else copy.deepcopy(record)
+            for name, record in state.items()
+        }
+    )
+
+
+def _checked(reply: object, message: Message) -> Message:
+    """Return the reply if it is one to this message; else the sender would wait for ever."""
+    if not isinstance(reply, Message):
+        raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
+    if reply.metadata.reply_to_message_id != message.metadata.message_id:
+        raise ValueError("the ClientApp returned a Message that is no reply (reply_to=message)")
+    return reply

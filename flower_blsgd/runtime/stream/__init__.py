@@ -1,0 +1,1 @@
+"""Long-lived streams between a ServerApp and its ClientApps on other machines."""
