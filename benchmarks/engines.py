@@ -1,4 +1,4 @@
-"""Seconds per round of the same app on three engines, in one run of this script.
+"""Seconds per round of the same app on every engine, in one run of this script.
 
 The work of a round is the same everywhere (32 and 8 steps on digits), so the difference is what
 the engine adds. The first round of each engine is left out: processes warm up in it.
@@ -22,10 +22,13 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, object]]:
     engine = ["scripts/flower_engine.py"]
     local = round_seconds(["-m", "flower_blsgd", "run", "."], epochs=10)
     simulation = round_seconds([*engine, "simulation"], epochs=3 if quick else 10)
-    messages = round_seconds([*engine, "deployment", *nodes], epochs=1 if quick else 3)
+    deployment = [*engine, "deployment", *nodes]
+    stream = round_seconds(deployment, epochs=10)
+    messages = round_seconds(deployment, epochs=1 if quick else 3, transport="messages")
     rows = [
         row("local grid", local, "s per round"),
         row("Flower simulation (Ray)", simulation, "s per round", local, "local grid"),
+        row("SuperLink and 2 SuperNodes, stream", stream, "s per round", local, "local grid"),
         row("SuperLink and 2 SuperNodes, messages", messages, "s per round", local, "local grid"),
     ]
     return rows, conditions(
@@ -33,11 +36,13 @@ def measure(quick: bool) -> tuple[list[Row], dict[str, object]]:
     )
 
 
-def round_seconds(command: list[str], epochs: int) -> list[float]:
+def round_seconds(command: list[str], epochs: int, transport: str = "auto") -> list[float]:
     """Return the seconds of every round but the first."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        settings = f"epochs={epochs} threads=1 workers='{WORKERS}' out='{out}'"
+        settings = (
+            f"epochs={epochs} threads=1 workers='{WORKERS}' transport='{transport}' out='{out}'"
+        )
         subprocess.run(
             [sys.executable, *command, "-c", settings],
             check=True,

@@ -238,7 +238,7 @@ def _compare(options: argparse.Namespace) -> None:
             raise AggregationError("no run finished, so there is nothing to compare")
         named = [run.algorithm for run in runs]
         reference = next(name for name in algorithms if name in named)
-        comparison = summarise(runs, folder, reference, options.target)
+        comparison = summarise(runs, folder, reference, options.target, failures)
         console.print(terminal_table(comparison))
         tell(f"in {folder}: comparison.md, comparison.csv, comparison.png")
 

@@ -235,10 +235,15 @@ def train_all(
 
 
 def summarise(
-    runs: Sequence[ComparedRun], folder: Path, reference: str, target: float | None
+    runs: Sequence[ComparedRun],
+    folder: Path,
+    reference: str,
+    target: float | None,
+    failed: Sequence[str] = (),
 ) -> Comparison:
     """Write table and picture of what is finished, and return the figures."""
-    return write_comparison([read_run(run.folder) for run in runs], folder, reference, target)
+    finished = [read_run(run.folder) for run in runs]
+    return write_comparison(finished, folder, reference, target, failed)
 
 
 def _shared_settings(config: RunConfig) -> dict[str, Value]:

@@ -80,6 +80,8 @@ class Comparison:
         The highest mean accuracy first; of equal ones that which was named first.
     runs : tuple of FinishedRun
         As given.
+    failed : tuple of str
+        What became of the runs that did not finish; they are in no figure.
     """
 
     reference: str
@@ -87,9 +89,15 @@ class Comparison:
     target_given: bool
     algorithms: tuple[AlgorithmFigures, ...]
     runs: tuple[FinishedRun, ...]
+    failed: tuple[str, ...] = ()
 
 
-def compare(runs: Sequence[FinishedRun], reference: str, target: float | None = None) -> Comparison:
+def compare(
+    runs: Sequence[FinishedRun],
+    reference: str,
+    target: float | None = None,
+    failed: Sequence[str] = (),
+) -> Comparison:
     """Compare runs.
 
     Parameters
@@ -100,6 +108,8 @@ def compare(runs: Sequence[FinishedRun], reference: str, target: float | None = 
         One of their algorithms.
     target : float, optional
         An accuracy in (0, 1]; None for the highest that every run reached.
+    failed : sequence of str
+        What became of runs that did not finish, a line each.
 
     Raises
     ------
@@ -114,7 +124,9 @@ def compare(runs: Sequence[FinishedRun], reference: str, target: float | None = 
         by_algorithm.setdefault(run.algorithm, []).append(run)
     figures = [_figures(of_one, by_algorithm[reference], aim) for of_one in by_algorithm.values()]
     figures.sort(key=lambda one: -math.inf if one.accuracy is None else one.accuracy, reverse=True)
-    return Comparison(reference, aim, target is not None, tuple(figures), tuple(runs))
+    return Comparison(
+        reference, aim, target is not None, tuple(figures), tuple(runs), tuple(failed)
+    )
 
 
 def common_target(runs: Iterable[FinishedRun]) -> float | None:

@@ -11,7 +11,11 @@ from .finished_run import FinishedRun
 
 
 def write_comparison(
-    runs: Sequence[FinishedRun], folder: Path, reference: str, target: float | None = None
+    runs: Sequence[FinishedRun],
+    folder: Path,
+    reference: str,
+    target: float | None = None,
+    failed: Sequence[str] = (),
 ) -> Comparison:
     """Compare runs, and write ``comparison.md``, ``comparison.csv`` and ``comparison.png``.
 
@@ -27,6 +31,8 @@ def write_comparison(
         The algorithm that the others are compared with.
     target : float, optional
         An accuracy in (0, 1]; None for the highest that every run reached.
+    failed : sequence of str
+        What became of runs that did not finish, a line each; the table names them.
 
     Raises
     ------
@@ -35,7 +41,7 @@ def write_comparison(
     """
     from .comparison_picture import draw_comparison  # matplotlib takes its time
 
-    comparison = compare(runs, reference, target)
+    comparison = compare(runs, reference, target, failed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_whole(folder / "comparison.csv", lambda p: _text(p, csv_text(comparison)))

@@ -44,7 +44,10 @@ def markdown(comparison: Comparison) -> str:
     header, rows = _cells(comparison)
     lines = [f"# {headline(comparison.runs)}", ""]
     lines += [_line(header), _line(["---"] + ["---:"] * (len(header) - 1)), *map(_line, rows), ""]
-    lines += [verdict(comparison), "", "![the same as a picture](comparison.png)", ""]
+    lines += [verdict(comparison), ""]
+    for line in comparison.failed:
+        lines += [f"In no figure: {line}.", ""]
+    lines += ["![the same as a picture](comparison.png)", ""]
     lines += ["## Conditions", ""]
     lines += [f"- {name}: {value}" for name, value in conditions(comparison.runs).items()]
     lines += [f"- {target_line(comparison)}", "", "## How to read", ""]

@@ -311,6 +311,16 @@ def test_summarise_writes_the_three_files(go: Go, folder: Path) -> None:
     assert B in (folder / "comparison.md").read_text()
 
 
+def test_table_names_the_runs_that_failed(go: Go, folder: Path) -> None:
+    runs, _ = go(FakeTrain())
+    comparison = summarise(runs, folder, A, None, ["dlb, seed 7 failed: round 3: nobody"])
+    assert comparison.failed == ("dlb, seed 7 failed: round 3: nobody",)
+    text = (folder / "comparison.md").read_text()
+    assert "In no figure: dlb, seed 7 failed: round 3: nobody.\n" in text
+    summarise(runs, folder, A, None)
+    assert "In no figure" not in (folder / "comparison.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("part", "value", "key"),
     [
