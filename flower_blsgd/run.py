@@ -3,7 +3,6 @@
 import functools
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -23,7 +22,8 @@ from .results.measured import Figures
 from .results.progress import ProgressView
 from .results.report import RunReport
 from .roster import Roster
-from .runtime.devices import WorkerSpec, parse_workers
+from .run_notes import tell_ignored_workers, tell_transport, tell_wire_errors
+from .runtime.devices import WorkerSpec
 from .runtime.local_grid import LocalGrid
 from .runtime.machine import this_machine
 from .runtime.memory import format_bytes, free_bytes, require_bytes
@@ -95,7 +95,8 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         strategy.planner.check(strategy.roster.active)
         report.open_folder()
         if not local:
-            _tell_ignored_workers(config, strategy.roster, report)
+            tell_ignored_workers(config, strategy.roster, report)
+            tell_transport(grid, report)
         for worker in strategy.roster.active:
             if worker.speed:
                 report.say(f"  {worker.label}: {worker.speed}")
@@ -111,6 +112,7 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
             on_round=report.add_round,
             on_epoch=report.add_epoch,
         )
+        tell_wire_errors(grid, report)
     return report
 
 
@@ -231,29 +233,6 @@ def make_strategy(
         min_train_nodes=1,
         min_evaluate_nodes=1,
     )
-
-
-def _tell_ignored_workers(config: RunConfig, roster: Roster, report: RunReport) -> None:
-    """SuperNodes name their own device; only Flower's simulation reads ``workers``."""
-    if config.profile:
-        report.say(
-            f'profile = "{config.profile}" is ignored: only blsgd run reads it; give each node '
-            "seconds-per-step in its node config"
-        )
-    if config.workers == "auto":
-        return
-    try:
-        named = [profile_of(worker) for worker in parse_workers(config.workers)]
-    except UsageError:  # devices of another machine
-        named = []
-    for worker in roster.workers:
-        place = worker.profile.partition_id  # simulation gives every node one
-        profile = replace(worker.profile, partition_id=-1, data_fingerprint="")
-        if place < 0 or profile not in named[place : place + 1]:
-            report.say(
-                f'workers = "{config.workers}" is ignored: each SuperNode names its own device'
-            )
-            return
 
 
 def _evaluate_fn(grid: Grid, task: Task, roster: Roster, report: RunReport) -> EvaluateFn:

@@ -33,6 +33,7 @@ _LOST_SECONDS = 1.5
 """How long a round waits for a broken connection to come back."""
 
 _END_SECONDS = 1.5
+_ANY_HOST = ("", "0.0.0.0", "[::]")
 
 
 class StreamGrid(Grid):
@@ -88,7 +89,7 @@ class StreamGrid(Grid):
 
     def _addresses(self, address: str) -> tuple[str, ...]:
         host = split_address(address)[0] if address else ""
-        hosts = [host] if host else own_addresses(superlink_of(self._grid))
+        hosts = [host] if host not in _ANY_HOST else own_addresses(superlink_of(self._grid))
         return tuple(f"{host}:{self._server.port}" for host in hosts)
 
     def __enter__(self) -> "StreamGrid":
@@ -114,6 +115,8 @@ class StreamGrid(Grid):
 
     def end_at_once(self) -> None:
         """End all sessions without waiting; for an exit handler."""
+        if self._closed.is_set():
+            return
         self._closed.set()
         self._server.end()
         time.sleep(0.2)  # so that what ends them is sent

@@ -19,6 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 4096
 _REFUSALS_LOGGED = 20
+_LONGEST_ID = 20
 
 
 class StreamServer:
@@ -69,7 +70,7 @@ class StreamServer:
     def _listen(self, address: str, credentials: grpc.ServerCredentials) -> int:
         host, port = split_address(address) if address else ("", 0)
         # A host that is not ours, such as the outside of a router, is listened for on all of ours.
-        listening = host if host and _is_ours(host) else "0.0.0.0"
+        listening = _own_address(host) or ("[::]" if host.startswith("[") else "0.0.0.0")
         try:
             return int(self._server.add_secure_port(f"{listening}:{port}", credentials))
         except RuntimeError:
@@ -99,7 +100,8 @@ class StreamServer:
     def _session(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         link = self._authenticated(context)
         connection = Connection()
-        context.add_callback(connection.close)
+        if not context.add_callback(connection.close):
+            return  # it is over already
         context.send_initial_metadata(())
         threading.Thread(
             target=self._read, args=(link, connection, messages, context), daemon=True
@@ -111,7 +113,8 @@ class StreamServer:
         """Return the link of the node that connects; anybody else gets nothing."""
         shown = dict(context.invocation_metadata())
         node_id, token = shown.get(NODE_KEY, ""), shown.get(TOKEN_KEY, b"")
-        link = self.links.get(int(node_id)) if str(node_id).isdecimal() else None
+        known_form = str(node_id).isdecimal() and len(node_id) <= _LONGEST_ID
+        link = self.links.get(int(node_id)) if known_form else None
         expected = link.token if link is not None else new_token()
         known = isinstance(token, bytes) and same_token(token, expected)
         if link is None or not known:
@@ -170,11 +173,12 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _is_ours(host: str) -> bool:
-    """Whether this machine has the address."""
+def _own_address(host: str) -> str:
+    """Return the address of a host if this machine has it, else nothing."""
     try:
+        address = socket.gethostbyname(host) if host else ""
         with socket.socket() as probe:
-            probe.bind((socket.gethostbyname(host), 0))
-        return True
+            probe.bind((address, 0))
+        return address
     except OSError:
-        return False
+        return ""

@@ -17,7 +17,7 @@ from .held_models import HeldModels
 from .invitation import Farewell, Invitation
 from .letters import message_in, reply_pieces
 from .parents import die_with_supernode
-from .session_end import run_at_session_end
+from .session_end import run_at_session_end, session_begins
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Session:
             return Farewell(connected=False, reason=str(error))
         self._held = HeldModels(invitation.wire_dtype, self._views)
         die_with_supernode()
+        session_begins()
         self._connection = ClientConnection(
             invitation, self._node_id, self._superlink, self._take, self._holding
         )
