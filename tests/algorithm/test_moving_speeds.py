@@ -69,7 +69,9 @@ def test_average_stays_between_the_extremes(values: list[float], smoothing: floa
         ({0: 1.0, 1: 4.0, 2: 4.0}, True),
     ],
 )
-def test_dead_band_of_a_tenth_down_and_a_quarter_up(measured: dict[int, float], changed: bool) -> None:
+def test_dead_band_of_a_tenth_down_and_a_quarter_up(
+    measured: dict[int, float], changed: bool
+) -> None:
     assert speeds_changed({0: 1.0, 1: 4.0}, measured, 0.1, 0.25) is changed
 
 
