@@ -27,6 +27,7 @@ from .runtime.devices import parse_workers, sharing_note
 from .runtime.flower_internals import SERVER_NODE_ID, load_server_app
 from .runtime.local_grid import LocalGrid
 from .runtime.machine import format_ids, this_machine
+from .supernode.command import add_supernode
 
 USAGE_ERROR = 2
 _INTERRUPTED = 130
@@ -89,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         add_settings(command)
     for command in (run, devices):
         add_workers(command)
-    for command in (run, devices, evaluate, prepare, *add_commands(commands)):
+    others = (*add_commands(commands), add_supernode(commands))
+    for command in (run, devices, evaluate, prepare, *others):
         command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
     return parser
 

@@ -1,0 +1,1 @@
+"""``blsgd supernode``: Flower's SuperNodes, one per device, started and ended together."""
