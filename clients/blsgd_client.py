@@ -5,12 +5,14 @@ pinning comes before torch.
 """
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.host.mod import several_devices
 from flower_blsgd.protocol import EvaluateOrder, ProfileQuery, TrainOrder
 from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.pinning import pinned
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from flower_blsgd.tasks import Task
     from flower_blsgd.worker.local_sgd import LocalSGD
 
-app = ClientApp()
+app = ClientApp(mods=[several_devices(f"{__name__}:app", Path(__file__).parents[1])])
 accept_views(app)
 serve_sessions(app)
 

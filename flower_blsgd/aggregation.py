@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from flwr.app import Array
+
 from .algorithm.averaging import AnyArray, Weighting, moved_by_updates, weighted_average
+from .algorithm.nesting import HostRule
 from .algorithm.outer_optimizer import OuterOptimizer
 from .round_replies import Outcome
 
@@ -34,6 +37,8 @@ class Aggregation:
         self.weighting = weighting
         self._outer_optimizer = outer_optimizer
         self._parameter_names = parameter_names
+        self._update_norms: list[float] = []
+        self._moving: tuple[str, ...] = ()
 
     def __call__(
         self,
@@ -42,6 +47,8 @@ class Aggregation:
         average: Average | None = None,
     ) -> tuple[dict[str, AnyArray], list[float]]:
         """Return the next global model, and each worker's weight.
+
+        Workers behind one node count as one model with their weights added up.
 
         Parameters
         ----------
@@ -53,15 +60,36 @@ class Aggregation:
             Does the sums instead of `weighted_average`.
         """
         weights = self.weighting.weights([outcome.load for outcome in outcomes])
-        models = [outcome.tensors for outcome in outcomes]
-        averaged = (average or weighted_average)(models, weights)
+        averaged = (average or weighted_average)(*_models(outcomes, weights))
         parameters = self._parameters(before)
         scales_of = getattr(self.weighting, "update_scales", None)
         if scales_of is not None:
             steps = [o.report.completed_steps if o.report else 0 for o in outcomes]
             moving = {name: tensor for name, tensor in before.items() if name in parameters}
-            averaged |= moved_by_updates(moving, models, scales_of(weights, steps))
+            scales = scales_of(weights, steps)
+            averaged |= moved_by_updates(moving, *_models(outcomes, scales))
         return self._outer_optimizer.step(before, averaged, parameters), weights
+
+    def host_rule(self, model: Mapping[str, Array], longest_steps: int) -> HostRule:
+        """Return how workers behind one node are to be averaged there.
+
+        Parameters
+        ----------
+        model : mapping
+            The global model that they begin with.
+        longest_steps : int
+            The most that one of them is ordered to do.
+        """
+        worker_weight = getattr(self.weighting, "worker_weight", "load")
+        if not hasattr(self.weighting, "update_scales"):
+            return HostRule(worker_weight)
+        norm = self.weighting.update_norm  # type: ignore[attr-defined]  # nests() has seen it
+        while len(self._update_norms) <= longest_steps:
+            self._update_norms.append(float(norm(len(self._update_norms))))
+        if not self._moving:
+            parameters = self._parameters({name: a.numpy() for name, a in model.items()})
+            self._moving = tuple(name for name in model if name in parameters)
+        return HostRule(worker_weight, tuple(self._update_norms[: longest_steps + 1]), self._moving)
 
     def _parameters(self, model: Mapping[str, AnyArray]) -> Collection[str]:
         if self._parameter_names is None:
@@ -71,3 +99,22 @@ class Aggregation:
                 if tensor.dtype.kind in "fc" and name.rpartition(".")[2] not in _RUNNING
             }
         return self._parameter_names
+
+
+def _models(
+    outcomes: Sequence[Outcome], shares: Sequence[float]
+) -> tuple[list[Mapping[str, AnyArray]], list[float]]:
+    """Return the models that came, in worker order, each with its share of the sum."""
+    models: list[Mapping[str, AnyArray]] = []
+    sums: list[float] = []
+    places: dict[int, int] = {}
+    for outcome, share in zip(outcomes, shares, strict=True):
+        host = outcome.host
+        if host is not None and id(host) in places:
+            sums[places[id(host)]] += share
+            continue
+        if host is not None:
+            places[id(host)] = len(models)
+        models.append(outcome.tensors if host is None else host.tensors)
+        sums.append(share)
+    return models, sums

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from .algorithm.local_steps import FAST_SPEED_RATIO, Participant, speed_ratios
 from .errors import UsageError
-from .profile_query import ask_profiles
+from .profile_query import Address, Introduction, ask_profiles
 from .protocol import WorkerProfile
 from .speeds import SpeedRule
 
@@ -40,6 +40,8 @@ class Worker:
         gamma, if the speeds are known.
     measured : bool
         Whether its seconds per step were measured by us, not given.
+    place : int, optional
+        Its place within a node with several devices; None if the node is this worker.
     """
 
     index: int
@@ -50,6 +52,12 @@ class Worker:
     fast: bool = True
     speed_ratio: float | None = None
     measured: bool = False
+    place: int | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where it is now."""
+        return self.node_id, self.place
 
     @property
     def label(self) -> str:
@@ -71,17 +79,18 @@ class Worker:
         return Participant(self.fast, batch_size, self.speed_ratio, self.profile.steps or None)
 
 
-def rank_key(profile: WorkerProfile) -> tuple[bool, int, float, str]:
+def rank_key(profile: WorkerProfile, place: int | None = None) -> tuple[bool, int, float, str, int]:
     """Return the key that workers are ranked by: never a node id, never a measured speed.
 
-    Named slow ones last; then by partition id, else by name, else by device.
+    Named slow ones last; then by partition id, else by name, else by device; then by the place
+    within a node with several devices.
     """
-    slow = profile.tier == "slow"
+    slow, place = profile.tier == "slow", place or 0
     if profile.partition_id >= 0:
-        return slow, 0, profile.partition_id, ""
+        return slow, 0, profile.partition_id, "", place
     if profile.name:
-        return slow, 1, 0, profile.name
-    return slow, 2, 0, profile.device
+        return slow, 1, 0, profile.name, place
+    return slow, 2, 0, profile.device, place
 
 
 class Roster:
@@ -108,7 +117,7 @@ class Roster:
         self._speed_rule = speed_rule
         self.workers: list[Worker] = []
         self._silent_nodes: set[int] = set()
-        self._nodes_asked_for_speed: set[int] = set()
+        self._asked_for_speed: set[Address] = set()
         self._told_of_twins = False
 
     @classmethod
@@ -117,7 +126,7 @@ class Roster:
     ) -> "Roster":
         """Return the roster that nodes with these profiles would make."""
         roster = cls(len(profiles), fast_threshold=fast_threshold)
-        roster._admit(list(enumerate(profiles)))
+        roster._admit([Introduction(place, None, p) for place, p in enumerate(profiles)])
         return roster
 
     @property
@@ -155,22 +164,23 @@ class Roster:
             time.sleep(_POLL_SECONDS)
         return online
 
-    def _admit(self, answers: Sequence[tuple[int, WorkerProfile]]) -> None:
+    def _admit(self, answers: Sequence[Introduction]) -> None:
         began = bool(self.workers)
-        for node_id, profile in sorted(answers, key=lambda a: (rank_key(a[1]), a[0])):
-            identity = rank_key(profile)[1:]
-            twins = [w for w in self.workers if rank_key(w.profile)[1:] == identity]
+        for new in sorted(answers, key=lambda new: (rank_key(new.profile, new.place), new.node_id)):
+            node_id, place, profile = new.node_id, new.place, new.profile
+            identity = rank_key(profile, place)[1:]
+            twins = [w for w in self.workers if rank_key(w.profile, w.place)[1:] == identity]
             back = next((w for w in twins if not w.present), None)
             if began and (reason := self._other_data(profile)):
                 _LOG.error("node %d does not take part: %s", node_id, reason)
             elif back is not None:
-                back.node_id, back.present, back.profile, back.excluded = node_id, True, profile, ""
-                back.measured = False
+                back.node_id, back.place, back.profile = node_id, place, profile
+                back.present, back.excluded, back.measured = True, "", False
                 _LOG.info("%s is back", back.label)
             else:
                 if twins:
                     self._tell_of_twins(profile)
-                self.workers.append(Worker(len(self.workers), node_id, profile))
+                self.workers.append(Worker(len(self.workers), node_id, profile, place=place))
         self._assign_tiers()
         if not began:
             for worker in self.workers:
@@ -178,19 +188,19 @@ class Roster:
                     raise UsageError(f"worker {worker.label} {reason}")
 
     def _measure_speeds(self, grid: Grid, began: bool) -> None:
-        rule, asked = self._speed_rule, self._nodes_asked_for_speed
+        rule, asked = self._speed_rule, self._asked_for_speed
         unknown = [
             worker
             for worker in self.active
-            if not worker.profile.seconds_per_step and worker.node_id not in asked
+            if not worker.profile.seconds_per_step and worker.address not in asked
         ]
         if rule is None or not unknown or not rule.applies([w.profile for w in self.active]):
             return
-        others = [worker.node_id for worker in self.active if worker.measured]
-        speeds = rule.measure(grid, [worker.node_id for worker in unknown], others)
+        others = [worker.address for worker in self.active if worker.measured]
+        speeds = rule.measure(grid, [worker.address for worker in unknown], others)
         asked |= speeds.keys()
         for worker in unknown:
-            seconds = speeds[worker.node_id]
+            seconds = speeds[worker.address]
             if isinstance(seconds, float):
                 worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 worker.measured = True

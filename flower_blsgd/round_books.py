@@ -42,7 +42,8 @@ def round_record(
     workers = worker_rounds(outcomes, weights, sent_at, received_at, planner.batch_size)
     samples = sum(row.num_examples for row in workers)
     loss = sum(row.loss * row.num_examples for row in workers if row.num_examples) / samples
-    answered = sum(not row.failure for row in workers)
+    sent = {outcome.worker.node_id for outcome in outcomes}  # one model for all behind a node
+    answered = {outcome.worker.node_id for outcome in outcomes if not outcome.failure}
     sums = [
         WorkerRound(
             worker=worker.index,
@@ -64,7 +65,7 @@ def round_record(
         planning_seconds=planning_seconds,
         round_seconds=now - sent_at,
         averaging_seconds=now - received_at,
-        bytes_moved=model_bytes * (len(workers) + answered),
+        bytes_moved=model_bytes * (len(sent) + len(answered)),
         train_loss=loss,
         workers=tuple(sorted([*workers, *sums], key=lambda row: row.worker)),
     )

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from .algorithm.averaging import AnyArray, LoadWeighting, weighted_average
+from .algorithm.averaging import AnyArray
 from .algorithm.loss_table import LossTable
+from .algorithm.nesting import average_by_load
+from .host_replies import HostModel, HostOutcome, read_host_reply
 from .model_check import ModelShape
 from .protocol import METRICS, NUM_EXAMPLES, TIMING_KEYS, TrainOrder, TrainReport
+from .reply_check import check_reply
 from .roster import Worker
-from .wire import ProtocolError
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,6 +42,9 @@ class Outcome:
         The figures in the reply.
     failure : str
         Why it failed, in one line.
+    host : HostModel, optional
+        Instead of `tensors` and `momentum`, for a worker behind a node with several devices: the
+        average that holds its model. All that are in it have the same object.
     """
 
     worker: Worker
@@ -49,6 +54,7 @@ class Outcome:
     momentum: Mapping[str, AnyArray] = field(default_factory=dict)
     metrics: MetricRecord = field(default_factory=MetricRecord)
     failure: str = ""
+    host: HostModel | None = None
 
     @property
     def load(self) -> float:
@@ -76,7 +82,7 @@ def read_replies(
     replies : iterable of Message
         In any order; those of nobody's order are ignored.
     orders : mapping of int to (Worker, TrainOrder)
-        By node id.
+        By worker index. The workers behind one node have one reply together.
     model_shape : ModelShape
         Of the global model.
     weighted_by_key : str (default: "num-examples")
@@ -88,15 +94,20 @@ def read_replies(
         One per order, in worker order.
     """
     by_node = {reply.metadata.src_node_id: reply for reply in replies}
+    behind: dict[int, list[tuple[Worker, TrainOrder]]] = {}
+    for worker, order in orders.values():
+        behind.setdefault(worker.node_id, []).append((worker, order))
     outcomes = []
-    for node_id, (worker, order) in orders.items():
+    for node_id, given in behind.items():
         reply = by_node.get(node_id)
         if reply is None:
-            outcomes.append(_failed(worker, order, "it did not answer in time"))
+            outcomes += [_failed(*each, "it did not answer in time") for each in given]
         elif reply.has_error():
-            outcomes.append(_read_error(worker, order, reply))
+            outcomes += _read_error(given, reply.error.code, reply.error.reason or "")
+        elif given[0][0].place is None:
+            outcomes += [_read(*each, reply, model_shape, weighted_by_key) for each in given]
         else:
-            outcomes.append(_read(worker, order, reply, model_shape, weighted_by_key))
+            outcomes += _read_host(given, reply, model_shape, weighted_by_key)
     return sorted(outcomes, key=lambda outcome: outcome.worker.index)
 
 
@@ -108,30 +119,59 @@ def _read(
     weighted_by_key: str,
 ) -> Outcome:
     try:
-        report = TrainReport.from_reply(reply, order)
-        metrics = next(iter(reply.content.metric_records.values()))
-        if not isinstance(metrics.get(weighted_by_key), int | float):
-            raise ProtocolError(f"its figures have no number {weighted_by_key!r}")
-        tensors = model_shape.checked(report.arrays)
-        momentum = model_shape.checked_momentum(report.momentum) if report.momentum else {}
+        checked = check_reply(reply.content, order, model_shape, weighted_by_key)
     except Exception as error:  # whatever a node sends, it costs only its own share
         return _failed(worker, order, str(error) or type(error).__name__)
-    return Outcome(worker, order, report, tensors, momentum, metrics)
+    return Outcome(
+        worker, order, checked.report, checked.tensors, checked.momentum, checked.metrics
+    )
 
 
-def _read_error(worker: Worker, order: TrainOrder, reply: Message) -> Outcome:
-    reason = (reply.error.reason or "").strip() or f"error {reply.error.code}"
+def _read_host(
+    given: Sequence[tuple[Worker, TrainOrder]],
+    reply: Message,
+    model_shape: ModelShape,
+    weighted_by_key: str,
+) -> list[Outcome]:
+    orders = {worker.place or 0: order for worker, order in given}
+    try:
+        found = read_host_reply(reply.content, orders, model_shape, weighted_by_key)
+    except Exception as error:  # likewise; nobody can say whose part of the average is wrong
+        reason = str(error) or type(error).__name__
+        return [_failed(worker, order, reason) for worker, order in given]
+    return [_outcome_behind(worker, order, found) for worker, order in given]
+
+
+def _outcome_behind(worker: Worker, order: TrainOrder, found: HostOutcome) -> Outcome:
+    failure = found.failures.get(worker.place or 0)
+    if failure is None:
+        report, metrics = found.reports[worker.place or 0]
+        host = found.model if report.num_examples else None
+        return Outcome(worker, order, report, metrics=metrics, host=host)
+    (outcome,) = _read_error([(worker, order)], failure.code, failure.reason)
+    if failure.code == ErrorCode.NODE_UNAVAILABLE:  # its node will not start it again
+        worker.excluded = outcome.failure
+    return outcome
+
+
+def _read_error(
+    given: Sequence[tuple[Worker, TrainOrder]], code: int, reason: str
+) -> list[Outcome]:
+    reason = reason.strip() or f"error {code}"
     brief = reason.splitlines()[-1]
-    if reply.error.code not in RAISED:
-        return _failed(worker, order, brief)
-    worker.excluded = brief
+    if code not in RAISED:
+        return [_failed(worker, order, brief) for worker, order in given]
+    for worker, _ in given:
+        worker.excluded = brief
     _LOG.error(
-        "worker %s raised in round %d and is left out from now on:\n%s",
-        worker.label,
-        order.round,
+        "%s %s raised in round %d and %s left out from now on:\n%s",
+        "worker" if len(given) == 1 else "workers",
+        ", ".join(worker.label for worker, _ in given),
+        given[0][1].round,
+        "is" if len(given) == 1 else "are",
         reason,
     )
-    return Outcome(worker, order, failure=brief)
+    return [Outcome(worker, order, failure=brief) for worker, order in given]
 
 
 def _failed(worker: Worker, order: TrainOrder, reason: str) -> Outcome:
@@ -167,12 +207,16 @@ def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
     Each tensor over those that have it: a worker may have trained other parameters. Counters of
     steps are averaged too and become fractions, as fits a mixture of states.
     """
-    counted = [outcome for outcome in outcomes if outcome.momentum and outcome.load > 0]
-    if not counted:
-        return None
-    average: dict[str, AnyArray] = {}
-    for name in dict.fromkeys(name for outcome in counted for name in outcome.momentum):
-        having = [outcome for outcome in counted if name in outcome.momentum]
-        weights = LoadWeighting().weights([outcome.load for outcome in having])
-        average |= weighted_average([{name: o.momentum[name]} for o in having], weights)
-    return average
+    states: list[Mapping[str, AnyArray]] = []
+    loads: list[Mapping[str, float]] = []
+    hosts: set[int] = set()
+    for outcome in outcomes:
+        host = outcome.host
+        if host is not None and id(host) not in hosts:
+            hosts.add(id(host))
+            states.append(host.momentum)
+            loads.append(host.momentum_loads)
+        elif host is None and outcome.load > 0:
+            states.append(outcome.momentum)
+            loads.append(dict.fromkeys(outcome.momentum, outcome.load))
+    return average_by_load(states, loads)[0] or None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from flwr.serverapp import Grid
 
 from .algorithm.local_steps import Clock
-from .profile_query import UNKNOWN_DEVICE, ask_speeds
+from .profile_query import UNKNOWN_DEVICE, Address, ask_worker_speeds
 from .protocol import WorkerProfile
 
 _LOG = logging.getLogger(__name__)
@@ -51,27 +51,27 @@ class SpeedRule:
         return self.clock == "device" or any(self.decides(profile) for profile in profiles)
 
     def measure(
-        self, grid: Grid, node_ids: Sequence[int], others: Sequence[int]
-    ) -> dict[int, float | str]:
-        """Return the seconds per step by node id, or why they are not known.
+        self, grid: Grid, workers: Sequence[Address], others: Sequence[Address]
+    ) -> dict[Address, float | str]:
+        """Return the seconds per step by worker, or why they are not known.
 
         Parameters
         ----------
         grid : Grid
             Any Flower grid.
-        node_ids : sequence of int
+        workers : sequence of (int, int or None)
             Whom to ask.
-        others : sequence of int
+        others : sequence of (int, int or None)
             Measured before: on the wall clock they compute meanwhile, as they do in a round.
         """
         if self.clock == "wall":
-            _LOG.info("measuring the seconds per step of %d workers at once", len(node_ids))
-            found = ask_speeds(grid, [*node_ids, *others], self.batch_size)
-            return {node_id: found[node_id] for node_id in node_ids}
-        _LOG.info("measuring the seconds per step of %d workers one by one", len(node_ids))
-        alone: dict[int, float | str] = {}
-        for node_id in node_ids:
-            alone |= ask_speeds(grid, [node_id], self.batch_size)
+            _LOG.info("measuring the seconds per step of %d workers at once", len(workers))
+            found = ask_worker_speeds(grid, [*workers, *others], self.batch_size)
+            return {worker: found[worker] for worker in workers}
+        _LOG.info("measuring the seconds per step of %d workers one by one", len(workers))
+        alone: dict[Address, float | str] = {}
+        for worker in workers:
+            alone |= ask_worker_speeds(grid, [worker], self.batch_size)
         return alone
 
 

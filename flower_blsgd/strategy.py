@@ -30,6 +30,7 @@ from .round_replies import average_metrics, average_momentum, read_replies, reco
 from .slow_sums import SlowSums, slow_sums
 from .speeds import SpeedRule
 from .strategy_checks import refuse_unfit
+from .train_messages import refuse_unfit_hosts, train_messages
 from .training_loop import fit
 
 _LOG = logging.getLogger("flwr")
@@ -199,6 +200,7 @@ class BiasedLocalSGD(FedAvg):
             If no worker is left.
         """
         self.roster.update(grid)
+        refuse_unfit_hosts(self.roster.active, self.aggregation.weighting, self.planner)
         if self.planner.epoch_ended:
             self._rebalancing.apply(self.roster)
         self._slow_sums = slow_sums(grid, self.roster.active, self.planner.train_on)
@@ -206,14 +208,9 @@ class BiasedLocalSGD(FedAvg):
         orders = self.planner.orders(server_round, self.roster.active, arrays, self._momentum)
         self._planning_seconds = time.perf_counter() - began
         self._model_shape = ModelShape(arrays)
-        self._orders = {worker.node_id: (worker, order) for worker, order in orders}
-        messages = []
-        for worker, order in orders:
-            records = order.to_records(self.arrayrecord_key, self.configrecord_key)
-            own = records.config_records[self.configrecord_key]
-            for key in config.keys() - own.keys():
-                own[key] = config[key]
-            messages.append(Message(records, worker.node_id, "train"))
+        self._orders = {worker.index: (worker, order) for worker, order in orders}
+        names = self.arrayrecord_key, self.configrecord_key, self.weighted_by_key
+        messages = train_messages(orders, config, self.aggregation, names)
         done, rounds = self.planner.rounds_done, self.planner.plan.rounds
         _LOG.info("epoch %d, round %d of %d", self.planner.epoch, done + 1, rounds)
         self._sent_at = time.time()
@@ -274,10 +271,10 @@ class BiasedLocalSGD(FedAvg):
         workers = self.roster.active
         count = max(int(len(workers) * self.fraction_evaluate), self.min_evaluate_nodes)
         messages = []
-        for worker in workers[:count]:
+        for node_id in dict.fromkeys(worker.node_id for worker in workers[:count]):
             own = ConfigRecord({**config, "server-round": server_round})
             records = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
-            messages.append(Message(records, worker.node_id, "evaluate"))
+            messages.append(Message(records, node_id, "evaluate"))
         return messages
 
     def start(  # type: ignore[override]  # later releases of Flower add arguments

@@ -1,12 +1,13 @@
 """Share the evaluation of the global model among the fast workers."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from .protocol import EVALUATE, EvaluateOrder, EvaluateReport
+from .profile_query import Address
+from .protocol import EVALUATE, EvaluateOrder, EvaluateReport, Failure, HostOrders, HostReply
 from .roster import Roster, Worker
 from .round_replies import RAISED
 from .wire import ProtocolError
@@ -51,21 +52,19 @@ class WorkerEvaluation:
         self._num_test = num_test
         self._here = here
         self._timeout = timeout
-        self._unable: set[int] = set()
+        self._unable: set[Address] = set()
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """Return ``accuracy`` and ``loss`` of a model on the whole test set."""
         orders = self._orders(server_round, arrays)
-        messages = [
-            Message(order.to_records(), worker.node_id, EVALUATE) for worker, order in orders
-        ]
+        messages = _messages(orders)
         replies = {}
         if messages:
             received = self._grid.send_and_receive(messages, timeout=self._timeout)
             replies = {reply.metadata.src_node_id: reply for reply in received}
         loss_sum = metric_sum = 0.0
         for worker, order in orders:
-            report = self._report(worker, order, replies.pop(worker.node_id, None))
+            report = self._report(worker, order, replies.get(worker.node_id))
             loss_sum += report.loss_sum
             metric_sum += report.metric_sum
         if not orders:
@@ -76,8 +75,12 @@ class WorkerEvaluation:
         )
 
     def _orders(self, server_round: int, arrays: ArrayRecord) -> list[tuple[Worker, EvaluateOrder]]:
-        able = set(self._grid.get_node_ids()) - self._unable
-        workers = [worker for worker in self._roster.active if worker.node_id in able]
+        there = set(self._grid.get_node_ids())
+        workers = [
+            worker
+            for worker in self._roster.active
+            if worker.node_id in there and worker.address not in self._unable
+        ]
         workers = [worker for worker in workers if worker.fast] or workers
         bounds = [
             place * self._num_test // max(1, len(workers)) for place in range(len(workers) + 1)
@@ -91,19 +94,15 @@ class WorkerEvaluation:
     def _report(
         self, worker: Worker, order: EvaluateOrder, reply: Message | None
     ) -> EvaluateReport:
-        if reply is None:
-            reason = "it did not answer in time"
-        elif reply.has_error():
-            reason = (reply.error.reason or "").strip() or f"error {reply.error.code}"
-            reason = reason.splitlines()[-1]
-            if reply.error.code in RAISED:
-                self._unable.add(worker.node_id)
-        else:
-            try:
-                return EvaluateReport.from_reply(reply, order)
-            except ProtocolError as error:
-                reason = str(error)
-                self._unable.add(worker.node_id)
+        try:
+            answer = _answer_of(worker, reply)
+            if isinstance(answer, RecordDict):
+                return EvaluateReport.from_content(answer, order)
+            reason, unable = answer.brief, answer.code in RAISED
+        except ProtocolError as error:
+            reason, unable = str(error), True
+        if unable:
+            self._unable.add(worker.address)
         _LOG.warning(
             "worker %s did not evaluate after round %d, so the server does its %d samples: %s",
             worker.label,
@@ -112,3 +111,30 @@ class WorkerEvaluation:
             reason,
         )
         return self._here(order.arrays, order.first, order.last)
+
+
+def _messages(orders: Sequence[tuple[Worker, EvaluateOrder]]) -> list[Message]:
+    """Return a message for each node; those with several devices get the slices of all."""
+    messages = []
+    behind: dict[int, dict[int, RecordDict]] = {}
+    for worker, order in orders:
+        if worker.place is None:
+            messages.append(Message(order.to_records(), worker.node_id, EVALUATE))
+        else:
+            behind.setdefault(worker.node_id, {})[worker.place] = order.to_records()
+    for node_id, contents in behind.items():
+        messages.append(Message(HostOrders(contents).to_records(), node_id, EVALUATE))
+    return messages
+
+
+def _answer_of(worker: Worker, reply: Message | None) -> RecordDict | Failure:
+    """Return the records of a worker's own answer, or why there are none."""
+    if reply is None:
+        return Failure(0, "it did not answer in time")
+    if reply.has_error():
+        return Failure(reply.error.code, reply.error.reason or "")
+    if worker.place is None:
+        return reply.content
+    found = HostReply.from_content(reply.content)
+    missing = Failure(0, "its node did not say what became of it")
+    return found.parts.get(worker.place) or found.failures.get(worker.place, missing)

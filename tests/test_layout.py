@@ -91,6 +91,9 @@ STRATEGY = {
     "planner",
     "roster",
     "model_check",
+    "reply_check",
+    "host_replies",
+    "train_messages",
     "round_replies",
     "round_log",
     "training_loop",
@@ -111,6 +114,17 @@ ARROWS = {
     "worker": {"protocol", "runtime", "errors", "array_view", "algorithm"},
     "tasks": {"algorithm", "worker", "errors"},
     "config": {"algorithm", "protocol", "errors"},
+    "supernode": {"errors", "runtime", "command_line"},
+    # A host averages as the server does, and checks what it averages as the server would.
+    "host": {
+        "protocol",
+        "runtime",
+        "errors",
+        "array_view",
+        "algorithm",
+        "model_check",
+        "reply_check",
+    },
     **{
         part: {"algorithm", "protocol", "wire", "errors", "array_view"} | STRATEGY
         for part in STRATEGY - {"round_log"}
@@ -197,7 +211,7 @@ def test_run_takes_of_the_experiments_only_speeds_and_what_to_expect(part: str) 
 
 def test_apps_import_what_the_design_names() -> None:
     client = parts_imported(ROOT / "clients" / "blsgd_client.py")
-    assert client <= {"worker", "protocol", "tasks", "runtime", "config"}
+    assert client <= {"worker", "protocol", "tasks", "runtime", "config", "host"}
     server = parts_imported(ROOT / "server" / "blsgd_server.py")
     assert server <= {"strategy", "runtime", "tasks", "checkpoint", "config", "run"}
 

@@ -13,6 +13,7 @@ from flower_blsgd.algorithm.sampling import SeparatedSampler, UniformSampler
 from flower_blsgd.algorithm.train_on import TrainOnFast
 from flower_blsgd.errors import UsageError
 from flower_blsgd.planner import OrderSettings, Planner
+from flower_blsgd.profile_query import Introduction
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
 from flower_blsgd.roster import Roster, Worker
 
@@ -207,7 +208,7 @@ def test_new_worker_joins_at_the_next_epoch() -> None:
     planner = planner_of(12)  # 2 rounds an epoch
     roster = Roster.of_profiles([fast_profile(0), slow_profile(1)])
     play(planner, 1, roster.workers)
-    roster._admit([(300, slow_profile(2))])
+    roster._admit([Introduction(300, None, slow_profile(2))])
     assert len(play(planner, 2, roster.workers)) == 2
     assert len(play(planner, 3, roster.workers)) == 3
 

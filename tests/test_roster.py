@@ -197,7 +197,7 @@ def test_update_answer_without_a_profile_takes_no_part() -> None:
     assert "no profile" in log.errors[0]
 
 
-def test_update_node_with_two_devices_is_refused_with_the_way_out() -> None:
+def test_update_node_with_two_devices_is_two_workers() -> None:
     def two(message: Message, node_id: int) -> Message:
         reply = fast_profile(0).to_reply(message)
         record = reply.content.config_records["profile"]
@@ -205,8 +205,30 @@ def test_update_node_with_two_devices_is_refused_with_the_way_out() -> None:
 
     with captured_log() as log:
         roster = roster_on(InProcessGrid({100: two}))
+    assert [worker.address for worker in roster.active] == [(100, 0), (100, 1)]
+    assert log.lines(30) == []  # equal devices of one node are told apart by their place
+
+
+def test_update_two_nodes_with_the_same_devices_are_twins() -> None:
+    def two(message: Message, node_id: int) -> Message:
+        record = WorkerProfile("cpu", "fast").to_reply(message).content["profile"]
+        return Message(RecordDict({"profile-0": record, "profile-1": record}), reply_to=message)
+
+    with captured_log() as log:
+        roster = roster_on(InProcessGrid({100: two, 101: two}))
+    assert [w.address for w in roster.active] == [(100, 0), (101, 0), (100, 1), (101, 1)]
+    assert len([line for line in log.warnings if "repeat" in line]) == 1
+
+
+def test_update_profiles_of_two_kinds_are_refused() -> None:
+    def both(message: Message, node_id: int) -> Message:
+        record = fast_profile(0).to_reply(message).content.config_records["profile"]
+        return Message(RecordDict({"profile": record, "profile-1": record}), reply_to=message)
+
+    with captured_log() as log:
+        roster = roster_on(InProcessGrid({100: both}))
     assert roster.active == []
-    assert "one SuperNode per device" in log.errors[0]
+    assert "two kinds" in log.errors[0]
 
 
 def test_update_other_training_data_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,11 @@ class Weighting(Protocol):
     It may have an attribute ``momentum_buffers``: the only policy that it is right with. And a
     method ``update_scales(weights, completed_steps)``: then parameters move by the sum of the
     workers' updates, each times its scale, while buffers are averaged with the weights.
+
+    Workers behind one node are averaged there, and only the average reaches the server. That is
+    the same average if the class has an attribute ``worker_weight``: ``"load"`` or ``"equal"``,
+    what a worker's weight is proportional to. With ``update_scales`` it also needs a method
+    ``update_norm(steps)``: a worker's scale is proportional to its weight over that number.
     """
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
@@ -32,6 +37,8 @@ class LoadWeighting:
     The load is completed steps times batch size. At equal batch sizes this is the num-examples
     rule of FedAvg (McMahan et al. 2017), which the paper does not cite.
     """
+
+    worker_weight: ClassVar[str] = "load"
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return load_i / sum of loads; a worker that completed nothing counts 0.
@@ -47,6 +54,8 @@ class LoadWeighting:
 
 class EqualWeighting:
     """The same weight for every worker that completed at least one step."""
+
+    worker_weight: ClassVar[str] = "equal"
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return 1/m for the m workers that completed something, 0 for the others.
@@ -81,6 +90,7 @@ class NormalizedWeighting:
     momentum: float = 0.9
     nesterov: bool = False
     momentum_buffers: str = "reset"
+    worker_weight: ClassVar[str] = "equal"
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return p_i: 1/m for the m workers that completed something, 0 for the others."""
@@ -96,14 +106,17 @@ class NormalizedWeighting:
         [0.2946, 1.6525]
         """
         norms = [
-            self._norm(steps) if weight else 0.0
+            self.update_norm(steps) if weight else 0.0
             for weight, steps in zip(weights, completed_steps, strict=True)
         ]
         effective = sum(p * a for p, a in zip(weights, norms, strict=True))
         return [effective * p / a if a else 0.0 for p, a in zip(weights, norms, strict=True)]
 
-    def _norm(self, steps: int) -> float:
-        """Return a_i: each gradient counts once directly and again in all later steps."""
+    def update_norm(self, steps: int) -> float:
+        """Return a_i of that many steps.
+
+        Each gradient counts once directly and again in all later steps.
+        """
         total = power_sum = 0.0
         for _ in range(steps):
             power_sum = 1.0 + self.momentum * power_sum

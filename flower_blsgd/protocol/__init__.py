@@ -7,6 +7,7 @@ both little-endian; nothing is pickled.
 
 from ..wire import ProtocolError
 from .evaluation import EvaluateOrder, EvaluateReport
+from .hosting import HOST, Failure, HostOrders, HostReply
 from .names import (
     ARRAYS,
     COMPLETED_STEPS,
@@ -15,6 +16,7 @@ from .names import (
     LOSSES,
     METRICS,
     MOMENTUM,
+    MOMENTUM_LOADS,
     NUM_EXAMPLES,
     PROFILE,
     QUERY_PROFILE,
@@ -35,9 +37,11 @@ __all__ = [
     "CONFIG",
     "COUNTERS",
     "EVALUATE",
+    "HOST",
     "LOSSES",
     "METRICS",
     "MOMENTUM",
+    "MOMENTUM_LOADS",
     "MOMENTUM_POLICIES",
     "NUM_EXAMPLES",
     "PROFILE",
@@ -50,6 +54,9 @@ __all__ = [
     "TRAIN_SUM",
     "EvaluateOrder",
     "EvaluateReport",
+    "Failure",
+    "HostOrders",
+    "HostReply",
     "MomentumPolicy",
     "ProfileQuery",
     "ProtocolError",

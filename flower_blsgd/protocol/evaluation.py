@@ -127,7 +127,12 @@ class EvaluateReport:
         ProtocolError
             If it holds no sums, or such of other samples, or sums that are not finite.
         """
-        sums = reply.content.config_records.get(SUMS)
+        return cls.from_content(reply.content, order)
+
+    @classmethod
+    def from_content(cls, content: RecordDict, order: EvaluateOrder) -> "EvaluateReport":
+        """Read the content of the reply to an order; see `from_reply`."""
+        sums = content.config_records.get(SUMS)
         if sums is None:
             raise ProtocolError("the reply holds no sums")
         report = cls(**from_wire(cls, sums))

@@ -1,11 +1,14 @@
 """Who a worker is: the query before the first round, and its answer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..wire import ProtocolError, from_wire, to_wire
 from .names import CONFIG, PROFILE
+
+_PLACES = "places"
 
 
 @dataclass(frozen=True)
@@ -20,15 +23,21 @@ class ProfileQuery:
         Samples per step to measure with; needed with `calibrate`.
     seconds : float (default: 1.0)
         About how long to measure.
+    places : tuple of int (default: ())
+        Which of a node's devices are to measure, all at once; only for one with several.
     """
 
     calibrate: bool = False
     batch_size: int = 0
     seconds: float = 1.0
+    places: tuple[int, ...] = field(default=(), metadata={"wire": False})
 
     def to_records(self) -> RecordDict:
         """Return the content of the query's message."""
-        return RecordDict({CONFIG: ConfigRecord(to_wire(self))})
+        config = ConfigRecord(to_wire(self))
+        if self.places:
+            config[_PLACES] = list(self.places)
+        return RecordDict({CONFIG: config})
 
     @classmethod
     def from_message(cls, message: Message) -> "ProfileQuery":
@@ -40,7 +49,10 @@ class ProfileQuery:
             If a key has the wrong type, or there is no batch size to measure with.
         """
         record = message.content.config_records.get(CONFIG, ConfigRecord())
-        query = cls(**from_wire(cls, {**to_wire(cls()), **record}))
+        places: Any = record.get(_PLACES, [])
+        if not isinstance(places, list) or not all(type(place) is int for place in places):
+            raise ProtocolError(f"the message's places are {places!r}, not whole numbers")
+        query = cls(**from_wire(cls, {**to_wire(cls()), **record}), places=tuple(places))
         if query.calibrate and query.batch_size < 1:
             raise ProtocolError(f"batch-size = {query.batch_size}: nothing to measure with")
         return query
@@ -92,11 +104,27 @@ class WorkerProfile:
         ProtocolError
             If there is none, or a key is missing or of the wrong type.
         """
-        records = [
-            record
-            for name, record in sorted(reply.content.config_records.items())
-            if name == PROFILE or name.startswith(f"{PROFILE}-")
-        ]
+        return list(cls.by_place(reply).values())
+
+    @classmethod
+    def by_place(cls, reply: Message) -> dict[int | None, "WorkerProfile"]:
+        """Read the profiles in an answer; the one of an ordinary node has no place.
+
+        Raises
+        ------
+        ProtocolError
+            As `list_from_reply`.
+        """
+        records: dict[int | None, ConfigRecord] = {}
+        for name, record in reply.content.config_records.items():
+            base, _, place = name.rpartition("-")
+            if name == PROFILE:
+                records[None] = record
+            elif base == PROFILE and place.isascii() and place.isdecimal():
+                records[int(place)] = record
         if not records:
             raise ProtocolError("the answer to the profile query holds no profile")
-        return [cls(**from_wire(cls, record)) for record in records]
+        if None in records and len(records) > 1:
+            raise ProtocolError("the answer to the profile query holds profiles of two kinds")
+        ordered = sorted(records.items(), key=lambda item: item[0] or 0)
+        return {place: cls(**from_wire(cls, record)) for place, record in ordered}

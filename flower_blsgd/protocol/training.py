@@ -94,8 +94,15 @@ class TrainOrder:
         ProtocolError
             If the message does not come from `BiasedLocalSGD`.
         """
-        config = message.content.config_records.get(config_key)
-        arrays = message.content.array_records.get(arrays_key)
+        return cls.from_content(message.content, arrays_key, config_key)
+
+    @classmethod
+    def from_content(
+        cls, content: RecordDict, arrays_key: str = ARRAYS, config_key: str = CONFIG
+    ) -> "TrainOrder":
+        """Read the order in the content of a train message; see `from_message`."""
+        config = content.config_records.get(config_key)
+        arrays = content.array_records.get(arrays_key)
         if config is None or arrays is None or "indices" not in config:
             raise ProtocolError(
                 "this message holds no order: the ServerApp must use the BiasedLocalSGD strategy"
@@ -107,7 +114,7 @@ class TrainOrder:
                 f"an order of {values['local_steps']} steps of {values['batch_size']} samples "
                 f"holds {len(indices)} indices"
             )
-        momentum = message.content.array_records.get(MOMENTUM)
+        momentum = content.array_records.get(MOMENTUM)
         return cls(**values, indices=indices, arrays=arrays, momentum=momentum)
 
 
@@ -178,7 +185,11 @@ class TrainReport:
         ProtocolError
             If the reply has another form, or claims steps that were not ordered.
         """
-        content = reply.content
+        return cls.from_content(reply.content, order)
+
+    @classmethod
+    def from_content(cls, content: RecordDict, order: TrainOrder) -> "TrainReport":
+        """Read the content of the reply to an order; see `from_reply`."""
         arrays = {name: r for name, r in content.array_records.items() if name != MOMENTUM}
         if len(arrays) != 1:
             raise ProtocolError(f"expected one ArrayRecord in the reply, found {len(arrays)}")
