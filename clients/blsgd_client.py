@@ -47,8 +47,10 @@ def profile(message: Message, context: Context) -> Message:
             from flower_blsgd.worker.calibration import seconds_per_step
 
             seconds = seconds_per_step(sgd, query.batch_size, task.num_train, query.seconds)
-        fingerprint = task.fingerprint()
-    return answer_profile(message, context, fingerprint, seconds)
+        from flower_blsgd.worker.model_state import model_fingerprint
+
+        fingerprint, model = task.fingerprint(), model_fingerprint(sgd.model)
+    return answer_profile(message, context, fingerprint, seconds, model)
 
 
 @app.train()

@@ -16,6 +16,10 @@ from .speeds import SpeedRule
 _LOG = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
+_MUST_BE_EQUAL = (
+    ("data_fingerprint", "holds other training data", "point both at the same data set"),
+    ("model_fingerprint", "has another model", "install the same task and versions on both"),
+)
 
 
 @dataclass
@@ -171,7 +175,7 @@ class Roster:
             identity = rank_key(profile, place)[1:]
             twins = [w for w in self.workers if rank_key(w.profile, w.place)[1:] == identity]
             back = next((w for w in twins if not w.present), None)
-            if began and (reason := self._other_data(profile)):
+            if began and (reason := self._misfit(profile)):
                 _LOG.error("node %d does not take part: %s", node_id, reason)
             elif back is not None:
                 back.node_id, back.place, back.profile = node_id, place, profile
@@ -184,7 +188,7 @@ class Roster:
         self._assign_tiers()
         if not began:
             for worker in self.workers:
-                if reason := self._other_data(worker.profile):
+                if reason := self._misfit(worker.profile):
                     raise UsageError(f"worker {worker.label} {reason}")
 
     def _measure_speeds(self, grid: Grid, began: bool) -> None:
@@ -236,12 +240,16 @@ class Roster:
                 profile.name or profile.device,
             )
 
-    def _other_data(self, profile: WorkerProfile) -> str:
-        """Return what is wrong with a worker's data; empty if nothing is."""
-        first = next((w for w in self.workers if w.profile.data_fingerprint), None)
-        if first is None or profile.data_fingerprint in ("", first.profile.data_fingerprint):
-            return ""
-        return f"holds other training data than {first.label}; point both at the same data set"
+    def _misfit(self, profile: WorkerProfile) -> str:
+        """Return what a worker has that is not as the others'; empty if nothing is."""
+        for fingerprint, told, way_out in _MUST_BE_EQUAL:
+            first = next((w for w in self.workers if getattr(w.profile, fingerprint)), None)
+            if first is not None and getattr(profile, fingerprint) not in (
+                "",
+                getattr(first.profile, fingerprint),
+            ):
+                return f"{told} than {first.label}; {way_out}"
+        return ""
 
     def _assign_tiers(self) -> None:
         seconds = [worker.profile.seconds_per_step or None for worker in self.workers]

@@ -28,7 +28,9 @@ def tell_ignored_workers(config: RunConfig, roster: Roster, report: RunReport) -
         named = []
     for worker in roster.workers:
         place = worker.profile.partition_id  # simulation gives every node one
-        profile = replace(worker.profile, partition_id=-1, data_fingerprint="")
+        profile = replace(
+            worker.profile, partition_id=-1, data_fingerprint="", model_fingerprint=""
+        )
         if place < 0 or profile not in named[place : place + 1]:
             report.say(
                 f'workers = "{config.workers}" is ignored: each SuperNode names its own device'

@@ -106,6 +106,7 @@ def test_profile_keys_are_in_kebab_case() -> None:
         "seconds-per-step",
         "seconds-per-step-alone",
         "data-fingerprint",
+        "model-fingerprint",
     }
 
 

@@ -239,6 +239,12 @@ def test_update_other_training_data_is_refused() -> None:
     assert "fast-0" in str(told.value)
 
 
+def test_update_other_model_is_refused() -> None:
+    grid = grid_of(fast_profile(0, model_fingerprint="aa"), slow_profile(1, model_fingerprint="bb"))
+    with pytest.raises(UsageError, match="slow-1 .* has another model than fast-0 .*; install"):
+        roster_on(grid)
+
+
 def test_update_unknown_fingerprints_are_not_compared() -> None:
     grid = grid_of(fast_profile(0), slow_profile(1, data_fingerprint="bb"), slow_profile(2))
     assert len(roster_on(grid).active) == 3

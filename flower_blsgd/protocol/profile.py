@@ -80,6 +80,8 @@ class WorkerProfile:
         The same while nobody else computes, where both are known; 0 if not.
     data_fingerprint : str (default: "")
         Equal for nodes that hold equal training data; empty if unknown.
+    model_fingerprint : str (default: "")
+        Equal for nodes whose models have the same tensors; empty if unknown.
     """
 
     device: str
@@ -90,6 +92,7 @@ class WorkerProfile:
     seconds_per_step: float = 0.0
     seconds_per_step_alone: float = 0.0
     data_fingerprint: str = ""
+    model_fingerprint: str = ""
 
     def to_reply(self, message: Message) -> Message:
         """Return the answer to a profile query."""

@@ -3,6 +3,7 @@
 The state is called momentum, as its record is: SGD keeps nothing else.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +47,12 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
 def state_record(model: nn.Module) -> ArrayRecord:
     """Return a copy of every tensor of the model's state dict."""
     return view_record({name: _copy(tensor) for name, tensor in model.state_dict().items()})
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Return a text that is equal for models whose tensors have the same names, shapes, dtypes."""
+    layout = [(n, tuple(t.shape), str(t.dtype)) for n, t in sorted(model.state_dict().items())]
+    return hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
 
 
 def momentum_record(

@@ -39,6 +39,7 @@ def profile_of(
     seconds_per_step: float = 0.0,
     data_fingerprint: str = "",
     seconds_per_step_alone: float = 0.0,
+    model_fingerprint: str = "",
 ) -> WorkerProfile:
     """Return what a worker says of itself."""
     return WorkerProfile(
@@ -50,6 +51,7 @@ def profile_of(
         seconds_per_step=seconds_per_step or worker.seconds_per_step or 0.0,
         seconds_per_step_alone=seconds_per_step_alone or worker.seconds_per_step_alone or 0.0,
         data_fingerprint=data_fingerprint,
+        model_fingerprint=model_fingerprint,
     )
 
 
@@ -77,6 +79,7 @@ def answer_profile(
     context: Context,
     data_fingerprint: str = "",
     seconds_per_step: float = 0.0,
+    model_fingerprint: str = "",
 ) -> Message:
     """Answer the profile query; one line makes any ClientApp known to the strategy.
 
@@ -96,4 +99,5 @@ def answer_profile(
         seconds_per_step=given_seconds_per_step(context) or seconds_per_step,
         seconds_per_step_alone=given_seconds_per_step(context, "seconds-per-step-alone"),
         data_fingerprint=data_fingerprint,
+        model_fingerprint=model_fingerprint,
     ).to_reply(message)

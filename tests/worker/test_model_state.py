@@ -11,6 +11,7 @@ from torch import nn
 from flower_blsgd.worker.model_state import (
     load_momentum,
     load_state,
+    model_fingerprint,
     momentum_record,
     zero_momentum,
 )
@@ -190,3 +191,12 @@ def test_zero_momentum_stays_in_its_memory(kind: Callable[..., torch.optim.Optim
     assert any(array.numpy().any() for array in views.values())
     zero_momentum(model, optimizer)
     assert not any(array.numpy().any() for array in views.values())
+
+
+def test_fingerprint_is_of_names_shapes_and_dtypes_and_not_of_values() -> None:
+    one, other = nn.Linear(2, 3), nn.Linear(2, 3)
+    assert model_fingerprint(one) == model_fingerprint(other)
+    assert len(model_fingerprint(one)) == 16
+    different = [nn.Linear(3, 2), nn.Linear(2, 3, bias=False), nn.Linear(2, 3).double()]
+    different.append(nn.Sequential(nn.Linear(2, 3)))
+    assert len({model_fingerprint(model) for model in [one, *different]}) == 5
