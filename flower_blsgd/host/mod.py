@@ -60,6 +60,10 @@ class _Host:
         self._grid: InnerGrid | None = None
         self._lock = threading.Lock()  # a session may end while a message is handled
 
+    def __reduce__(self) -> tuple[type["_Host"], tuple[str, Path]]:
+        # Flower's simulation sends the app to its actors by value, and a lock cannot travel.
+        return _Host, (self._client_app, self._app_dir)
+
     def answer(self, message: Message, context: Context) -> Message:
         devices = context.node_config[DEVICES]
         if not in_session():

@@ -1,0 +1,1 @@
+"""Parts of this library and of Flower, mixed."""

@@ -1,0 +1,28 @@
+"""The ClientApp: the same for all mixtures, which only differ on the server."""
+
+import functools
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flower_blsgd import LocalSGD, Task, TrainOrder, answer_profile, serve_sessions
+from flower_blsgd.tasks import load_task
+from flower_blsgd.worker.profile import worker_of
+
+app = ClientApp()
+app.query("profile")(answer_profile)
+serve_sessions(app)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Do the steps of an order."""
+    task = digits()
+    sgd = LocalSGD(task.model(), task.train, task.loss, worker_of(context).device)
+    return sgd.run(TrainOrder.from_message(message), state=context.state).to_reply(message)
+
+
+@functools.cache
+def digits() -> Task:
+    """Return data and model: 1,797 real images that scikit-learn ships."""
+    return load_task("digits")

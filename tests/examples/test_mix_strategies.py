@@ -1,0 +1,186 @@
+"""examples/mix_strategies: Flower's server optimizers behind our average, and a sampler."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.local_steps import Participant
+from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.outer_optimizer import OuterSGD
+from flower_blsgd.algorithm.sampling import EpochRequest, UniformSampler
+from flower_blsgd.runtime.machine import usable_cores
+
+from ..in_process_grid import (
+    InProcessGrid,
+    ToyWorker,
+    fast_profile,
+    same_bits,
+    slow_profile,
+    tensors_of,
+)
+from .commands import EXAMPLES, accuracies, run
+
+EXAMPLE = EXAMPLES / "mix_strategies"
+ARGUMENTS: dict[str, Any] = {
+    "batch_size": 2,
+    "local_steps": 2,
+    "local_steps_slow": 1,
+    "fraction_evaluate": 0.0,
+}
+"""Loads 4 and 2: weights 2/3 and 1/3; an epoch of 24 samples has 4 rounds."""
+
+
+@pytest.fixture(autouse=True)
+def _example_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "mixed_digits"]:
+        del sys.modules[name]
+
+
+def server_optimized(optimizer: FedAvg, **changes: Any) -> BiasedLocalSGD:
+    from mixed_digits.server_optimizer import ServerOptimized
+
+    return ServerOptimized(24, optimizer, ["weight", "bias"], **(ARGUMENTS | changes))
+
+
+def model() -> ArrayRecord:
+    """Return parameters 1.0, and two buffers: a variance and a counter."""
+    return ArrayRecord(
+        {
+            "weight": Array(np.full((2, 1), 1.0, np.float32)),
+            "bias": Array(np.full(1, 1.0, np.float64)),
+            "running_var": Array(np.full(1, 1.0, np.float32)),
+            "counter": Array(np.array(7, np.int64)),
+        }
+    )
+
+
+def grid() -> InProcessGrid:
+    """Workers that set every floating tensor to 1.5 and 3.0: the average is 2.0."""
+    fast, slow = ToyWorker(fast_profile(0), 1.5), ToyWorker(slow_profile(1), 3.0)
+    return InProcessGrid({10: fast, 20: slow})
+
+
+def after(strategy: BiasedLocalSGD, rounds: int = 1) -> dict[str, np.ndarray]:
+    """Return the model after so many rounds, checked to have kept its form."""
+    result = strategy.start(grid(), model(), num_rounds=rounds)
+    found = tensors_of(result.arrays)
+    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
+        name: (t.dtype, t.shape) for name, t in tensors_of(model()).items()
+    }
+    assert found["running_var"] == pytest.approx(2.0)  # averaged, whatever the optimizer does
+    assert int(found["counter"]) == 7
+    return found
+
+
+def test_fedadam_makes_its_step_towards_the_average() -> None:
+    """Its formula by hand, for an update of 1.
+
+    m = 0.1, v = 0.01; eta sqrt(1 - 0.99^2) / (1 - 0.9^2) = 0.0371 with eta = 0.05; the step is
+    0.0371 x 0.1 / (0.1 + 0.001) = 0.0368. (Flower counts this round as Adam's second.)
+    """
+    optimizer = FedAdam(eta=0.05, beta_1=0.9, beta_2=0.99, tau=0.001)
+    rate = 0.05 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
+    expected = 1.0 + rate * 0.1 / (np.sqrt(0.01) + 0.001)
+    assert expected == pytest.approx(1.0368, abs=1e-4)
+    found = after(server_optimized(optimizer))
+    assert found["weight"] == pytest.approx(np.full((2, 1), expected), rel=1e-6)
+    assert found["bias"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_fedavgm_is_our_outer_sgd() -> None:
+    """Two implementations of one formula; both are pulled towards 2.0.
+
+    By hand: updates 1, 0.3, -0.54; velocities 1, 1.2, 0.54; weights 1.7, 2.54, 2.918.
+    """
+    theirs = server_optimized(FedAvgM(server_learning_rate=0.7, server_momentum=0.9))
+    ours = BiasedLocalSGD(24, outer_optimizer=OuterSGD(0.7, 0.9), **ARGUMENTS)
+    expected, found = after(ours, 3), after(theirs, 3)
+    for name, tensor in expected.items():
+        assert found[name] == pytest.approx(tensor, rel=1e-5), name
+    assert float(found["bias"][0]) == pytest.approx(2.918)
+
+
+@pytest.mark.parametrize("optimizer", [FedAvg, FedAvgM])
+def test_a_strategy_without_a_server_step_changes_no_bit(optimizer: type[FedAvg]) -> None:
+    plain = BiasedLocalSGD(24, **ARGUMENTS).start(grid(), model(), num_rounds=3)
+    mixed = server_optimized(optimizer()).start(grid(), model(), num_rounds=3)
+    assert same_bits(plain.arrays, mixed.arrays)
+
+
+@pytest.mark.parametrize("optimizer", [FedAdam, FedYogi, FedAdagrad])
+def test_adaptive_optimizers_approach_the_average(optimizer: type[FedAvg]) -> None:
+    found = after(server_optimized(optimizer(eta=0.05)), 8)
+    assert 1.1 < float(found["bias"][0]) < 2.2
+
+
+def test_a_worker_that_fails_is_not_in_what_the_optimizer_gets() -> None:
+    strategy = server_optimized(FedAvg())
+    nodes = grid()
+    nodes.fail_at(1, 1, "non-finite")
+    result = strategy.start(nodes, model(), num_rounds=1)
+    assert tensors_of(result.arrays)["bias"].tolist() == [1.5]
+
+
+def test_no_node_is_waited_for_but_ours() -> None:
+    """One node is there, and FedAvgM by itself would wait for two, for ever."""
+    nodes = InProcessGrid({10: ToyWorker(fast_profile(0), 1.5)})
+    strategy = server_optimized(
+        FedAvgM(min_available_nodes=2), min_available_nodes=1, sampler=UniformSampler()
+    )
+    config = ConfigRecord()
+    orders = list(strategy.configure_train(1, model(), config, nodes))
+    assert [order.metadata.dst_node_id for order in orders] == [10]
+    assert dict(config) == {}
+
+
+def request(rounds: int = 50) -> EpochRequest:
+    workers = Participant(fast=True, batch_size=2), Participant(fast=False, batch_size=2)
+    return EpochRequest(3, 2, rounds, workers, (8, 4), 0)
+
+
+def test_sampler_draws_by_loss_for_fast_workers_and_evenly_for_slow_ones() -> None:
+    from mixed_digits.loss_sampler import LossProportionalSampler
+
+    table = LossTable(4)
+    table.record(np.arange(4, dtype=np.int32), np.array([0, 1, 2, 5], np.float32), 1)
+    fast, slow = LossProportionalSampler(floor=0.5).pools(request(1_000), table)
+    assert (fast.members, slow.members) == ((0,), (1,))
+    assert (len(fast.indices), len(slow.indices)) == (8_000, 4_000)
+    shares = np.bincount(fast.indices, minlength=4) / 8_000
+    assert shares == pytest.approx([0.05, 0.15, 0.25, 0.55], abs=0.02)  # (0.5, 1.5, 2.5, 5.5) / 10
+    assert np.bincount(slow.indices) / 4_000 == pytest.approx(np.full(4, 0.25), abs=0.03)
+
+
+def test_sampler_counts_samples_never_seen_as_the_hardest_and_repeats_itself() -> None:
+    from mixed_digits.loss_sampler import LossProportionalSampler
+
+    table = LossTable(3)
+    table.record(np.array([0, 1], np.int32), np.array([0.0, 0.9], np.float32), 1)
+    sampler = LossProportionalSampler(floor=0.1)
+    indices = sampler.pools(request(1_000), table)[0].indices
+    shares = np.bincount(indices, minlength=3) / len(indices)
+    assert shares == pytest.approx([1 / 21, 10 / 21, 10 / 21], abs=0.02)
+    assert indices.tolist() == sampler.pools(request(1_000), table)[0].indices.tolist()
+    everywhere = sampler.pools(request(), LossTable(3))[0].indices  # nothing is known yet
+    assert set(everywhere.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.processes
+def test_one_command_trains_every_mixture() -> None:
+    core = usable_cores()[0]
+    workers = f"1x cpu:{core} fast; 1x cpu:{usable_cores()[-1]} slow"
+    found = accuracies(run("-m", "flower_blsgd", "run", EXAMPLE, "--workers", workers))
+    readme = (EXAMPLE / "README.md").read_text()
+    assert len(found) == 6
+    for name, percent in found.items():
+        assert percent > 90, name
+        assert name in readme
