@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .strategy import BiasedLocalSGD
     from .tasks import Task
     from .worker.local_sgd import LocalSGD
-    from .worker.profile import answer_profile
+    from .worker.profile import answer_profile, worker_of
 
 __all__ = [
     "BiasedLocalSGD",
@@ -36,6 +36,7 @@ __all__ = [
     "serve_sessions",
     "stream",
     "train",
+    "worker_of",
 ]
 
 _MODULES = {
@@ -55,6 +56,7 @@ _MODULES = {
     "serve_sessions": "runtime.stream.serve",
     "stream": "runtime.stream.opening",
     "train": "python_door",
+    "worker_of": "worker.profile",
 }
 
 

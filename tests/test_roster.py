@@ -241,7 +241,7 @@ def test_update_other_training_data_is_refused() -> None:
 
 def test_update_other_model_is_refused() -> None:
     grid = grid_of(fast_profile(0, model_fingerprint="aa"), slow_profile(1, model_fingerprint="bb"))
-    with pytest.raises(UsageError, match="slow-1 .* has another model than fast-0 .*; install"):
+    with pytest.raises(UsageError, match=r"slow-1 .* has another model than fast-0 .*; install"):
         roster_on(grid)
 
 

@@ -5,9 +5,8 @@ import functools
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_blsgd import LocalSGD, Task, TrainOrder, answer_profile, serve_sessions
+from flower_blsgd import LocalSGD, Task, TrainOrder, answer_profile, serve_sessions, worker_of
 from flower_blsgd.tasks import load_task
-from flower_blsgd.worker.profile import worker_of
 
 app = ClientApp()
 app.query("profile")(answer_profile)

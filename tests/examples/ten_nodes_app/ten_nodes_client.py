@@ -5,8 +5,8 @@ import os
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from flower_blsgd import worker_of
 from flower_blsgd.runtime.pinning import on_cores_of
-from flower_blsgd.worker.profile import worker_of
 
 app = ClientApp()
 

@@ -3,8 +3,7 @@
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_blsgd import LocalSGD, TrainOrder, answer_profile, serve_sessions
-from flower_blsgd.worker.profile import worker_of
+from flower_blsgd import LocalSGD, TrainOrder, answer_profile, serve_sessions, worker_of
 from own_digits.task import Net, accuracy_on, load_data
 
 app = ClientApp()
