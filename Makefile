@@ -20,7 +20,7 @@ train: $(VENV)/.installed  ## Train on real images with a fast and a slow worker
 	@$(BIN)/blsgd run . -c digits $(ARGS)
 
 test: check  ## Lint, types and all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python scripts/run_tests.py
 
 simulation: $(VENV)/.installed-dev  ## Train the same app in Flower's simulation
 	@$(BIN)/python scripts/flower_engine.py simulation -c configs/digits.toml
