@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..array_view import record_of
+from ..errors import UsageError
 from .flower_internals import RAISED
 
 Handler = Callable[[Message], Message]
@@ -16,16 +17,23 @@ Handler = Callable[[Message], Message]
 def handler_of(app: ClientApp, context: Context) -> Handler:
     """Return what answers a node's messages: the app's reply, or an error with its traceback.
 
-    What a call that failed left in the node's state is not kept.
+    A `UsageError` is told in its own one line. What a call that failed left in the node's state
+    is not kept.
     """
 
     def handle(message: Message) -> Message:
         before = _snapshot(context.state)
         try:
             return _checked(app(message, context), message)
+        except UsageError as error:  # the user's mistake, not the program's
+            context.state = before
+            return Message(Error(RAISED, str(error)), reply_to=message)
         except Exception:
             context.state = before  # what a failed call left is not kept, as in Flower's simulation
             return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
+        except BaseException:  # it was interrupted
+            context.state = before
+            raise
 
     return handle
 

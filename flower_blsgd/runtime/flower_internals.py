@@ -3,6 +3,8 @@
 Written for flwr 1.41 and 1.42.
 """
 
+import contextlib
+import copy
 import functools
 import itertools
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from flwr.app import DEFAULT_TTL, Context, Message, Metadata, RecordDict
+from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.app.message.recorddict import _SyncedDict
 from flwr.clientapp import ClientApp
@@ -35,6 +37,7 @@ __all__ = [
     "become_server",
     "empty_run",
     "give_message_id",
+    "inside_lifespan",
     "is_deployment",
     "load_client_app",
     "load_server_app",
@@ -107,7 +110,13 @@ def _load(reference: str, app_dir: Path, kind: type[Any]) -> Any:
 
 
 def message_to(
-    node_id: int, content: RecordDict, kind: str, message_id: str, like: Message
+    node_id: int,
+    content: RecordDict,
+    kind: str,
+    message_id: str,
+    like: Message,
+    group_id: str,
+    ttl: float,
 ) -> Message:
     """Return a message as a node gets it, of the same run and server as another."""
     metadata = Metadata(
@@ -116,9 +125,9 @@ def message_to(
         src_node_id=like.metadata.src_node_id,
         dst_node_id=node_id,
         reply_to_message_id="",
-        group_id=like.metadata.group_id,
+        group_id=group_id,
         created_at=time.time(),
-        ttl=DEFAULT_TTL,
+        ttl=ttl,
         message_type=kind,
     )
     return make_message(metadata, content)
@@ -137,6 +146,13 @@ def answer_beside_mods(
     if app._call is not None:
         raise ValueError("a ClientApp made with client_fn cannot serve a stream; use @app.train()")
     app._registered_funcs[kind] = answer
+
+
+def inside_lifespan(app: ClientApp) -> ClientApp:
+    """Return the app for calls that are made while its lifespan is entered already."""
+    inner = copy.copy(app)
+    inner._lifespan = contextlib.nullcontext  # type: ignore[assignment]
+    return inner
 
 
 def is_deployment(grid: Grid) -> bool:

@@ -92,10 +92,21 @@ def test_superlink_with_two_supernodes_gives_the_same_bits(
     tmp_path: Path, local_weights: dict[str, np.ndarray]
 ) -> None:
     """Momentum survives from message to message: here each message is a new process."""
-    out = tmp_path / "run"
+    assert_bit_equal(local_weights, deployment_weights(tmp_path / "run", "transport='messages'"))
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(300)
+def test_stream_gives_the_same_bits(tmp_path: Path, local_weights: dict[str, np.ndarray]) -> None:
+    assert_bit_equal(local_weights, deployment_weights(tmp_path / "run", "transport='stream'"))
+
+
+def deployment_weights(out: Path, transport: str) -> dict[str, np.ndarray]:
+    """Train with a SuperLink and two SuperNodes."""
     first, last = cores()
     # The slow node is started first: the order of connecting must not matter.
     nodes = [f"device='cpu:{last}' tier='slow'", f"device='cpu:{first}' tier='fast'"]
     node_arguments = [part for node in nodes for part in ("--node", node)]
-    run("scripts/flower_engine.py", "deployment", *node_arguments, "-c", settings(out))
-    assert_bit_equal(local_weights, weights(out))
+    config = f"{settings(out)} {transport}"
+    run("scripts/flower_engine.py", "deployment", *node_arguments, "-c", config)
+    return weights(out)

@@ -1,6 +1,7 @@
 """A model for all nodes: as a 16-bit change to those that hold the one before, else whole."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from ...array_view import view_record
 from ..array_memory import memory_of
 from .records import EncodedRecord, encode_arrays
 from .wire_dtype import Tensors, changed, relative_error, rounded_change, same_layout
+
+_versions = itertools.count(1)
+"""Of all broadcasts: a version of one never passes for one of another."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Broadcast:
         tensors = tensors_of(record)
         if tensors is None:
             return None
-        self._version += 1
+        base, self._version = self._version, next(_versions)
         change = None
         if same_layout(tensors, self._held):
             # The error so far is in the difference to what is held.
@@ -87,13 +91,13 @@ class Broadcast:
                     **sent.description,
                     "kind": "change",
                     "rounded": list(change.rounded),
-                    "base": self._version - 1,
+                    "base": base,
                     "version": self._version,
                 },
                 sent.pieces,
             )
         whole = functools.cache(functools.partial(_whole, self._held, self._version))
-        return BroadcastRecord(self._version, self._version - 1, encoded, whole)
+        return BroadcastRecord(self._version, base, encoded, whole)
 
 
 def tensors_of(record: ArrayRecord) -> Tensors | None:

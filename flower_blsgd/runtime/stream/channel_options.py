@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import grpc
+
 from .credentials import SERVER_NAME
 from .frames import LONGEST_MESSAGE_BYTES
 
@@ -9,6 +11,9 @@ METHOD = "Session"
 SERVICE = "flower_blsgd.Stream"
 NODE_KEY = "node-id"
 TOKEN_KEY = "token-bin"
+
+SESSION_ENDED = grpc.StatusCode.ABORTED
+"""How a call ends when its session is over; one that breaks is unavailable, or cancelled."""
 
 Options = Sequence[tuple[str, int | str]]
 

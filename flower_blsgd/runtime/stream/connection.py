@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
-from .channel_options import CLIENT_OPTIONS, METHOD, NODE_KEY, SERVICE, TOKEN_KEY
+from .channel_options import (
+    CLIENT_OPTIONS,
+    METHOD,
+    NODE_KEY,
+    SERVICE,
+    SESSION_ENDED,
+    TOKEN_KEY,
+)
 from .frames import Frame, FrameError, FrameReader, Kind, frame_pieces
 from .invitation import Farewell, Invitation
 
@@ -18,6 +25,7 @@ _CONNECT_SECONDS = 10.0
 _GIVE_UP_SECONDS = 20.0
 _LONGEST_PAUSE_SECONDS = 1.0
 _FLUSH_SECONDS = 0.1
+_WATCHER_SECONDS = 0.5
 
 Holding = Callable[[], tuple[list[str], list[bytes]]]
 
@@ -37,8 +45,8 @@ class ClientConnection:
     take : callable
         Called with each message's frame.
     holding : callable
-        Returns the ids of the messages that the node has, and its last reply, which is sent
-        again on a new connection.
+        Returns the ids of the messages that the node has, and its replies that may not have
+        arrived, which are sent again on a new connection.
     """
 
     def __init__(
@@ -76,7 +84,7 @@ class ClientConnection:
             try:
                 ended, reason = self._talk(channel)
             finally:
-                channel.close()
+                _close_soon(channel)
             if ended:
                 return Farewell(self.connected, reason)
             if self.connected:
@@ -86,7 +94,7 @@ class ClientConnection:
         return Farewell(self.connected)
 
     def send(self, pieces: Sequence[bytes]) -> None:
-        """Send a frame on the connection that there is; a new one begins with the last reply."""
+        """Send a frame on the connection that there is; on a new one, see `holding`."""
         self._outgoing.put(pieces)
 
     def close(self) -> None:
@@ -107,8 +115,9 @@ class ClientConnection:
             for address in self._addresses
         }
         ready: queue.SimpleQueue[str] = queue.SimpleQueue()
+        watchers = {address: _when_ready(ready, address) for address in channels}
         for address, channel in channels.items():
-            channel.subscribe(_when_ready(ready, address), try_to_connect=True)
+            channel.subscribe(watchers[address], try_to_connect=True)
         try:
             first = ready.get(timeout=seconds)
         except queue.Empty:
@@ -116,8 +125,9 @@ class ClientConnection:
         if first:
             self._addresses = (first,)  # the others may be somebody else's by now
         for address, channel in channels.items():
+            channel.unsubscribe(watchers[address])
             if address != first:
-                channel.close()
+                _close_soon(channel)
         return channels.get(first)
 
     def _talk(self, channel: grpc.Channel) -> tuple[bool, str]:
@@ -125,10 +135,9 @@ class ClientConnection:
         outgoing: queue.SimpleQueue[Sequence[bytes] | None] = queue.SimpleQueue()
         # From here on replies go this way. One that went the old way in vain is in `holding`.
         self._outgoing = outgoing
-        holding, last_reply = self._holding()
+        holding, replies = self._holding()
         outgoing.put(frame_pieces(Kind.HELLO, {"holding": holding}))
-        if last_reply:
-            outgoing.put(last_reply)
+        outgoing.put(replies)
         method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             f"/{SERVICE}/{METHOD}"
         )
@@ -150,10 +159,19 @@ class ClientConnection:
             outgoing.put(None)
             call.cancel()
         code = call.code()
+        if code is SESSION_ENDED:
+            return True, ""
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return True, "the server refused it: its invitation is not valid any more"
         _LOG.info("the stream to %s broke (%s)", self._addresses[0], code)
         return False, f"its connection broke ({code.name.lower() if code else 'unknown'})"
+
+
+def _close_soon(channel: grpc.Channel) -> None:
+    """Close a channel when gRPC's own thread, which watched it, has ended: it would raise."""
+    timer = threading.Timer(_WATCHER_SECONDS, channel.close)
+    timer.daemon = True
+    timer.start()
 
 
 def _when_ready(

@@ -186,7 +186,11 @@ class FrameReader:
             header = None
         if not isinstance(header, dict):
             raise FrameError("a frame's header cannot be read")
-        self._begun = Kind(kind), header, np.empty(body_bytes, np.uint8)
+        try:
+            body = np.empty(body_bytes, np.uint8)
+        except MemoryError:
+            raise FrameError(f"there is no memory for a frame of {body_bytes} bytes") from None
+        self._begun = Kind(kind), header, body
         return message[text_end:]
 
 

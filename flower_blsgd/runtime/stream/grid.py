@@ -6,6 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from flwr.app import Error, Message, RecordDict
@@ -57,7 +58,7 @@ class StreamGrid(Grid):
     wire_dtype : {"float32", "bfloat16", "float16"} (default: "float32")
         How float32 models travel. In 16 bits they travel as changes to the model before, and
         what rounding took away is part of the next change: half the bytes, other last digits.
-    connect_seconds : float (default: 60)
+    connect_seconds : float (default: 30)
         How long `wait_until_connected` waits for nodes that were there from the start.
 
     Raises
@@ -71,7 +72,7 @@ class StreamGrid(Grid):
         grid: Grid,
         address: str = "",
         wire_dtype: WireDtype = "float32",
-        connect_seconds: float = 60.0,
+        connect_seconds: float = 30.0,
     ) -> None:
         release_records_at_once()
         self._grid = grid
@@ -216,8 +217,15 @@ class StreamGrid(Grid):
     def _push_plain(self, messages: list[Message]) -> None:
         given = [message.metadata.message_id for message in messages]
         with self._grid_lock:
-            pushed = list(self._grid.push_messages(messages))
-            self._plain_messages.update(zip(pushed, given, strict=False))
+            pushed: list[str | None] = list(self._grid.push_messages(messages))
+            # What Flower does not take is None; if that is too large, there is nothing at all.
+            sent = list(zip_longest(messages, given, pushed[: len(given)]))
+            self._plain_messages |= {own: ours for _, ours, own in sent if own is not None}
+        for message, ours, own in sent:
+            message.metadata.__dict__["_message_id"] = ours  # Flower gave it another
+            if own is None:
+                reason = "Flower did not take the message; the lines above say why"
+                self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; each is returned once."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord
 
 from ...array_view import ArrayView, PrivateArray, record_of, view_record
@@ -27,7 +28,20 @@ class HeldModels:
         self._wire_dtype = wire_dtype
         self._views = views
         self._held: dict[str, tuple[int, Tensors]] = {}
+        self._sent: dict[str, dict[str, Tensors]] = {}
+        self._begun: dict[str, Tensors] = {}
         self._carried: dict[str, Tensors] = {}
+
+    def begin(self, message_id: str) -> None:
+        """Read the records of this message from now on; the reply to it counts from them.
+
+        Others may come before it is answered, with newer models.
+        """
+        self._begun = self._sent[message_id] = {}
+
+    def forget(self, message_id: str) -> None:
+        """Hold the models of this message for no reply any more."""
+        self._sent.pop(message_id, None)
 
     def read(self, name: str, description: Mapping[str, Any], part: Bytes) -> ArrayRecord:
         """Return a record of arrays that was sent, and hold it if it has a version.
@@ -39,9 +53,11 @@ class HeldModels:
         """
         record = decode_arrays(description.get("layout"), part, self._views)
         version = description.get("version")
+        tensors = tensors_of(record) if self._wire_dtype != "float32" else None
         if not isinstance(version, int):
+            if tensors is not None:  # it is this node's own
+                self._begun[name] = tensors
             return record
-        tensors = tensors_of(record)
         if tensors is None:
             raise FrameError(f"record {name!r} has a version and no plain arrays")
         if description.get("kind") == "change":
@@ -52,21 +68,24 @@ class HeldModels:
                     f"record {name!r} is a change to version {description.get('base')}, but this "
                     f"node holds {base_version}"
                 )
-            if tensors.keys() != base.keys():
+            if not _fits(tensors, base, rounded):
                 raise FrameError(f"record {name!r} is a change to other tensors")
             tensors = changed(base, tensors, rounded, self._wire_dtype)
         self._held[name] = version, tensors
+        self._begun[name] = tensors
         kind = ArrayView if self._views else PrivateArray
         return record_of({key: kind(tensor) for key, tensor in tensors.items()})
 
-    def write(self, name: str, record: ArrayRecord) -> EncodedRecord:
-        """Return a record of a reply: a change, if it is of the layout of what is held."""
-        version, held = self._held.get(name, (0, {}))
-        tensors = tensors_of(record) if version else None
-        if tensors is None or not same_layout(tensors, held):
+    def write(self, message_id: str, name: str, record: ArrayRecord) -> EncodedRecord:
+        """Return a record of the reply to a message: a change, if it is of the layout that came."""
+        sent_to_us = self._sent.get(message_id, {}).get(name)
+        tensors = tensors_of(record) if sent_to_us is not None else None
+        if sent_to_us is None or tensors is None or not same_layout(tensors, sent_to_us):
             return encode_arrays(record)
         carried = self._carried.get(name, {})
-        change = rounded_change(tensors, held, carried, self._wire_dtype)
+        if not same_layout(carried, _rounded_ones(sent_to_us)):
+            carried = {}
+        change = rounded_change(tensors, sent_to_us, carried, self._wire_dtype)
         if change is None:  # it diverged, and the server is to see that
             self._carried.pop(name, None)
             return encode_arrays(record)
@@ -77,7 +96,6 @@ class HeldModels:
                 **sent.description,
                 "kind": "change",
                 "rounded": list(change.rounded),
-                "base": version,
                 "error": relative_error(change.error, tensors),
             },
             sent.pieces,
@@ -107,16 +125,21 @@ def reply_record(
     base = tensors_of(sent)
     bits = tensors_of(decode_arrays(description.get("layout"), part, views=True))
     rounded = description.get("rounded")
-    fits = (
-        base is not None
-        and bits is not None
-        and isinstance(rounded, list)
-        and bits.keys() == base.keys()
-        and all(bits[key].shape == base[key].shape for key in bits)
-    )
-    if not fits:
+    if base is None or bits is None or not isinstance(rounded, list):
+        raise FrameError(f"record {name!r} is a change to nothing")
+    if not _fits(bits, base, rounded):
         raise FrameError(f"record {name!r} is a change to another model")
-    assert base is not None
-    assert bits is not None
-    assert rounded is not None
     return view_record(changed(base, bits, rounded, wire_dtype))
+
+
+def _fits(bits: Tensors, base: Tensors, rounded: list[Any]) -> bool:
+    """Whether a change is one to this model."""
+    return bits.keys() == base.keys() and all(
+        bits[name].shape == tensor.shape
+        and bits[name].dtype == (np.uint16 if name in rounded else tensor.dtype)
+        for name, tensor in base.items()
+    )
+
+
+def _rounded_ones(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if tensor.dtype == np.float32}

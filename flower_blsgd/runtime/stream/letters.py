@@ -1,6 +1,6 @@
 """Flower messages as frames: orders that go to nodes, and the replies to them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,7 @@ class Encoder:
         return encode_record(record)
 
 
-def letter_pieces(letter: Letter, held: dict[str, int]) -> list[bytes]:
+def letter_pieces(letter: Letter, held: dict[str, int], awaited: Iterable[str] = ()) -> list[bytes]:
     """Return a letter as gRPC messages.
 
     Parameters
@@ -85,9 +85,17 @@ def letter_pieces(letter: Letter, held: dict[str, int]) -> list[bytes]:
         The letter.
     held : dict of str to int
         The versions that its receiver holds, by the name of the record; brought up to date.
+    awaited : iterable of str
+        The messages to which its receiver owes a reply; those to others it may forget.
     """
     metadata = letter.message.metadata
-    header = {"id": metadata.message_id, "type": metadata.message_type}
+    header = {
+        "id": metadata.message_id,
+        "type": metadata.message_type,
+        "group": metadata.group_id,
+        "ttl": metadata.ttl,
+        "awaited": list(awaited),
+    }
     records = {}
     for name, record in letter.records.items():
         if isinstance(record, BroadcastRecord):
@@ -120,20 +128,29 @@ def message_in(frame: Frame, session: Message, node_id: int, held: HeldModels) -
     message_id, kind = frame.header.get("id"), frame.header.get("type")
     if not isinstance(message_id, str) or not isinstance(kind, str):
         raise FrameError("a message came without its id or type")
+    group_id, ttl = frame.header.get("group"), frame.header.get("ttl")
+    if not isinstance(group_id, str) or not isinstance(ttl, int | float):
+        raise FrameError("a message came without its group or time to live")
+    held.begin(message_id)
     content = decode_records(_descriptions(frame), frame.body, held.read)
-    return message_to(node_id, content, kind, message_id, session)
+    return message_to(node_id, content, kind, message_id, session, group_id, ttl)
 
 
 def reply_pieces(reply: Message, held: HeldModels) -> list[bytes]:
     """Return the reply to a message as gRPC messages; its models may be changes to held ones."""
-    header: dict[str, Any] = {"reply-to": reply.metadata.reply_to_message_id}
+    message_id = reply.metadata.reply_to_message_id
+    header: dict[str, Any] = {"reply-to": message_id}
     if reply.has_error():
         header["error"] = [reply.error.code, reply.error.reason or ""]
-        return _pieces(header, {})
-    records = {
-        name: held.write(name, record) if isinstance(record, ArrayRecord) else encode_record(record)
-        for name, record in reply.content.items()
-    }
+        records = {}
+    else:
+        records = {
+            name: held.write(message_id, name, record)
+            if isinstance(record, ArrayRecord)
+            else encode_record(record)
+            for name, record in reply.content.items()
+        }
+    held.forget(message_id)
     return _pieces(header, records)
 
 
@@ -147,7 +164,7 @@ def reply_in(frame: Frame, letter: Letter) -> Message:
         try:
             code, reason = error
             return Message(Error(int(code), str(reason)), reply_to=letter.message)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise FrameError("an error came without code and reason") from None
 
     def read(name: str, description: Mapping[str, Any], part: Bytes) -> ArrayRecord:

@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from flwr.app import Error, Message
 
@@ -23,14 +23,30 @@ class Connection:
     ----------
     outgoing : SimpleQueue
         Pieces of frames, each frame's as one list; None ends it.
+    ended : bool
+        Whether the session is over: what is still queued need not be sent.
     """
 
     def __init__(self) -> None:
         self.outgoing: queue.SimpleQueue[Sequence[bytes] | None] = queue.SimpleQueue()
+        self.ended = False
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield all that goes out, until it is closed or the session ends."""
+        while (frame := self.outgoing.get()) is not None:
+            for piece in frame:
+                if self.ended:
+                    return
+                yield piece
 
     def close(self) -> None:
         """Send what is queued, and nothing more."""
         self.outgoing.put(None)
+
+    def end(self) -> None:
+        """Send nothing more: the session is over. Takes no lock."""
+        self.ended = True
+        self.close()
 
 
 class Link:
@@ -70,6 +86,7 @@ class Link:
         self._pending: dict[str, Letter] = {}
         self._held: dict[str, int] = {}
         self._gone = ""
+        self._ended = False
 
     @property
     def connected(self) -> bool:
@@ -80,9 +97,11 @@ class Link:
         """Send a message, now or on the next connection; fail it if there will be none."""
         with self._lock:
             if not self._gone:
-                self._pending[letter.message_id] = letter
                 if self._connection is not None:
-                    self._connection.outgoing.put(letter_pieces(letter, self._held))
+                    awaited = [*self._pending, letter.message_id]
+                    pieces = letter_pieces(letter, self._held, awaited)
+                    self._connection.outgoing.put(pieces)
+                self._pending[letter.message_id] = letter
                 return
         self._fail([letter], self._gone)
 
@@ -128,13 +147,15 @@ class Link:
 
     def end(self) -> None:
         """Tell the node that the session is over. Takes no lock: a signal's handler calls it."""
+        self._ended = True  # first, for a connection that is being made now
         connection = self._connection
         if connection is not None:
-            connection.outgoing.put(frame_pieces(Kind.END, {}))
-            connection.close()
+            connection.end()
 
     def _attach(self, connection: Connection, frame: Frame) -> None:
-        holding = set(map(str, frame.header.get("holding") or ()))
+        holding = frame.header.get("holding")
+        if not isinstance(holding, list):
+            raise FrameError("a node came without the list of what it has")
         with self._lock:
             if self._gone:
                 connection.outgoing.put(frame_pieces(Kind.END, {}))
@@ -145,8 +166,11 @@ class Link:
             connection.outgoing.put(frame_pieces(Kind.WELCOME, {}))
             for message_id, letter in self._pending.items():
                 if message_id not in holding:
-                    connection.outgoing.put(letter_pieces(letter, self._held))
+                    pieces = letter_pieces(letter, self._held, self._pending)
+                    connection.outgoing.put(pieces)
             self.lost_at = None
+        if self._ended:
+            connection.end()
         if previous is not None:  # we had not noticed that it broke
             previous.close()
         if self.greeted.is_set():

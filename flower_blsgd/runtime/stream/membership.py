@@ -14,6 +14,9 @@ _LOG = logging.getLogger(__name__)
 
 _SESSION_TTL_SECONDS = 30 * 86_400.0
 _MOST_SESSIONS = 5
+"""That ended soon, one after another; then a node is left out."""
+
+_SOON_SECONDS = 60.0
 _NO_HANDLER = "No train function registered"
 
 
@@ -38,6 +41,7 @@ class Membership:
         self._online: set[int] = set()
         self._sessions: dict[str, int] = {}
         self._times_invited: dict[int, int] = {}
+        self._invited_at: dict[int, float] = {}
         self._plain: set[int] = set()
         self._left_out: set[int] = set()
 
@@ -79,13 +83,17 @@ class Membership:
         invitation = Invitation(
             self._addresses, self._server.certificate, link.token, self._wire_dtype
         )
+        now = time.monotonic()
+        if now - self._invited_at.get(node_id, now) > _SOON_SECONDS:
+            self._times_invited[node_id] = 0  # the session before was a real one
+        self._invited_at[node_id] = now
         self._times_invited[node_id] = self._times_invited.get(node_id, 0) + 1
         return Message(invitation.to_records(), node_id, SESSION, ttl=_SESSION_TTL_SECONDS)
 
-    def invited(self, sessions: Iterable[tuple[int, str]]) -> None:
-        """Note the ids of the messages that went out."""
+    def invited(self, sessions: Iterable[tuple[int, str | None]]) -> None:
+        """Note the ids of the messages that went out; None for one that Flower did not take."""
         with self._lock:
-            self._sessions.update((message_id, node_id) for node_id, message_id in sessions)
+            self._sessions.update((sent, node_id) for node_id, sent in sessions if sent is not None)
 
     def take_answers(self, answers: Iterable[Message]) -> None:
         """Note sessions that ended, and decide what becomes of their nodes."""

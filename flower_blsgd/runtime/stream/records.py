@@ -98,7 +98,7 @@ def decode_records(
         kind = description.get("kind")
         if kind in ("arrays", "change"):
             records[name] = read_arrays(name, description, part)
-        elif kind in _PLAIN:
+        elif kind in tuple(_PLAIN):  # in a tuple, since it may be anything
             try:
                 records[name] = _PLAIN[kind].inflate(part.tobytes())
             except Exception as error:  # protobuf has errors of its own
@@ -141,7 +141,7 @@ def decode_arrays(layout: Any, part: Bytes, views: bool) -> ArrayRecord:
                 length = memory.nbytes
                 arrays[str(name)] = view_type(memory)
             at += length + len(_padding(length))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, SyntaxError) as error:  # of dtypes and shapes
         raise FrameError(f"the arrays of a frame cannot be read: {error}") from None
     return record_of(arrays)
 

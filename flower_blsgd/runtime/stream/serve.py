@@ -10,7 +10,8 @@ def serve_sessions(app: ClientApp) -> ClientApp:
     """Let a ClientApp take its messages over a stream, where the ServerApp opens one.
 
     Its functions stay as they are: each message on the stream calls the app as Flower would,
-    mods included, and ``context.state`` lives on. The calls come from one thread, which is not
+    mods included, and ``context.state`` lives on; a lifespan is entered once, around all of
+    them. The calls come from one thread, which is not
     the main one. Where the session ends while the app works, what it does is interrupted by an
     exception that is no ``Exception``.
 

@@ -10,9 +10,16 @@ import grpc
 
 from ...errors import UsageError
 from ..mailbox import Mailbox
-from .channel_options import METHOD, NODE_KEY, SERVER_OPTIONS, SERVICE, TOKEN_KEY
+from .channel_options import (
+    METHOD,
+    NODE_KEY,
+    SERVER_OPTIONS,
+    SERVICE,
+    SESSION_ENDED,
+    TOKEN_KEY,
+)
 from .credentials import new_certificate, new_token, same_token
-from .frames import FrameError, FrameReader
+from .frames import Frame, FrameError, FrameReader
 from .link import Connection, Link
 
 _LOG = logging.getLogger(__name__)
@@ -106,8 +113,9 @@ class StreamServer:
         threading.Thread(
             target=self._read, args=(link, connection, messages, context), daemon=True
         ).start()
-        while (pieces := connection.outgoing.get()) is not None:
-            yield from pieces
+        yield from connection.pieces()
+        if connection.ended:  # a frame may be half sent, so it is not a frame that says so
+            context.set_code(SESSION_ENDED)
 
     def _authenticated(self, context: grpc.ServicerContext) -> Link:
         """Return the link of the node that connects; anybody else gets nothing."""
@@ -138,9 +146,11 @@ class StreamServer:
     ) -> None:
         try:
             for frame in FrameReader().frames(messages):
-                link.receive(connection, frame)
+                _receive(link, connection, frame)
         except FrameError as error:
             _LOG.error("the connection of %s is closed: %s", link.label, error)
+            # Else it would come back at once, and send the same again.
+            link.give_up(f"what it sent cannot be read: {error}")
             context.cancel()
         except grpc.RpcError:
             pass  # it broke
@@ -149,6 +159,16 @@ class StreamServer:
         finally:
             link.detach(connection)
             connection.close()
+
+
+def _receive(link: Link, connection: Connection, frame: Frame) -> None:
+    try:
+        link.receive(connection, frame)
+    except FrameError:
+        raise
+    except Exception as error:  # nothing that a node sends goes without a word
+        _LOG.debug("reading a frame of %s", link.label, exc_info=True)
+        raise FrameError(f"{type(error).__name__}: {error}") from error
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -165,7 +185,7 @@ def split_address(address: str) -> tuple[str, int]:
     (('10.0.0.5', 9100), ('', 9100))
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65_535 or " " in host:
+    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65_535 or " " in host:
         raise UsageError(
             f'stream-address = "{address}" is no HOST:PORT; try "10.0.0.5:9100", or ":9100" for '
             "every address of this machine"

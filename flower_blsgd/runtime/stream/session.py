@@ -4,12 +4,13 @@ import ctypes
 import logging
 import queue
 import threading
-from collections import deque
+import traceback
 
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from ..app_call import handler_of
+from ..flower_internals import RAISED, inside_lifespan
 from ..shared_arrays import takes_views
 from .connection import ClientConnection
 from .frames import Frame, FrameError, Kind
@@ -49,14 +50,14 @@ class Session:
         self._opened_by = invitation
         self._node_id = context.node_id
         self._superlink = str(context.node_config.get("superlink", ""))
-        self._handle = handler_of(app, context)
+        self._handle = handler_of(inside_lifespan(app), context)
         self._views = takes_views(app)
         self._held = HeldModels("float32", self._views)
         self._over = threading.Event()
         self._farewell = Farewell(connected=False, reason="no answer")
         self._work: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._recent: deque[str] = deque(maxlen=16)
-        self._last_reply: list[bytes] = []
+        self._replies: dict[str, list[bytes]] = {}
+        """By the message that was taken; empty while there is none."""
         self._worker = threading.Thread(target=self._serve_work, name="client-app", daemon=True)
 
     def serve(self) -> Farewell:
@@ -95,28 +96,42 @@ class Session:
             self._over.set()
 
     def _holding(self) -> tuple[list[str], list[bytes]]:
-        """Return the ids of messages that need not be sent again, and the last reply."""
-        return list(self._recent), self._last_reply
+        """Return the ids of messages that need not be sent again, and the replies that must."""
+        replies = dict(self._replies)
+        return list(replies), [piece for reply in replies.values() for piece in reply]
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is not Kind.MESSAGE:
             raise FrameError(f"a server does not send {frame.kind.name} here")
         message = message_in(frame, self._opened_by, self._node_id, self._held)
-        if message.metadata.message_id not in self._recent:
-            self._recent.append(message.metadata.message_id)
+        awaited = frame.header.get("awaited")
+        for answered in set(self._replies).difference(awaited if isinstance(awaited, list) else ()):
+            del self._replies[answered]
+        message_id = message.metadata.message_id
+        if message_id not in self._replies:
+            self._replies[message_id] = []
             self._work.put(message)
 
     def _serve_work(self) -> None:
         try:
             while (message := self._work.get()) is not None:
-                self._last_reply = []  # the server has it, or it would not send another
-                reply = self._handle(message)
-                pieces = reply_pieces(reply, self._held)
-                del message, reply
-                self._last_reply = pieces
-                self._connection.send(pieces)
+                message_id = message.metadata.message_id
+                pieces = self._answer(message)
+                del message
+                if message_id in self._replies:  # else nobody waits for it any more
+                    self._replies[message_id] = pieces
+                    self._connection.send(pieces)
         except SessionOverError:
             pass
+
+    def _answer(self, message: Message) -> list[bytes]:
+        try:
+            return reply_pieces(self._handle(message), self._held)
+        except SessionOverError:
+            raise
+        except BaseException:  # such as SystemExit: the server would wait for ever
+            error = Error(RAISED, traceback.format_exc())
+            return reply_pieces(Message(error, reply_to=message), self._held)
 
     def _interrupt_work(self) -> None:
         """Stop the app's code where it is; if it does not stop, the process ends around it."""

@@ -102,11 +102,14 @@ def rounded_change(new: Tensors, base: Tensors, carried: Tensors, wire_dtype: st
 def changed(base: Tensors, bits: Tensors, rounded: Collection[str], wire_dtype: str) -> Tensors:
     """Return the model that a change leads to; `base` stays as it is."""
     return {
-        name: base[name] + from_16_bits(np.atleast_1d(tensor), wire_dtype).reshape(base[name].shape)
-        if name in rounded
-        else tensor
+        name: _added(base[name], tensor, wire_dtype) if name in rounded else tensor
         for name, tensor in bits.items()
     }
+
+
+def _added(base: AnyArray, bits: AnyArray, wire_dtype: str) -> AnyArray:
+    change = from_16_bits(np.atleast_1d(bits), wire_dtype).reshape(base.shape)
+    return np.asarray(base + change)  # the sum of arrays without dimensions is none
 
 
 def relative_error(error: Tensors, model: Tensors) -> float:
