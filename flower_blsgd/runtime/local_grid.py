@@ -7,7 +7,6 @@ from pathlib import Path
 from types import TracebackType
 
 from flwr.app import Context, Message, RecordDict
-from flwr.serverapp import Grid
 
 from .devices import WorkerSpec
 from .flower_internals import (
@@ -18,6 +17,7 @@ from .flower_internals import (
     release_records_at_once,
 )
 from .mailbox import Mailbox
+from .mailbox_grid import MailboxGrid
 from .process_host import HostSettings, ProcessHost
 from .shared_arrays import Packer
 from .shared_block import Pool
@@ -31,7 +31,7 @@ _FIRST_NODE_ID = 100
 _RUN_ID = 1
 
 
-class LocalGrid(Grid):
+class LocalGrid(MailboxGrid):
     """Runs any Flower ClientApp in worker processes that are pinned to their devices.
 
     Arrays travel in shared memory. A reply's arrays are views on it, in a form that Flower's own
@@ -85,7 +85,7 @@ class LocalGrid(Grid):
         release_records_at_once()
         self._run = empty_run(_RUN_ID)
         self.workers = tuple(workers)
-        self._mailbox = Mailbox()
+        super().__init__(Mailbox())
         self._pool = Pool()
         self._handles: dict[int, WorkerHandle] = {}
         self._hosts: list[ProcessHost] = []
@@ -164,17 +164,6 @@ class LocalGrid(Grid):
         """The run that this grid operates in."""
         return self._run
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a new message (deprecated in Flower; use ``Message(...)``)."""
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
-
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes whose worker has not been given up."""
         return [node_id for node_id, handle in self._handles.items() if not handle.host.given_up]
@@ -205,22 +194,6 @@ class LocalGrid(Grid):
             self._mailbox.forget(ids)
             raise
         return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there; each is returned once."""
-        return self._mailbox.take(message_ids)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and wait for the replies, at most `timeout` seconds.
-
-        A reply that comes later is dropped.
-        """
-        ids = list(self.push_messages(messages))
-        self._mailbox.wait(ids, timeout)
-        self._mailbox.forget(ids)
-        return self._mailbox.take(ids)
 
 
 def _shared_out(workers: Sequence[WorkerSpec], processes_per_device: int) -> list[list[int]]:

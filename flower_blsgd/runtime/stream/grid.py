@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from ..flower_internals import (
@@ -20,6 +20,7 @@ from ..flower_internals import (
     superlink_of,
 )
 from ..mailbox import Mailbox
+from ..mailbox_grid import MailboxGrid
 from .addresses import own_addresses
 from .broadcast import Broadcast
 from .letters import Encoder
@@ -37,7 +38,7 @@ _END_SECONDS = 1.5
 _ANY_HOST = ("", "0.0.0.0", "[::]")
 
 
-class StreamGrid(Grid):
+class StreamGrid(MailboxGrid):
     """Carries messages over long-lived streams that the nodes open to this process.
 
     One ordinary Flower message per node opens its session; from then on a message takes
@@ -77,7 +78,7 @@ class StreamGrid(Grid):
         release_records_at_once()
         self._grid = grid
         self._grid_lock = threading.Lock()  # Flower's grid does not say that threads may share it
-        self._mailbox = Mailbox()
+        super().__init__(Mailbox())
         self._connect_seconds = connect_seconds
         self._wire_dtype = wire_dtype
         self._broadcasts: dict[str, Broadcast] = {}
@@ -169,17 +170,6 @@ class StreamGrid(Grid):
         """The run that this grid operates in."""
         return self._grid.run
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a new message (deprecated in Flower; use ``Message(...)``)."""
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
-
     def get_node_ids(self) -> Iterable[int]:
         """Get the nodes that can be reached now."""
         return list(self.transports)
@@ -226,22 +216,6 @@ class StreamGrid(Grid):
             if own is None:
                 reason = "Flower did not take the message; the lines above say why"
                 self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there; each is returned once."""
-        return self._mailbox.take(message_ids)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and wait for the replies, at most `timeout` seconds.
-
-        A reply that comes later is dropped.
-        """
-        ids = list(self.push_messages(messages))
-        self._mailbox.wait(ids, timeout)
-        self._mailbox.forget(ids)
-        return self._mailbox.take(ids)
 
     def _watch(self) -> None:
         """Look after nodes that come and go.
