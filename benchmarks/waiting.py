@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ SETTINGS = {
 }
 
 
-def measure(data: str) -> tuple[list[Row], dict[str, Any]]:
+def measure(data: str, algorithms: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
     """Run each algorithm, so many times."""
     rows = []
-    for algorithm in EPOCHS:
+    for algorithm in algorithms:
         runs = [run(algorithm, data) for _ in range(RUNS[algorithm])]
         measured = [summary["measured"] for summary in runs]
         waiting = [100 * figures["fast_waiting_share"] for figures in measured]
@@ -74,6 +75,7 @@ def blsgd(command: str, settings: dict[str, Any], *arguments: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="folder of the images")
+    parser.add_argument("--algorithms", nargs="+", choices=EPOCHS, default=list(EPOCHS))
     parser.add_argument("--json", type=Path, help="write the rows and their conditions here")
     options = parser.parse_args()
-    write(*measure(options.data), options.json)
+    write(*measure(options.data, options.algorithms), options.json)
