@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 from ...array_view import view_record
 from ..array_memory import memory_of
 from .records import EncodedRecord, encode_arrays
-from .wire_dtype import Tensors, changed, relative_error, rounded_change, same_layout
+from .wire_dtype import Change, Tensors, changed, relative_error, rounded_change, same_layout
 
 _versions = itertools.count(1)
 """Of all broadcasts: a version of one never passes for one of another."""
@@ -85,17 +85,7 @@ class Broadcast:
         else:
             self._held = changed(self._held, change.bits, change.rounded, self._wire_dtype)
             self.errors.append(relative_error(change.error, tensors))
-            sent = encode_arrays(view_record(change.bits))
-            encoded = EncodedRecord(
-                {
-                    **sent.description,
-                    "kind": "change",
-                    "rounded": list(change.rounded),
-                    "base": base,
-                    "version": self._version,
-                },
-                sent.pieces,
-            )
+            encoded = encode_change(change, base=base, version=self._version)
         whole = functools.cache(functools.partial(_whole, self._held, self._version))
         return BroadcastRecord(self._version, base, encoded, whole)
 
@@ -106,6 +96,13 @@ def tensors_of(record: ArrayRecord) -> Tensors | None:
     if any(tensor is None for tensor in tensors.values()):
         return None
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def encode_change(change: Change, **more: float) -> EncodedRecord:
+    """Return a change, ready to be sent, with more that its description says."""
+    sent = encode_arrays(view_record(change.bits))
+    kind = {"kind": "change", "rounded": list(change.rounded)}
+    return EncodedRecord({**sent.description, **kind, **more}, sent.pieces)
 
 
 def _whole(held: Tensors, version: int) -> EncodedRecord:

@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from ...array_view import ArrayView, PrivateArray, record_of, view_record
-from .broadcast import tensors_of
+from .broadcast import encode_change, tensors_of
 from .frames import Bytes, FrameError
 from .records import EncodedRecord, decode_arrays, encode_arrays
 from .wire_dtype import Tensors, changed, relative_error, rounded_change, same_layout
@@ -90,16 +90,7 @@ class HeldModels:
             self._carried.pop(name, None)
             return encode_arrays(record)
         self._carried[name] = change.error
-        sent = encode_arrays(view_record(change.bits))
-        return EncodedRecord(
-            {
-                **sent.description,
-                "kind": "change",
-                "rounded": list(change.rounded),
-                "error": relative_error(change.error, tensors),
-            },
-            sent.pieces,
-        )
+        return encode_change(change, error=relative_error(change.error, tensors))
 
 
 def reply_record(

@@ -179,7 +179,7 @@ def reply_in(frame: Frame, letter: Letter) -> Message:
 
 def _pieces(header: dict[str, Any], records: Mapping[str, EncodedRecord]) -> list[bytes]:
     # What is small comes first, so that it fits beside the header.
-    ordered = sorted(records.items(), key=lambda item: item[1].description["kind"] == "arrays")
+    ordered = sorted(records.items(), key=lambda item: item[1].description["bytes"])
     header["records"] = {name: record.description for name, record in ordered}
     return frame_pieces(Kind.MESSAGE, header, [record.pieces for _, record in ordered])
 
