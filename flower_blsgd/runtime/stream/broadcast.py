@@ -98,7 +98,7 @@ def tensors_of(record: ArrayRecord) -> Tensors | None:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def encode_change(change: Change, **more: float) -> EncodedRecord:
+def encode_change(change: Change, **more: int) -> EncodedRecord:
     """Return a change, ready to be sent, with more that its description says."""
     sent = encode_arrays(view_record(change.bits))
     kind = {"kind": "change", "rounded": list(change.rounded)}

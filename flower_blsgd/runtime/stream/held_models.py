@@ -10,7 +10,7 @@ from ...array_view import ArrayView, PrivateArray, record_of, view_record
 from .broadcast import encode_change, tensors_of
 from .frames import Bytes, FrameError
 from .records import EncodedRecord, decode_arrays, encode_arrays
-from .wire_dtype import Tensors, changed, relative_error, rounded_change, same_layout
+from .wire_dtype import Tensors, changed, rounded_change, same_layout
 
 
 class HeldModels:
@@ -90,7 +90,7 @@ class HeldModels:
             self._carried.pop(name, None)
             return encode_arrays(record)
         self._carried[name] = change.error
-        return encode_change(change, error=relative_error(change.error, tensors))
+        return encode_change(change)
 
 
 def reply_record(
