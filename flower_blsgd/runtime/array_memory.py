@@ -2,6 +2,7 @@
 
 import functools
 import io
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,7 +33,7 @@ def memory_of(array: Array) -> AnyArray | None:
     except (TypeError, ValueError):
         return None
     dtype = np.dtype(array.dtype)
-    size = dtype.itemsize * int(np.prod(array.shape))
+    size = dtype.itemsize * math.prod(array.shape)
     if not array.data.startswith(header) or len(array.data) != len(header) + size:
         return None
     return np.frombuffer(array.data, dtype, offset=len(header)).reshape(array.shape)

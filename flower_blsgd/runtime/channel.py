@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
+from ..flat_record import NewMemory
 from .shared_arrays import Parcel, unpack
 from .shared_block import Block
 
@@ -24,14 +25,20 @@ class Channel:
     end : socket.socket
         Of a pair; taken over.
     views : bool
-        Whether arrays that arrive stay in shared memory, or are copied out of it.
+        Whether `numpy` of an array that arrives is its shared memory, or a copy of it.
+    new_memory : callable, optional
+        Where this end puts records that are to be sent, see `flat_like`.
     """
 
-    def __init__(self, end: socket.socket, views: bool) -> None:
+    def __init__(
+        self, end: socket.socket, views: bool, new_memory: NewMemory | None = None
+    ) -> None:
         self._connection = Connection(end.detach())
+        self.fileno = self._connection.fileno()
         self._poller = select.poll()  # Connection.poll makes a new one each time
         self._poller.register(self._connection, select.POLLIN)
         self.views = views
+        self._new_memory = new_memory
         self._sent: dict[int, Block] = {}
         self._attached: dict[int, Block] = {}
         self._unused: collections.deque[int] = collections.deque()
@@ -75,13 +82,13 @@ class Channel:
         """
         payload, new, unused, gone = pickle.loads(self._connection.recv_bytes())
         for number in unused:
-            self._sent[number].holders.discard(self)
+            self._sent[number].release(self)
         for number in gone:
             self._attached.pop(number, None)
         for number, size in new:
             fd = recv_handle(self._connection)
             self._attached[number] = Block(number, fd, size, on_unused=self._unused.append)
-        return unpack(payload, self._attached, self.views)
+        return unpack(payload, self._attached, self.views, self._new_memory)
 
     def _no_longer_in_use(self) -> list[int]:
         ended = {self._unused.popleft() for _ in range(len(self._unused))}
@@ -100,4 +107,4 @@ class Channel:
         """Close this end; the other end's views no longer keep our blocks from being used."""
         self._connection.close()
         for block in self._sent.values():
-            block.holders.discard(self)
+            block.release(self)

@@ -14,17 +14,12 @@ from typing import IO
 from .channel import Channel
 from .pinning import on_cores_of
 from .shared_arrays import Packer, Parcel
-from .shared_block import Pool
+from .shared_pool import Pool
 from .worker_process import Answer, Job
 
-_POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 2.0
 _TOLD_LINES = 20
-
-
-class ChildDiedError(Exception):
-    """The process ended before it answered; the message says how."""
 
 
 class ChildProcess:
@@ -80,7 +75,7 @@ class ChildProcess:
             target=self._listen, args=(self._process.stdout,), daemon=True
         )
         self._listener.start()
-        with contextlib.suppress(OSError):  # one that dies at once is noticed by `exchange`
+        with contextlib.suppress(OSError):  # one that dies at once is noticed by who reads
             self._channels[0].send(Packer(Pool()).pack(job))
             if setup is not None:
                 self._channels[0].send(setup)
@@ -100,26 +95,35 @@ class ChildProcess:
         """Bytes of the shared buffers that the process made."""
         return sum(channel.attached_bytes for channel in self._channels)
 
-    def exchange(self, parcel: Parcel, lane: int = 0) -> Answer:
-        """Send a message and return the answer; one exchange at a time on each lane.
+    def fileno(self, lane: int) -> int:
+        """Return what becomes readable when a message of a lane is answered, or it died."""
+        return self._channels[lane].fileno
+
+    def send(self, parcel: Parcel, lane: int) -> None:
+        """Send a message; not while another thread receives.
 
         Raises
         ------
-        ChildDiedError
-            If the process ends first.
+        OSError
+            If the process is gone.
+        """
+        self._channels[lane].send(parcel)
+
+    def poll(self, lane: int) -> bool:
+        """Whether there is an answer."""
+        return self._channels[lane].poll()
+
+    def receive(self, lane: int) -> Answer:
+        """Wait for an answer and return it.
+
+        Raises
+        ------
+        EOFError, OSError
+            If the process is gone.
         Exception
             Whatever unpickling raises, if the reply cannot be read; the process lives on.
         """
-        channel = self._channels[lane]
-        try:
-            channel.send(parcel)
-            # Not only the end of the stream tells a death: a grandchild may hold it open.
-            while not channel.poll(_POLL_SECONDS):
-                if not self.alive and not channel.poll():
-                    raise ChildDiedError(self.obituary())
-            answer: Answer = channel.receive()
-        except (EOFError, OSError):
-            raise ChildDiedError(self.obituary()) from None
+        answer: Answer = self._channels[lane].receive()
         return answer
 
     def obituary(self) -> str:

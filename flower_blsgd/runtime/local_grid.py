@@ -19,10 +19,10 @@ from .flower_internals import (
 from .mailbox import Mailbox
 from .mailbox_grid import MailboxGrid
 from .process_host import HostSettings, ProcessHost
+from .reactor import Reactor
 from .shared_arrays import Packer
-from .shared_block import Pool
+from .shared_pool import Pool
 from .shipping import ship
-from .worker_handle import WorkerHandle
 from .worker_process import Job
 
 Config = Mapping[str, bool | float | int | str]
@@ -87,8 +87,9 @@ class LocalGrid(MailboxGrid):
         self.workers = tuple(workers)
         super().__init__(Mailbox())
         self._pool = Pool()
-        self._handles: dict[int, WorkerHandle] = {}
         self._hosts: list[ProcessHost] = []
+        self._host_of: dict[int, ProcessHost] = {}
+        reactor = Reactor()
         parcel = None if setup is None else ship(setup, Pool("sharing the data with the workers"))
         settings = HostSettings(threads, parcel)
         sys_path = tuple(str(Path(folder).resolve()) for folder in sys.path)  # "" is this folder
@@ -103,14 +104,11 @@ class LocalGrid(MailboxGrid):
             label = "+".join(filter(None, names)) or (
                 f"{worker.device_with_cores} (node {', '.join(map(str, contexts))})"
             )
-            host = ProcessHost(job, settings, label)
+            host = ProcessHost(job, settings, label, self._mailbox, reactor)
             self._hosts.append(host)
-            for node_id in contexts:
-                self._handles[node_id] = WorkerHandle(node_id, host, self._mailbox)
-        self._handles = dict(sorted(self._handles.items()))
-        self._finalizer = weakref.finalize(
-            self, _close_all, list(self._handles.values()), self._hosts
-        )
+            self._host_of |= dict.fromkeys(contexts, host)
+        self._host_of = dict(sorted(self._host_of.items()))
+        self._finalizer = weakref.finalize(self, _close_all, self._hosts, reactor)
 
     def _context(self, place: int, run_config: Config) -> Context:
         node_config = {
@@ -139,7 +137,7 @@ class LocalGrid(MailboxGrid):
     @property
     def process_ids(self) -> dict[int, int]:
         """The process of every node that has one now."""
-        found = {node_id: handle.host.process_id for node_id, handle in self._handles.items()}
+        found = {node_id: host.process_id for node_id, host in self._host_of.items()}
         return {node_id: pid for node_id, pid in found.items() if pid is not None}
 
     @property
@@ -153,7 +151,7 @@ class LocalGrid(MailboxGrid):
         Views: while the node handles a message they may be half written. Empty after its
         process died.
         """
-        return self._handles[node_id].host.states.get(node_id, RecordDict())
+        return self._host_of[node_id].states.get(node_id, RecordDict())
 
     def set_run(self, run: Run) -> None:
         """Set the run that this grid operates in."""
@@ -166,7 +164,7 @@ class LocalGrid(MailboxGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes whose worker has not been given up."""
-        return [node_id for node_id, handle in self._handles.items() if not handle.host.given_up]
+        return [node_id for node_id, host in self._host_of.items() if not host.given_up]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to their workers; each works on one at a time.
@@ -183,13 +181,13 @@ class LocalGrid(MailboxGrid):
         try:
             for message in messages:
                 node_id = message.metadata.dst_node_id
-                if node_id not in self._handles:
-                    raise ValueError(f"node {node_id} is not on this grid: {sorted(self._handles)}")
+                if node_id not in self._host_of:
+                    raise ValueError(f"node {node_id} is not on this grid: {sorted(self._host_of)}")
                 message_id = give_message_id(message)
                 parcel = packer.pack(message)
                 self._mailbox.expect(message_id)
                 ids.append(message_id)
-                self._handles[node_id].submit(message, parcel)
+                self._host_of[node_id].submit(message, parcel)
         except BaseException:  # nobody will ask for the replies to those already handed over
             self._mailbox.forget(ids)
             raise
@@ -212,12 +210,9 @@ def _shared_out(workers: Sequence[WorkerSpec], processes_per_device: int) -> lis
     return alone
 
 
-def _close_all(handles: Sequence[WorkerHandle], hosts: Sequence[ProcessHost]) -> None:
-    for handle in handles:
-        handle.begin_close()
+def _close_all(hosts: Sequence[ProcessHost], reactor: Reactor) -> None:
     for host in hosts:
         host.begin_close()
     for host in hosts:
         host.finish_close()
-    for handle in handles:
-        handle.finish_close()
+    reactor.close()

@@ -1,14 +1,20 @@
 """A worker process and the nodes that it serves: started when needed, revived when it dies."""
 
+import collections
+import functools
 import logging
 import os
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 
-from .child_process import ChildDiedError, ChildProcess
+from .child_process import ChildProcess
+from .flower_internals import CRASHED, NODE_GONE
+from .mailbox import Mailbox
 from .pinning import environment
+from .reactor import Reactor
 from .shared_arrays import Parcel
 from .worker_process import Job
 
@@ -16,9 +22,12 @@ _LOG = logging.getLogger(__name__)
 
 _MAX_DEATHS = 3
 
+_AHEAD_BYTES = 1 << 15
+"""A message that is sent ahead must fit into the socket: nobody reads it yet."""
 
-class GivenUpError(Exception):
-    """No process will be started any more; the message says why."""
+_JOIN_SECONDS = 10.0
+
+Work = tuple[Message, Parcel]
 
 
 @dataclass(frozen=True)
@@ -37,11 +46,24 @@ class HostSettings:
     setup: Parcel | None = None
 
 
+@dataclass
+class _Lane:
+    """Messages that are handled one after another."""
+
+    number: int
+    waiting: collections.deque[Work] = field(default_factory=collections.deque)
+    sent: collections.deque[Work] = field(default_factory=collections.deque)
+
+
 class ProcessHost:
-    """Keeps a worker process going for its nodes.
+    """Keeps a worker process going for its nodes; every message gets a reply.
 
     On a CPU its nodes are served one after another; on an accelerator side by side, each on a
-    lane of its own. If the process dies, it starts again, and its nodes with empty state.
+    lane of its own. If the process dies, the messages that it handled fail at once, and it
+    starts again, its nodes with empty state.
+
+    Nothing here waits for the process: a message is sent if it can be handled now, else when the
+    reactor has the reply to the one before.
 
     Parameters
     ----------
@@ -51,21 +73,37 @@ class ProcessHost:
         Threads and setup.
     label : str
         How logs call it.
+    mailbox : Mailbox
+        Takes every reply, error replies included. A message whose reply nobody waits for any
+        more is not begun.
+    reactor : Reactor
+        Tells when the process has answered.
     """
 
-    def __init__(self, job: Job, settings: HostSettings, label: str) -> None:
+    def __init__(
+        self, job: Job, settings: HostSettings, label: str, mailbox: Mailbox, reactor: Reactor
+    ) -> None:
         self._job, self._settings, self.label = job, settings, label
+        self._mailbox, self._reactor = mailbox, reactor
         self._environment = {**os.environ, **environment(job.worker, settings.threads)}
         side_by_side = job.worker.device != "cpu"
-        self._lanes = {node_id: i * side_by_side for i, node_id in enumerate(job.contexts)}
-        self._lane_locks = [threading.Lock() for _ in set(self._lanes.values())]
+        self._lanes = [_Lane(i) for i in range(len(job.contexts) if side_by_side else 1)]
+        self._lane_of = {
+            node_id: self._lanes[i * side_by_side] for i, node_id in enumerate(job.contexts)
+        }
+        # Several nodes take turns: the next one's message is there when the process is ready.
+        self._ahead = int(len(job.contexts) > len(self._lanes))
         self._child: ChildProcess | None = None
-        self._lock = threading.Lock()  # between starting a process, counting deaths and closing
+        self._ended = False
+        self._lock = threading.RLock()
+        self._change: threading.Thread | None = None
+        """Starts the process, or buries it, and nothing is sent meanwhile."""
         self._deaths = 0
         self._closing = False
         self.given_up = False
         self.states: dict[int, RecordDict] = {}
         """What each node keeps in shared memory, as of its last reply: momentum, for example."""
+        reactor.add_tick(self._look_after)
 
     @property
     def process_id(self) -> int | None:
@@ -79,32 +117,19 @@ class ProcessHost:
         child = self._child
         return child.attached_bytes if child is not None else 0
 
-    def exchange(self, node_id: int, parcel: Parcel) -> Message:
-        """Have a node handle a message, and return the reply; waits while another is handled.
-
-        Raises
-        ------
-        ChildDiedError
-            If the process ends first.
-        GivenUpError
-            If it died too often.
-        Exception
-            Whatever starting it or reading its reply raises.
-        """
-        lane = self._lanes[node_id]
-        with self._lane_locks[lane]:
-            child = self._living_child()
-            try:
-                reply, state = child.exchange(parcel, lane)
-            except ChildDiedError:
-                self._bury(child)
-                raise
-            self._deaths = 0
-            self.states[node_id] = state
-            return reply
+    def submit(self, message: Message, parcel: Parcel) -> None:
+        """Have a node handle a message; the process starts with the first one."""
+        with self._lock:
+            if self._closing:
+                reason = f"worker {self.label} is closed"
+                self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
+                return
+            lane = self._lane_of[message.metadata.dst_node_id]
+            lane.waiting.append((message, parcel))
+            self._send_on(lane)
 
     def begin_close(self) -> None:
-        """Ask the process to end."""
+        """Take no more messages, and ask the process to end."""
         with self._lock:
             self._closing = True
             if self._child is not None:
@@ -112,46 +137,152 @@ class ProcessHost:
 
     def finish_close(self) -> None:
         """Wait until the process is gone; kill it if it does not go."""
-        if self._child is not None:
-            self._child.close()
-
-    def _living_child(self) -> ChildProcess:
-        """Return the process; a dead one is replaced, so no message is lost with it."""
-        child = self._child
-        if child is not None and not child.alive and not self._closing:
-            _LOG.warning("worker %s: the process %s", self.label, child.obituary())
-            self._bury(child)
+        change = self._change
+        if change is not None and change is not threading.current_thread():
+            change.join(_JOIN_SECONDS)
         with self._lock:
-            if self._child is None and not self._closing and not self.given_up:
-                self._start()
-            if self._child is None:
-                raise GivenUpError(f"worker {self.label} died {_MAX_DEATHS} times and is given up")
-            return self._child
+            child, self._child = self._child, None
+        if child is not None:
+            self._unwatch(child)
+            child.close()
+        for lane in self._lanes:
+            lane.waiting.clear()
+            lane.sent.clear()
+
+    def _send_on(self, lane: _Lane) -> None:
+        """Send what the process can handle now; with the lock."""
+        while lane.waiting and not self._mailbox.expects(_id_of(lane.waiting[0])):
+            lane.waiting.popleft()
+        if not lane.waiting or self._change is not None or self._closing:
+            return
+        child = self._child
+        if self.given_up:
+            reason = f"worker {self.label} died {_MAX_DEATHS} times and is given up"
+            while lane.waiting:
+                self._fail(lane.waiting.popleft(), NODE_GONE, reason)
+        elif child is None:
+            self._begin_change(self._start)
+        elif not lane.sent and (self._ended or not child.alive):
+            _LOG.warning("worker %s: the process %s", self.label, child.obituary())
+            self._begin_change(self._bury)
+        else:
+            while lane.waiting and self._has_room(lane):
+                work = lane.waiting.popleft()
+                if not self._mailbox.expects(_id_of(work)):
+                    continue
+                lane.sent.append(work)
+                try:
+                    child.send(work[1], lane.number)
+                except OSError:
+                    self._begin_change(self._bury)
+                    return
+
+    def _has_room(self, lane: _Lane) -> bool:
+        small = len(lane.waiting[0][1].payload) < _AHEAD_BYTES
+        return not lane.sent or (len(lane.sent) <= self._ahead and small)
+
+    def _on_readable(self, child: ChildProcess, lane: _Lane) -> None:
+        with self._lock:
+            if child is not self._child or self._change is not None:
+                return
+            try:
+                reply, state = child.receive(lane.number)
+            except (EOFError, OSError):
+                self._unwatch(child)
+                self._ended = True
+                if any(lane.sent for lane in self._lanes):  # else the next message finds out
+                    self._begin_change(self._bury)
+                return
+            except Exception as error:  # without an answer the sender would wait for ever
+                reason = f"worker {self.label}: {type(error).__name__}: {error}"
+                self._fail(lane.sent.popleft(), CRASHED, reason)
+                self._send_on(lane)
+                return
+            message, _ = lane.sent.popleft()
+            self._deaths = 0
+            self.states[message.metadata.dst_node_id] = state
+            self._send_on(lane)
+            if not self._closing:
+                self._mailbox.receive(reply)
+
+    def _look_after(self) -> None:
+        """Notice a death that a grandchild hides, which holds the socket open."""
+        with self._lock:
+            child = self._child
+            busy = any(lane.sent for lane in self._lanes)
+            if child is None or self._change is not None or not busy or child.alive:
+                return
+            if not any(child.poll(lane.number) for lane in self._lanes):
+                self._begin_change(self._bury)
+
+    def _begin_change(self, change: Callable[[], None]) -> None:
+        """Start or bury the process, in a thread: nobody else is to wait; with the lock."""
+        self._change = threading.Thread(target=self._changed, args=(change,), daemon=True)
+        self._change.start()
+
+    def _changed(self, change: Callable[[], None]) -> None:
+        try:
+            change()
+        except Exception as error:  # it cannot be started
+            reason = f"worker {self.label}: {type(error).__name__}: {error}"
+            with self._lock:
+                for lane in self._lanes:
+                    while lane.waiting:
+                        self._fail(lane.waiting.popleft(), CRASHED, reason)
+        with self._lock:
+            self._change = None
+            for lane in self._lanes:
+                self._send_on(lane)
 
     def _start(self) -> None:
-        self._child = ChildProcess(
-            self._job,
-            self._settings.setup,
-            len(self._lane_locks),
-            self._environment,
-            self._on_line,
+        child = ChildProcess(
+            self._job, self._settings.setup, len(self._lanes), self._environment, self._on_line
         )
-
-    def _bury(self, child: ChildProcess) -> None:
-        """Count a death, once for all lanes, and start the process again."""
         with self._lock:
-            if self._child is not child or self._closing:
+            self._child, self._ended = child, False
+            if self._closing:  # `finish_close` waits for us
+                child.terminate()
                 return
-            child.close()
+            for lane in self._lanes:
+                on_readable = functools.partial(self._on_readable, child, lane)
+                self._reactor.watch(child.fileno(lane.number), on_readable)
+
+    def _bury(self) -> None:
+        """Count a death, fail what the process handled, and start it again."""
+        child = self._child
+        assert child is not None
+        self._unwatch(child)
+        reason = f"worker {self.label}: the process {child.obituary()}"
+        child.close()
+        with self._lock:
             self._child = None
             self.states.clear()
+            for lane in self._lanes:
+                if lane.sent:
+                    self._fail(lane.sent.popleft(), CRASHED, reason)
+                lane.waiting.extendleft(reversed(lane.sent))
+                lane.sent.clear()
+            if self._closing:
+                return
             self._deaths += 1
-            if self._deaths >= _MAX_DEATHS:
-                self.given_up = True
-                _LOG.error("worker %s died %d times in a row: given up", self.label, _MAX_DEATHS)
-            else:
-                _LOG.warning("worker %s starts again", self.label)
-                self._start()
+            self.given_up = self._deaths >= _MAX_DEATHS
+        if self.given_up:
+            _LOG.error("worker %s died %d times in a row: given up", self.label, _MAX_DEATHS)
+        else:
+            _LOG.warning("worker %s starts again", self.label)
+            self._start()
+
+    def _unwatch(self, child: ChildProcess) -> None:
+        for lane in self._lanes:
+            self._reactor.forget(child.fileno(lane.number))
+
+    def _fail(self, work: Work, code: int, reason: str) -> None:
+        if not self._closing:
+            self._mailbox.receive(Message(Error(code, reason), reply_to=work[0]))
 
     def _on_line(self, line: str) -> None:
         _LOG.info("[%s] %s", self.label, line)
+
+
+def _id_of(work: Work) -> str:
+    return work[0].metadata.message_id

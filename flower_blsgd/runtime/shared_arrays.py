@@ -16,8 +16,10 @@ from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
 from ..array_view import ArrayView, PrivateArray, record_of
+from ..flat_record import Flat, Layout, NewMemory, flat_of, flat_record
 from .array_memory import contiguous, is_plain, memory_of
-from .shared_block import Block, Placement, Pool, view
+from .shared_block import Block, view
+from .shared_pool import Placement, Pool
 
 _VIEWS = "blsgd_accepts_views"
 
@@ -87,23 +89,44 @@ class Packer:
 
     def _reference(self, record: ArrayRecord, placements: dict[int, Placement]) -> Any:
         if id(record) not in self._placed:
-            memories = {name: memory_of(array) for name, array in record.items()}
-            shared = {name: memory for name, memory in memories.items() if memory is not None}
-            if sum(memory.nbytes for memory in shared.values()) < _INLINE_BYTES:
+            flat = flat_of(record)
+            placed = self._array_by_array(record) if flat is None else self._in_one_piece(flat)
+            if placed is None:
                 return None
-            placement = self._pool.place(list(shared.values()))
-            layout = tuple(
-                (name, record[name].dtype, memory.shape, offset)
-                for (name, memory), offset in zip(shared.items(), placement.offsets, strict=True)
-            )
-            others = {name: array for name, array in record.items() if name not in shared}
-            order = tuple(record) if others else ()
-            # As bytes, so that it is pickled once and looked at once.
-            reference = (placement.block.number, pickle.dumps(layout), others, order)
-            self._placed[id(record)] = (record, reference, placement)
+            self._placed[id(record)] = (record, *placed)
         _, reference, placement = self._placed[id(record)]
         placements[id(record)] = placement
         return reference
+
+    def _in_one_piece(self, flat: Flat) -> tuple[tuple[Any, ...], Placement] | None:
+        if flat.layout.num_bytes < _INLINE_BYTES:
+            return None
+        placement = self._pool.place_flat(flat)
+        base = placement.offsets[0]
+        return (placement.block.number, _pickled(flat.layout), base), placement
+
+    def _array_by_array(self, record: ArrayRecord) -> tuple[tuple[Any, ...], Placement] | None:
+        memories = {name: memory_of(array) for name, array in record.items()}
+        shared = {name: memory for name, memory in memories.items() if memory is not None}
+        if sum(memory.nbytes for memory in shared.values()) < _INLINE_BYTES:
+            return None
+        others = {name: array for name, array in record.items() if name not in shared}
+        kinds = [(name, record[name].dtype, memory.shape) for name, memory in shared.items()]
+        placement = self._pool.found(list(shared.values()))
+        if placement is None and not others:  # the receiver may as well have it in one piece
+            copied = flat_record(Layout.of(kinds), new_memory=self._pool.new_memory)
+            for array, memory in zip(copied.values(), shared.values(), strict=True):
+                array.numpy()[...] = memory
+            flat = flat_of(copied)
+            assert flat is not None
+            return self._in_one_piece(flat)
+        placement = placement or self._pool.place(list(shared.values()))
+        layout = tuple(
+            (*kind, offset) for kind, offset in zip(kinds, placement.offsets, strict=True)
+        )
+        order = tuple(record) if others else ()
+        # As bytes, so that it is pickled once and looked at once.
+        return (placement.block.number, pickle.dumps(layout), others, order), placement
 
 
 class _Pickler(pickle.Pickler):
@@ -123,7 +146,17 @@ class _Pickler(pickle.Pickler):
         return None
 
 
-def unpack(payload: bytes, blocks: Mapping[int, Block], views: bool) -> Any:
+@functools.lru_cache(maxsize=256)
+def _pickled(layout: Layout) -> bytes:
+    return pickle.dumps(layout)
+
+
+def unpack(
+    payload: bytes,
+    blocks: Mapping[int, Block],
+    views: bool,
+    new_memory: NewMemory | None = None,
+) -> Any:
     """Return the object of a parcel.
 
     Parameters
@@ -133,15 +166,23 @@ def unpack(payload: bytes, blocks: Mapping[int, Block], views: bool) -> Any:
     blocks : mapping of int to Block
         The sender's blocks by number, mapped here.
     views : bool
-        Whether arrays stay in shared memory, or are copied out of it.
+        Whether `numpy` of an array is its shared memory, or a copy of it.
+    new_memory : callable, optional
+        Where a reply to it is best put, see `flat_like`.
     """
-    return _Unpickler(io.BytesIO(payload), blocks, views).load()
+    return _Unpickler(io.BytesIO(payload), blocks, views, new_memory).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, blocks: Mapping[int, Block], views: bool) -> None:
+    def __init__(
+        self,
+        buffer: io.BytesIO,
+        blocks: Mapping[int, Block],
+        views: bool,
+        new_memory: NewMemory | None,
+    ) -> None:
         super().__init__(buffer)
-        self._blocks, self._views = blocks, views
+        self._blocks, self._views, self._new_memory = blocks, views, new_memory
         self._tensors: dict[SharedTensor, Any] = {}
 
     def persistent_load(self, reference: Any) -> Any:
@@ -151,14 +192,19 @@ class _Unpickler(pickle.Unpickler):
             if reference not in self._tensors:
                 self._tensors[reference] = self._tensor(reference)
             return self._tensors[reference]
-        number, layout, others, order = reference
+        number, layout, *more = reference
         lease = self._blocks[number].lease()
-        arrays: dict[str, Array] = {}
-        for name, dtype, shape, offset in _layout(layout):
-            memory = view(lease, offset, dtype, shape)
-            arrays[name] = (
-                ArrayView(memory, dtype) if self._views else PrivateArray(memory.copy(), dtype)
-            )
+        # A private array is a copy each time that it is asked for, and not before.
+        lease.flags.writeable = self._views
+        kind = ArrayView if self._views else PrivateArray
+        if len(more) == 1:
+            memory = lease, more[0]
+            return flat_record(_unpickled(layout), memory, self._new_memory, kind)
+        others, order = more
+        arrays: dict[str, Array] = {
+            name: kind(view(lease, offset, dtype, shape), dtype)
+            for name, dtype, shape, offset in _unpickled(layout)
+        }
         if others:
             arrays |= others
             arrays = {name: arrays[name] for name in order}
@@ -175,12 +221,15 @@ class _Unpickler(pickle.Unpickler):
 
 
 @functools.lru_cache(maxsize=256)
-def _layout(layout: bytes) -> Any:
+def _unpickled(layout: bytes) -> Any:
     return pickle.loads(layout)
 
 
 def share_views(record: ArrayRecord, pool: Pool) -> ArrayRecord | None:
     """Return the record with its views in shared memory; None if not all of it are views."""
+    flat = flat_of(record)
+    if flat is not None and pool.holds(flat):
+        return record
     views = {name: array for name, array in record.items() if isinstance(array, ArrayView)}
     if not record or len(views) < len(record):
         return None

@@ -14,7 +14,8 @@ import numpy as np
 
 from .array_memory import is_plain
 from .shared_arrays import Parcel, SharedTensor
-from .shared_block import AnyArray, Placement, Pool
+from .shared_block import AnyArray
+from .shared_pool import Placement, Pool
 
 _INLINE_BYTES = 1 << 16
 

@@ -28,7 +28,7 @@ from .devices import WorkerSpec
 from .flower_internals import NOT_LOADED, RAISED, load_client_app, release_records_at_once
 from .pinning import side_stream
 from .shared_arrays import Packer, Parcel, share_views, takes_views
-from .shared_block import Pool
+from .shared_pool import Pool
 
 Answer = tuple[Message, RecordDict]
 """A reply, and the state that the node keeps in shared memory."""
@@ -68,13 +68,16 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the parent decides
     _die_with_parent(lifeline_fd, parent)
     release_records_at_once()
-    channels = [Channel(socket.socket(fileno=fd), views=True) for fd in socket_fds]
+    pool = Pool()
+    channels = [
+        Channel(socket.socket(fileno=fd), views=True, new_memory=pool.new_memory)
+        for fd in socket_fds
+    ]
     try:
         job: Job = channels[0].receive()
         handlers = _handlers(job, channels)
     except EOFError:
         return
-    pool = Pool()
     for channel in channels[1:]:
         threading.Thread(
             target=_serve_beside, args=(channel, job, handlers, pool), daemon=True

@@ -9,7 +9,7 @@ from typing import Any
 
 from flower_blsgd.runtime.channel import Channel
 from flower_blsgd.runtime.shared_arrays import Packer
-from flower_blsgd.runtime.shared_block import Pool
+from flower_blsgd.runtime.shared_pool import Pool
 
 SHARED_NAME = "memfd:blsgd"
 

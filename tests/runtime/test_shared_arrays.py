@@ -18,7 +18,7 @@ from flower_blsgd.array_view import ArrayView, PrivateArray, view_record
 from flower_blsgd.errors import UsageError
 from flower_blsgd.runtime import memory
 from flower_blsgd.runtime.shared_arrays import Packer, share_views, unpack
-from flower_blsgd.runtime.shared_block import Pool
+from flower_blsgd.runtime.shared_pool import Pool
 
 from .channels import Side, mapped_sizes, open_files, two_sides
 
@@ -135,8 +135,11 @@ def test_views_arrive_as_views_and_copies_as_private_arrays() -> None:
         shared = share_views(view_record({"x": big()}), here.pool)
         assert shared is not None
         here.send(shared)
-        there.receive()["x"].memory[:] = 7.0  # not even this is seen elsewhere
-        assert shared["x"].numpy()[0] == 1.0
+        got = there.receive()["x"]
+        got.numpy()[:] = 7.0  # a copy
+        with pytest.raises(ValueError, match="read-only"):
+            got.memory[:] = 7.0
+        assert got.numpy()[0] == shared["x"].numpy()[0] == 1.0
 
 
 @pytest.mark.parametrize("count", [1, 511, 512, 513])

@@ -22,7 +22,7 @@ from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.flower_internals import NOT_LOADED
 from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.runtime.shared_arrays import unpack
-from flower_blsgd.runtime.shared_block import Pool
+from flower_blsgd.runtime.shared_pool import Pool
 from flower_blsgd.runtime.shipping import ship
 
 from .channels import mapped_sizes, open_files

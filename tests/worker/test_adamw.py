@@ -14,7 +14,7 @@ from flower_blsgd.algorithm.averaging import weighted_average
 from flower_blsgd.array_view import view_record
 from flower_blsgd.model_check import ModelShape
 from flower_blsgd.runtime.shared_arrays import share_views
-from flower_blsgd.runtime.shared_block import Pool
+from flower_blsgd.runtime.shared_pool import Pool
 from flower_blsgd.worker.calibration import seconds_per_step
 
 from ..in_process_grid import over_the_wire, same_bits
