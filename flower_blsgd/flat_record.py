@@ -7,7 +7,7 @@ dtype, and its place is told in one line.
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,6 +211,43 @@ def flat_of(record: ArrayRecord) -> Flat | None:
         return None
     same = all(map(operator.is_, record.values(), flat.arrays))
     return flat if same and tuple(record) == flat.layout.names else None
+
+
+class FlatTensors(dict[str, AnyArray]):
+    """The tensors of a flat record by name, without a copy.
+
+    Parameters
+    ----------
+    record : ArrayRecord
+        Not to be changed meanwhile.
+    flat : Flat
+        Where it lies.
+    """
+
+    def __init__(self, record: ArrayRecord, flat: Flat) -> None:
+        super().__init__({name: array.memory for name, array in record.items()})  # type: ignore[attr-defined]  # all are views
+        self.flat = flat
+
+
+def tensors_of(record: ArrayRecord) -> dict[str, AnyArray]:
+    """Return a record's tensors by name; `FlatTensors` where it lies in one piece."""
+    flat = flat_of(record)
+    if flat is not None:
+        return FlatTensors(record, flat)
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def common_runs(*models: Mapping[str, AnyArray]) -> list[dict[str, AnyArray]] | None:
+    """Return all models as a few long arrays each, if all lie in the same way in one piece.
+
+    What is done to every element alike can then be done to them instead of to the tensors.
+    """
+    first = models[0]
+    if not isinstance(first, FlatTensors):
+        return None
+    layout = first.flat.layout
+    flats = [m.flat for m in models if isinstance(m, FlatTensors) and m.flat.layout == layout]
+    return [flat.runs() for flat in flats] if len(flats) == len(models) else None
 
 
 def _own_memory(layout: Layout) -> Memory:

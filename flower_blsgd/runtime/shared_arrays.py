@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
@@ -24,7 +25,10 @@ from .shared_pool import Placement, Pool
 _VIEWS = "blsgd_accepts_views"
 
 _INLINE_BYTES = 4096
-"""Records smaller than this are pickled: a block would be a page at least."""
+"""Records smaller than this travel in the pipe: a block would be a page at least."""
+
+_Placed = tuple[tuple[Any, ...], Placement | None]
+"""What stands for a record in the pipe, and where its arrays are if not there."""
 
 
 @dataclass
@@ -70,7 +74,7 @@ class Packer:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._placed: dict[int, tuple[ArrayRecord, tuple[Any, ...], Placement]] = {}
+        self._placed: dict[int, tuple[ArrayRecord, tuple[Any, ...], Placement | None]] = {}
 
     def pack(self, content: object) -> Parcel:
         """Return the object, ready to be sent.
@@ -95,26 +99,29 @@ class Packer:
                 return None
             self._placed[id(record)] = (record, *placed)
         _, reference, placement = self._placed[id(record)]
-        placements[id(record)] = placement
+        if placement is not None:
+            placements[id(record)] = placement
         return reference
 
-    def _in_one_piece(self, flat: Flat) -> tuple[tuple[Any, ...], Placement] | None:
+    def _in_one_piece(self, flat: Flat) -> _Placed:
         if flat.layout.num_bytes < _INLINE_BYTES:
-            return None
+            return (None, _pickled(flat.layout), flat.bytes.tobytes()), None
         placement = self._pool.place_flat(flat)
         base = placement.offsets[0]
         return (placement.block.number, _pickled(flat.layout), base), placement
 
-    def _array_by_array(self, record: ArrayRecord) -> tuple[tuple[Any, ...], Placement] | None:
+    def _array_by_array(self, record: ArrayRecord) -> _Placed | None:
         memories = {name: memory_of(array) for name, array in record.items()}
         shared = {name: memory for name, memory in memories.items() if memory is not None}
-        if sum(memory.nbytes for memory in shared.values()) < _INLINE_BYTES:
+        small = sum(memory.nbytes for memory in shared.values()) < _INLINE_BYTES
+        if small and len(shared) < len(record):
             return None
         others = {name: array for name, array in record.items() if name not in shared}
         kinds = [(name, record[name].dtype, memory.shape) for name, memory in shared.items()]
-        placement = self._pool.found(list(shared.values()))
+        placement = None if small else self._pool.found(list(shared.values()))
         if placement is None and not others:  # the receiver may as well have it in one piece
-            copied = flat_record(Layout.of(kinds), new_memory=self._pool.new_memory)
+            new_memory = None if small else self._pool.new_memory
+            copied = flat_record(Layout.of(kinds), new_memory=new_memory)
             for array, memory in zip(copied.values(), shared.values(), strict=True):
                 array.numpy()[...] = memory
             flat = flat_of(copied)
@@ -193,10 +200,13 @@ class _Unpickler(pickle.Unpickler):
                 self._tensors[reference] = self._tensor(reference)
             return self._tensors[reference]
         number, layout, *more = reference
+        kind = ArrayView if self._views else PrivateArray
+        if number is None:
+            arrived = np.frombuffer(bytearray(more[0]), np.uint8)
+            return flat_record(_unpickled(layout), (arrived, 0), kind=kind)
         lease = self._blocks[number].lease()
         # A private array is a copy each time that it is asked for, and not before.
         lease.flags.writeable = self._views
-        kind = ArrayView if self._views else PrivateArray
         if len(more) == 1:
             memory = lease, more[0]
             return flat_record(_unpickled(layout), memory, self._new_memory, kind)
