@@ -1,5 +1,6 @@
 """Between dataclasses and Flower's flat records."""
 
+import functools
 from dataclasses import fields
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ class ProtocolError(ValueError):
     """A message that does not hold what the protocol promises."""
 
 
+@functools.cache
 def _wire_names(cls: Any) -> dict[str, tuple[str, type]]:
     return {
         f.name: (f.name.replace("_", "-"), cast(type, f.type))

@@ -1,5 +1,7 @@
 """The plan of one epoch: how many rounds, and which samples each worker gets in each."""
 
+import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -91,14 +93,23 @@ class EpochPlan:
         """
         if not 0 <= round_in_epoch < self.rounds:
             raise ValueError(f"epoch {self.epoch} has {self.rounds} rounds, not {round_in_epoch}")
+        if worker not in self._deals:
+            raise ValueError(f"worker {worker} has no samples in epoch {self.epoch}")
+        pool, block, first, count = self._deals[worker]
+        start = round_in_epoch * block + first
+        return pool.indices[start : start + count]
+
+    @functools.cached_property
+    def _deals(self) -> dict[int, tuple[Pool, int, int, int]]:
+        """Each worker's pool, the pool's samples per round, and the worker's place in them."""
         per_round = self.shape.samples_per_round
+        deals: dict[int, tuple[Pool, int, int, int]] = {}
         for pool in self.pools:
-            if worker in pool.members:
-                block = sum(per_round[i] for i in pool.members)
-                start = round_in_epoch * block
-                start += sum(per_round[i] for i in pool.members if i < worker)
-                return pool.indices[start : start + per_round[worker]]
-        raise ValueError(f"worker {worker} has no samples in epoch {self.epoch}")
+            ends = list(itertools.accumulate(per_round[worker] for worker in pool.members))
+            for worker, end in zip(pool.members, ends, strict=True):
+                count = per_round[worker]
+                deals.setdefault(worker, (pool, ends[-1], end - count, count))
+        return deals
 
     @property
     def num_planned(self) -> int:

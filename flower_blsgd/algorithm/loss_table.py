@@ -3,6 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
+from .block_draws import blocks, share_out
+from .order_statistics import values_at
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -52,10 +55,10 @@ class LossTable:
 
     def mean_age_rounds(self, server_round: int) -> float:
         """Return the mean age, in rounds, of the losses that are recorded; nan without any."""
-        seen = self.rounds > 0
-        if not seen.any():
+        num_seen = int(np.count_nonzero(self.rounds))
+        if not num_seen:
             return float("nan")
-        return float(server_round - self.rounds[seen].mean())
+        return server_round - int(self.rounds.sum(dtype=np.int64)) / num_seen
 
 
 def highest_losses(
@@ -63,7 +66,7 @@ def highest_losses(
 ) -> npt.NDArray[np.bool_]:
     """Mark the `count` highest losses; ties are broken at random.
 
-    A threshold by selection and a mask, so that the cost is linear in N.
+    The cost is linear in N; the mask is all the memory that grows with N.
 
     Parameters
     ----------
@@ -84,9 +87,13 @@ def highest_losses(
         raise ValueError(f"count = {count} must lie in [0, {num_samples}]")
     if count == 0:
         return np.zeros(num_samples, np.bool_)
-    threshold = np.partition(losses, num_samples - count)[num_samples - count]
+    (threshold,) = values_at(losses, [num_samples - count])
     marked: npt.NDArray[np.bool_] = losses > threshold
     missing = count - int(np.count_nonzero(marked))
-    ties = np.flatnonzero(losses == threshold)
-    marked[rng.choice(ties, missing, replace=False, shuffle=False)] = True
+    parts = blocks(num_samples)
+    tied = np.array([np.count_nonzero(losses[part] == threshold) for part in parts])
+    for part, number in zip(parts, share_out(tied, missing, rng).tolist(), strict=True):
+        if number:
+            ties = np.flatnonzero(losses[part] == threshold)
+            marked[part][rng.choice(ties, number, replace=False, shuffle=False)] = True
     return marked

@@ -11,8 +11,9 @@ from typing import Literal, Protocol
 import numpy as np
 
 from .local_steps import Participant
-from .loss_table import FloatArray, IntArray, LossTable, highest_losses
+from .loss_table import IntArray, LossTable
 from .randomness import generator
+from .sample_draws import draw_samples, mark, permutation_stream, shuffled_marked
 
 TierName = Literal["fast", "slow"]
 
@@ -173,12 +174,11 @@ class UnifiedSampler:
             count = request.set_size(members)
             if tier == first:
                 indices = draw_samples(table.losses, count, self.high_loss_ratio, rng)
-                taken[indices] = True
+                mark(taken, indices)
             else:
-                left = np.flatnonzero(~taken).astype(np.int32)
-                rng.shuffle(left)
-                more = draw_samples(table.losses, count - len(left), 0.0, rng)
-                indices = np.concatenate([left[:count], more])
+                left = shuffled_marked(np.logical_not(taken, out=taken), rng)
+                more = draw_samples(table.losses, max(0, count - len(left)), 0.0, rng)
+                indices = np.concatenate([left[:count], more]) if len(more) else left[:count]
             pools[tier] = Pool(indices, members)
         return [pools[tier] for tier in _DRAWS if tier in pools]
 
@@ -188,65 +188,3 @@ def _check_high_loss(ratio: float, to: str) -> None:
         raise ValueError(f"high_loss_ratio = {ratio} must lie in [0, 1]")
     if to not in _DRAWS:
         raise ValueError(f"high_loss_to = {to!r} must be one of {', '.join(_DRAWS)}")
-
-
-def draw_samples(
-    losses: FloatArray, count: int, high_loss_ratio: float, rng: np.random.Generator
-) -> IntArray:
-    """Draw `count` samples, a share of them those with the highest loss.
-
-    Where `count` exceeds N, the result is all N samples shuffled, followed by a list of the
-    excess that the same rule chose: no index comes twice within one such list.
-
-    Parameters
-    ----------
-    losses : numpy.ndarray
-        float32 of shape (N,); infinity for a sample that was never seen.
-    count : int
-        How many to draw, >= 0.
-    high_loss_ratio : float
-        Share, in [0, 1], chosen by loss; the rest is uniform among the others.
-    rng : numpy.random.Generator
-        Source of the draw.
-
-    Returns
-    -------
-    numpy.ndarray
-        int32 of shape (count,), each list of it shuffled.
-    """
-    lists = []
-    while count > 0:
-        size = min(count, len(losses))
-        lists.append(_one_list(losses, size, high_loss_ratio, rng))
-        count -= size
-    return np.concatenate(lists) if lists else np.empty(0, np.int32)
-
-
-def _one_list(
-    losses: FloatArray, size: int, high_loss_ratio: float, rng: np.random.Generator
-) -> IntArray:
-    num_samples = len(losses)
-    if size == num_samples:
-        chosen = np.arange(num_samples, dtype=np.int32)
-    else:
-        num_high = int(high_loss_ratio * size + 0.5)
-        high = highest_losses(losses, num_high, rng)
-        others = np.flatnonzero(~high).astype(np.int32)
-        rest = rng.choice(others, size - num_high, replace=False, shuffle=False)
-        chosen = np.concatenate([np.flatnonzero(high).astype(np.int32), rest])
-    rng.shuffle(chosen)
-    return chosen
-
-
-def permutation_stream(seed: int, num_samples: int, start: int, count: int) -> IntArray:
-    """Return places [start, start + count) of the endless stream of permutations of N samples."""
-    pieces = []
-    stop = start + count
-    while start < stop:
-        number, offset = divmod(start, num_samples)
-        permutation = np.arange(num_samples, dtype=np.int32)
-        generator(seed, "permutation", number).shuffle(permutation)
-        piece = permutation[offset : offset + stop - start]
-        pieces.append(piece)
-        start += len(piece)
-    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)

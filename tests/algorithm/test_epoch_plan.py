@@ -1,4 +1,5 @@
 import re
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -24,13 +25,15 @@ from flower_blsgd.algorithm.local_steps import (
     SystemAwareSteps,
 )
 from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.sample_draws import permutation_stream
 from flower_blsgd.algorithm.sampling import (
     Pool,
     Sampler,
     SeparatedSampler,
+    UnifiedSampler,
     UniformSampler,
-    permutation_stream,
 )
+from flower_blsgd.algorithm.sampling_stats import sampling_stats
 
 from .teams import QUICK, distinct_losses, table_of, team
 
@@ -592,3 +595,35 @@ def test_plan_of_ten_million_samples(sampler: Sampler) -> None:
         seen[pool.indices] = True
         assert np.count_nonzero(seen) == len(pool.indices)
     assert len(plan.indices(1210, 9)) == 32
+
+
+@pytest.mark.parametrize(
+    ("sampler", "most"),
+    [
+        (SeparatedSampler(), 16),  # table 8, plan 4, marks 1
+        (SeparatedSampler(0.5, "slow"), 16),
+        (UnifiedSampler(), 19),  # and what is left over 4, where it does not suffice
+        (UnifiedSampler(0.5, "slow"), 19),
+        (UniformSampler(), 18),  # and a permutation 4
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_memory_per_sample(sampler: Sampler, most: int, tied: bool) -> None:
+    """The most bytes in use, the loss table included, beside 5 MiB for the blocks at hand."""
+    num_samples = 4_000_000
+    rng = np.random.default_rng(0)
+    tracemalloc.start()
+    try:
+        table = LossTable(num_samples)
+        rng.random(out=table.losses, dtype=np.float32)
+        table.rounds[:] = 1
+        if tied:
+            table.losses[:] = np.inf
+            table.losses[::3] = 1.0
+        tracemalloc.reset_peak()
+        plan = _plan(num_samples, SystemAwareSteps(32, 1), sampler=sampler, table=table)
+        sampling_stats(plan, _PAPER_TEAM, table, last_round=1, rounds_per_epoch=1.0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (peak - 5 * 2**20) / num_samples < most

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.sample_draws import permutation_stream
 from flower_blsgd.algorithm.sampling import (
     EpochRequest,
     Pool,
@@ -13,8 +14,6 @@ from flower_blsgd.algorithm.sampling import (
     TierName,
     UnifiedSampler,
     UniformSampler,
-    draw_samples,
-    permutation_stream,
 )
 
 from .teams import QUICK, distinct_losses, table_of, team
@@ -48,11 +47,6 @@ def _fast_and_slow(
     return fast.indices, slow.indices
 
 
-def _drawn(losses: object, count: int, ratio: float, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return draw_samples(np.asarray(losses, np.float32), count, ratio, rng)
-
-
 def _highest(losses: np.ndarray, count: int) -> set[int]:
     return set(np.argsort(-losses)[:count].tolist())
 
@@ -69,33 +63,6 @@ def test_request_tiers_and_set_sizes() -> None:
 
 
 # the uniform stream
-
-
-@QUICK
-@given(st.integers(0, 99), st.integers(1, 40), st.integers(0, 200), st.integers(0, 120))
-def test_permutation_stream_is_one_stream_of_permutations(
-    seed: int, num_samples: int, start: int, count: int
-) -> None:
-    whole = permutation_stream(seed, num_samples, 0, start + count)
-    piece = permutation_stream(seed, num_samples, start, count)
-    assert piece.dtype == np.int32
-    assert piece.tolist() == whole[start:].tolist()
-    for begin in range(0, len(whole) - num_samples + 1, num_samples):
-        assert sorted(whole[begin : begin + num_samples]) == list(range(num_samples))
-    rest = whole[len(whole) // num_samples * num_samples :]
-    assert len(set(rest.tolist())) == len(rest)
-
-
-def test_permutation_stream_every_permutation_is_another() -> None:
-    blocks = permutation_stream(0, 50, 0, 50 * 20).reshape(20, 50)
-    assert len({tuple(block) for block in blocks.tolist()}) == 20
-    assert permutation_stream(1, 50, 0, 50).tolist() != blocks[0].tolist()
-
-
-def test_permutation_stream_first_place_is_uniform() -> None:
-    # 1,000 permutations of 5 samples: each first 200 times, standard deviation 12.6
-    first = permutation_stream(3, 5, 0, 5000).reshape(-1, 5)[:, 0]
-    assert (abs(np.bincount(first, minlength=5) - 200) < 64).all()
 
 
 def test_uniform_sampler_is_one_pool_for_everybody() -> None:
@@ -117,97 +84,6 @@ def test_uniform_sampler_does_with_one_tier() -> None:
     assert not UniformSampler().needs_both_tiers
     assert [p.members for p in UniformSampler().pools(_request(2, 0), LossTable(9))] == [(0, 1)]
     assert [p.members for p in UniformSampler().pools(_request(0, 2), LossTable(9))] == [(0, 1)]
-
-
-# one draw
-
-
-@QUICK
-@given(
-    st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3e38, math.inf]), min_size=1, max_size=25),
-    st.floats(0, 1),
-    st.data(),
-)
-def test_draw_samples_lists(losses: list[float], ratio: float, data: st.DataObject) -> None:
-    """No index twice within a list; all full lists but the last; the top of each is the top-k."""
-    num_samples = len(losses)
-    count = data.draw(st.integers(0, 3 * num_samples + 1))
-    drawn = _drawn(losses, count, ratio, data.draw(st.integers(0, 99)))
-    assert drawn.dtype == np.int32
-    assert len(drawn) == count
-    values = np.array(losses, np.float32)
-    for start in range(0, count, num_samples):
-        one = drawn[start : start + num_samples]
-        assert len(np.unique(one)) == len(one)
-        assert one.min() >= 0
-        assert one.max() < num_samples
-        top = math.floor(ratio * len(one) + 1e-9)
-        chosen = np.sort(values[one])[::-1][:top]
-        assert chosen.tolist() == np.sort(values)[::-1][:top].tolist()
-
-
-def test_draw_samples_all_by_loss_is_exactly_the_top() -> None:
-    losses = distinct_losses(100)
-    assert set(_drawn(losses, 30, 1.0).tolist()) == _highest(losses, 30)
-
-
-def test_draw_samples_half_by_loss_worked() -> None:
-    # 20 of 60: the 10 highest, and 10 of the other 50
-    losses = distinct_losses(60)
-    drawn = set(_drawn(losses, 20, 0.5).tolist())
-    assert _highest(losses, 10) <= drawn
-    assert len(drawn - _highest(losses, 10)) == 10
-
-
-@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 0.75])
-def test_draw_samples_rest_is_uniform_among_the_others(ratio: float) -> None:
-    # 8 of 20 in 800 draws: the 8 * ratio highest always; each other in (8 - high) / (20 - high)
-    # of them; the widest standard deviation is sqrt(800 / 4) = 14.1
-    losses = distinct_losses(20)
-    hits = np.zeros(20, int)
-    for seed in range(800):
-        hits[_drawn(losses, 8, ratio, seed)] += 1
-    high = int(8 * ratio)
-    top = sorted(_highest(losses, high))
-    others = np.setdiff1d(np.arange(20), top)
-    assert (hits[top] == 800).all()
-    assert (abs(hits[others] - 800 * (8 - high) / (20 - high)) < 70).all()
-
-
-def test_draw_samples_order_tells_nothing_of_the_loss() -> None:
-    """The union is shuffled: a quarter of the list has the same mix as the whole."""
-    losses = distinct_losses(4000)
-    drawn = _drawn(losses, 2000, 0.5)
-    high = np.isin(drawn, list(_highest(losses, 1000))).reshape(4, 500).sum(axis=1)
-    # hypergeometric: 250 of 500, standard deviation sqrt(500 / 4 * 0.75) = 9.7
-    assert (abs(high - 250) < 45).all()
-    # nor of the index: of the first 1,000 drawn about half lie above the median
-    assert abs((drawn[:1000] >= 2000).sum() - 500) < 75
-
-
-def test_draw_samples_of_all_is_shuffled() -> None:
-    drawn = _drawn(distinct_losses(200), 200, 0.5)
-    assert sorted(drawn.tolist()) == list(range(200))
-    assert abs(np.corrcoef(drawn, np.arange(200))[0, 1]) < 0.3
-    assert drawn.tolist() != _drawn(distinct_losses(200), 200, 0.5, seed=1).tolist()
-
-
-def test_draw_samples_excess_is_chosen_by_the_same_rule() -> None:
-    # 130 of 100: all shuffled, then 30 more: the 15 highest and 15 others, shuffled together
-    losses = distinct_losses(100)
-    drawn = _drawn(losses, 130, 0.5)
-    assert sorted(drawn[:100].tolist()) == list(range(100))
-    excess = drawn[100:]
-    assert len(set(excess.tolist())) == 30
-    assert _highest(losses, 15) <= set(excess.tolist())
-    assert not set(excess[:15].tolist()) <= _highest(losses, 15)
-    assert not set(excess.tolist()) <= _highest(losses, 30)
-
-
-def test_draw_samples_leaves_the_losses_as_they_were() -> None:
-    losses = distinct_losses(50)
-    _drawn(losses, 70, 0.5)
-    assert losses.tolist() == distinct_losses(50).tolist()
 
 
 # the paper's method

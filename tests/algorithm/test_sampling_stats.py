@@ -15,7 +15,7 @@ from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.sampling import Pool, Sampler, SeparatedSampler, UniformSampler
 from flower_blsgd.algorithm.sampling_stats import SamplingStats, sampling_stats
 
-from .teams import QUICK, team
+from .teams import QUICK, blocks_of, team
 
 
 def table_with(losses: list[float], rounds: list[int]) -> LossTable:
@@ -136,9 +136,10 @@ def test_figures_are_plain_numbers() -> None:
     st.integers(2, 4),
     st.sampled_from([UniformSampler(), SeparatedSampler(0.5), SeparatedSampler(1.0)]),
     st.integers(0, 100),
+    st.sampled_from([5, 2**17]),
 )
 def test_stats_are_those_of_the_orders(
-    num_fast: int, num_slow: int, batch_size: int, sampler: Sampler, seed: int
+    num_fast: int, num_slow: int, batch_size: int, sampler: Sampler, seed: int, block: int
 ) -> None:
     """Counted order by order, whatever the pools look like and however often an index comes."""
     rng = np.random.default_rng(seed)
@@ -158,7 +159,8 @@ def test_stats_are_those_of_the_orders(
         table=table,
         samples_before=num_samples,
     )
-    stats = sampling_stats(plan, participants, table, last_round=8, rounds_per_epoch=2.5)
+    with blocks_of(block):
+        stats = sampling_stats(plan, participants, table, last_round=8, rounds_per_epoch=2.5)
 
     given_to: dict[bool, list[int]] = {True: [], False: []}
     for worker, participant in enumerate(participants):
@@ -177,6 +179,10 @@ def test_stats_are_those_of_the_orders(
     assert stats.share_left_out == pytest.approx(plan.share_left_out(participants))
     oldest = [(8 - r) / 2.5 for r in rounds if r]
     assert stats.loss_age_epochs_max == pytest.approx(max(oldest, default=math.nan), nan_ok=True)
+    recorded = losses[rounds > 0].astype(np.float64)
+    low, high = np.percentile(recorded, [10, 90]) if len(recorded) else (math.nan, math.nan)
+    assert stats.all_loss_p10 == pytest.approx(low, nan_ok=True)
+    assert stats.all_loss_p90 == pytest.approx(high, nan_ok=True)
     for chosen, mean, ninetieth in (
         (range(num_samples), stats.loss_age_epochs_mean, stats.loss_age_epochs_p90),
         (left_out, stats.left_out_age_epochs_mean, stats.left_out_age_epochs_p90),
