@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord
 
 from .algorithm.averaging import AnyArray, Weighting, moved_by_updates, weighted_average
 from .algorithm.nesting import HostRule
 from .algorithm.outer_optimizer import OuterOptimizer
+from .flat_record import common_runs, flat_like, tensors_of
 from .round_replies import Outcome
 
 Average = Callable[[Sequence[Mapping[str, AnyArray]], Sequence[float]], dict[str, AnyArray]]
@@ -45,6 +46,7 @@ class Aggregation:
         before: Mapping[str, AnyArray],
         outcomes: Sequence[Outcome],
         average: Average | None = None,
+        out: Mapping[str, AnyArray] | None = None,
     ) -> tuple[dict[str, AnyArray], list[float]]:
         """Return the next global model, and each worker's weight.
 
@@ -58,9 +60,12 @@ class Aggregation:
             In worker order; at least one with a load.
         average : callable, optional
             Does the sums instead of `weighted_average`.
+        out : mapping, optional
+            Tensors of the model's names, shapes and dtypes that the average is written to.
         """
         weights = self.weighting.weights([outcome.load for outcome in outcomes])
-        averaged = (average or weighted_average)(*_models(outcomes, weights))
+        models, shares = _models(outcomes, weights)
+        averaged = average(models, shares) if average else _averaged(models, shares, out)
         parameters = self._parameters(before)
         scales_of = getattr(self.weighting, "update_scales", None)
         if scales_of is not None:
@@ -69,6 +74,21 @@ class Aggregation:
             scales = scales_of(weights, steps)
             averaged |= moved_by_updates(moving, *_models(outcomes, scales))
         return self._outer_optimizer.step(before, averaged, parameters), weights
+
+    def next_record(
+        self, before: ArrayRecord, outcomes: Sequence[Outcome], average: Average | None = None
+    ) -> tuple[ArrayRecord, list[float]]:
+        """Return the next global model as a record, and each worker's weight.
+
+        On the local grid the average is written where it is sent from.
+        """
+        record = flat_like(before)
+        out = tensors_of(record)
+        after, weights = self(tensors_of(before), outcomes, average, out)
+        for name, tensor in out.items():
+            if after[name] is not tensor:
+                tensor[...] = after[name]
+        return record, weights
 
     def host_rule(self, model: Mapping[str, Array], longest_steps: int) -> HostRule:
         """Return how workers behind one node are to be averaged there.
@@ -99,6 +119,17 @@ class Aggregation:
                 if tensor.dtype.kind in "fc" and name.rpartition(".")[2] not in _RUNNING
             }
         return self._parameter_names
+
+
+def _averaged(
+    models: Sequence[Mapping[str, AnyArray]],
+    shares: Sequence[float],
+    out: Mapping[str, AnyArray] | None,
+) -> dict[str, AnyArray]:
+    if out is not None and (runs := common_runs(out, *models)):  # a hundred tensors as one
+        weighted_average(runs[1:], shares, runs[0])
+        return dict(out)
+    return weighted_average(models, shares, out)
 
 
 def _models(

@@ -9,6 +9,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from .algorithm.averaging import AnyArray
+from .algorithm.finite import first_not_finite
+from .flat_record import FlatTensors, flat_of
 from .protocol import COUNTERS, SLOTS, state_name
 from .wire import ProtocolError
 
@@ -29,6 +31,8 @@ class ModelShape:
 
     def __init__(self, arrays: ArrayRecord) -> None:
         self._tensors = {name: _shape_and_dtype(array) for name, array in arrays.items()}
+        flat = flat_of(arrays)
+        self._layout = flat.layout if flat else None
 
     @property
     def num_bytes(self) -> int:
@@ -46,6 +50,9 @@ class ModelShape:
             If a tensor is missing, extra, of another shape or dtype, or not finite; the message
             names the first.
         """
+        flat = flat_of(arrays)
+        if flat is not None and flat.layout == self._layout and not first_not_finite(flat.runs()):
+            return FlatTensors(arrays, flat)
         missing = sorted(set(self._tensors) - set(arrays))
         if missing:
             raise ProtocolError(f"its model lacks tensor {missing[0]!r}")
@@ -83,14 +90,15 @@ class ModelShape:
 
 def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> dict[str, AnyArray]:
     """Return the tensors in the order of those that are expected; some may be missing."""
-    extra = sorted(set(arrays) - set(expected))
+    held = dict(arrays.items())
+    extra = sorted(set(held) - set(expected))
     if extra:
         raise ProtocolError(f"{what} has an extra tensor {extra[0]!r}")
     tensors = {}
     for name, kind in expected.items():
-        if name not in arrays:
+        array = held.get(name)
+        if array is None:
             continue
-        array = arrays[name]
         tensor = array.numpy()
         # What the array holds counts, not what it says that it holds.
         for found in (_shape_and_dtype(array), (tensor.shape, tensor.dtype)):
@@ -98,19 +106,23 @@ def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> d
                 raise ProtocolError(
                     f"its tensor {name!r} is {_describe(found)}, not {_describe(kind)}"
                 )
-        if tensor.dtype.kind in "fc" and not np.isfinite(tensor).all():
-            raise ProtocolError(
-                f"its tensor {name!r} is not finite; a smaller learning rate may help"
-            )
         tensors[name] = tensor
+    wrong = first_not_finite(tensors)
+    if wrong is not None:
+        raise ProtocolError(f"its tensor {wrong!r} is not finite; a smaller learning rate may help")
     return tensors
 
 
 def _shape_and_dtype(array: Array) -> _Kind:
+    return tuple(array.shape), _dtype(array.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype(name: str) -> np.dtype[Any] | str:
     try:
-        return tuple(array.shape), np.dtype(array.dtype)
+        return np.dtype(name)
     except TypeError:  # a name that numpy does not know
-        return tuple(array.shape), array.dtype
+        return name
 
 
 def _describe(tensor: _Kind) -> str:

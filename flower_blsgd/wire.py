@@ -23,7 +23,7 @@ def _wire_names(cls: Any) -> dict[str, tuple[str, type]]:
 
 def to_wire(values: Any) -> dict[str, Any]:
     """Return a dataclass's wire fields with keys in kebab-case."""
-    return {key: getattr(values, name) for name, (key, _) in _wire_names(type(values)).items()}
+    return {key: getattr(values, name) for name, (key, _) in _wire_names(values.__class__).items()}
 
 
 def from_wire(cls: Any, record: Any) -> dict[str, Any]:

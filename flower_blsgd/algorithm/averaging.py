@@ -2,15 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from .model_sum import move
+from .pieces import AnyArray
 
-AnyArray = npt.NDArray[Any]
-
-_CHUNK_ELEMENTS = 1 << 16
-"""Elements that are averaged at a time, so that the wide accumulator stays in the cache."""
+__all__ = [
+    "AnyArray",
+    "EqualWeighting",
+    "LoadWeighting",
+    "NormalizedWeighting",
+    "Weighting",
+    "moved_by_updates",
+    "weighted_average",
+]
 
 
 class Weighting(Protocol):
@@ -134,45 +139,49 @@ def _checked_total(loads: Sequence[float]) -> float:
 
 
 def weighted_average(
-    models: Sequence[Mapping[str, AnyArray]], weights: Sequence[float]
+    models: Sequence[Mapping[str, AnyArray]],
+    weights: Sequence[float],
+    out: Mapping[str, AnyArray] | None = None,
 ) -> dict[str, AnyArray]:
     """Return ``sum_i w_i x_i`` for every named tensor.
 
     Parameters
     ----------
     models : sequence of mapping
-        Tensors by name, the same names and shapes in each. Give them in worker order: sums
-        run in that order, so that the order of replies changes no bit.
+        Tensors by name, the same names, shapes and dtypes in each. Give them in worker order:
+        sums run in that order, so that the order of replies changes no bit.
     weights : sequence of float
         One per model, >= 0, adding up to 1.
+    out : mapping, optional
+        Tensors of these names, shapes and dtypes that the result is written to, and which are
+        returned; nothing of a model's size is allocated then. May not overlap the models.
 
     Returns
     -------
     dict
-        Floating tensors are summed in float64, as differences to the first, and return in the
-        dtype they had: the average of equal models is that model to the bit. Integer and
+        Floating tensors are summed in their own precision, float32 at least, as differences to
+        the first, and return in the dtype they had: the average of equal models is that model
+        to the bit. Large models are summed by several threads, which changes no bit. Integer and
         boolean tensors, such as BatchNorm's counters, take the maximum over the models with a
         positive weight.
 
     Raises
     ------
     ValueError
-        If all weights are 0, or a tensor's shapes differ.
+        If all weights are 0, or a tensor's shapes or dtypes differ.
     """
     counted = [(model, w) for model, w in zip(models, weights, strict=True) if w > 0]
     if not counted:
         raise ValueError("all weights are 0, so there is nothing to average")
     (first, _), *others = counted
-    return {
-        name: _moved_tensor(name, np.asarray(first[name]), [(m[name], w) for m, w in others])
-        for name in first
-    }
+    return move(first, [model for model, _ in others], [w for _, w in others], out)
 
 
 def moved_by_updates(
     before: Mapping[str, AnyArray],
     models: Sequence[Mapping[str, AnyArray]],
     scales: Sequence[float],
+    out: Mapping[str, AnyArray] | None = None,
 ) -> dict[str, AnyArray]:
     """Return ``x + sum_i s_i (x_i - x)`` for every tensor named in `before`.
 
@@ -184,37 +193,18 @@ def moved_by_updates(
         x_i by name, at least the same names. Give them in worker order.
     scales : sequence of float
         s_i >= 0; they need not add up to 1, and a model whose scale is 0 is left out.
+    out : mapping, optional
+        Where the result is written, at least these names; see `weighted_average`.
 
     Returns
     -------
     dict
         As `weighted_average` returns them.
+
+    Raises
+    ------
+    ValueError
+        If a tensor's shapes or dtypes differ.
     """
     counted = [(model, s) for model, s in zip(models, scales, strict=True) if s > 0]
-    return {
-        name: _moved_tensor(name, np.asarray(tensor), [(m[name], s) for m, s in counted])
-        for name, tensor in before.items()
-    }
-
-
-def _moved_tensor(name: str, first: AnyArray, others: Sequence[tuple[AnyArray, float]]) -> AnyArray:
-    tensors = [first, *(np.asarray(tensor) for tensor, _ in others)]
-    if any(tensor.shape != first.shape for tensor in tensors):
-        raise ValueError(f"tensor {name!r} has shapes {sorted({t.shape for t in tensors})}")
-    if first.dtype.kind not in "fc":
-        return np.asarray(np.maximum.reduce(tensors))
-    flat = [np.ascontiguousarray(tensor).reshape(-1) for tensor in tensors]
-    wide = np.result_type(first.dtype, np.float64)
-    average = np.empty(first.size, first.dtype)
-    difference = np.empty(min(first.size, _CHUNK_ELEMENTS), wide)
-    for start in range(0, first.size, _CHUNK_ELEMENTS):
-        chunk = slice(start, start + _CHUNK_ELEMENTS)
-        base = flat[0][chunk].astype(wide)
-        total = base.copy()
-        part = difference[: base.size]
-        for values, (_, weight) in zip(flat[1:], others, strict=True):
-            np.subtract(values[chunk], base, out=part)
-            part *= weight
-            total += part
-        average[chunk] = total
-    return average.reshape(first.shape)
+    return move(before, [model for model, _ in counted], [s for _, s in counted], out)

@@ -128,12 +128,23 @@ def average_by_load(
     tuple of dict
         The averages, and the load behind each: with these they can be averaged again.
     """
-    average: dict[str, AnyArray] = {}
+    names = dict.fromkeys(name for state in states for name in state)
     behind: dict[str, float] = {}
-    for name in dict.fromkeys(name for state in states for name in state):
-        having = [(state, load) for state, load in zip(states, loads, strict=True) if name in state]
-        shares = [load[name] for _, load in having]
-        weights = LoadWeighting().weights(shares)
-        average |= weighted_average([{name: state[name]} for state, _ in having], weights)
+    # Tensors with the same loads behind them are averaged together: mostly that is all of them.
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for name in names:
+        shares = tuple(
+            load[name] if name in state else 0.0 for state, load in zip(states, loads, strict=True)
+        )
+        alike.setdefault(shares, []).append(name)
         behind[name] = sum(shares)
-    return average, behind
+    average: dict[str, AnyArray] = {}
+    for shares, chosen in alike.items():
+        having = [
+            ({name: state[name] for name in chosen}, share)
+            for state, share in zip(states, shares, strict=True)
+            if share
+        ]
+        weights = LoadWeighting().weights([share for _, share in having])
+        average |= weighted_average([model for model, _ in having], weights)
+    return {name: average[name] for name in names}, behind

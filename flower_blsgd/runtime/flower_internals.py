@@ -9,7 +9,7 @@ import functools
 import itertools
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +37,7 @@ __all__ = [
     "become_server",
     "empty_run",
     "give_message_id",
+    "identity_kept",
     "inside_lifespan",
     "is_deployment",
     "load_client_app",
@@ -60,6 +61,16 @@ def become_server(run_id: int) -> None:
     TaskIdentity.run_id = run_id
     TaskIdentity.node_id = SERVER_NODE_ID
     TaskIdentity.task_id = 1
+
+
+@contextlib.contextmanager
+def identity_kept() -> Iterator[None]:
+    """Let this process stay what it is to Flower, though a grid of ours is made meanwhile."""
+    before = TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id
+    try:
+        yield
+    finally:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = before
 
 
 def release_records_at_once() -> None:

@@ -75,7 +75,7 @@ class ProcessHost:
         How logs call it.
     mailbox : Mailbox
         Takes every reply, error replies included. A message whose reply nobody waits for any
-        more is not begun.
+        more is not begun, unless it was sent ahead.
     reactor : Reactor
         Tells when the process has answered.
     """

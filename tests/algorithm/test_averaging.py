@@ -251,6 +251,101 @@ def test_weighted_average_of_one_model_is_a_copy(dtype: str) -> None:
     assert not np.shares_memory(average, model)
 
 
+# --- where the result goes
+
+
+def _several(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "large": rng.normal(size=(400, 500)).astype(np.float32),
+        "small": rng.normal(size=(3, 5)).astype(np.float32),
+        "half": rng.normal(size=7).astype(np.float16),
+        "double": rng.normal(size=7),
+        "spin": (rng.normal(size=7) + 1j * rng.normal(size=7)).astype(np.complex64),
+        "scalar": np.array(rng.normal(), np.float32),
+        "none": np.empty((0, 2), np.float32),
+        "counter": np.array(rng.integers(100)),
+        "mask": rng.integers(0, 2, 4).astype(np.bool_),
+    }
+
+
+def _bits(model: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {name: (str(t.dtype), t.shape, t.tobytes()) for name, t in model.items()}
+
+
+def test_weighted_average_is_written_to_out() -> None:
+    models = [_several(seed) for seed in range(3)]
+    out = {name: np.full_like(tensor, 1) for name, tensor in reversed(models[0].items())}
+    found = weighted_average(models, [0.5, 0.3, 0.2], out)
+    assert list(found) == list(models[0])
+    assert all(found[name] is out[name] for name in out)
+    assert _bits(found) == _bits(weighted_average(models, [0.5, 0.3, 0.2]))
+
+
+def test_moved_by_updates_is_written_to_out_which_may_have_more_names() -> None:
+    before, *models = (_several(seed) for seed in range(3))
+    out = {"another": np.array(7.0)} | {name: np.empty_like(t) for name, t in before.items()}
+    found = moved_by_updates(before, models, [0.5, 2.0], out)
+    assert list(found) == list(before)
+    assert all(found[name] is out[name] for name in found)
+    assert _bits(found) == _bits(moved_by_updates(before, models, [0.5, 2.0]))
+    assert out["another"] == 7.0
+
+
+def test_average_is_written_to_out_in_another_memory_order() -> None:
+    models = [_several(seed) for seed in range(2)]
+    expected = weighted_average(models, [0.75, 0.25])
+    out = {
+        name: np.asfortranarray(empty) if (empty := np.zeros_like(tensor)).ndim == 2 else empty
+        for name, tensor in expected.items()
+    }
+    out["double"] = np.zeros(14)[::2]
+    out["counter"], out["mask"] = np.array(0), np.zeros(8, np.bool_)[::2]
+    weighted_average(models, [0.75, 0.25], out)
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(out[name], tensor)
+
+
+def test_average_in_out_of_one_model_is_a_copy() -> None:
+    model = _several(0)
+    out = {name: np.zeros_like(tensor) for name, tensor in model.items()}
+    assert _bits(weighted_average([model, {}], [1.0, 0.0], out)) == _bits(model)
+    assert not any(np.shares_memory(out[name], model[name]) for name in model)
+
+
+def test_average_into_what_is_no_array_is_refused() -> None:
+    """It would be lost: a numpy scalar can be read like an array."""
+    model = {"x": np.zeros((), np.float32)}
+    with pytest.raises(TypeError, match="'x' is a float32"):
+        weighted_average([model] * 2, [0.5, 0.5], {"x": np.float32(0)})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (np.zeros(3, np.float32), r"'x' has shapes \(2,\) and \(3,\)"),
+        (np.zeros(2), "'x' has dtypes float32 and float64"),
+    ],
+)
+def test_average_of_tensors_that_do_not_fit_is_refused(wrong: np.ndarray, told: str) -> None:
+    right = np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match=told):
+        weighted_average([{"x": right}, {"x": wrong}], [0.5, 0.5])
+    with pytest.raises(ValueError, match=told):
+        weighted_average([{"x": right}, {"x": right}], [0.5, 0.5], {"x": wrong})
+    with pytest.raises(ValueError, match=told):
+        moved_by_updates({"x": right}, [{"x": wrong}], [0.5])
+
+
+def test_weighted_average_of_complex_numbers() -> None:
+    # 0.75 (1 + 2i) + 0.25 (5 - 2i) = 2 + i
+    mean = _average(
+        [np.array([1 + 2j], np.complex64), np.array([5 - 2j], np.complex64)], [0.75, 0.25]
+    )
+    assert mean.tolist() == [2 + 1j]
+    assert mean.dtype == np.complex64
+
+
 # FedNova: normalised updates
 
 _NOVA = NormalizedWeighting(0.9)
