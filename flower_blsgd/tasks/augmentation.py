@@ -27,12 +27,13 @@ def random_crop_and_flip(images: Tensor, generator: torch.Generator, padding: in
     top, left = torch.randint(
         0, 2 * padding + 1, (2, count, 1), generator=generator, device=device
     ).unbind()
-    mirrored = torch.randint(0, 2, (count, 1), generator=generator, device=device).bool()
-    columns = torch.arange(width, device=device)
-    columns = left + torch.where(mirrored, columns.flip(0), columns)
-    rows = top + torch.arange(height, device=device)
+    mirrored = torch.randint(0, 2, (count, 1), generator=generator, device=device)
+    places = torch.arange(max(width, height), device=device)
+    # |c - (width - 1)| is column c counted from the other side.
+    columns = torch.add(places[:width], mirrored, alpha=1 - width).abs_().add_(left)
+    rows = places[:height] + top
     padded = functional.pad(images, (padding,) * 4)
     # One gather for crop and flip: on a CPU several times as fast as indexing.
-    places = (rows[:, :, None] * padded.shape[3] + columns[:, None, :]).flatten(1)
-    places = places[:, None].expand(-1, channels, -1)
+    places = torch.add(columns[:, None, :], rows[:, :, None], alpha=padded.shape[3])
+    places = places.flatten(1)[:, None].expand(-1, channels, -1)
     return padded.flatten(2).gather(2, places).view(count, channels, height, width)

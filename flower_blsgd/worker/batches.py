@@ -37,6 +37,11 @@ class IndexedSamples:
 class BatchSource(Protocol):
     """Something that yields a batch for given indices."""
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the samples are on the worker's device, so that the host has no part in it."""
+        ...
+
     def __len__(self) -> int:
         """Return the number of samples."""
         ...
@@ -62,6 +67,11 @@ class TensorBatches:
             raise ValueError(f"{len(inputs)} inputs, but {len(targets)} targets")
         self._inputs, self._targets = inputs.to(device), targets.to(device)
 
+    @property
+    def on_device(self) -> bool:
+        """Return True."""
+        return True
+
     def __len__(self) -> int:
         return len(self._inputs)
 
@@ -75,6 +85,11 @@ class DatasetBatches:
 
     def __init__(self, dataset: Any, device: torch.device) -> None:
         self._dataset, self._device = dataset, device
+
+    @property
+    def on_device(self) -> bool:
+        """Return False: the host makes every sample."""
+        return False
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -90,6 +105,11 @@ class IndexedBatches:
 
     def __init__(self, whole: BatchSource, indices: Tensor) -> None:
         self._whole, self._indices = whole, indices
+
+    @property
+    def on_device(self) -> bool:
+        """Whether that source is."""
+        return self._whole.on_device
 
     def __len__(self) -> int:
         return len(self._indices)

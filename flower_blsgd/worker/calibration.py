@@ -6,7 +6,7 @@ import numpy as np
 
 from ..protocol import TrainOrder
 from .local_sgd import LocalSGD
-from .model_state import load_momentum, state_record
+from .model_state import state_record
 
 _PROBE_STEPS = 3
 _CHUNKS = 3
@@ -58,5 +58,5 @@ def seconds_per_step(
     if step_seconds * _PROBE_STEPS < seconds:
         steps = max(1, round(seconds / _CHUNKS / step_seconds))
         step_seconds = statistics.median(measured(steps) for _ in range(_CHUNKS))
-    load_momentum(sgd.model, sgd._optimizer, None)
+    sgd.forget_momentum()
     return step_seconds

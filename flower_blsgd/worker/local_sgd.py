@@ -1,8 +1,8 @@
 """The steps of one order on given samples, with the loss of every sample."""
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from ..protocol import MOMENTUM, TrainOrder, TrainReport
 from .batches import Samples, batch_source
+from .cuda_capture import gate_of
+from .device_path import device_path
 from .model_state import (
     load_momentum,
-    load_state,
     momentum_record,
-    state_record,
     zero_momentum,
 )
-from .optimizers import make_optimizer
+from .model_transfer import ModelTransfer
+from .optimizers import begin_state, make_optimizer, set_learning_rate
+from .out_of_memory import too_large
+from .precision import use_precision
+from .steps import Augment, SampleLoss
 
-SampleLoss = Callable[[Any, Tensor], Tensor]
-"""(outputs, targets) -> one loss per sample, shape (batch_size,)."""
-
-Augment = Callable[[Any, torch.Generator], Any]
-"""(inputs of a batch, generator on their device) -> inputs."""
+__all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
 
 _LONGEST_SLEEP_SECONDS = 0.5
 """A handler must notice a signal soon, so it never blocks longer in one call."""
@@ -77,6 +77,20 @@ class LocalSGD:
         counts as computing; under a deadline a slower device's last step is waited for.
     augment : callable, optional
         ``(inputs, generator) -> inputs`` of a training batch, on the device, before each step.
+    precision : {"float32", "tf32", "bfloat16"} (default: "float32")
+        Of matrix products and convolutions; weights and losses stay float32. On CUDA it says for
+        the whole process whether float32 may be TF32.
+    channels_last : bool (default: False)
+        Keep images and filters with their channels next to each other: mostly faster for
+        convolutions, the same results up to rounding.
+    compile : bool (default: False)
+        Compile the model with torch.compile. Where that fails, one line in the log says so, and
+        it is trained as it is.
+    cuda_graph : bool (default: True)
+        On CUDA, record a step as a graph and replay it; see `GraphedSteps` for what a step must
+        not do. Where it cannot be recorded, and on other devices, it is done eagerly.
+    name : str (default: the device)
+        How errors and the log call this worker.
     """
 
     def __init__(
@@ -92,22 +106,43 @@ class LocalSGD:
         weight_decay: float = 0.0,
         slowdown: float = 1.0,
         augment: Augment | None = None,
+        precision: str = "float32",
+        channels_last: bool = False,
+        compile: bool = False,
+        cuda_graph: bool = True,
+        name: str = "",
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device)
-        self._source = batch_source(dataset, self.device)
-        self._loss = loss
-        self._augment = augment
-        self._generator = torch.Generator(self.device)
+        self._name = name or str(self.device)
         self._slowdown = slowdown
         self._best_step_seconds = math.inf
+        self._source = batch_source(dataset, self.device)
+        self._path = device_path(
+            self.model,
+            self._source,
+            self.device,
+            precision=precision,
+            channels_last=channels_last,
+            compile=compile,
+            cuda_graph=cuda_graph,
+            name=self._name,
+        )
+        if channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._transfer = ModelTransfer(self.model, self.device)
         self._optimizer = make_optimizer(
             optimizer,
             self.model.parameters(),
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
+            learning_rate=self._path.learning_rate,
+            fused=self._path.fused or None,
         )
+        if self._path.state_stays:
+            begin_state(self._optimizer)
+        self._steps = self._path.steps(self.model, self._source, loss, augment, self._optimizer)
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
         """Do the steps of an order.
@@ -131,25 +166,36 @@ class LocalSGD:
             If the model's tensors are not those of the order, or the loss has the wrong shape.
         IndexError
             If the data set has fewer samples than the order names.
+        UsageError
+            If the device has too little memory for a step: one line with this worker, the batch
+            size, and one that fits.
         """
-        load_state(self.model, order.arrays)
+        try:
+            return self._run(order, state)
+        except torch.OutOfMemoryError:
+            pass  # only the end of this handler frees what the failed step held
+        raise too_large(self._steps, self._indices(order), order.batch_size, self._name)
+
+    def forget_momentum(self) -> None:
+        """Begin with zero again, where momentum stays in this object."""
+        load_momentum(self.model, self._optimizer, None, in_place=self._path.state_stays)
+
+    def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
+        use_precision(self._path.precision, self.device)
+        self._transfer.load(order.arrays)
         self._prepare_momentum(order, state)
-        for group in self._optimizer.param_groups:
-            group["lr"] = order.learning_rate
-        cards = [] if self.device.type == "cpu" else [self.device]
-        with torch.random.fork_rng(devices=cards, device_type=cards[0].type if cards else "cuda"):
-            torch.manual_seed(order.seed)
-            self._generator.manual_seed(order.seed)
-            try:
-                completed, losses, started_at, seconds = self._steps(order)
-            except BaseException:
-                zero_momentum(self.model, self._optimizer)
-                raise
+        set_learning_rate(self._optimizer, order.learning_rate)
+        self.model.train()
+        try:
+            completed, losses, started_at, seconds = self._do(order)
+        except BaseException:
+            zero_momentum(self.model, self._optimizer)
+            raise
         momentum = None
         if order.momentum_policy == "average":
             momentum = momentum_record(self.model, self._optimizer)
         elif order.momentum_policy == "keep" and state is not None:
-            kept = momentum_record(self.model, self._optimizer, copy=False)
+            kept = momentum_record(self.model, self._optimizer, copy=self._path.state_stays)
             if kept:
                 state[MOMENTUM] = kept
         return TrainReport(
@@ -159,34 +205,53 @@ class LocalSGD:
             started_at=started_at,
             ended_at=started_at + seconds,
             losses=losses,
-            arrays=state_record(self.model),
+            arrays=self._transfer.record(order.arrays),
             momentum=momentum,
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
+        stays = self._path.state_stays
         if order.momentum_policy == "reset":
-            load_momentum(self.model, self._optimizer, None)
+            self.forget_momentum()
         elif order.momentum_policy == "average":
-            load_momentum(self.model, self._optimizer, order.momentum)
+            load_momentum(self.model, self._optimizer, order.momentum, in_place=stays)
         elif state is not None:
             kept = state.array_records.get(MOMENTUM)
-            load_momentum(self.model, self._optimizer, kept, copy=False)
+            load_momentum(self.model, self._optimizer, kept, copy=False, in_place=stays)
 
-    def _steps(self, order: TrainOrder) -> tuple[int, np.ndarray[Any, Any], float, float]:
-        self.model.train()
-        size = order.batch_size
-        indices = torch.from_numpy(order.indices.astype(np.int64)).to(self.device)
+    def _do(self, order: TrainOrder) -> tuple[int, np.ndarray[Any, Any], float, float]:
+        indices = self._indices(order)
         if len(indices) and int(order.indices.max()) >= len(self._source):
             raise IndexError(
                 f"the order names sample {int(order.indices.max())}, but this worker's data set "
                 f"has {len(self._source)}; all workers must see the same data"
             )
+        if not self._steps.is_ready(order.batch_size):
+            with gate_of(self.device).recording():
+                self._steps.prepare(indices[: order.batch_size])
+        with gate_of(self.device).computing(), self._own_randomness():
+            self._steps.prepare(indices[: order.batch_size])
+            torch.manual_seed(order.seed)
+            self._steps.seed(order.seed)
+            return self._timed(indices, order)
+
+    def _indices(self, order: TrainOrder) -> Tensor:
+        return torch.from_numpy(order.indices.astype(np.int64)).to(self.device)
+
+    def _own_randomness(self) -> contextlib.AbstractContextManager[None]:
+        cards = [] if self.device.type == "cpu" else [self.device]
+        return torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda")
+
+    def _timed(
+        self, indices: Tensor, order: TrainOrder
+    ) -> tuple[int, np.ndarray[Any, Any], float, float]:
+        size = order.batch_size
         losses = torch.empty(len(indices), device=self.device)
         completed = 0
         self._synchronize()
         started_at, start = time.time(), time.perf_counter()
         for first in range(0, len(indices), size):
-            losses[first : first + size] = self._step(indices[first : first + size])
+            losses[first : first + size] = self._steps(indices[first : first + size])
             completed += 1
             if order.deadline_seconds > 0:
                 self._synchronize()  # else the host would run ahead of the device
@@ -215,21 +280,9 @@ class LocalSGD:
         while (left := start + until - time.perf_counter()) > 0:
             time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 
-    def _step(self, indices: Tensor) -> Tensor:
-        self._optimizer.zero_grad()
-        inputs, targets = self._source.batch(indices)
-        if self._augment is not None:
-            inputs = self._augment(inputs, self._generator)
-        losses = self._loss(self.model(inputs), targets)
-        if losses.shape != indices.shape:
-            raise ValueError(
-                f"the loss must return one value per sample, shape ({len(indices)},), not "
-                f'{tuple(losses.shape)}; a torch loss does with reduction="none"'
-            )
-        losses.mean().backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return losses.detach()
-
     def _synchronize(self) -> None:
-        if self.device.type != "cpu":
+        """Wait for this thread's work, not for that of workers beside it."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        elif self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)

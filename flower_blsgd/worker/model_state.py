@@ -4,7 +4,7 @@ The state is called momentum, as its record is: SGD keeps nothing else.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from ..array_view import view_record
+from ..flat_record import Layout, flat_like, flat_record
 from ..protocol import COUNTERS, state_name
-from .optimizers import slots_of
+from .optimizers import slots_of, state_device
 
 
 def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
@@ -33,20 +34,41 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
             f"the global model and this worker's model differ: tensor {differing[0]!r} is only "
             f"in {'the worker' if differing[0] in own else 'the global model'}"
         )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            array = arrays[name]
-            if tuple(array.shape) != tuple(tensor.shape):
-                raise ValueError(
-                    f"tensor {name!r} has shape {tuple(array.shape)} in the global model and "
-                    f"{tuple(tensor.shape)} in this worker's"
-                )
-            tensor.copy_(_tensor(array.numpy()))
+    sources = []
+    for name, tensor in own.items():
+        array = arrays[name]
+        if tuple(array.shape) != tuple(tensor.shape):
+            raise ValueError(
+                f"tensor {name!r} has shape {tuple(array.shape)} in the global model and "
+                f"{tuple(tensor.shape)} in this worker's"
+            )
+        sources.append(_tensor(array.numpy()))
+    if own:
+        with torch.no_grad():
+            torch._foreach_copy_(list(own.values()), sources)
 
 
-def state_record(model: nn.Module) -> ArrayRecord:
-    """Return a copy of every tensor of the model's state dict."""
-    return view_record({name: _copy(tensor) for name, tensor in model.state_dict().items()})
+def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayRecord:
+    """Return a copy of every tensor of the model's state dict, in one piece of memory.
+
+    With `like` it is memory of the kind that this record lies in, see `flat_like`.
+    """
+    own = model.state_dict()
+    layout = layout_of(own)
+    record = flat_record(layout) if like is None else flat_like(like, layout)
+    if own:
+        with torch.no_grad():
+            targets = [torch.from_numpy(array.numpy()) for array in record.values()]
+            torch._foreach_copy_(targets, list(own.values()))
+    return record
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """Return the layout of a record that holds these tensors."""
+    return Layout.of(
+        (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    )
 
 
 def model_fingerprint(model: nn.Module) -> str:
@@ -80,25 +102,33 @@ def load_momentum(
     optimizer: torch.optim.Optimizer,
     record: ArrayRecord | None,
     copy: bool = True,
+    in_place: bool = False,
 ) -> None:
     """Set the optimizer's state from a record; None sets it to zero.
 
     A parameter of which the record has nothing, or not all, begins with zero. Without `copy` the
     optimizer takes the record's memory over, where it can: momentum that is kept in shared memory
-    stays there.
+    stays there. With `in_place` the state's tensors stay where they are, and are written to.
     """
     for name, parameter in model.named_parameters():
         names = {slot: state_name(slot, name) for slot in slots_of(optimizer)}
-        if record is None or not all(key in record for key in names.values()):
+        known = record is not None and all(key in record for key in names.values())
+        if in_place:
+            for slot, tensor in optimizer.state.get(parameter, {}).items():
+                if record is not None and known:
+                    tensor.copy_(_tensor(record[names[slot]].numpy()))
+                else:
+                    tensor.zero_()
+        elif record is None or not known:
             optimizer.state.pop(parameter, None)
-            continue
-        copied = copy or parameter.device.type != "cpu"
-        optimizer.state[parameter] = {
-            slot: _tensor(record[key].numpy()).to(
-                "cpu" if slot in COUNTERS else parameter.device, copy=copied
-            )
-            for slot, key in names.items()
-        }
+        else:
+            copied = copy or parameter.device.type != "cpu"
+            optimizer.state[parameter] = {
+                slot: _tensor(record[key].numpy()).to(
+                    state_device(optimizer, parameter, slot), copy=copied
+                )
+                for slot, key in names.items()
+            }
 
 
 def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -120,7 +150,8 @@ def _state(
 
 
 def _copy(tensor: Tensor) -> npt.NDArray[Any]:
-    copied: npt.NDArray[Any] = tensor.detach().to("cpu", copy=True).numpy()
+    plain = torch.contiguous_format  # also of a model whose channels are last
+    copied: npt.NDArray[Any] = tensor.detach().to("cpu", copy=True, memory_format=plain).numpy()
     return copied
 
 
