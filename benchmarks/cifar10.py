@@ -1,12 +1,12 @@
 """CIFAR-10 with 8 fast and 2 slow workers on this CPU, against one hand-written loop.
 
-``python -m benchmarks.cifar10 --data FOLDER``: the run is ``configs/cifar10-2c8g.toml`` with CPU
+``python -m benchmarks.cifar10``: the run is ``configs/cifar10-2c8g.toml`` with CPU
 workers that share the cores; the loop is plain SGD on all cores, over the same number of steps of
 the same batch size. The run's time is its ``training_seconds`` (evaluation and set-up stand
-apart, as they do for the loop). One run each: the spread is not known.
+apart, as they do for the loop). One run each: the spread is not known. With ``--quick`` a part of
+the images, fewer workers and short rounds, whose accuracy means nothing.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,17 +21,19 @@ from torch import nn
 from flower_blsgd.tasks import Task, load_task
 from flower_blsgd.worker.evaluation import evaluate
 
-from .rows import Row, conditions, row, write
+from .images import add_data_option, data_text, found_images, required_images
+from .rows import Row, conditions, parser, row, write
 
 BATCH_SIZE, MOMENTUM, WEIGHT_DECAY, LEARNING_RATE = 32, 0.9, 1e-4, 0.1
 WORKERS = "8x cpu fast; 2x cpu slow steps=1"
+QUICK_IMAGES, QUICK_WORKERS = 2048, "2x cpu fast; 1x cpu slow steps=1"
 
 
-def measure(data: str, epochs: int, processes: int) -> tuple[list[Row], dict[str, Any]]:
-    """Run both."""
-    ours = run(data, epochs, processes)
+def measure(task: dict[str, Any], epochs: int, processes: int) -> tuple[list[Row], dict[str, Any]]:
+    """Run both on a task: what names it in a run config."""
+    ours = run(task, epochs, processes)
     steps = ours["samples"] // BATCH_SIZE
-    seconds, accuracy = bare_loop(load_task("cifar10", data), steps)
+    seconds, accuracy = bare_loop(load_task(task["task"], task["data"], "resnet20"), steps)
     rows = [
         row("bare loop", [seconds], "s"),
         row("blsgd run", [ours["training_seconds"]], "s", [seconds], "bare loop"),
@@ -40,26 +42,27 @@ def measure(data: str, epochs: int, processes: int) -> tuple[list[Row], dict[str
     ]
     return rows, conditions(
         config="cifar10-2c8g",
-        workers=WORKERS,
+        workers=task.get("workers", WORKERS),
         epochs=epochs,
         steps=steps,
         rounds=ours["rounds"],
         threads_of_the_loop=torch.get_num_threads(),
         processes_per_device=processes,
+        task=task["task"],
         seed=0,
     )
 
 
-def run(data: str, epochs: int, processes: int) -> dict[str, Any]:
+def run(task: dict[str, Any], epochs: int, processes: int) -> dict[str, Any]:
     """Return the summary of a run."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         settings = {
-            "data": data,
             "epochs": epochs,
             "workers": WORKERS,
             "processes-per-device": processes,
             "out": out,
+            **task,
         }
         words = [word for key, value in settings.items() for word in ("-s", f"{key}={value}")]
         command = [sys.executable, "-m", "flower_blsgd", "run", ".", "-c", "cifar10-2c8g"]
@@ -90,10 +93,15 @@ def bare_loop(task: Task, steps: int) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="folder of the images")
-    parser.add_argument("--epochs", type=int, default=2, choices=(1, 2, 3))
-    parser.add_argument("--processes-per-device", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the rows and their conditions here")
-    options = parser.parse_args()
-    write(*measure(options.data, options.epochs, options.processes_per_device), options.json)
+    line = parser(__doc__)
+    add_data_option(line)
+    line.add_argument("--epochs", type=int, default=2, choices=(1, 2, 3))
+    line.add_argument("--processes-per-device", type=int, default=0)
+    given = line.parse_args()
+    if given.quick:
+        some = data_text(QUICK_IMAGES, found_images(given.data))
+        chosen = {"task": "benchmarks.images:some_images", "data": some, "local-steps-fast": 16}
+        chosen["workers"] = QUICK_WORKERS
+    else:
+        chosen = {"task": "cifar10", "data": required_images(given.data)}
+    write(*measure(chosen, given.epochs, given.processes_per_device), given.json)

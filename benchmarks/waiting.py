@@ -1,11 +1,10 @@
 """Who waits for a worker that is 16 times slower, and whether the plan knew.
 
-``python -m benchmarks.waiting --data FOLDER``: real CIFAR-10 images, ResNet8, one fast core and
+``python -m benchmarks.waiting``: real CIFAR-10 images, ResNet8, one fast core and
 one slowed 16 times. Before each run the speeds are calibrated; the waiting share of the fast
 worker and the seconds per epoch stand beside what ``blsgd plan`` says.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -14,15 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .rows import Row, conditions, row, write
+from .images import add_data_option, data_text, found_images, required_images
+from .rows import Row, conditions, parser, row, write
 
 WORKERS = "1x cpu:0 fast; 1x cpu:1 slow slowdown=16"
 EPOCHS = {"biased-local-sgd": 4, "sync-sgd": 1, "balanced-local-sgd": 1}
 RUNS = {"biased-local-sgd": 3, "sync-sgd": 1, "balanced-local-sgd": 1}
 SETTINGS = {
-    "task": "cifar10",
     "model": "resnet8",
-    "validation-share": 0.5,
     "batch-size": 32,
     "local-steps-fast": 32,
     "local-steps-slow": "auto",
@@ -30,13 +28,17 @@ SETTINGS = {
     "workers": WORKERS,
     "evaluate-every-epochs": 100,
 }
+WHOLE = {"task": "cifar10", "validation-share": 0.5}
+QUICK_IMAGES = 2048
 
 
-def measure(data: str, algorithms: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
-    """Run each algorithm, so many times."""
+def measure(
+    task: dict[str, Any], algorithms: Sequence[str], quick: bool
+) -> tuple[list[Row], dict[str, Any]]:
+    """Run each algorithm, so many times, on a task: what names it in a run config."""
     rows = []
     for algorithm in algorithms:
-        runs = [run(algorithm, data) for _ in range(RUNS[algorithm])]
+        runs = [run(algorithm, task) for _ in range(1 if quick else RUNS[algorithm])]
         measured = [summary["measured"] for summary in runs]
         waiting = [100 * figures["fast_waiting_share"] for figures in measured]
         seconds = [figures["epoch_seconds"] for figures in measured]
@@ -50,15 +52,16 @@ def measure(data: str, algorithms: Sequence[str]) -> tuple[list[Row], dict[str, 
                 "",
             ),
         ]
-    shown = {key: value for key, value in SETTINGS.items() if key != "workers"}
+    shown = {**SETTINGS, **task}
+    del shown["workers"], shown["data"]
     return rows, conditions(workers=WORKERS, epochs=EPOCHS, settings=shown, seed=0)
 
 
-def run(algorithm: str, data: str) -> dict[str, Any]:
+def run(algorithm: str, task: dict[str, Any]) -> dict[str, Any]:
     """Calibrate, train, and return the run's summary."""
     with tempfile.TemporaryDirectory() as folder:
         profile, out = Path(folder) / "profile.json", Path(folder) / "run"
-        settings = {**SETTINGS, "data": data, "profile": profile, "out": out}
+        settings = {**SETTINGS, **task, "profile": profile, "out": out}
         settings |= {"algorithm": algorithm, "epochs": EPOCHS[algorithm]}
         blsgd("calibrate", settings)
         blsgd("run", settings, ".")
@@ -73,9 +76,14 @@ def blsgd(command: str, settings: dict[str, Any], *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="folder of the images")
-    parser.add_argument("--algorithms", nargs="+", choices=EPOCHS, default=list(EPOCHS))
-    parser.add_argument("--json", type=Path, help="write the rows and their conditions here")
-    options = parser.parse_args()
-    write(*measure(options.data, options.algorithms), options.json)
+    line = parser(__doc__)
+    add_data_option(line)
+    line.add_argument("--algorithms", nargs="+", choices=EPOCHS, help="quick: biased only")
+    given = line.parse_args()
+    chosen = given.algorithms or (["biased-local-sgd"] if given.quick else list(EPOCHS))
+    if given.quick:
+        some = data_text(QUICK_IMAGES, found_images(given.data))
+        named: dict[str, Any] = {"task": "benchmarks.images:some_images", "data": some}
+    else:
+        named = {**WHOLE, "data": required_images(given.data)}
+    write(*measure(named, chosen, given.quick), given.json)

@@ -7,7 +7,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_blsgd import TrainOrder, TrainReport, answer_profile
-from flower_blsgd.array_view import view_record
+from flower_blsgd.flat_record import flat_like
 from flower_blsgd.runtime.shared_arrays import accept_views
 
 app = ClientApp()
@@ -19,6 +19,9 @@ app.query("profile")(answer_profile)
 def train(message: Message, context: Context) -> Message:
     """Return the model, copied as LocalSGD copies it."""
     order = TrainOrder.from_message(message)
+    copied = flat_like(order.arrays)
+    for name, array in copied.items():
+        np.copyto(array.numpy(), order.arrays[name].numpy())
     now = time.time()
     report = TrainReport(
         completed_steps=order.local_steps,
@@ -27,6 +30,6 @@ def train(message: Message, context: Context) -> Message:
         started_at=now,
         ended_at=now,
         losses=np.zeros(len(order.indices), np.float32),
-        arrays=view_record({name: a.numpy().copy() for name, a in order.arrays.items()}),
+        arrays=copied,
     )
     return report.to_reply(message)

@@ -20,7 +20,14 @@ def main(grid: Grid, context: Context) -> None:
     ends = np.linspace(0, int(config["parameters"]), int(config["tensors"]) + 1, dtype=int)
     sizes = np.diff(ends)
     arrays = ArrayRecord({f"{i}": Array(np.ones(n, np.float32)) for i, n in enumerate(sizes)})
-    strategy = BiasedLocalSGD(50_000, 32, 32, local_steps_slow=1, min_available_nodes=4)
+    nodes = int(config["min-nodes"])
+    strategy = BiasedLocalSGD(
+        int(config["samples"]),
+        int(config["batch-size"]),
+        int(config["local-steps"]),
+        local_steps_slow=1,
+        min_available_nodes=nodes,
+    )
     rounds = int(config["rounds"])
     ended = [time.perf_counter()]
     strategy.fit(

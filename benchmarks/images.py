@@ -1,0 +1,92 @@
+"""The images of the benchmarks: a part of CIFAR-10, or made-up ones of the same shape."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from flower_blsgd import Task
+from flower_blsgd.tasks.augmentation import random_crop_and_flip
+from flower_blsgd.tasks.cifar10 import cifar10, model
+
+ROOT = Path(__file__).parents[1]
+PLACES = (ROOT / "data" / "cifar10", ROOT.parent / "shared" / "data" / "cifar10")
+"""Where CIFAR-10 is looked for, as parquet files or image folders."""
+
+TEST_IMAGES = 256
+
+
+def add_data_option(line: argparse.ArgumentParser) -> None:
+    """Add ``--data``."""
+    line.add_argument(
+        "--data",
+        type=Path,
+        help="folder of CIFAR-10's images (default: data/cifar10 beside benchmarks/)",
+    )
+
+
+def found_images(given: Path | None) -> Path | None:
+    """Return the folder of the images; None if there is none and none was given.
+
+    Raises
+    ------
+    SystemExit
+        If the given one is not there.
+    """
+    if given is not None and not given.is_dir():
+        raise SystemExit(f"--data {given}: there is no such folder")
+    places = PLACES if given is None else (given,)
+    return next((place.resolve() for place in places if place.is_dir()), None)
+
+
+def required_images(given: Path | None) -> str:
+    """Return the folder of the images.
+
+    Raises
+    ------
+    SystemExit
+        If there is none.
+    """
+    folder = found_images(given)
+    if folder is None:
+        raise SystemExit("no images: name a folder with --data, or put them into data/cifar10")
+    return str(folder)
+
+
+def data_text(count: int, folder: Path | None) -> str:
+    """Return what `some_images` takes as ``data``."""
+    return f"{count}@{folder}" if folder else f"{count}"
+
+
+def some_images(data: str, model_name: str) -> Task:
+    """Return the task of ``COUNT@FOLDER``, or of ``COUNT`` made-up images.
+
+    As a task of the run config: ``task = "benchmarks.images:some_images"``.
+    """
+    text, _, folder = data.partition("@")
+    count = int(text)
+    if not folder:
+        return Task(
+            model=lambda: model(model_name),
+            train=_made_up(count),
+            test=_made_up(TEST_IMAGES),
+            augment=random_crop_and_flip,
+        )
+    whole = cifar10(folder, model_name)
+    images, labels = whole.train
+    if count > len(labels):
+        raise SystemExit(f"{count} images were asked for, but there are {len(labels)}")
+    tested, answers = whole.test
+    return replace(
+        whole,
+        train=(images[:count], labels[:count]),
+        test=(tested[:TEST_IMAGES], answers[:TEST_IMAGES]),
+        data_fingerprint=f"{whole.data_fingerprint} {count}",
+    )
+
+
+def _made_up(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    return images, torch.randint(0, 10, (count,), generator=draw)

@@ -1,0 +1,215 @@
+"""Writes benchmarks/RESULTS.md from the JSON files in benchmarks/results.
+
+``python -m benchmarks.report [--check]``. What stands between the two marks of "What made it
+faster" is written by hand and kept. With ``--check`` nothing is written, and the exit code says
+whether the page is up to date.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .table import Row, cells
+
+FOLDER = Path(__file__).parent
+PAGE, RESULTS = FOLDER / "RESULTS.md", FOLDER / "results"
+BEGIN, END = "<!-- by hand: begin -->", "<!-- by hand: end -->"
+
+BENCHMARKS = {
+    "rounds": "Seconds per round beyond computing",
+    "step": "A local step against hand-written loops",
+    "average": "The weighted average against a copy",
+    "sample": "Planning an epoch",
+    "virtual": "Many workers on one device",
+    "epoch": "An epoch on a fast and a slowed device",
+    "stream": "The stream between machines",
+    "engines": "The same training on every engine",
+    "cifar10": "CIFAR-10 with 8 fast and 2 slow workers",
+    "waiting": "Who waits for a slow worker",
+    "rebalance": "A worker that becomes slower in mid-run",
+    "digits": "Accuracy of every algorithm",
+}
+"""By their commands, in the order of the page."""
+
+ON_A_GPU = ("step", "average", "virtual", "epoch", "cifar10")
+"""What `on_gpu.sh` measures, in files NAME-gpu.json."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that was asked for.
+
+    Parameters
+    ----------
+    figure, limit : str
+        For people.
+    file : str
+        Which results have it: the name of a JSON file without its end.
+    row : str (default: "")
+        A regular expression that the row's name matches; rows without a goal never count.
+    """
+
+    figure: str
+    limit: str
+    file: str
+    row: str = ""
+
+
+GOALS = (
+    Goal(
+        "round overhead with a no-op app, local grid, 4 workers, 0.27 M parameters",
+        "<= 3 ms",
+        "rounds",
+        r"^4 x 0\.27 M: engine, local grid$",
+    ),
+    Goal(
+        "the same under Flower's simulation, over ours",
+        ">= 60",
+        "rounds",
+        r"^4 x 0\.27 M: engine, Ray simulation$",
+    ),
+    Goal(
+        "the same, 10 workers, 36 M parameters, over copying 1.46 GB once",
+        "<= 4",
+        "rounds",
+        r"^10 x 36 M: engine, local grid$",
+    ),
+    Goal("`LocalSGD` against the bare loop, CPU, ResNet20 B 32", ">= 0.97", "step", r"\(cpu"),
+    Goal(
+        "`LocalSGD` with CUDA graph against the eager bare loop, GPU, ResNet20 B 32",
+        ">= 4",
+        "step-gpu",
+        r"\(cuda",
+    ),
+    Goal("weighted average against copy bandwidth", ">= 0.5", "average"),
+    Goal("plan for N = 10^7 / 10^8, peak memory", "<= 1 s / 15 s, 20 bytes per sample", "sample"),
+    Goal(
+        "1,000 virtual workers, 0.27 M parameters, strategy and grid",
+        "<= 1 ms per worker and round",
+        "virtual",
+    ),
+    Goal(
+        "CIFAR-10, ResNet20, 100 epochs, 8 fast + 2 slow workers, one data-centre GPU",
+        "<= 120 s of training",
+        "cifar10-gpu",
+    ),
+)
+
+Results = Mapping[str, dict[str, Any]]
+"""File name without its end -> its content: rows and conditions."""
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the content of every JSON file of a folder, by name."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: path.stem)
+    return {path.stem: json.loads(path.read_text()) for path in paths}
+
+
+def page(results: Results, by_hand: str) -> str:
+    """Return the whole page."""
+    parts = [
+        "# Results",
+        "Written by `python -m benchmarks.report` from the files in `benchmarks/results`; "
+        "only the section between the marks is written by hand. How to take each table on your "
+        "own machine: [README.md](README.md). A figure holds for the conditions below its table; "
+        "compare only figures of one table, since competitors took turns within its run.",
+        "## Goals",
+        goals_table(results),
+        "## What made it faster",
+        f"{BEGIN}\n{by_hand.strip()}\n{END}",
+    ]
+    for name, title in BENCHMARKS.items():
+        parts += [f"## {title} (`{name}`)", *_tables(name, results)]
+    others = [name for name in results if benchmark_of(name) not in BENCHMARKS]
+    for name in others:
+        parts += [f"## {name}", *_table(name, results[name])]
+    return "\n\n".join(parts) + "\n"
+
+
+def benchmark_of(file: str) -> str:
+    """Return the benchmark that a file is of: ``step`` for ``step`` and ``step-gpu``."""
+    return file.partition("-")[0]
+
+
+def goals_table(results: Results) -> str:
+    """Return the goals, each with what was measured."""
+    lines = ["| figure | goal | measured |", "|---|---|---|"]
+    for goal in GOALS:
+        rows = results.get(goal.file, {}).get("rows", [])
+        found = [r for r in rows if "goal" in r and re.search(goal.row, r["name"])]
+        said = "; ".join(_against_goal(r) for r in found) or "not measured"
+        lines.append(_line([goal.figure, goal.limit, said]))
+    return "\n".join(lines)
+
+
+def _against_goal(r: Row) -> str:
+    name, value, unit, _, ratio, goal = cells(r, goals=True)
+    figure = value if r["value"] is None else f"{value} {unit}{f' ({ratio})' if ratio else ''}"
+    return f"{name}: {figure}, {goal}"
+
+
+def _tables(name: str, results: Results) -> Iterable[str]:
+    files = [file for file in results if benchmark_of(file) == name]
+    for file in files:
+        if len(files) > 1 or file != name:
+            yield f"### {file}"
+        yield from _table(file, results[file])
+    if name not in files:
+        command = f"python -m benchmarks.{name} --json benchmarks/results/{name}.json"
+        yield f"Not measured: `{command}`."
+    if name in ON_A_GPU and f"{name}-gpu" not in files:
+        yield "On a GPU: not measured (`benchmarks/on_gpu.sh`)."
+
+
+def _table(file: str, content: dict[str, Any]) -> Iterable[str]:
+    rows = content["rows"]
+    goals = any("goal" in r for r in rows)
+    titles = ["name", "median", "unit", "range", "ratio", *(["goal"] if goals else [])]
+    lines = [_line(titles), "|---|---:|" + "---|" * (len(titles) - 2)]
+    lines += [_line(cells(r, goals)) for r in rows]
+    yield "\n".join(lines)
+    taken_under = "; ".join(f"{key} = {_text(v)}" for key, v in content["conditions"].items())
+    yield f"Conditions ([{file}.json](results/{file}.json)): {taken_under}."
+
+
+def _line(texts: Iterable[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def by_hand(text: str) -> str:
+    """Return what stands between the marks of a page.
+
+    Raises
+    ------
+    SystemExit
+        If a mark is missing, so that nothing written by hand is lost.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise SystemExit(f"{PAGE.name}: the marks {BEGIN} and {END} must stand once, in order")
+    return text.partition(BEGIN)[2].partition(END)[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page, or compare it."""
+    line = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    line.add_argument("--check", action="store_true", help="write nothing; 1 if it would change")
+    options = line.parse_args(arguments)
+    before = PAGE.read_text() if PAGE.exists() else f"{BEGIN}\n{END}\n"
+    after = page(read_results(RESULTS), by_hand(before))
+    if options.check:
+        return int(before != after)
+    PAGE.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

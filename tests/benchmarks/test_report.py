@@ -1,0 +1,107 @@
+"""The page of results: tables from JSON files, and a section that stays."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import report
+from benchmarks.rows import not_run, row, with_goal
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(report, "PAGE", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    return tmp_path
+
+
+def put(place: Path, name: str, rows: list[dict[str, Any]], **conditions: Any) -> None:
+    content = {"rows": rows, "conditions": conditions}
+    (place / "results" / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_without_results_everything_is_not_measured(place: Path) -> None:
+    assert report.main([]) == 0
+    text = (place / "RESULTS.md").read_text()
+    for name in report.BENCHMARKS:
+        assert f"`python -m benchmarks.{name} --json benchmarks/results/{name}.json`" in text
+    assert text.count("| not measured |") == len(report.GOALS)
+    assert text.count("On a GPU: not measured") == len(report.ON_A_GPU)
+
+
+def test_table_has_rows_reasons_goals_and_conditions(place: Path) -> None:
+    local = row("4 x 0.27 M: engine, local grid", [0.002, 0.004, 0.0025], "s per round")
+    rows = [with_goal(local, at_most=0.003), not_run("big | cell", "needs 12 GB", "s per round")]
+    put(place, "rounds", rows, cores=2, engines={"a": 1})
+    report.main([])
+    text = (place / "RESULTS.md").read_text()
+    said = "0.0025 | s per round | 0.002 to 0.004, n = 3 |  | <= 0.003 s per round: met |"
+    assert f"| 4 x 0.27 M: engine, local grid | {said}" in text
+    assert "| big \\| cell | not run | s per round | needs 12 GB |  |  |" in text
+    assert 'Conditions ([rounds.json](results/rounds.json)): cores = 2; engines = {"a": 1}.' in text
+    goal = next(line for line in text.splitlines() if "local grid, 4 workers" in line)
+    assert goal.endswith("0.0025 s per round, <= 0.003 s per round: met |")
+
+
+def test_a_goal_is_met_by_its_own_row_only(place: Path) -> None:
+    other = with_goal(row("2 x 0.27 M: engine, local grid", [0.1], "s"), at_most=1)
+    plain = row("4 x 0.27 M: engine, local grid", [0.1], "s")
+    put(place, "rounds", [other, plain])
+    report.main([])
+    text = (place / "RESULTS.md").read_text()
+    assert text.count("| not measured |") == len(report.GOALS)
+
+
+def test_results_of_a_gpu_stand_beside_the_others(place: Path) -> None:
+    put(place, "step", [row("LocalSGD", [1.0], "s")], cores=2)
+    put(place, "step-gpu", [row("LocalSGD", [0.1], "s")], cores=16)
+    report.main([])
+    text = (place / "RESULTS.md").read_text()
+    section = text.split("(`step`)")[1].split("\n## ")[0]
+    assert section.index("### step\n") < section.index("### step-gpu\n")
+    assert "On a GPU: not measured" not in section
+
+
+def test_unknown_file_has_a_section_of_its_own(place: Path) -> None:
+    put(place, "extra", [row("one", [1.0], "s")], cores=2)
+    report.main([])
+    assert "## extra\n\n| name |" in (place / "RESULTS.md").read_text()
+
+
+def test_what_was_written_by_hand_stays(place: Path) -> None:
+    report.main([])
+    page = place / "RESULTS.md"
+    mine = "Threads: 2.1 ms -> 1.4 ms.\n\n| change | before |\n|---|---|\n| pinned | 3 |"
+    page.write_text(page.read_text().replace(report.BEGIN, f"{report.BEGIN}\n{mine}"))
+    put(place, "sample", [row("N = 10^7", [0.8], "s")])
+    report.main([])
+    assert f"{report.BEGIN}\n{mine}\n{report.END}" in page.read_text()
+    assert "N = 10^7" in page.read_text()
+    before = page.read_text()
+    report.main([])
+    assert page.read_text() == before
+
+
+def test_page_without_its_marks_is_not_overwritten(place: Path) -> None:
+    page = place / "RESULTS.md"
+    page.write_text("# Results\n\nall by hand\n")
+    with pytest.raises(SystemExit, match="must stand once"):
+        report.main([])
+    assert page.read_text() == "# Results\n\nall by hand\n"
+
+
+def test_check_writes_nothing(place: Path) -> None:
+    assert report.main(["--check"]) == 1
+    assert not (place / "RESULTS.md").exists()
+    report.main([])
+    assert report.main(["--check"]) == 0
+    put(place, "sample", [row("N = 10^7", [0.8], "s")])
+    assert report.main(["--check"]) == 1
+
+
+def test_every_benchmark_of_the_page_is_there() -> None:
+    assert {goal.file.partition("-")[0] for goal in report.GOALS} <= report.BENCHMARKS.keys()
+    assert set(report.ON_A_GPU) <= report.BENCHMARKS.keys()
