@@ -5,6 +5,8 @@ pinning comes before torch.
 """
 
 import functools
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +22,17 @@ from flower_blsgd.runtime.shared_arrays import accept_views
 from flower_blsgd.runtime.stream.serve import serve_sessions
 from flower_blsgd.worker.profile import answer_profile, given_seconds_per_step, worker_of
 from flower_blsgd.worker.summing import answer_sum
+from flower_blsgd.worker.tracing import OrderTrace
 
 if TYPE_CHECKING:
     from torch import nn
 
     from flower_blsgd.tasks import Task
+    from flower_blsgd.worker.batches import Samples
     from flower_blsgd.worker.local_sgd import LocalSGD
+    from flower_blsgd.worker.replica import ReplicaTeam
+
+_ONCE = threading.RLock()  # workers that share a process may ask for the same at the same time
 
 app = ClientApp(mods=[several_devices(f"{__name__}:app", Path(__file__).parents[1])])
 accept_views(app)
@@ -56,12 +63,15 @@ def profile(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Do the steps of one order; momentum is kept in the node's state."""
+    trace = OrderTrace(message)
     config = RunConfig.from_run_config(context.run_config)
     worker = worker_of(context)
     with pinned(worker, config.threads):
         sgd = _local_sgd(config, worker, _owner(worker, context))
-        report = sgd.run(TrainOrder.from_message(message), state=context.state)
-    return report.to_reply(message)
+        order = TrainOrder.from_message(message)
+        with trace.around_steps(worker):
+            report = sgd.run(order, state=context.state)
+    return trace.reply(report, message)
 
 
 @app.train("sum")
@@ -99,14 +109,15 @@ def _owner(worker: WorkerSpec, context: Context) -> int:
 
 
 def _task_of(config: RunConfig) -> "Task":
-    return _task(
-        config.task,
-        config.data,
-        config.model,
-        config.skip_bad,
-        config.validation_share,
-        config.seed,
-    )
+    with _ONCE:
+        return _task(
+            config.task,
+            config.data,
+            config.model,
+            config.skip_bad,
+            config.validation_share,
+            config.seed,
+        )
 
 
 @functools.lru_cache(maxsize=1)
@@ -120,14 +131,58 @@ def _task(
     )
 
 
-@functools.lru_cache(maxsize=32)  # a process of Flower's simulation serves several nodes in turn
+def _samples_of(config: RunConfig, device: str) -> "Samples":
+    with _ONCE:
+        return _samples(config, device)
+
+
+@functools.lru_cache(maxsize=8)
+def _samples(config: RunConfig, device: str) -> "Samples":
+    """Return the training data, on an accelerator once for all workers of this process."""
+    from flower_blsgd.worker.device_samples import samples_on
+
+    return samples_on(_task_of(config).train, device)
+
+
+def _team_of(config: RunConfig, device: str) -> "ReplicaTeam":
+    with _ONCE:
+        return _team(config, device)
+
+
+@functools.lru_cache(maxsize=8)
+def _team(config: RunConfig, device: str) -> "ReplicaTeam":
+    """Return the workers of this process on one accelerator, which compute together."""
+    from flower_blsgd.worker.replica import ReplicaTeam
+    from flower_blsgd.worker.replica_sgd import ReplicaSGD
+
+    task = _task_of(config)
+    return ReplicaTeam(
+        ReplicaSGD(
+            task.model(),
+            _samples_of(config, device),
+            task.loss,
+            device,
+            optimizer=config.optimizer,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            augment=task.augment,
+            precision=config.precision,
+        )
+    )
+
+
+@functools.lru_cache(maxsize=128)  # a process serves several nodes, side by side or in turn
 def _local_sgd(config: RunConfig, worker: WorkerSpec, owner: int) -> "LocalSGD":
     from flower_blsgd.worker.local_sgd import LocalSGD
 
     task = _task_of(config)
-    return LocalSGD(
+    kind: Callable[..., LocalSGD] = LocalSGD
+    if config.replicas == "batched" and worker.device != "cpu":
+        kind = _team_of(config, worker.device).member(owner)
+    return kind(
         task.model(),
-        task.train,
+        _samples_of(config, worker.device),
         task.loss,
         worker.device,
         optimizer=config.optimizer,
@@ -136,6 +191,11 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec, owner: int) -> "LocalSGD":
         weight_decay=config.weight_decay,
         slowdown=worker.slowdown,
         augment=task.augment,
+        precision=config.precision,
+        channels_last=config.channels_last,
+        compile=config.compile,
+        cuda_graph=config.cuda_graph,
+        name=worker.name or worker.device_with_cores,
     )
 
 

@@ -14,11 +14,14 @@ from rich.table import Table
 
 from .app_folder import built_in_app, find_app, run_config
 from .command_line import (
+    TRACE_EPOCH,
+    add_profile,
     add_settings,
     add_workers,
     config_name,
     find_modules_here,
     terminated_like_interrupted,
+    traced_epoch,
 )
 from .config import RunConfig
 from .errors import UsageError
@@ -90,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         add_settings(command)
     for command in (run, devices):
         add_workers(command)
+    add_profile(run)
     others = (*add_commands(commands), add_supernode(commands))
     for command in (run, devices, evaluate, prepare, *others):
         command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
@@ -101,6 +105,8 @@ def _run(options: argparse.Namespace) -> None:
     config, file_name = run_config(app, options.run_config, options.set)
     if options.workers is not None and "workers" in app.config:
         config["workers"] = options.workers
+    if options.trace_epoch is not None:
+        config[TRACE_EPOCH] = traced_epoch(options.trace_epoch, config, app.name)
     if "name" in app.config and not config["name"]:
         config["name"] = config_name(file_name)
     # Ours is checked here, before the machine is looked at; another app checks its own.

@@ -123,8 +123,14 @@ class RunConfig:
     seed: int = _at_least(0, 0)
     threads: int = _at_least(0, 0)
     processes_per_device: int = _at_least(0, 0)
+    replicas: str = _one_of("threads", "threads", "batched")
+    precision: str = _one_of("float32", "float32", "tf32", "bfloat16")
+    channels_last: bool = False
+    compile: bool = False
+    cuda_graph: bool = True
     evaluate_every_epochs: int = _at_least(1, 1)
-    evaluate_on: str = _one_of("workers", "workers", "server")
+    evaluate_on: str = _one_of("auto", "auto", "aside", "workers", "server")
+    trace_epoch: int = _at_least(0, 0)
     out: str = ""
 
     def __post_init__(self) -> None:
@@ -147,6 +153,20 @@ class RunConfig:
             ) from None
         if self.nesterov and self.momentum == 0:
             raise UsageError("nesterov = true needs momentum above 0, but momentum = 0.0")
+        if self.replicas == "batched" and self.processes_per_device == 0:
+            raise UsageError(
+                'replicas = "batched" needs workers that share a process, but '
+                "processes-per-device = 0; set processes-per-device = 1"
+            )
+        if self.replicas == "batched" and self.precision == "bfloat16":
+            raise UsageError(
+                'replicas = "batched" does not go with precision = "bfloat16"; use "tf32"'
+            )
+        if self.trace_epoch > self.epochs:
+            raise UsageError(
+                f"trace-epoch = {self.trace_epoch} is beyond epochs = {self.epochs}; name one from "
+                f"1 to {self.epochs}, or 0 for no trace"
+            )
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Value]) -> "RunConfig":

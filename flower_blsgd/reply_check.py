@@ -8,6 +8,7 @@ from flwr.app import MetricRecord, RecordDict
 from .algorithm.averaging import AnyArray
 from .model_check import ModelShape
 from .protocol import TrainOrder, TrainReport
+from .quick_records import records_of
 from .wire import ProtocolError
 
 
@@ -71,7 +72,7 @@ def read_report(
         If it does not fit the order.
     """
     report = TrainReport.from_content(content, order)
-    metrics = next(iter(content.metric_records.values()))
+    metrics = next(iter(records_of(content, MetricRecord).values()))
     if not isinstance(metrics.get(weighted_by_key), int | float):
         raise ProtocolError(f"its figures have no number {weighted_by_key!r}")
     return report, metrics

@@ -77,7 +77,8 @@ class RoundRecord:
     learning_rate : float
         That all workers used.
     planning_seconds : float
-        Choosing the samples, before the first order.
+        How long the workers waited for the choice of samples, before the first order. An epoch
+        that was planned while they had other things to wait for costs next to nothing here.
     round_seconds : float
         First order sent to new global model ready.
     averaging_seconds : float

@@ -13,6 +13,7 @@ from .algorithm.nesting import average_by_load
 from .host_replies import HostModel, HostOutcome, read_host_reply
 from .model_check import ModelShape
 from .protocol import METRICS, NUM_EXAMPLES, TIMING_KEYS, TrainOrder, TrainReport
+from .quick_records import quick_content, quick_record
 from .reply_check import check_reply
 from .roster import Worker
 
@@ -64,7 +65,7 @@ class Outcome:
     def metric_content(self) -> RecordDict:
         """Return the figures for Flower's metric aggregation, without the times."""
         kept = {key: v for key, v in self.metrics.items() if key not in TIMING_KEYS}
-        return RecordDict({METRICS: MetricRecord(kept)})
+        return quick_content({METRICS: quick_record(MetricRecord, kept)})
 
 
 def read_replies(

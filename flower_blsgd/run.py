@@ -1,11 +1,9 @@
 """A whole run on any grid: task, strategy, loop, evaluation, results folder."""
 
-import functools
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from .algorithm.catalog import SAMPLERS, STEPS, TRAIN_ON, WEIGHTS
@@ -16,26 +14,25 @@ from .errors import UsageError
 from .experiments.run_prediction import predict_run, predicted_figures
 from .experiments.speed_profile import SpeedProfile
 from .model_check import ModelShape
-from .protocol import EvaluateReport, WorkerProfile, state_copies
+from .protocol import WorkerProfile, state_copies
+from .results.epoch_trace import EpochTrace
 from .results.folder import RunFolder
 from .results.measured import Figures
 from .results.progress import ProgressView
 from .results.report import RunReport
 from .roster import Roster
-from .run_notes import tell_ignored_workers, tell_transport, tell_wire_errors
+from .run_evaluation import run_evaluation
+from .run_notes import tell_ignored_workers, tell_replicas, tell_transport, tell_wire_errors
 from .runtime.devices import WorkerSpec
 from .runtime.local_grid import LocalGrid
-from .runtime.machine import this_machine
 from .runtime.memory import format_bytes, free_bytes, require_bytes
 from .speeds import before_measuring
 from .strategy import BiasedLocalSGD
 from .tasks import Task, load_task
 from .tasks.check import check_task
-from .training_loop import EvaluateFn
-from .worker.evaluation import evaluate_sums
-from .worker.model_state import load_state, state_record
+from .traced_strategy import TracedLocalSGD
+from .worker.model_state import state_record
 from .worker.profile import profile_of
-from .worker_evaluation import WorkerEvaluation
 
 
 def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunReport:
@@ -78,6 +75,9 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
     model = task.initial_model(derived_seed(config.seed, "model"))
     names = [name for name, _ in model.named_parameters()]
     strategy = make_strategy(config, task.num_train, len(local) or config.min_workers, names)
+    trace = EpochTrace(config.trace_epoch)
+    if isinstance(strategy, TracedLocalSGD):
+        strategy.trace = trace
     if local:
         _check_team(config, strategy, local)
     overhead = 0.0
@@ -90,28 +90,37 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         _require_buffers(len(local), ModelShape(arrays).num_bytes, copies)
     view = view or ProgressView(config.epochs, seconds=config.seconds)
     report = RunReport(config, strategy, view, began)
-    with report.telling(task):
+    evaluating = run_evaluation(
+        grid, config, task, strategy.roster, arrays, report.count_evaluation
+    )
+    with evaluating as evaluation, report.telling(task):
         strategy.roster.update(grid)
         strategy.planner.check(strategy.roster.active)
         report.open_folder()
+        tell_replicas(config, local, report)
         if not local:
             tell_ignored_workers(config, strategy.roster, report)
             tell_transport(grid, report)
         for worker in strategy.roster.active:
             if worker.speed:
                 report.say(f"  {worker.label}: {worker.speed}")
+        if evaluation.note:
+            report.say(evaluation.note)
         report.predicted = _predict(config, strategy, overhead)
-        strategy.fit(
-            grid,
-            arrays,
-            epochs=config.epochs,
-            seconds=config.seconds or None,
-            seconds_of=report.seconds_of,
-            evaluate_fn=_evaluate_fn(grid, task, strategy.roster, report),
-            evaluate_every_epochs=config.evaluate_every_epochs,
-            on_round=report.add_round,
-            on_epoch=report.add_epoch,
-        )
+        with trace.writing(report.folder.path, report.say):
+            strategy.fit(
+                grid,
+                arrays,
+                epochs=config.epochs,
+                seconds=config.seconds or None,
+                seconds_of=report.seconds_of,
+                evaluate_fn=trace.evaluating(evaluation),
+                evaluate_every_epochs=config.evaluate_every_epochs,
+                on_round=trace.on_round(report.add_round),
+                on_epoch=trace.on_epoch(report.add_epoch, report.folder.path, report.say),
+                on_sent=trace.on_sent(report.write_behind),
+            )
+        report.write_all()
         tell_wire_errors(grid, report)
     return report
 
@@ -211,7 +220,8 @@ def make_strategy(
             f'momentum-buffers = "{choices.momentum_buffers}" does not go with weights = '
             f'"{choices.weights}", which needs "{only}"'
         )
-    return BiasedLocalSGD(
+    kind: type[BiasedLocalSGD] = TracedLocalSGD if config.trace_epoch else BiasedLocalSGD
+    return kind(
         num_samples,
         config.batch_size,
         STEPS[choices.steps](parts),
@@ -233,26 +243,3 @@ def make_strategy(
         min_train_nodes=1,
         min_evaluate_nodes=1,
     )
-
-
-def _evaluate_fn(grid: Grid, task: Task, roster: Roster, report: RunReport) -> EvaluateFn:
-    model = functools.cache(task.model)  # made only if this process has to evaluate
-
-    def evaluate_here(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-        device = next(iter(this_machine().accelerators), "cpu")
-        load_state(model(), arrays)
-        return evaluate_sums(model(), task.test, task.loss, task.metric, device, first, last)
-
-    by_workers = WorkerEvaluation(grid, roster, task.num_test, evaluate_here)
-
-    def evaluate_global(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        began = time.perf_counter()
-        if report.config.evaluate_on == "workers":
-            metrics = by_workers(server_round, arrays)
-        else:
-            whole = evaluate_here(arrays, 0, task.num_test)
-            metrics = MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
-        report.evaluation_seconds += time.perf_counter() - began
-        return metrics
-
-    return evaluate_global

@@ -1,6 +1,7 @@
 """What a run on somebody else's grid says about its nodes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flwr.serverapp import Grid
@@ -9,7 +10,7 @@ from .config import RunConfig
 from .errors import UsageError
 from .results.report import RunReport
 from .roster import Roster
-from .runtime.devices import parse_workers
+from .runtime.devices import WorkerSpec, parse_workers
 from .worker.profile import profile_of
 
 
@@ -36,6 +37,34 @@ def tell_ignored_workers(config: RunConfig, roster: Roster, report: RunReport) -
                 f'workers = "{config.workers}" is ignored: each SuperNode names its own device'
             )
             return
+
+
+def tell_replicas(config: RunConfig, workers: Sequence[WorkerSpec], report: RunReport) -> None:
+    """Say where ``replicas = "batched"`` has no effect.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    workers : sequence of WorkerSpec
+        Those of the local grid; empty on any other.
+    report : RunReport
+        Where to tell.
+    """
+    if config.replicas != "batched":
+        return
+    if not workers:
+        report.say(
+            'replicas = "batched" acts on nodes with several workers on one accelerator only '
+            "(devices in their node config)"
+        )
+        return
+    sharing = Counter(w.device for w in workers if w.device != "cpu" and w.slowdown == 1.0)
+    if all(count <= config.processes_per_device for count in sharing.values()):
+        report.say(
+            'replicas = "batched" has no effect here: no two workers share a process on an '
+            "accelerator (on a CPU they take turns)"
+        )
 
 
 def tell_transport(grid: Grid, report: RunReport) -> None:

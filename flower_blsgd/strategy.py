@@ -207,6 +207,7 @@ class BiasedLocalSGD(FedAvg):
         began = time.perf_counter()
         orders = self.planner.orders(server_round, self.roster.active, arrays, self._momentum)
         self._planning_seconds = time.perf_counter() - began
+        self._planned_at = time.time()
         self._model_shape = ModelShape(arrays)
         self._orders = {worker.index: (worker, order) for worker, order in orders}
         names = self.arrayrecord_key, self.configrecord_key, self.weighted_by_key
@@ -234,16 +235,17 @@ class BiasedLocalSGD(FedAvg):
         if not any(loads):
             reasons = "; ".join(f"{o.worker.label}: {o.failure or 'no step'}" for o in outcomes)
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
-        before = {name: array.numpy() for name, array in outcomes[0].order.arrays.items()}
-        after, weights = self.aggregation(before, outcomes, self._slow_sums)
-        arrays = view_record(after)
+        self.planner.readers.settle()
+        self.planner.samples_given_up += record_losses(outcomes, self.planner.table, server_round)
+        self.planner.finish_round()
+        self.planner.plan_ahead()  # beside all that follows
+        before = outcomes[0].order.arrays
+        arrays, weights = self.aggregation.next_record(before, outcomes, self._slow_sums)
         if self._momentum_buffers == "average":
             momentum = average_momentum(outcomes)
             self._momentum = view_record(momentum) if momentum else None
-        self.planner.samples_given_up += record_losses(outcomes, self.planner.table, server_round)
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         self._rebalancing.add(outcomes, self.planner.batch_size)
-        self.planner.finish_round()
         if self.on_round is not None:
             record = round_record(
                 self.planner,

@@ -1,5 +1,6 @@
 """Whether a team has the fast and slow workers that its settings need."""
 
+import logging
 from collections.abc import Sequence
 
 from .algorithm.local_steps import Participant
@@ -8,7 +9,26 @@ from .algorithm.train_on import TrainOn
 from .errors import UsageError
 from .roster import Worker
 
+_LOG = logging.getLogger(__name__)
+
 TIERS = ((True, "fast"), (False, "slow"))
+
+
+class TierWatch:
+    """Warns, once, when the last worker of a tier is gone."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def tell_lost(self, active: Sequence[Worker]) -> None:
+        """Look at the workers that are there now."""
+        for fast, tier in TIERS:
+            there = any(worker.fast is fast for worker in active)
+            if tier in self._seen and not there:
+                self._seen.discard(tier)
+                _LOG.warning("the last %s worker is gone; the run goes on without", tier)
+            elif there:
+                self._seen.add(tier)
 
 
 def refuse_missing_tier(workers: Sequence[Worker], sampler: Sampler, train_on: TrainOn) -> None:

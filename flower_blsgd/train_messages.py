@@ -11,6 +11,7 @@ from .algorithm.nesting import nests
 from .errors import UsageError
 from .planner import Planner
 from .protocol import HostOrders, TrainOrder
+from .quick_records import records_of
 from .roster import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def train_messages(
     behind: dict[int, dict[int, tuple[TrainOrder, RecordDict]]] = {}
     for worker, order in orders:
         records = order.to_records(arrays_key, config_key)
-        own = records.config_records[config_key]
+        own = records_of(records, ConfigRecord)[config_key]
         for key in config.keys() - own.keys():
             own[key] = config[key]
         if worker.place is None:

@@ -1,7 +1,7 @@
 """Share the evaluation of the global model among the fast workers."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -60,7 +60,7 @@ class WorkerEvaluation:
         messages = _messages(orders)
         replies = {}
         if messages:
-            received = self._grid.send_and_receive(messages, timeout=self._timeout)
+            received = self._send(messages)
             replies = {reply.metadata.src_node_id: reply for reply in received}
         loss_sum = metric_sum = 0.0
         for worker, order in orders:
@@ -73,6 +73,9 @@ class WorkerEvaluation:
         return MetricRecord(
             {"accuracy": metric_sum / self._num_test, "loss": loss_sum / self._num_test}
         )
+
+    def _send(self, messages: Sequence[Message]) -> Iterable[Message]:
+        return self._grid.send_and_receive(messages, timeout=self._timeout)
 
     def _orders(self, server_round: int, arrays: ArrayRecord) -> list[tuple[Worker, EvaluateOrder]]:
         there = set(self._grid.get_node_ids())

@@ -50,7 +50,7 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def _cpu_only_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a machine with many GPUs refuse cuda:7 as well."""
     machine = Machine(usable_cores(), given_accelerators=())
-    for module in ("cli", "runtime.devices", "run"):
+    for module in ("cli", "runtime.devices", "run_evaluation"):
         monkeypatch.setattr(f"flower_blsgd.{module}.this_machine", lambda: machine)
 
 
@@ -301,6 +301,42 @@ def test_run_hands_grid_and_settings_to_the_server_app(
     assert context.run_config["name"] == "digits"  # runs/<config>-<n>
     assert capsys.readouterr().out.startswith("running flower-blsgd from the built-in app")
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "epoch"),
+    [
+        ([], 0),
+        (["--profile"], 2),
+        (["--profile=7"], 7),
+        (["--profile", "7"], 7),
+        (["--profile", "-s", "epochs=1"], 1),
+        (["--profile", "-s", "trace-epoch=3"], 3),
+        (["--profile=4", "-s", "trace-epoch=3"], 4),
+        (["-s", "trace-epoch=3"], 3),
+    ],
+)
+def test_run_profile_names_the_epoch_that_is_traced(
+    folder: Path, server_app: list[Any], arguments: list[str], epoch: int
+) -> None:
+    assert cli.main(["run", "--workers", BOTH, *arguments]) == 0
+    settings = server_app[0][1].run_config
+    assert (settings["trace-epoch"], settings["profile"]) == (epoch, "")
+
+
+def test_bad_epoch_to_profile_is_refused_in_one_line(refused: Refused) -> None:
+    line = refused("--workers", BOTH, "--profile=6", "-s", "epochs=5")
+    assert line == ("trace-epoch = 6 is beyond epochs = 5; name one from 1 to 5, or 0 for no trace")
+    for text in ("0", "-1", "two", "."):
+        line = refused("--workers", BOTH, f"--profile={text}")
+        assert f"'{text}' is no epoch" in line
+        assert "--profile=N" in line
+
+
+def test_bad_profile_of_an_app_that_writes_no_trace(refused: Refused) -> None:
+    app = Path(__file__).parent / "foreign_app"
+    line = refused(str(app), "--workers", BOTH, "--profile")
+    assert line.startswith("--profile: plain-app has no setting trace-epoch")
 
 
 def test_run_name_of_ones_own_is_kept(folder: Path, server_app: list[Any]) -> None:

@@ -85,7 +85,7 @@ def test_defaults_follow_the_texts() -> None:
         "auto",
     )
     assert (config.epoch, config.warmup_epochs) == ("samples", 0.0)
-    assert (config.evaluate_on, config.clock) == ("workers", "wall")
+    assert (config.evaluate_on, config.clock) == ("auto", "wall")
     assert (config.skip_bad, config.validation_share, config.processes_per_device) == (False, 0, 0)
 
 

@@ -82,6 +82,8 @@ def modules_in(part: str) -> list[Path]:
 # What the strategy is made of; DESIGN names the first file only.
 STRATEGY = {
     "strategy",
+    "background",
+    "epoch_ahead",
     "strategy_checks",
     "aggregation",
     "rebalancing",
@@ -107,11 +109,13 @@ ARROWS = {
     "round_log": set(),
     "algorithm": set(),
     "array_view": set(),
-    "runtime": {"errors", "array_view"},
+    "flat_record": {"array_view"},
+    "runtime": {"errors", "array_view", "flat_record"},
     "wire": set(),
-    "protocol": {"wire"},
+    "quick_records": set(),
+    "protocol": {"wire", "quick_records"},
     # A worker that adds up models does it with the server's own function: the bits agree.
-    "worker": {"protocol", "runtime", "errors", "array_view", "algorithm"},
+    "worker": {"protocol", "runtime", "errors", "array_view", "flat_record", "algorithm"},
     "tasks": {"algorithm", "worker", "errors"},
     "config": {"algorithm", "protocol", "errors"},
     "supernode": {"errors", "runtime", "command_line"},
@@ -121,12 +125,15 @@ ARROWS = {
         "runtime",
         "errors",
         "array_view",
+        "flat_record",
         "algorithm",
         "model_check",
         "reply_check",
     },
     **{
-        part: {"algorithm", "protocol", "wire", "errors", "array_view"} | STRATEGY
+        part: STRATEGY
+        | {"algorithm", "protocol", "wire", "errors"}
+        | {"array_view", "flat_record", "quick_records"}
         for part in STRATEGY - {"round_log"}
     },
 }

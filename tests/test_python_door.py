@@ -600,7 +600,7 @@ def test_what_cannot_travel_is_refused_with_a_way_out(refused: Refused, what: st
 def test_memory_that_is_short_is_told_as_that(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import flower_blsgd.runtime.shared_block as blocks
+    import flower_blsgd.runtime.shared_pool as blocks
 
     def short(size: int, what: str) -> None:
         raise UsageError(f"no room for {what}: {size}")

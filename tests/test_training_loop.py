@@ -129,6 +129,108 @@ def test_evaluation_that_returns_nothing_is_not_recorded() -> None:
     assert dict(result.evaluate_metrics_serverapp) == {}
 
 
+class Late:
+    """Metrics that are there when the test, or whoever waits for them, says so."""
+
+    def __init__(self, server_round: int, waited_for: list[int]) -> None:
+        self.is_done = False
+        self._round, self._waited_for = server_round, waited_for
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def result(self) -> MetricRecord:
+        if not self.is_done:
+            self._waited_for.append(self._round)
+        return MetricRecord({"accuracy": self._round / 10})
+
+
+def test_late_metrics_are_waited_for_at_the_end_and_stand_at_their_own_rounds() -> None:
+    waited_for: list[int] = []
+    late: list[Late] = []
+    seen = Recorder()
+    grid = grid_of_two()
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> Late:
+        assert waited_for == []
+        late.append(Late(server_round, waited_for))
+        return late[-1]
+
+    result = strategy_of().fit(
+        grid, toy_arrays(), epochs=3, evaluate_fn=evaluate, on_epoch=seen.on_epoch
+    )
+    assert waited_for == [2, 4, 6]
+    assert {r: dict(m) for r, m in result.evaluate_metrics_serverapp.items()} == {
+        2: {"accuracy": 0.2},
+        4: {"accuracy": 0.4},
+        6: {"accuracy": 0.6},
+    }
+    assert [(end.epoch, end.metrics, end.late) for end in seen.epochs] == [
+        (1, None, late[0]),
+        (2, None, late[1]),
+        (3, None, late[2]),
+    ]
+
+
+def test_late_metrics_and_others_are_recorded_in_the_order_of_the_epochs() -> None:
+    waited_for: list[int] = []
+    first = Late(2, waited_for)
+    known: list[list[int]] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> Late | MetricRecord:
+        if server_round == 2:
+            return first
+        first.is_done = server_round == 6
+        return MetricRecord({"accuracy": server_round / 10})
+
+    def should_stop(server_round: int, result: Result) -> bool:
+        known.append(list(result.evaluate_metrics_serverapp))
+        return False
+
+    result = strategy_of().fit(
+        grid_of_two(), toy_arrays(), epochs=4, evaluate_fn=evaluate, should_stop=should_stop
+    )
+    assert list(result.evaluate_metrics_serverapp) == [2, 4, 6, 8]
+    # Those of round 4 wait for those of round 2, which are there after round 6.
+    assert known == [[]] * 6 + [[2, 4, 6]]
+    assert waited_for == []
+
+
+def test_late_metrics_that_fail_end_the_run_when_they_are_taken() -> None:
+    class Broken(Late):
+        def result(self) -> MetricRecord:
+            raise LookupError("no test set")
+
+    with pytest.raises(LookupError, match="no test set"):
+        strategy_of().fit(
+            grid_of_two(), toy_arrays(), epochs=2, evaluate_fn=lambda r, _: Broken(r, [])
+        )
+
+
+def test_on_sent_comes_when_all_orders_of_a_round_are_taken() -> None:
+    grid = grid_of_two()
+    sent: list[int] = []
+    seen = Recorder()
+    strategy_of().fit(
+        grid,
+        toy_arrays(),
+        epochs=2,
+        on_round=seen.on_round,
+        on_sent=lambda: sent.append(len(grid.sent_of_type("train")) + 100 * len(seen.rounds)),
+    )
+    assert sent == [2, 104, 206, 308]
+
+
+def test_error_in_on_sent_ends_the_run() -> None:
+    def fail() -> None:
+        raise OSError("disk full")
+
+    grid = grid_of_two()
+    with pytest.raises(OSError, match="disk full"):
+        strategy_of().fit(grid, toy_arrays(), epochs=2, on_sent=fail)
+    assert len(orders_of(grid)) == 1
+
+
 def test_should_stop_ends_after_that_round_with_an_evaluation() -> None:
     seen = Recorder()
 

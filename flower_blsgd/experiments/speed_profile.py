@@ -81,6 +81,10 @@ class ProfileKey:
         Of the local steps.
     precision : str
         Of the arithmetic.
+    replicas : str
+        As in the settings.
+    channels_last, compile, cuda_graph : bool
+        As in the settings.
     """
 
     cpu: str
@@ -93,6 +97,10 @@ class ProfileKey:
     processes_per_device: int
     optimizer: str
     precision: str = "float32"
+    replicas: str = "threads"
+    channels_last: bool = False
+    compile: bool = False
+    cuda_graph: bool = True
 
     @classmethod
     def here(cls, config: RunConfig, machine: Machine | None = None) -> "ProfileKey":
@@ -108,6 +116,11 @@ class ProfileKey:
             threads=config.threads,
             processes_per_device=config.processes_per_device,
             optimizer=config.optimizer,
+            precision=config.precision,
+            replicas=config.replicas,
+            channels_last=config.channels_last,
+            compile=config.compile,
+            cuda_graph=config.cuda_graph,
         )
 
     def difference(self, other: "ProfileKey") -> str:

@@ -40,7 +40,7 @@ class InnerGrid:
     def __init__(self, context: Context, client_app: str, app_dir: Path) -> None:
         workers = host_workers(context.node_config)
         settings = context.run_config
-        with _package_found():
+        with package_found():
             self._grid = LocalGrid(
                 workers,
                 client_app,
@@ -117,7 +117,7 @@ def _whole_number(value: object) -> int:
 
 
 @contextlib.contextmanager
-def _package_found() -> Iterator[None]:
+def package_found() -> Iterator[None]:
     """Let the processes of a grid that is made meanwhile import this very package.
 
     In a SuperNode it may be the app's bundle that holds it, which no fresh interpreter finds.

@@ -23,12 +23,14 @@ from .names import (
     SERVER_ROUND,
     SUMS,
     TIMING_KEYS,
+    TRACE,
     TRAIN_LOSS,
     TRAIN_SUM,
 )
 from .optimizer_state import COUNTERS, SLOTS, state_copies, state_name
 from .profile import ProfileQuery, WorkerProfile
 from .summing import SumOrder, SumReport
+from .tracing import Operators, WorkerTrace
 from .training import MOMENTUM_POLICIES, MomentumPolicy, TrainOrder, TrainReport
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "SLOTS",
     "SUMS",
     "TIMING_KEYS",
+    "TRACE",
     "TRAIN_LOSS",
     "TRAIN_SUM",
     "EvaluateOrder",
@@ -58,6 +61,7 @@ __all__ = [
     "HostOrders",
     "HostReply",
     "MomentumPolicy",
+    "Operators",
     "ProfileQuery",
     "ProtocolError",
     "SumOrder",
@@ -65,6 +69,7 @@ __all__ = [
     "TrainOrder",
     "TrainReport",
     "WorkerProfile",
+    "WorkerTrace",
     "state_copies",
     "state_name",
 ]

@@ -170,6 +170,12 @@ class HostReply:
         )
 
 
+def is_order(name: str) -> bool:
+    """Whether a record of this name, in a message to such a node, is the order of one worker."""
+    base, _, place = name.rpartition("-")
+    return base == _ORDER and place.isascii() and place.isdecimal()
+
+
 def _by_place(content: RecordDict) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
     """Return the records of each place, by name without it, and those without a place."""
     own: dict[int, dict[str, Any]] = {}

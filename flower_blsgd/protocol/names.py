@@ -12,6 +12,7 @@ MOMENTUM_LOADS = "momentum-loads"
 LOSSES = "losses"
 PROFILE = "profile"
 SUMS = "sums"
+TRACE = "trace"
 
 SERVER_ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"

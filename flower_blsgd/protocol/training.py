@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from ..quick_records import AnyRecord, quick_content, quick_record, records_of
 from ..wire import ProtocolError, array_from, from_wire, to_wire
 from .names import (
     ARRAYS,
@@ -70,18 +71,19 @@ class TrainOrder:
 
     def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        config = ConfigRecord(
+        config = quick_record(
+            ConfigRecord,
             {
                 **to_wire(self),
                 SERVER_ROUND: self.round,  # Flower's own names for what its clients read
                 "lr": self.learning_rate,
                 "indices": self.indices.astype(_INDEX_DTYPE).tobytes(),
-            }
+            },
         )
-        records = RecordDict({arrays_key: self.arrays, config_key: config})
+        records: dict[str, AnyRecord] = {arrays_key: self.arrays, config_key: config}
         if self.momentum is not None:
             records[MOMENTUM] = self.momentum
-        return records
+        return quick_content(records)
 
     @classmethod
     def from_message(
@@ -101,8 +103,9 @@ class TrainOrder:
         cls, content: RecordDict, arrays_key: str = ARRAYS, config_key: str = CONFIG
     ) -> "TrainOrder":
         """Read the order in the content of a train message; see `from_message`."""
-        config = content.config_records.get(config_key)
-        arrays = content.array_records.get(arrays_key)
+        config = records_of(content, ConfigRecord).get(config_key)
+        held = records_of(content, ArrayRecord)
+        arrays = held.get(arrays_key)
         if config is None or arrays is None or "indices" not in config:
             raise ProtocolError(
                 "this message holds no order: the ServerApp must use the BiasedLocalSGD strategy"
@@ -114,7 +117,7 @@ class TrainOrder:
                 f"an order of {values['local_steps']} steps of {values['batch_size']} samples "
                 f"holds {len(indices)} indices"
             )
-        momentum = content.array_records.get(MOMENTUM)
+        momentum = held.get(MOMENTUM)
         return cls(**values, indices=indices, arrays=arrays, momentum=momentum)
 
 
@@ -166,11 +169,15 @@ class TrainReport:
         strategies can average it as well.
         """
         metrics = {**to_wire(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
-        losses = ConfigRecord({LOSSES: self.losses.astype(_LOSS_DTYPE).tobytes()})
-        records = RecordDict({ARRAYS: self.arrays, METRICS: MetricRecord(metrics), LOSSES: losses})
+        losses = self.losses.astype(_LOSS_DTYPE).tobytes()
+        records: dict[str, AnyRecord] = {
+            ARRAYS: self.arrays,
+            METRICS: quick_record(MetricRecord, metrics),
+            LOSSES: quick_record(ConfigRecord, {LOSSES: losses}),
+        }
         if self.momentum is not None:
             records[MOMENTUM] = self.momentum
-        return Message(records, reply_to=message)
+        return Message(quick_content(records), reply_to=message)
 
     @classmethod
     def from_reply(cls, reply: Message, order: TrainOrder) -> "TrainReport":
@@ -190,24 +197,24 @@ class TrainReport:
     @classmethod
     def from_content(cls, content: RecordDict, order: TrainOrder) -> "TrainReport":
         """Read the content of the reply to an order; see `from_reply`."""
-        arrays = {name: r for name, r in content.array_records.items() if name != MOMENTUM}
+        arrays = records_of(content, ArrayRecord)
+        momentum = arrays.pop(MOMENTUM, None)
+        figures = records_of(content, MetricRecord)
         if len(arrays) != 1:
             raise ProtocolError(f"expected one ArrayRecord in the reply, found {len(arrays)}")
-        if len(content.metric_records) != 1:
-            raise ProtocolError(
-                f"expected one MetricRecord in the reply, found {len(content.metric_records)}"
-            )
-        metrics = next(iter(content.metric_records.values()))
+        if len(figures) != 1:
+            raise ProtocolError(f"expected one MetricRecord in the reply, found {len(figures)}")
+        metrics = next(iter(figures.values()))
         model = next(iter(arrays.values()))
         if COMPLETED_STEPS not in metrics:
             no_losses = np.empty(0, np.float32)
             return cls(order.local_steps, order.batch_size, 0.0, 0.0, 0.0, no_losses, model)
-        raw_losses = content.config_records.get(LOSSES, ConfigRecord()).get(LOSSES, b"")
+        raw_losses = records_of(content, ConfigRecord).get(LOSSES, ConfigRecord()).get(LOSSES, b"")
         report = cls(
             **from_wire(cls, metrics),
             losses=array_from(raw_losses, _LOSS_DTYPE, "losses"),
             arrays=model,
-            momentum=content.array_records.get(MOMENTUM),
+            momentum=momentum,
         )
         if not 0 <= report.completed_steps <= order.local_steps:
             raise ProtocolError(

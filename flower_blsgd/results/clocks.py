@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..algorithm.local_steps import Clock
 from ..round_log import RoundRecord
 
 
@@ -73,6 +74,30 @@ def device_times(record: RoundRecord, seconds_per_step: Mapping[int, float]) -> 
     longest = max(compute.values())
     waiting = {row.worker: longest - compute.get(row.worker, longest) for row in record.workers}
     return RoundTimes(longest + transfer_and_averaging, waiting)
+
+
+class BudgetClock:
+    """What rounds count against a budget in seconds.
+
+    Parameters
+    ----------
+    clock : {"wall", "device"}
+        Planning and rounds as measured; or the rounds as if each worker had its own device, up
+        to the first for which that is not known.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._device_seconds: float | None = 0.0 if clock == "device" else None
+
+    def seconds_of(self, record: RoundRecord, seconds_per_step: Mapping[int, float]) -> float:
+        """Return what a round counts; see `device_times`. Each is asked for once, in order."""
+        before = self._device_seconds
+        times = None if before is None else device_times(record, seconds_per_step)
+        if before is None or times is None:
+            self._device_seconds = None
+            return record.planning_seconds + record.round_seconds
+        self._device_seconds = before + times.round_seconds
+        return self._device_seconds - before
 
 
 @dataclass

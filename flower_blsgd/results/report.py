@@ -1,31 +1,37 @@
 """Gather what a run measures, tell it while it goes on, and write it down."""
 
 import contextlib
-import os
-import shlex
-import shutil
-import sys
+import dataclasses
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord
 
+from ..algorithm.sampling_stats import SamplingStats
+from ..background import Background, Later
 from ..config import RunConfig
 from ..round_log import RoundRecord
 from ..strategy import BiasedLocalSGD
-from ..tasks import GIVEN_IN_PYTHON, Task
-from ..training_loop import EpochEnd
+from ..tasks import Task
+from ..training_loop import EpochEnd, LateMetrics
 from .accounts import Accounts
+from .clocks import BudgetClock
 from .folder import EpochRow, RunFolder
+from .last_lines import result_line, slow_device_line
 from .measured import Figures, measured_figures, plan_line
 from .progress import ProgressView
-from .summary import HARDLY, summary_of
+from .summary import summary_of
+from .worker_lines import WorkerLines
 
 
 class RunReport:
     """One run's figures, from its first round to its summary.
+
+    What decides how the run goes on is known at once. All else is put down and written, and told,
+    when `write_behind` is called: while the workers compute. Figures of an evaluation that goes
+    on beside the training come late; their epochs are written when they are there, in order.
 
     Parameters
     ----------
@@ -59,8 +65,12 @@ class RunReport:
         self._rows: list[EpochRow] = []
         self._arrays: ArrayRecord | None = None
         self._folder: RunFolder | None = None
-        self._device_seconds = 0.0
-        self._steps_told: dict[int, int] = {}
+        self._budget_clock = BudgetClock(config.clock)
+        self._alone: Mapping[int, float] = {}
+        self._worker_lines = WorkerLines(self.say)
+        self._books = Background(own_thread=view.may_have_own_thread)
+        self._unwritten: deque[tuple[EpochRow, MetricRecord | LateMetrics | None]] = deque()
+        self._rounds = 0
         self.predicted: Figures | None = None
         """What was expected, by the names of `measured_figures`; None if nothing could be."""
 
@@ -86,14 +96,18 @@ class RunReport:
         self._view.begin()
         try:
             yield
+            self._books.flush()
         except BaseException:
             self._view.end()
-            if self._folder is not None:
+            for end in (self._books.flush, self._finish_interrupted):
                 with contextlib.suppress(Exception):  # the first error is the one to be told
-                    self._finish(interrupted=True)
+                    end()
             raise
-        self._view.end()
-        self._finish()
+        else:
+            self._view.end()
+            self._finish()
+        finally:
+            self._books.close()
 
     def _budget(self) -> str:
         if not self.config.seconds:
@@ -102,11 +116,15 @@ class RunReport:
 
     def seconds_of(self, record: RoundRecord) -> float:
         """Return what a round, already taken, counts against a budget in seconds."""
-        device_seconds = self._accounts.device_seconds
-        if self.config.clock == "wall" or device_seconds is None:
-            return record.planning_seconds + record.round_seconds
-        before, self._device_seconds = self._device_seconds, device_seconds
-        return device_seconds - before
+        return self._budget_clock.seconds_of(record, self._alone)
+
+    def write_behind(self) -> None:
+        """Write, and tell, what was taken so far, beside other work."""
+        self._books.start()
+
+    def write_all(self) -> None:
+        """Return when all that was taken is written and told."""
+        self._books.flush()
 
     def say(self, line: str) -> None:
         """Tell a line."""
@@ -119,43 +137,77 @@ class RunReport:
         self._folder = RunFolder.new(config.out, name)
         self._folder.write_config(config.to_run_config())
 
+    def count_evaluation(self, seconds: float) -> None:
+        """Take seconds that training waited for evaluation."""
+        self.evaluation_seconds += seconds
+
     def add_round(self, record: RoundRecord) -> None:
         """Take a round."""
         now = time.time()
-        if not self._records:
+        if not self._rounds:
             self._first_order_at = now - record.round_seconds
-            self._say_workers(record)
-        self._say_changed_steps(record)
+        self._rounds += 1
         self._last_model_at = now
+        alone = self._alone = self._seconds_per_step_alone()
+        self._books.put(lambda: self._write_round(record, alone))
+
+    def _write_round(self, record: RoundRecord, alone: Mapping[int, float]) -> None:
+        self._worker_lines.add(record)
         self._records.append(record)
-        self._accounts.seconds_per_step = self._seconds_per_step_alone()
+        self._accounts.seconds_per_step = alone
         self._accounts.add(record)
         self.folder.add_round(record)
         self._view.round(record, self._accounts)
+        self._write_epochs()
 
     def add_epoch(self, end: EpochEnd) -> None:
-        """Take the end of an epoch."""
+        """Take the end of an epoch, perhaps without its evaluation."""
         self._arrays = end.arrays
-        last = self._records[-1]
+        epoch, metrics = end.epoch, end.metrics or end.late
+        wall_seconds = self._last_model_at - self._first_order_at
         planner = self._strategy.planner
-        metrics = end.metrics
-        row = EpochRow(
-            epoch=end.epoch,
-            wall_seconds=self._last_model_at - self._first_order_at,
+        age, sampling = planner.loss_age(end.round), planner.sampling_stats
+
+        def write() -> None:
+            self._unwritten.append((self._epoch_row(epoch, wall_seconds, age, sampling), metrics))
+            self._write_epochs()
+
+        self._books.put(write)
+
+    def _epoch_row(
+        self, epoch: int, wall_seconds: float, age: Later[float], sampling: SamplingStats
+    ) -> EpochRow:
+        last = self._records[-1]
+        return EpochRow(
+            epoch=epoch,
+            wall_seconds=wall_seconds,
             training_seconds=self._accounts.training_seconds,
             device_seconds=self._accounts.device_seconds,
-            accuracy=None if metrics is None else float(metrics["accuracy"]),  # type: ignore[arg-type]
-            loss=None if metrics is None else float(metrics["loss"]),  # type: ignore[arg-type]
+            accuracy=None,
+            loss=None,
             learning_rate=last.learning_rate,
             train_loss=last.train_loss,
             rounds=self._accounts.rounds,
             samples=self._accounts.samples,
-            mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
-            sampling=planner.sampling_stats,
+            mean_loss_age_rounds=age.result(),
+            sampling=sampling,
         )
-        self._rows.append(row)
-        self.folder.add_epoch(row)
-        self._view.epoch(row)
+
+    def _write_epochs(self, also_without_metrics: bool = False) -> None:
+        """Write the epochs whose metrics are there, up to the first that waits for its own."""
+        while self._unwritten:
+            row, metrics = self._unwritten[0]
+            if metrics is not None and not isinstance(metrics, MetricRecord):
+                if not (metrics.done() or also_without_metrics):
+                    return
+                metrics = _result_of(metrics)
+            if metrics is not None:
+                accuracy, loss = metrics["accuracy"], metrics["loss"]
+                row = dataclasses.replace(row, accuracy=float(accuracy), loss=float(loss))  # type: ignore[arg-type]
+            self._unwritten.popleft()
+            self._rows.append(row)
+            self.folder.add_epoch(row)
+            self._view.epoch(row)
 
     def _seconds_per_step_alone(self) -> dict[int, float]:
         """Return the known speeds by worker index, as they are now: one may have come, or left.
@@ -170,6 +222,11 @@ class RunReport:
             if seconds:
                 alone[worker.index] = seconds
         return alone
+
+    def _finish_interrupted(self) -> None:
+        if self._folder is not None:
+            self._write_epochs(also_without_metrics=True)
+            self._finish(interrupted=True)
 
     def _finish(self, interrupted: bool = False) -> None:
         self.summary = {
@@ -186,77 +243,11 @@ class RunReport:
         self.folder.write_summary(self.summary)
         if self._records:
             self._draw()
-        self.say(self._result_line(interrupted))
+        self.say(result_line(self.summary, self.folder.path))
         if self._records:
-            self.say(self.slow_device_line())
+            self.say(slow_device_line(self._accounts, self.config, self.folder.path))
         if self.predicted and self.summary["measured"]:
             self.say(plan_line(self.predicted, self.summary["measured"]))
-
-    def _result_line(self, interrupted: bool) -> str:
-        state = "stopped early" if interrupted else "done"
-        accuracy, device_seconds = self.summary["accuracy"], self.summary["device_seconds"]
-        reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
-        others = f"{self.summary['wall_seconds']:.1f} s with evaluation"
-        if device_seconds is not None:
-            others += f"; {device_seconds:.1f} s on simulated devices, computed"
-        return (
-            f"{state}: {reached}after {self.summary['training_seconds']:.1f} s of training "
-            f"({others}); results in {self.folder.path}"
-        )
-
-    def slow_device_line(self) -> str:
-        """Answer "do my slow devices help?" as far as this run can."""
-        accounts = self._accounts
-        if accounts.summing_seconds:
-            return (
-                f"slow devices: they added up models, for {accounts.summing_seconds:.2g} s in all, "
-                "and trained on nothing"
-            )
-        if not any(not total.fast for total in accounts.workers.values()):
-            return "slow devices: none took part, so nobody waited for one"
-        longer = accounts.longer_for_slow()
-        if longer is None:
-            rounds = "rounds not known to be longer (clock = device needs everybody's speed)"
-        else:
-            rounds = f"rounds {longer:+.0%} longer for waiting for them"
-            rounds += " (simulated devices)" if accounts.clock == "device" else ""
-        return (
-            f"slow devices: {accounts.sample_share(fast=False):.1%} of the samples, "
-            f"{accounts.weight_share(fast=False):.1%} of the weight, {rounds}; "
-            f"what they do to accuracy shows beside a run without them: {self._fast_only()}"
-        )
-
-    def _fast_only(self) -> str:
-        """Return how the same is done without training on slow workers."""
-        if self.config.task == GIVEN_IN_PYTHON:
-            return "train(task, train_on='fast', sampler='uniform', ...)"
-        command = (
-            f"{_blsgd()} run -c {shlex.quote(str(self.folder.path / 'config.toml'))} "
-            "-s train-on=fast -s sampler=uniform"
-        )
-        if self.config.out:
-            command += f" -s out={shlex.quote(self.config.out + '-fast-only')}"
-        return command
-
-    def _say_changed_steps(self, record: RoundRecord) -> None:
-        for row in record.workers:
-            before = self._steps_told.get(row.worker, row.local_steps)
-            if row.local_steps != before:
-                self.say(
-                    f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
-                    f"instead of {before}: its speed changed"
-                )
-            self._steps_told[row.worker] = row.local_steps
-
-    def _say_workers(self, record: RoundRecord) -> None:
-        for row in record.workers:
-            if not row.trained:
-                self.say(f"  {row.label}: adds up its slice of the fast workers' models")
-                continue
-            line = f"  {row.label}: {row.local_steps} steps a round, weight {row.weight:.1%}"
-            if 0 < row.weight < HARDLY:
-                line += " (hardly takes part)"
-            self.say(line)
 
     def _draw(self) -> None:
         from .learning_curve import draw_learning_curve
@@ -270,9 +261,8 @@ class RunReport:
         draw_sampling(self._rows, title, path / "sampling.png")
 
 
-def _blsgd() -> str:
-    """Return how the command is called from here: the environment may not be activated."""
-    beside = Path(sys.executable).with_name("blsgd")
-    if shutil.which("blsgd") or not beside.exists():
-        return "blsgd"
-    return shlex.quote(os.path.relpath(beside))
+def _result_of(late: LateMetrics) -> MetricRecord | None:
+    """Return metrics that are there; None if they are not, or will never be."""
+    with contextlib.suppress(Exception):  # the loop, which waits for them, tells it
+        return late.result() if late.done() else None
+    return None

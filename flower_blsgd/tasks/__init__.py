@@ -33,7 +33,16 @@ GIVEN_IN_PYTHON = "given-in-python"
 _GIVEN: dict[str, "Task"] = {}
 """Tasks that this process was given as objects."""
 
-__all__ = ["GIVEN_IN_PYTHON", "MODELS", "TASKS", "Task", "load_model", "load_task", "register_task"]
+__all__ = [
+    "GIVEN_IN_PYTHON",
+    "MODELS",
+    "TASKS",
+    "Task",
+    "given_task",
+    "load_model",
+    "load_task",
+    "register_task",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -52,6 +61,11 @@ def register_task(task: "Task", name: str = GIVEN_IN_PYTHON) -> str:
     """
     _GIVEN[name] = task
     return name
+
+
+def given_task(name: str) -> "Task | None":
+    """Return the task that this process was given as an object under a name, if it was."""
+    return _GIVEN.get(name)
 
 
 def load_task(

@@ -1,8 +1,13 @@
 """Teams of workers and the hypothesis settings that the tests of the algorithm share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import numpy as np
 from hypothesis import settings
 
+from flower_blsgd.algorithm import block_draws
 from flower_blsgd.algorithm.local_steps import Participant
 from flower_blsgd.algorithm.loss_table import LossTable
 
@@ -26,3 +31,10 @@ def table_of(losses: object) -> LossTable:
 def distinct_losses(num_samples: int, seed: int = 0) -> np.ndarray:
     """A random order of the losses 0, 1, ..., N - 1, so that top-k is unique."""
     return np.random.default_rng(seed).permutation(num_samples).astype(np.float32)
+
+
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """Blocks so small that a few samples are many of them."""
+    with mock.patch.object(block_draws, "BLOCK_SAMPLES", size):
+        yield

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.results.clocks import ClockSums, RoundTimes, device_times, wall_times
+from flower_blsgd.results.clocks import (
+    BudgetClock,
+    ClockSums,
+    RoundTimes,
+    device_times,
+    wall_times,
+)
 from flower_blsgd.round_log import split_times
 
 from .records import record, row, two_rounds
@@ -66,6 +72,21 @@ def test_clock_sums() -> None:
     for one in two_rounds():
         sums.add(one, wall_times(one))
     assert sums == ClockSums(16.0, 3.0, {True: 8.0, False: 1.0})
+
+
+def test_budget_clock_counts_planning_and_rounds_on_the_wall() -> None:
+    clock = BudgetClock("wall")
+    one = record(row(0), planning_seconds=0.5, round_seconds=2.0)
+    assert [clock.seconds_of(one, {0: 9.0}) for _ in range(2)] == [2.5, 2.5]
+
+
+def test_budget_clock_counts_device_seconds_up_to_the_first_that_are_unknown() -> None:
+    clock = BudgetClock("device")
+    one = record(
+        row(0, completed_steps=4, compute_seconds=2.0), planning_seconds=0.5, round_seconds=2.25
+    )
+    seconds = [clock.seconds_of(one, speeds) for speeds in ({0: 1.0}, {0: 2.0}, {}, {0: 1.0})]
+    assert seconds == [4.25, 8.25, 2.75, 2.75]
 
 
 spans = st.lists(
