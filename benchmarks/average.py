@@ -8,24 +8,27 @@ the bytes are those of the average alone, so what the check reads once more is i
 "Average, all weights differ" is the slowest case; elsewhere all workers but one have equal weights.
 "Before" is the average as it was: one thread of numpy in float64.
 
-The models lie in shared memory as on the local grid, each in one block, its tensors aligned to 64
-bytes. The competitors take turns; the first turn is left out.
+The models lie in shared memory as on the local grid, each in one block: there its tensors are
+averaged as one array. "Tensor by tensor" is the same average where they are not, as with models
+from a network. The competitors take turns; the first turn is left out.
 """
 
-import mmap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from flower_blsgd.aggregation import average_models
 from flower_blsgd.algorithm.averaging import LoadWeighting, weighted_average
 from flower_blsgd.algorithm.finite import first_not_finite
 from flower_blsgd.algorithm.shared_work import num_threads, share, threads_for
+from flower_blsgd.flat_record import FlatTensors, Layout, flat_of, flat_record
 from flower_blsgd.runtime.memory import format_bytes, free_bytes
+from flower_blsgd.runtime.shared_pool import Pool
 
 from .rows import Measured, Row, conditions, main, not_run, row, with_goal
 
@@ -35,14 +38,13 @@ TENSORS = {"0.27 M": 97, "11 M": 122, "36 M": 150, "86 M": 152}
 MODELS = (4, 10)
 GOAL = 0.5
 
-_ALIGNMENT_BYTES = 64
 _COPY_BYTES = 1 << 20
 """That a thread copies at a time."""
 _CACHE_BYTES = 1 << 28
 _SPARE_BYTES = 1 << 30
 _BEFORE_ELEMENTS = 1 << 16
 
-Tensors = dict[str, npt.NDArray[np.float32]]
+Tensors = Mapping[str, npt.NDArray[Any]]
 Whole = npt.NDArray[np.uint8]
 
 
@@ -84,9 +86,13 @@ def cell(label: str, parameters: int, tensors: int, count: int, seconds: float) 
     competitors: dict[str, tuple[Callable[[], object], int]] = {
         "copy, 1 thread": (partial(copy, blocks, targets, 1), copied_bytes),
         f"copy, {threads} threads": (partial(copy, blocks, targets, threads), copied_bytes),
-        "average": (partial(weighted_average, models, equal, out), averaged_bytes),
+        "average": (partial(average_models, models, equal, out), averaged_bytes),
         "average, all weights differ": (
-            partial(weighted_average, models, different, out),
+            partial(average_models, models, different, out),
+            averaged_bytes,
+        ),
+        "average, tensor by tensor": (
+            partial(weighted_average, models, equal, out),
             averaged_bytes,
         ),
         "check and average": (partial(check_and_average, models, equal, out), averaged_bytes),
@@ -138,16 +144,13 @@ def sizes_of(parameters: int, tensors: int) -> list[int]:
 
 def block(sizes: Sequence[int], seed: int) -> Model:
     """Return a model in one block of shared memory."""
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + -(-4 * size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-    memory = mmap.mmap(-1, offsets[-1])
-    tensors: Tensors = {}
-    for place, (size, offset) in enumerate(zip(sizes, offsets, strict=False)):
-        tensor = np.frombuffer(memory, np.float32, size, offset)
-        tensor[:] = 1.0 + seed / 16
-        tensors[f"tensor-{place}"] = tensor
-    return Model(tensors, np.frombuffer(memory, np.uint8))
+    layout = Layout.of((f"tensor-{i}", "float32", (size,)) for i, size in enumerate(sizes))
+    record = flat_record(layout, new_memory=Pool().new_memory)
+    flat = flat_of(record)
+    assert flat is not None
+    for run in flat.runs().values():
+        run[:] = 1.0 + seed / 16
+    return Model(FlatTensors(record, flat), flat.bytes)
 
 
 def copy(models: Sequence[Model], targets: Sequence[Model], threads: int) -> None:
@@ -171,11 +174,12 @@ def copy(models: Sequence[Model], targets: Sequence[Model], threads: int) -> Non
 def check_and_average(models: Sequence[Tensors], weights: Sequence[float], out: Tensors) -> None:
     """Do what the server does with the replies of a round."""
     for model in models:
-        assert first_not_finite(model) is None
-    weighted_average(models, weights, out)
+        assert isinstance(model, FlatTensors)
+        assert first_not_finite(model.flat.runs()) is None
+    average_models(models, weights, out)
 
 
-def before(models: Sequence[Tensors], weights: Sequence[float], out: Tensors) -> Tensors:
+def before(models: Sequence[Tensors], weights: Sequence[float], out: Tensors) -> object:
     """Average as the library did: float64, one thread, new arrays."""
     first, *others = models
     found = {}

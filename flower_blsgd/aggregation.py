@@ -65,7 +65,7 @@ class Aggregation:
         """
         weights = self.weighting.weights([outcome.load for outcome in outcomes])
         models, shares = _models(outcomes, weights)
-        averaged = average(models, shares) if average else _averaged(models, shares, out)
+        averaged = average(models, shares) if average else average_models(models, shares, out)
         parameters = self._parameters(before)
         scales_of = getattr(self.weighting, "update_scales", None)
         if scales_of is not None:
@@ -121,11 +121,12 @@ class Aggregation:
         return self._parameter_names
 
 
-def _averaged(
+def average_models(
     models: Sequence[Mapping[str, AnyArray]],
     shares: Sequence[float],
-    out: Mapping[str, AnyArray] | None,
+    out: Mapping[str, AnyArray] | None = None,
 ) -> dict[str, AnyArray]:
+    """Return `weighted_average`, of a few long arrays where the models lie in one piece."""
     if out is not None and (runs := common_runs(out, *models)):  # a hundred tensors as one
         weighted_average(runs[1:], shares, runs[0])
         return dict(out)

@@ -1,5 +1,6 @@
 """Work beside the training: values computed ahead, and books written behind."""
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -80,8 +81,9 @@ class Readers:
 
     def begin(self) -> None:
         """Begin to read, beside other work."""
-        for value in self._values:
-            value.begin()
+        with contextlib.suppress(RuntimeError):  # no thread is to be had: `settle` reads
+            for value in self._values:
+                value.begin()
 
     def settle(self) -> None:
         """Return when all is read: what it is read from may change now."""
@@ -99,7 +101,7 @@ class Background:
     Parameters
     ----------
     own_thread : bool (default: True)
-        False does the work in the thread that calls `start` or `flush`.
+        False does each piece where it is put, at once, and raises its error there.
     """
 
     def __init__(self, own_thread: bool = True) -> None:
@@ -115,6 +117,9 @@ class Background:
     def put(self, work: Callable[[], object]) -> None:
         """Keep a piece of work until `start`; waits, and starts it all, if too much is kept."""
         self._raise_error()
+        if not self._own_thread:
+            work()
+            return
         while len(self._kept) >= _MOST_KEPT:
             self.start()
             with self._changed:
@@ -123,17 +128,14 @@ class Background:
             self._kept.append(work)
 
     def start(self) -> None:
-        """Do what was put so far; returns at once, unless the work has no thread of its own."""
+        """Begin to do what was put so far."""
         self._raise_error()
-        if not self._own_thread:
-            self._do_here()
-            self._raise_error()
-            return
         with self._changed:
             self._allowed = len(self._kept)
             if self._thread is None and self._allowed:
-                self._thread = threading.Thread(target=self._serve, name="blsgd-books", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name="blsgd-books", daemon=True)
+                thread.start()  # first: without a thread `flush` does the work
+                self._thread = thread
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -144,7 +146,7 @@ class Background:
         BaseException
             The first that a piece of work raised and no call has raised yet.
         """
-        if not self._own_thread or (self._thread is None and self._kept):
+        if self._thread is None and self._kept:
             self._do_here()
         with self._changed:
             self._allowed = len(self._kept)

@@ -154,9 +154,8 @@ class Planner:
             self.check(active)
         training = self.training(active)
         _refuse_nobody(training)
-        there = {worker.index for worker in active}
-        can_train = {worker.index for worker in training}
-        if not self.epoch_ended and not any(w.index in can_train for w in self._workers):
+        there, can_train = set(map(_who, active)), set(map(_who, training))
+        if not self.epoch_ended and not any(_who(worker) in can_train for worker in self._workers):
             rounds_left = self.plan.rounds - self.rounds_done
             self.samples_given_up += rounds_left * sum(self.plan.shape.samples_per_round)
             self._plan = None
@@ -165,7 +164,7 @@ class Planner:
         orders = []
         for place, worker in enumerate(self._workers):
             order = self._order(server_round, place, worker, arrays, momentum)
-            if worker.index in there:
+            if _who(worker) in there:
                 orders.append((worker, order))
             else:
                 self.samples_given_up += len(order.indices)
@@ -233,7 +232,8 @@ class Planner:
         if not self.epoch_ended or last or getattr(self.step_policy, "follows_speeds", False):
             return
         there = [worker for worker in self._active if worker.present and not worker.excluded]
-        with contextlib.suppress(UsageError):  # raised when it is due
+        # What is wrong is raised when it is due; without a thread it is planned then, too.
+        with contextlib.suppress(UsageError, RuntimeError):
             self._ahead.begin(self._request(self.training(there), len(there)))
 
     def loss_age(self, server_round: int) -> Later[float]:

@@ -25,7 +25,7 @@ def quick_record(kind: type[Record], values: Mapping[str, Any]) -> Record:
     Raises
     ------
     TypeError
-        If Flower does not take a key or value.
+        If Flower does not take a value.
     """
     if not set(map(type, values.values())) <= _PLAIN[kind]:
         return kind(dict(values))

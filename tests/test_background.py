@@ -71,10 +71,9 @@ def test_readers_settle_reads_before_what_it_is_read_from_changes() -> None:
 # --- Background
 
 
-@pytest.mark.parametrize("own_thread", [True, False])
-def test_work_waits_for_its_time_and_keeps_its_order(own_thread: bool) -> None:
+def test_work_waits_for_its_time_and_keeps_its_order() -> None:
     done: list[int] = []
-    work = Background(own_thread)
+    work = Background()
     for number in range(50):
         work.put(lambda number=number: done.append(number))  # type: ignore[misc]
     assert done == []
@@ -113,21 +112,40 @@ def test_start_does_not_wait() -> None:
     work.close()
 
 
-def test_without_a_thread_of_its_own_it_works_where_it_is_started() -> None:
+def test_without_a_thread_of_its_own_it_works_at_once() -> None:
     threads: list[threading.Thread] = []
     work = Background(own_thread=False)
     work.put(lambda: threads.append(threading.current_thread()))
-    work.start()
     assert threads == [threading.current_thread()]
+    with pytest.raises(OSError, match="disk full"):
+        work.put(fails(OSError("disk full")))
+    work.start()
+    work.flush()
+    work.close()
 
 
-@pytest.mark.parametrize("own_thread", [True, False])
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["os", "ctrl-c"])
-def test_first_error_is_raised_once_and_the_rest_is_done(
-    own_thread: bool, error: BaseException
-) -> None:
+def test_without_a_thread_to_be_had_flush_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     done: list[int] = []
-    work = Background(own_thread)
+    work = Background()
+    work.put(lambda: done.append(1))
+    with pytest.raises(RuntimeError):
+        work.start()
+    work.flush()
+    assert done == [1]
+    readers = Readers()
+    value = readers.add(lambda: 5)
+    readers.begin()
+    assert value.result() == 5
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["os", "ctrl-c"])
+def test_first_error_is_raised_once_and_the_rest_is_done(error: BaseException) -> None:
+    done: list[int] = []
+    work = Background()
     for piece in (
         lambda: done.append(1),
         fails(error),

@@ -460,7 +460,7 @@ def test_ctrl_c_leaves_what_was_reached_and_no_process(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "latest"
     try:
         assert wait_until((run / "epochs.csv").exists, 60)
-        assert len(processes_of_session(running.pid)) == 2
+        assert len(processes_of_session(running.pid)) >= 2  # one more if it evaluates aside
         os.killpg(running.pid, signal.SIGINT)
         told, _ = running.communicate(timeout=30)
     finally:

@@ -412,7 +412,8 @@ def test_run_that_stops_keeps_what_was_reached() -> None:
     folder = Path("runs") / "digits-1"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["interrupted"] is True
-    assert summary["rounds"] == 5
+    # What the view raises is raised by the loop while a later round is under way.
+    assert summary["rounds"] in (5, 6)
     assert summary["accuracy"] is not None  # of epoch 1
     assert (folder / "model.safetensors").is_file()
 

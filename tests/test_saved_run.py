@@ -50,7 +50,7 @@ def task(data, model):
 @pytest.fixture(autouse=True)
 def _cpu_only_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(usable_cores(), given_accelerators=())
-    for module in ("cli", "runtime.devices", "run", "saved_run"):
+    for module in ("cli", "runtime.devices", "run_evaluation", "saved_run"):
         monkeypatch.setattr(f"flower_blsgd.{module}.this_machine", lambda: machine)
     monkeypatch.setattr(sys, "path", list(sys.path))
 

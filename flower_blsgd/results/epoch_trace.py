@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -116,9 +117,10 @@ class EpochTrace:
         told = {
             "round": server_round,
             "learning rate": record.learning_rate,
-            "train loss": record.train_loss,
             "bytes moved": record.bytes_moved,
         }
+        if math.isfinite(record.train_loss):  # JSON has no other numbers
+            told["train loss"] = record.train_loss
         end_ns = time.time_ns()
         self._spans.append(Span(f"round {server_round}", window.began_ns, end_ns, told))
         self._rounds.append(TracedRound(record, window.sent_ns, received_ns, traces, operators))

@@ -96,7 +96,7 @@ class RunReport:
         self._view.begin()
         try:
             yield
-            self._books.flush()
+            self.write_all()
         except BaseException:
             self._view.end()
             for end in (self._books.flush, self._finish_interrupted):
@@ -123,7 +123,8 @@ class RunReport:
         self._books.start()
 
     def write_all(self) -> None:
-        """Return when all that was taken is written and told."""
+        """Return when all that was taken is written and told, late metrics too."""
+        self._books.put(self._write_epochs)
         self._books.flush()
 
     def say(self, line: str) -> None:

@@ -42,6 +42,9 @@ class Channel:
         self._sent: dict[int, Block] = {}
         self._attached: dict[int, Block] = {}
         self._unused: collections.deque[int] = collections.deque()
+        self._num_sent = self._num_received = 0
+        self._last_sent: dict[int, int] = {}
+        """The last parcel that refers to a block, by its number."""
 
     @property
     def attached_bytes(self) -> int:
@@ -63,12 +66,15 @@ class Channel:
             # First: `close` must find it also if sending fails.
             self._sent[block.number] = block
             block.holders.add(self)
-        envelope = (parcel.payload, [(b.number, b.size) for b in new], unused, gone)
+        self._num_sent += 1
+        self._last_sent |= dict.fromkeys(parcel.blocks, self._num_sent)
+        sizes = [(block.number, block.size) for block in new]
+        envelope = (parcel.payload, sizes, unused, gone, self._num_received)
         self._connection.send_bytes(pickle.dumps(envelope, pickle.HIGHEST_PROTOCOL))
         for block in new:
             send_handle(self._connection, block.fd, None)
         for number in gone:
-            del self._sent[number]
+            del self._sent[number], self._last_sent[number]
 
     def receive(self) -> Any:
         """Wait for an object and return it.
@@ -76,19 +82,33 @@ class Channel:
         Raises
         ------
         EOFError, OSError
-            If the other end is gone.
+            If the other end is gone, or what it sent cannot be taken in: it must be closed then.
         Exception
-            Whatever unpickling raises.
+            Whatever unpickling an object raises; the next one can be received.
         """
-        payload, new, unused, gone = pickle.loads(self._connection.recv_bytes())
+        try:
+            payload = self._received()
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # half an envelope was read: nothing that follows makes sense
+            raise OSError(f"the pipe is out of step: {type(error).__name__}: {error}") from error
+        return unpack(payload, self._attached, self.views, self._new_memory)
+
+    def _received(self) -> bytes:
+        envelope = pickle.loads(self._connection.recv_bytes())
+        payload: bytes = envelope[0]
+        new, unused, gone, they_received = envelope[1:]
+        self._num_received += 1
         for number in unused:
-            self._sent[number].release(self)
+            # Not if a parcel that refers to it is still on its way: its end is told as well.
+            if number in self._sent and self._last_sent[number] <= they_received:
+                self._sent[number].release(self)
         for number in gone:
             self._attached.pop(number, None)
         for number, size in new:
             fd = recv_handle(self._connection)
             self._attached[number] = Block(number, fd, size, on_unused=self._unused.append)
-        return unpack(payload, self._attached, self.views, self._new_memory)
+        return payload
 
     def _no_longer_in_use(self) -> list[int]:
         ended = {self._unused.popleft() for _ in range(len(self._unused))}

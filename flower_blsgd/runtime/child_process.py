@@ -127,16 +127,26 @@ class ChildProcess:
         return answer
 
     def obituary(self) -> str:
-        """Return how the process died, and its last lines; waits until it is dead."""
+        """Return how the process died, and its last lines; after `end` only."""
         code = self._process.wait()
         self._listener.join(_LAST_WORDS_SECONDS)
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"exit code {code}"
+        if code < 0:
+            known = -code in set(signal.Signals)
+            how = f"signal {signal.Signals(-code).name if known else -code}"
         last = "\n".join(self._last_lines)
         return f"its last lines were:\n{last}\ndied ({how})" if last else f"died ({how})"
 
     def terminate(self) -> None:
         """Ask it to end."""
         self._process.terminate()
+
+    def end(self) -> None:
+        """Close it, which is dying or out of reach."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_SECONDS)
+        self.terminate()
+        self.close()
 
     def close(self) -> None:
         """Wait until it is gone, kill it if it does not go, and give everything back.

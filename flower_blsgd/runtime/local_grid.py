@@ -18,6 +18,7 @@ from .flower_internals import (
 )
 from .mailbox import Mailbox
 from .mailbox_grid import MailboxGrid
+from .open_files import allow_open_files
 from .process_host import HostSettings, ProcessHost
 from .reactor import Reactor
 from .shared_arrays import Packer
@@ -28,6 +29,8 @@ from .worker_process import Job
 Config = Mapping[str, bool | float | int | str]
 
 _FIRST_NODE_ID = 100
+_FILES, _FILES_PER_WORKER = 256, 12
+"""Open files: a socket, and two for each of the few blocks that a worker has."""
 _RUN_ID = 1
 
 
@@ -82,6 +85,7 @@ class LocalGrid(MailboxGrid):
         setup: Callable[[], object] | None = None,
     ) -> None:
         become_server(_RUN_ID)
+        allow_open_files(_FILES + _FILES_PER_WORKER * len(workers))
         release_records_at_once()
         self._run = empty_run(_RUN_ID)
         self.workers = tuple(workers)
@@ -190,6 +194,7 @@ class LocalGrid(MailboxGrid):
                 self._host_of[node_id].submit(message, parcel)
         except BaseException:  # nobody will ask for the replies to those already handed over
             self._mailbox.forget(ids)
+            self._mailbox.take(ids)
             raise
         return ids
 

@@ -4,6 +4,7 @@ import collections
 import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,7 +93,8 @@ class ProcessHost:
             node_id: self._lanes[i * side_by_side] for i, node_id in enumerate(job.contexts)
         }
         # Several nodes take turns: the next one's message is there when the process is ready.
-        self._ahead = int(len(job.contexts) > len(self._lanes))
+        # Elsewhere a file descriptor is sent with an answer in between, so nothing may be ahead.
+        self._ahead = int(len(job.contexts) > len(self._lanes) and sys.platform == "linux")
         self._child: ChildProcess | None = None
         self._ended = False
         self._lock = threading.RLock()
@@ -114,8 +116,7 @@ class ProcessHost:
     @property
     def attached_bytes(self) -> int:
         """Bytes of the shared buffers that the process made."""
-        child = self._child
-        return child.attached_bytes if child is not None else 0
+        return self._child.attached_bytes if self._child is not None else 0
 
     def submit(self, message: Message, parcel: Parcel) -> None:
         """Have a node handle a message; the process starts with the first one."""
@@ -137,7 +138,8 @@ class ProcessHost:
 
     def finish_close(self) -> None:
         """Wait until the process is gone; kill it if it does not go."""
-        change = self._change
+        with self._lock:
+            change = self._change
         if change is not None and change is not threading.current_thread():
             change.join(_JOIN_SECONDS)
         with self._lock:
@@ -145,30 +147,27 @@ class ProcessHost:
         if child is not None:
             self._unwatch(child)
             child.close()
-        for lane in self._lanes:
-            lane.waiting.clear()
-            lane.sent.clear()
+        with self._lock:  # somebody may still wait
+            self._fail_all(NODE_GONE, f"worker {self.label} is closed")
 
     def _send_on(self, lane: _Lane) -> None:
         """Send what the process can handle now; with the lock."""
-        while lane.waiting and not self._mailbox.expects(_id_of(lane.waiting[0])):
+        while lane.waiting and not self._mailbox.expects(lane.waiting[0][0].metadata.message_id):
             lane.waiting.popleft()
         if not lane.waiting or self._change is not None or self._closing:
             return
         child = self._child
         if self.given_up:
             reason = f"worker {self.label} died {_MAX_DEATHS} times and is given up"
-            while lane.waiting:
-                self._fail(lane.waiting.popleft(), NODE_GONE, reason)
+            self._fail_all(NODE_GONE, reason)
         elif child is None:
             self._begin_change(self._start)
         elif not lane.sent and (self._ended or not child.alive):
-            _LOG.warning("worker %s: the process %s", self.label, child.obituary())
             self._begin_change(self._bury)
         else:
             while lane.waiting and self._has_room(lane):
                 work = lane.waiting.popleft()
-                if not self._mailbox.expects(_id_of(work)):
+                if not self._mailbox.expects(work[0].metadata.message_id):
                     continue
                 lane.sent.append(work)
                 try:
@@ -184,6 +183,11 @@ class ProcessHost:
     def _on_readable(self, child: ChildProcess, lane: _Lane) -> None:
         with self._lock:
             if child is not self._child or self._change is not None:
+                return
+            if self._closing:
+                self._unwatch(child)
+                return
+            if not child.poll(lane.number):  # said of another file of this number, long closed
                 return
             try:
                 reply, state = child.receive(lane.number)
@@ -202,23 +206,27 @@ class ProcessHost:
             self._deaths = 0
             self.states[message.metadata.dst_node_id] = state
             self._send_on(lane)
-            if not self._closing:
-                self._mailbox.receive(reply)
+            self._mailbox.receive(reply)
 
     def _look_after(self) -> None:
         """Notice a death that a grandchild hides, which holds the socket open."""
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return  # somebody is busy with it
+        try:
             child = self._child
             busy = any(lane.sent for lane in self._lanes)
-            if child is None or self._change is not None or not busy or child.alive:
+            if child is None or self._change is not None or self._closing or not busy:
                 return
-            if not any(child.poll(lane.number) for lane in self._lanes):
+            if not child.alive and not any(child.poll(lane.number) for lane in self._lanes):
                 self._begin_change(self._bury)
+        finally:
+            self._lock.release()
 
     def _begin_change(self, change: Callable[[], None]) -> None:
         """Start or bury the process, in a thread: nobody else is to wait; with the lock."""
-        self._change = threading.Thread(target=self._changed, args=(change,), daemon=True)
-        self._change.start()
+        thread = threading.Thread(target=self._changed, args=(change,), daemon=True)
+        thread.start()
+        self._change = thread
 
     def _changed(self, change: Callable[[], None]) -> None:
         try:
@@ -226,9 +234,7 @@ class ProcessHost:
         except Exception as error:  # it cannot be started
             reason = f"worker {self.label}: {type(error).__name__}: {error}"
             with self._lock:
-                for lane in self._lanes:
-                    while lane.waiting:
-                        self._fail(lane.waiting.popleft(), CRASHED, reason)
+                self._fail_all(CRASHED, reason)
         with self._lock:
             self._change = None
             for lane in self._lanes:
@@ -252,8 +258,10 @@ class ProcessHost:
         child = self._child
         assert child is not None
         self._unwatch(child)
+        child.end()  # it may live, and only the way to it be broken
         reason = f"worker {self.label}: the process {child.obituary()}"
-        child.close()
+        if not any(lane.sent for lane in self._lanes):  # else the reply says it
+            _LOG.warning("%s", reason)
         with self._lock:
             self._child = None
             self.states.clear()
@@ -277,12 +285,14 @@ class ProcessHost:
             self._reactor.forget(child.fileno(lane.number))
 
     def _fail(self, work: Work, code: int, reason: str) -> None:
-        if not self._closing:
-            self._mailbox.receive(Message(Error(code, reason), reply_to=work[0]))
+        self._mailbox.receive(Message(Error(code, reason), reply_to=work[0]))
+
+    def _fail_all(self, code: int, reason: str) -> None:
+        for lane in self._lanes:
+            for work in (*lane.sent, *lane.waiting):
+                self._fail(work, code, reason)
+            lane.sent.clear()
+            lane.waiting.clear()
 
     def _on_line(self, line: str) -> None:
         _LOG.info("[%s] %s", self.label, line)
-
-
-def _id_of(work: Work) -> str:
-    return work[0].metadata.message_id

@@ -1,10 +1,14 @@
 """One thread that waits for the answers of many worker processes."""
 
 import contextlib
+import logging
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+
+_LOG = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
 _JOIN_SECONDS = 10.0
@@ -17,8 +21,8 @@ class Reactor:
     """
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
+        self._selector: selectors.BaseSelector | None = None
+        self._lock = threading.RLock()  # a grid that is collected may come in anywhere
         self._thread: threading.Thread | None = None
         self._ticks: list[Callable[[], None]] = []
         self._wake: socket.socket | None = None
@@ -26,17 +30,21 @@ class Reactor:
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Call back, from the reactor's thread, as long as this can be read."""
         with self._lock:
-            self._selector.register(fd, selectors.EVENT_READ, on_readable)
-            if self._thread is None:
+            if self._selector is None:
+                self._selector = selectors.DefaultSelector()
                 self._wake, theirs = socket.socketpair()
                 self._selector.register(theirs, selectors.EVENT_READ, None)
-                self._thread = threading.Thread(target=self._serve, args=(theirs,), daemon=True)
+                self._thread = threading.Thread(
+                    target=_serve, args=(self._selector, theirs, self._ticks), daemon=True
+                )
                 self._thread.start()
+            self._selector.register(fd, selectors.EVENT_READ, on_readable)
 
     def forget(self, fd: int) -> None:
         """Call back no more; a call that is under way may still end."""
         with self._lock, contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(fd)
+            if self._selector is not None:
+                self._selector.unregister(fd)
 
     def add_tick(self, tick: Callable[[], None]) -> None:
         """Call this several times a second as well."""
@@ -52,14 +60,25 @@ class Reactor:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
 
-    def _serve(self, end: socket.socket) -> None:
-        with end, self._selector:
-            while True:
-                events = self._selector.select(_TICK_SECONDS)
-                for key, _ in events:
-                    if key.data is None:  # `close` was called
-                        return
-                    key.data()
-                if not events:
-                    for tick in self._ticks:
-                        tick()
+
+def _serve(
+    selector: selectors.BaseSelector, end: socket.socket, ticks: Iterable[Callable[[], None]]
+) -> None:
+    with end, selector:
+        next_tick = time.monotonic()
+        while True:
+            for key, _ in selector.select(_TICK_SECONDS):
+                if key.data is None:  # `close` was called
+                    return
+                _call(key.data)
+            if time.monotonic() >= next_tick:
+                for tick in ticks:
+                    _call(tick)
+                next_tick = time.monotonic() + _TICK_SECONDS
+
+
+def _call(function: Callable[[], None]) -> None:
+    try:
+        function()
+    except Exception:  # one that fails must not take the others along
+        _LOG.exception("a worker process could not be attended to")

@@ -57,6 +57,7 @@ class Block:
         copy_on_write: bool = False,
     ) -> None:
         self.number, self.fd, self.size = number, fd, size
+        self._closer = weakref.finalize(self, os.close, fd)
         mode = mmap.MAP_PRIVATE if copy_on_write else mmap.MAP_SHARED
         self._memory = mmap.mmap(fd, size, mode)
         self.address = address_of(np.frombuffer(self._memory, np.uint8))
@@ -70,7 +71,6 @@ class Block:
         """The layout whose gaps hold zeros."""
         self.pinned: bool | None = None
         """Whether CUDA has registered it here; None if it was not asked to."""
-        self._closer = weakref.finalize(self, os.close, fd)
 
     @property
     def in_use(self) -> bool:

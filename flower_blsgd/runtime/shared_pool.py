@@ -91,7 +91,8 @@ class Pool:
         UsageError
             If there is not enough free memory.
         """
-        flat.new_memory = self.new_memory
+        if self.holds(flat) or not isinstance(flat.memory, Lease):
+            flat.new_memory = self.new_memory  # what is in another pool is that one's matter
         if self.holds(flat):
             memory, base = flat.memory, flat.base
         else:
@@ -155,8 +156,9 @@ class Pool:
             for number in numbers:
                 self._blocks.pop(number).retired = True
         self._free.clear()
+        self._places = [place for place in self._places if place[1] in self._blocks]
         require_bytes(size, self._what)
         block = new_block(size, self._told.append)
         self._blocks[block.number] = block
-        self._places = sorted((b.address, b.number) for b in self._blocks.values())
+        bisect.insort(self._places, (block.address, block.number))
         return block

@@ -88,7 +88,7 @@ class ModelTransfer:
         if layout == self._layout:
             return
         self._layout = layout
-        self._piece = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
+        self._piece = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._device)
         self._parts = [
             self._piece[offset : offset + dtype.itemsize * math.prod(shape)]
             .view(getattr(torch, name))

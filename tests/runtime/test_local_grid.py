@@ -405,7 +405,7 @@ def test_message_that_cannot_be_sent(app_dir: Path) -> None:
 
     message = order()
     message.content["arrays"] = ArrayRecord()
-    message.content["arrays"]["w"] = Local(np.ones(2))
+    message.content["arrays"]["w"] = Local("float64", (2,), "other.form", bytes(16))
     with make_grid(app_dir) as grid:
         # An error for the sender, or an error reply; but not silence.
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
@@ -590,6 +590,45 @@ def test_close_ends_all_processes_and_gives_everything_back(app_dir: Path) -> No
     assert children() == before
     assert wait_until(lambda: (open_files(), threading.active_count()) == (files, threads))
     grid.close()
+
+
+def test_close_tells_those_who_still_wait(app_dir: Path, tmp_path: Path) -> None:
+    grid, begun = make_grid(app_dir), tmp_path / "begun"
+    replies: list[Message] = []
+    waiting = threading.Thread(
+        target=lambda: replies.extend(
+            grid.send_and_receive([order(touch=str(begun), wait_for="/no such file"), order()])
+        )
+    )
+    waiting.start()
+    assert wait_until(begun.exists)
+    grid.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert [reply.error.code for reply in replies] == [NODE_GONE, NODE_GONE]
+
+
+def test_reply_that_cannot_be_taken_in_costs_that_message_only(
+    app_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, for example; the process lives, but the way to it is broken."""
+    from flower_blsgd.runtime import channel
+
+    with make_grid(app_dir) as grid:
+        first = answer_of(ask_one(grid, order()))
+        take = channel.recv_handle
+
+        def fail(connection: object) -> int:
+            monkeypatch.setattr(channel, "recv_handle", take)
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(channel, "recv_handle", fail)
+        message = order()
+        message.content["arrays"] = ArrayRecord({"w": Array(np.ones(5000))})
+        assert ask_one(grid, message).error.code == CRASHED
+        again = order()
+        again.content["arrays"] = ArrayRecord({"w": Array(np.ones(5000))})
+        assert answer_of(ask_one(grid, again))["pid"] != first["pid"]
 
 
 def test_close_before_the_first_message(app_dir: Path) -> None:

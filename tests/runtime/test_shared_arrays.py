@@ -546,6 +546,55 @@ def test_nothing_that_is_kept_ever_changes(steps: list[tuple[str, int, int]]) ->
 # --- blocks that are given up ---------------------------------------------------------------
 
 
+def test_a_block_that_a_parcel_on_its_way_refers_to_is_still_kept() -> None:
+    """Two messages are sent ahead; "no longer in use" comes with the reply to the first."""
+    with two_sides() as (here, there):
+        packer = Packer(here.pool)
+        record = view_record({"x": big(1)})
+        for _ in range(2):
+            here.channel.send(packer.pack(record))
+        del packer
+        first = there.receive()
+        del first
+        there.send("done, and nobody here looks at it")
+        kept = there.receive()
+        assert here.receive() == "done, and nobody here looks at it"
+        here.send(view_record({"x": big(2)}))  # must not go where the second one is read
+        assert there.receive()["x"].numpy()[0] == 2
+        assert kept["x"].numpy()[0] == 1
+        del kept
+        there.send("now")
+        assert here.receive() == "now"
+        size = here.pool.num_bytes
+        here.send(view_record({"x": big(3)}))
+        assert here.pool.num_bytes == size  # and now it is used again
+
+
+def test_what_cannot_be_taken_in_breaks_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(connection: object) -> int:
+        raise RuntimeError("received 0 items of ancdata")
+
+    with two_sides() as (here, there):
+        here.send(view_record({"x": big()}))
+        monkeypatch.setattr("flower_blsgd.runtime.channel.recv_handle", fail)
+        with pytest.raises(OSError, match="out of step"):
+            there.receive()
+
+
+def test_a_refusal_leaves_a_pool_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(size: int, what: str) -> None:
+        raise UsageError("no memory")
+
+    pool = Pool()
+    pool.place([big()])  # free at once
+    with monkeypatch.context() as patch:
+        patch.setattr("flower_blsgd.runtime.shared_pool.require_bytes", refuse)
+        with pytest.raises(UsageError):
+            pool.place([np.zeros(10 << 20, np.uint8)])
+    assert pool.found([big()]) is None
+    assert pool.place([big(7)]).block.size == big().nbytes
+
+
 @needs_proc
 def test_blocks_of_a_model_that_is_sent_no_more_are_unmapped_on_both_sides() -> None:
     def model(megabytes: int) -> ArrayRecord:
