@@ -1,6 +1,7 @@
 """The epochs of a run, one after another: who is planned for, and which round comes next."""
 
 import contextlib
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,9 @@ from .errors import UsageError
 from .protocol import TrainOrder
 from .roster import Worker
 from .team import TierWatch, refuse_missing_tier
+
+_who = operator.attrgetter("index", "node_id", "profile")
+"""Tells workers apart, at less cost than comparing them."""
 
 
 @dataclass(frozen=True)
