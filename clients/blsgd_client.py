@@ -88,15 +88,19 @@ def evaluate(message: Message, context: Context) -> Message:
     worker = worker_of(context)
     with pinned(worker, config.threads):
         from flower_blsgd.worker.evaluation import evaluate_sums
+        from flower_blsgd.worker.gate import gate_of
         from flower_blsgd.worker.model_state import load_state
+        from flower_blsgd.worker.precision import use_precision
 
         task = _task_of(config)
         order = EvaluateOrder.from_message(message, task.num_test)
         model = _evaluation_model(config, worker.device, _owner(worker, context))
-        load_state(model, order.arrays)
-        report = evaluate_sums(
-            model, task.test, task.loss, task.metric, worker.device, order.first, order.last
-        )
+        use_precision(config.precision, worker.device)
+        with gate_of(worker.device).computing():
+            load_state(model, order.arrays)
+            report = evaluate_sums(
+                model, task.test, task.loss, task.metric, worker.device, order.first, order.last
+            )
     return report.to_reply(message)
 
 
@@ -140,8 +144,11 @@ def _samples_of(config: RunConfig, device: str) -> "Samples":
 def _samples(config: RunConfig, device: str) -> "Samples":
     """Return the training data, on an accelerator once for all workers of this process."""
     from flower_blsgd.worker.device_samples import samples_on
+    from flower_blsgd.worker.gate import gate_of
 
-    return samples_on(_task_of(config).train, device)
+    task = _task_of(config)
+    with gate_of(device).computing():
+        return samples_on(task.train, device)
 
 
 def _team_of(config: RunConfig, device: str) -> "ReplicaTeam":
@@ -152,54 +159,62 @@ def _team_of(config: RunConfig, device: str) -> "ReplicaTeam":
 @functools.lru_cache(maxsize=8)
 def _team(config: RunConfig, device: str) -> "ReplicaTeam":
     """Return the workers of this process on one accelerator, which compute together."""
+    from flower_blsgd.worker.gate import gate_of
     from flower_blsgd.worker.replica import ReplicaTeam
     from flower_blsgd.worker.replica_sgd import ReplicaSGD
 
-    task = _task_of(config)
-    return ReplicaTeam(
-        ReplicaSGD(
-            task.model(),
-            _samples_of(config, device),
-            task.loss,
-            device,
-            optimizer=config.optimizer,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            augment=task.augment,
-            precision=config.precision,
+    task, samples = _task_of(config), _samples_of(config, device)
+    with gate_of(device).computing():
+        return ReplicaTeam(
+            ReplicaSGD(
+                task.model(),
+                samples,
+                task.loss,
+                device,
+                optimizer=config.optimizer,
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                weight_decay=config.weight_decay,
+                augment=task.augment,
+                precision=config.precision,
+            )
         )
-    )
 
 
 @functools.lru_cache(maxsize=128)  # a process serves several nodes, side by side or in turn
 def _local_sgd(config: RunConfig, worker: WorkerSpec, owner: int) -> "LocalSGD":
+    from flower_blsgd.worker.gate import gate_of
     from flower_blsgd.worker.local_sgd import LocalSGD
 
-    task = _task_of(config)
+    task, samples = _task_of(config), _samples_of(config, worker.device)
     kind: Callable[..., LocalSGD] = LocalSGD
     if config.replicas == "batched" and worker.device != "cpu":
         kind = _team_of(config, worker.device).member(owner)
-    return kind(
-        task.model(),
-        _samples_of(config, worker.device),
-        task.loss,
-        worker.device,
-        optimizer=config.optimizer,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-        slowdown=worker.slowdown,
-        augment=task.augment,
-        precision=config.precision,
-        channels_last=config.channels_last,
-        compile=config.compile,
-        cuda_graph=config.cuda_graph,
-        name=worker.name or worker.device_with_cores,
-    )
+    with gate_of(worker.device).computing():  # `_ONCE` may be held around it, never inside
+        return kind(
+            task.model(),
+            samples,
+            task.loss,
+            worker.device,
+            optimizer=config.optimizer,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            slowdown=worker.slowdown,
+            augment=task.augment,
+            precision=config.precision,
+            channels_last=config.channels_last,
+            compile=config.compile,
+            cuda_graph=config.cuda_graph,
+            name=worker.name or worker.device_with_cores,
+        )
 
 
 @functools.lru_cache(maxsize=32)
 def _evaluation_model(config: RunConfig, device: str, owner: int) -> "nn.Module":
     """Return a model beside the one that trains, so that evaluating leaves that alone."""
-    return _task_of(config).model()
+    from flower_blsgd.worker.gate import gate_of
+
+    task = _task_of(config)
+    with gate_of(device).computing():
+        return task.model()

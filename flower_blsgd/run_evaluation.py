@@ -26,6 +26,7 @@ from .tasks import Task, given_task, register_task
 from .training_loop import LateMetrics
 from .worker.evaluation import evaluate_sums
 from .worker.model_state import load_state
+from .worker.precision import use_precision
 from .worker.profile import profile_of
 from .worker_evaluation import EvaluateHere, WorkerEvaluation
 
@@ -148,7 +149,7 @@ def run_evaluation(
     UsageError
         If there is not enough memory for a process aside that is asked for.
     """
-    here = _evaluate_here(task)
+    here = _evaluate_here(task, config.precision)
     by_workers = WorkerEvaluation(grid, roster, task.num_test, here)
     place = _place(grid, config, task)
     own: LocalGrid | None = None
@@ -197,13 +198,14 @@ def _grid_aside(config: RunConfig, place: AsidePlace) -> LocalGrid:
         return own_grid(own, setup, [place.worker])
 
 
-def _evaluate_here(task: Task) -> EvaluateHere:
+def _evaluate_here(task: Task, precision: str) -> EvaluateHere:
     model = functools.cache(task.model)  # made only if this process has to evaluate
     one_at_a_time = threading.Lock()
 
     def evaluate_here(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
         device = next(iter(this_machine().accelerators), "cpu")
         with one_at_a_time:
+            use_precision(precision, device)
             load_state(model(), arrays)
             return evaluate_sums(model(), task.test, task.loss, task.metric, device, first, last)
 

@@ -14,6 +14,7 @@ from .errors import UsageError
 from .runtime.machine import this_machine
 from .tasks import GIVEN_IN_PYTHON, MODELS, Task, load_model, load_task
 from .worker.evaluation import evaluate
+from .worker.precision import use_precision
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def evaluate_run(
     model = load(folder, task)
     if task is None:
         task = load_task(config.task, data or config.data, config.model, config.skip_bad)
+    use_precision(config.precision, device)
     loss, accuracy = evaluate(model, task.test, task.loss, task.metric, device)
     return Evaluation(accuracy, loss, task.num_test, device)
 

@@ -1,5 +1,8 @@
 """Our ClientApp under strategies that are not ours, and what it keeps from message to message."""
 
+import dataclasses
+import functools
+import pkgutil
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.machine import usable_cores
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.evaluation import evaluate
+from flower_blsgd.worker.gate import Gate
 
 from .in_process_grid import Handler, InProcessGrid, over_the_wire, tensors_of
 
@@ -143,3 +147,72 @@ def test_equal_cpu_workers_of_a_process_take_turns_and_those_of_a_card_have_thei
     assert len(owners("cpu")) == 1
     assert owners("cuda:0") == {7, 8}
     assert owners("mps") == {7, 8}
+
+
+# --- what workers beside this one may disturb
+
+
+class OutsideOnly:
+    """In the place of the app's lock: whoever waits for it may hold up no recording."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate, self.taken = gate, 0
+
+    def __enter__(self) -> None:
+        assert self.gate._computing == 0
+        self.taken += 1
+
+    def __exit__(self, *error: object) -> None:
+        assert self.gate._computing == 0
+
+
+def test_models_are_made_and_evaluated_while_nobody_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, seen = Gate(), list[tuple[str, int]]()
+    monkeypatch.setattr("flower_blsgd.worker.gate.gate_of", lambda device: gate)
+    lock = OutsideOnly(gate)
+    monkeypatch.setattr(blsgd_client, "_ONCE", lock)
+
+    def noting(what: str, call: Any) -> Any:
+        def noted(*arguments: Any, **settings: Any) -> Any:
+            seen.append((what, gate._computing))
+            return call(*arguments, **settings)
+
+        return noted
+
+    task = load_task("digits")
+    task = dataclasses.replace(task, model=noting("makes", task.model))
+    monkeypatch.setattr(blsgd_client, "_task", lambda *settings: task)
+    for holder, name in (
+        ("device_samples", "samples_on"),
+        ("model_state", "load_state"),
+        ("evaluation", "evaluate_sums"),
+    ):
+        whole = f"flower_blsgd.worker.{holder}.{name}"
+        monkeypatch.setattr(whole, noting(name, pkgutil.resolve_name(whole)))
+    config = dataclasses.replace(CONFIG, seed=1, replicas="batched", processes_per_device=1)
+    worker = WorkerSpec("cpu", (CORE,))
+    for cached in ("_samples", "_local_sgd", "_evaluation_model", "_team"):  # of this test alone
+        function = getattr(blsgd_client, cached).__wrapped__
+        monkeypatch.setattr(blsgd_client, cached, functools.lru_cache(function))
+    blsgd_client._local_sgd(config, worker, 0)
+    assert seen == [("samples_on", 1), ("makes", 1)]
+    blsgd_client._team_of(config, "cpu")
+    assert seen[2:] == [("makes", 1)]
+    order = EvaluateOrder(3, 0, 10, ArrayRecord(model_of().state_dict()))
+    answer(Message(order.to_records(), 7, "evaluate"), node_of(config))
+    assert seen[3:] == [("makes", 1), ("load_state", 1), ("evaluate_sums", 1)]
+    assert gate._computing == 0
+    assert lock.taken >= 4
+
+
+def test_a_worker_evaluates_as_precisely_as_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(
+        "flower_blsgd.worker.precision.use_precision", lambda *told: seen.append(told)
+    )
+    order = EvaluateOrder(3, 0, 10, ArrayRecord(model_of().state_dict()))
+    config = dataclasses.replace(CONFIG, precision="tf32")
+    answer(Message(order.to_records(), 7, "evaluate"), node_of(config))
+    assert seen == [("tf32", "cpu")]

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import ArrayRecord
 
 from flower_blsgd import run_evaluation as run_evaluation_module
 from flower_blsgd.config import RunConfig
 from flower_blsgd.own_grid import own_grid
 from flower_blsgd.results.report import RunReport
+from flower_blsgd.roster import Roster
 from flower_blsgd.run import train_on
-from flower_blsgd.run_evaluation import _place
+from flower_blsgd.run_evaluation import _place, run_evaluation
 from flower_blsgd.runtime.devices import parse_workers
 from flower_blsgd.runtime.flower_internals import TaskIdentity, identity_kept
 from flower_blsgd.runtime.local_grid import LocalGrid
@@ -90,6 +92,28 @@ def test_identity_is_kept_when_a_grid_is_made() -> None:
         assert TaskIdentity.run_id == 77
     finally:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = before
+
+
+def test_the_server_evaluates_as_precisely_as_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[object] = []
+    sums = run_evaluation_module.evaluate_sums
+
+    def noted(*arguments: Any) -> Any:
+        seen.append("evaluates")
+        return sums(*arguments)
+
+    monkeypatch.setattr(run_evaluation_module, "this_machine", lambda: TWO)
+    monkeypatch.setattr(run_evaluation_module, "use_precision", lambda *told: seen.append(told))
+    monkeypatch.setattr(run_evaluation_module, "evaluate_sums", noted)
+    task = load_task("digits")
+    config = dataclasses.replace(CONFIG, precision="tf32", evaluate_on="server")
+    roster, arrays = Roster(1), ArrayRecord(task.initial_model(0).state_dict())
+    grid: Any = InProcessGrid({})
+    with run_evaluation(grid, config, task, roster, arrays, lambda seconds: None) as evaluation:
+        evaluation(1, arrays)
+    assert seen == [("tf32", "cpu"), "evaluates"]
 
 
 # --- real processes

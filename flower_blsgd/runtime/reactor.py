@@ -66,15 +66,21 @@ def _serve(
 ) -> None:
     with end, selector:
         next_tick = time.monotonic()
-        while True:
-            for key, _ in selector.select(_TICK_SECONDS):
-                if key.data is None:  # `close` was called
-                    return
-                _call(key.data)
+        while _attend(selector):
             if time.monotonic() >= next_tick:
                 for tick in ticks:
                     _call(tick)
                 next_tick = time.monotonic() + _TICK_SECONDS
+
+
+def _attend(selector: selectors.BaseSelector) -> bool:
+    """Call back all that can be read; False if `close` was called."""
+    # Nothing of it stays in a variable of the loop: a process that died would be kept with it.
+    for key, _ in selector.select(_TICK_SECONDS):
+        if key.data is None:
+            return False
+        _call(key.data)
+    return True
 
 
 def _call(function: Callable[[], None]) -> None:

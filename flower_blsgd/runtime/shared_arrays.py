@@ -5,9 +5,11 @@ place in a shared block is written. Both ends are processes of one run, on one m
 one another; nothing is unpickled that came from anywhere else.
 """
 
+import copyreg
 import functools
 import io
 import pickle
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +139,11 @@ class Packer:
 
 
 class _Pickler(pickle.Pickler):
+    """Writes a record's place instead of its arrays.
+
+    By a table of types, not by `persistent_id`, which is asked of every text and number.
+    """
+
     def __init__(
         self,
         buffer: io.BytesIO,
@@ -144,13 +151,23 @@ class _Pickler(pickle.Pickler):
         placements: dict[int, Placement],
     ) -> None:
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self._reference, self._placements = reference, placements
 
-    def persistent_id(self, content: object) -> Any:
-        """Name the place of a record's arrays; None pickles everything else as it is."""
-        if type(content) is ArrayRecord and content:
-            return self._reference(content, self._placements)
-        return None
+        def reduce(record: ArrayRecord) -> Any:
+            found = reference(record, placements) if record else None
+            if found is None:
+                return record.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return _record_at, (found,)
+
+        self.dispatch_table = {**copyreg.dispatch_table, ArrayRecord: reduce}
+
+
+_unpacking = threading.local()
+"""Who reads a parcel in this thread."""
+
+
+def _record_at(reference: Any) -> ArrayRecord:
+    unpickler: _Unpickler = _unpacking.unpickler
+    return unpickler.record(reference)
 
 
 @functools.lru_cache(maxsize=256)
@@ -177,7 +194,12 @@ def unpack(
     new_memory : callable, optional
         Where a reply to it is best put, see `flat_like`.
     """
-    return _Unpickler(io.BytesIO(payload), blocks, views, new_memory).load()
+    outer = getattr(_unpacking, "unpickler", None)
+    _unpacking.unpickler = _Unpickler(io.BytesIO(payload), blocks, views, new_memory)
+    try:
+        return _unpacking.unpickler.load()
+    finally:
+        _unpacking.unpickler = outer
 
 
 class _Unpickler(pickle.Unpickler):
@@ -193,12 +215,13 @@ class _Unpickler(pickle.Unpickler):
         self._tensors: dict[SharedTensor, Any] = {}
 
     def persistent_load(self, reference: Any) -> Any:
-        """Return the record, or the shipped tensor, at this place."""
-        if isinstance(reference, SharedTensor):
-            # What was one tensor stays one.
-            if reference not in self._tensors:
-                self._tensors[reference] = self._tensor(reference)
-            return self._tensors[reference]
+        """Return the shipped tensor at this place; what was one tensor stays one."""
+        if reference not in self._tensors:
+            self._tensors[reference] = self._tensor(reference)
+        return self._tensors[reference]
+
+    def record(self, reference: Any) -> ArrayRecord:
+        """Return the record at this place."""
         number, layout, *more = reference
         kind = ArrayView if self._views else PrivateArray
         if number is None:

@@ -5,6 +5,7 @@ import statistics
 import numpy as np
 
 from ..protocol import TrainOrder
+from .gate import gate_of
 from .local_sgd import LocalSGD
 from .model_state import state_record
 
@@ -35,7 +36,8 @@ def seconds_per_step(
     seconds : float (default: 1.0)
         About how long to measure.
     """
-    arrays = state_record(sgd.model)
+    with gate_of(sgd.device).computing():
+        arrays = state_record(sgd.model)
     draw = np.random.default_rng(0)
 
     def measured(steps: int) -> float:

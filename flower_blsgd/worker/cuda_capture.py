@@ -3,7 +3,6 @@
 import contextlib
 import threading
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -32,6 +31,13 @@ class Capture(Protocol):
         """Do it a few times, so that nothing is done for the first time while it is recorded."""
         ...
 
+    def check(self, body: Body) -> None:
+        """Do it once more, and raise if the host waits for the device in it.
+
+        Nobody else may use the device meanwhile.
+        """
+        ...
+
     def record(self, body: Body, optimizer: torch.optim.Optimizer) -> Recording:
         """Record it. Whatever cannot be recorded raises."""
         ...
@@ -55,7 +61,7 @@ class CudaCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = torch.device("cuda", _index(device))
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._stream = _capture_stream(self._device)
         self._pool: Any = None
 
     def warm_up(self, body: Body, steps: int) -> None:
@@ -65,13 +71,33 @@ class CudaCapture:
             for _ in range(steps):
                 body(generator)
 
+    def check(self, body: Body) -> None:
+        """Do it while torch raises where the host waits, in the whole process.
+
+        Found while recording, that would end the recording, and torch's allocator does not get
+        over a recording that failed.
+
+        Raises
+        ------
+        RuntimeError
+            If the host waits for the device in the body, as far as torch sees it.
+        """
+        generator = torch.Generator(self._device)
+        before = torch.cuda.get_sync_debug_mode()
+        with self._on_own_stream():
+            try:
+                _set_sync_debug_mode("error")
+                body(generator)
+            finally:
+                _set_sync_debug_mode(before)
+
     def record(self, body: Body, optimizer: torch.optim.Optimizer) -> "CudaRecording":
         """Record a graph that has its own random numbers.
 
         Raises
         ------
         RuntimeError
-            If the host must wait for the device in the body, or CUDA refuses something else.
+            If the body does what CUDA does not record.
         """
         recording = CudaRecording(self._device)
         default = torch.cuda.default_generators[self._device.index]
@@ -139,58 +165,6 @@ class CudaRecording:
         self.graph.replay()
 
 
-class Gate:
-    """Lets a recording be alone: no other thread of the process computes on CUDA meanwhile.
-
-    Random numbers drawn elsewhere, and torch's default generator itself, would disturb it.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._computing = 0
-        self._waiting = 0
-        self._recording = False
-
-    @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
-        """Wait until nobody records, or waits to; then others compute too."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._recording and not self._waiting)
-            self._computing += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._computing -= 1
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Wait until nobody computes or records; then be alone."""
-        with self._changed:
-            self._waiting += 1
-            try:
-                self._changed.wait_for(lambda: not self._recording and not self._computing)
-                self._recording = True
-            finally:  # also where a signal ended the waiting
-                self._waiting -= 1
-                self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._recording = False
-                self._changed.notify_all()
-
-
-_GATES: dict[str, Gate] = defaultdict(Gate)
-
-
-def gate_of(device: torch.device) -> Gate:
-    """Return the gate that this process has for devices of this kind."""
-    return _GATES[device.type]
-
-
 @contextlib.contextmanager
 def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Say that a step may be recorded; outside a recording torch would warn of it.
@@ -205,6 +179,28 @@ def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         for group in groups:
             group["capturable"] = False
+
+
+_STREAMS: dict[torch.device, "torch.cuda.Stream"] = {}
+_ONE_STREAM = threading.Lock()
+
+
+def _capture_stream(device: torch.device) -> "torch.cuda.Stream":
+    """Return the stream that all of this process record on, one after another.
+
+    torch has 32 streams and gives them out in turn: of one more for each worker, some would be
+    those on which others compute.
+    """
+    with _ONE_STREAM:
+        if device not in _STREAMS:
+            _STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return _STREAMS[device]
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():  # torch says that it does not see everything
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _index(device: torch.device) -> int:

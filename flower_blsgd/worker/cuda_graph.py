@@ -2,6 +2,7 @@
 
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from .steps import EagerSteps, Step, brief
 _LOG = logging.getLogger(__name__)
 
 _WARM_UP_STEPS = 3
-"""torch's advice; libraries choose their algorithms in the first ones."""
+"""torch's advice; libraries choose their algorithms in the first ones. The last one is checked."""
 
 _MOST_GRAPHS = 8
 """Batch sizes that stay recorded: with `dlb` there is a new one after every epoch."""
@@ -33,10 +34,11 @@ class GraphedSteps:
     A graph works on fixed addresses: samples, weights, the optimizer's state and its learning rate
     stay where they are, and what changes is copied into them (see ``in_place`` of
     `model_state.load_momentum`). It repeats what the device did when it was recorded and no line
-    of Python, so a step must do the same every time. One that reads numbers out of tensors, or
-    draws random ones on the host, is done eagerly, and one line in the log says so. What cannot be
-    seen from here is a step that depends on anything else on the host, such as a counter of its
-    own; ``cuda-graph = false`` is for those.
+    of Python, so a step must do the same every time. One that reads numbers out of tensors, draws
+    random ones on the host, or puts a new tensor in the place of a buffer instead of writing to it,
+    is done eagerly, and one line in the log says so. What cannot be seen from here is a step that
+    depends on anything else on the host, such as a counter of its own; ``cuda-graph = false`` is
+    for those.
 
     Recording leaves no trace: weights, buffers and momentum are those before it.
 
@@ -116,11 +118,14 @@ class GraphedSteps:
 
         self.eager.prepare(indices)
         with rehearsal(self._step.model, self._step.optimizer):
-            before = host_randomness()
-            capture.warm_up(body, _WARM_UP_STEPS)  # a mistake in the model is raised here
+            before, buffers = host_randomness(), list(self._step.model.buffers())
+            capture.warm_up(body, _WARM_UP_STEPS - 1)  # a mistake in the model is raised here
             try:
+                capture.check(body)
                 if not same_randomness(before, host_randomness()):
                     raise RuntimeError("it draws random numbers on the host")
+                if not _same_tensors(buffers, list(self._step.model.buffers())):
+                    raise RuntimeError("it puts a new tensor in the place of a buffer")
                 recording = capture.record(body, self._step.optimizer)
             except Exception as error:  # of CUDA's many
                 self._capture = None
@@ -131,3 +136,7 @@ class GraphedSteps:
                 )
                 return
         self._graphs[size] = _Graph(recording, own_indices, losses)
+
+
+def _same_tensors(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return [id(tensor) for tensor in some] == [id(tensor) for tensor in others]

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from ..protocol import MOMENTUM, TrainOrder, TrainReport
 from .batches import Samples, batch_source
-from .cuda_capture import gate_of
 from .device_path import device_path
+from .gate import gate_of
 from .model_state import (
     load_momentum,
     momentum_record,
@@ -167,14 +167,16 @@ class LocalSGD:
         IndexError
             If the data set has fewer samples than the order names.
         UsageError
-            If the device has too little memory for a step: one line with this worker, the batch
-            size, and one that fits.
+            If the device has too little memory for a step: one line with this worker, its batch,
+            and one that fits.
         """
         try:
             return self._run(order, state)
         except torch.OutOfMemoryError:
             pass  # only the end of this handler frees what the failed step held
-        raise too_large(self._steps, self._indices(order), order.batch_size, self._name)
+        with gate_of(self.device).recording():  # memory is given back, which recording forbids
+            refusal = too_large(self._steps, order.indices, order.batch_size, self._name)
+        raise refusal
 
     def forget_momentum(self) -> None:
         """Begin with zero again, where momentum stays in this object."""
@@ -182,22 +184,19 @@ class LocalSGD:
 
     def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
         use_precision(self._path.precision, self.device)
-        self._transfer.load(order.arrays)
-        self._prepare_momentum(order, state)
-        set_learning_rate(self._optimizer, order.learning_rate)
+        with gate_of(self.device).computing():
+            self._transfer.load(order.arrays)
+            self._prepare_momentum(order, state)
+            set_learning_rate(self._optimizer, order.learning_rate)
         self.model.train()
         try:
             completed, losses, started_at, seconds = self._do(order)
         except BaseException:
             zero_momentum(self.model, self._optimizer)
             raise
-        momentum = None
-        if order.momentum_policy == "average":
-            momentum = momentum_record(self.model, self._optimizer)
-        elif order.momentum_policy == "keep" and state is not None:
-            kept = momentum_record(self.model, self._optimizer, copy=self._path.state_stays)
-            if kept:
-                state[MOMENTUM] = kept
+        with gate_of(self.device).computing():
+            momentum = self._hand_over_momentum(order, state)
+            arrays = self._transfer.record(order.arrays)
         return TrainReport(
             completed_steps=completed,
             batch_size=order.batch_size,
@@ -205,7 +204,7 @@ class LocalSGD:
             started_at=started_at,
             ended_at=started_at + seconds,
             losses=losses,
-            arrays=self._transfer.record(order.arrays),
+            arrays=arrays,
             momentum=momentum,
         )
 
@@ -219,17 +218,29 @@ class LocalSGD:
             kept = state.array_records.get(MOMENTUM)
             load_momentum(self.model, self._optimizer, kept, copy=False, in_place=stays)
 
+    def _hand_over_momentum(
+        self, order: TrainOrder, state: RecordDict | None
+    ) -> ArrayRecord | None:
+        """Put momentum where the order's policy has it, and return what the report holds of it."""
+        if order.momentum_policy == "average":
+            return momentum_record(self.model, self._optimizer)
+        if order.momentum_policy == "keep" and state is not None:
+            kept = momentum_record(self.model, self._optimizer, copy=self._path.state_stays)
+            if kept:
+                state[MOMENTUM] = kept
+        return None
+
     def _do(self, order: TrainOrder) -> tuple[int, np.ndarray[Any, Any], float, float]:
-        indices = self._indices(order)
-        if len(indices) and int(order.indices.max()) >= len(self._source):
+        if len(order.indices) and int(order.indices.max()) >= len(self._source):
             raise IndexError(
                 f"the order names sample {int(order.indices.max())}, but this worker's data set "
                 f"has {len(self._source)}; all workers must see the same data"
             )
         if not self._steps.is_ready(order.batch_size):
             with gate_of(self.device).recording():
-                self._steps.prepare(indices[: order.batch_size])
+                self._steps.prepare(self._indices(order)[: order.batch_size])
         with gate_of(self.device).computing(), self._own_randomness():
+            indices = self._indices(order)
             self._steps.prepare(indices[: order.batch_size])
             torch.manual_seed(order.seed)
             self._steps.seed(order.seed)

@@ -105,11 +105,9 @@ def _while_nobody_records(device: str) -> Iterator[None]:
     if not device.startswith("cuda"):
         yield
         return
-    import torch
+    from .gate import gate_of
 
-    from .cuda_capture import gate_of
-
-    with gate_of(torch.device(device)).computing():
+    with gate_of(device).computing():
         yield
 
 

@@ -1,30 +1,40 @@
 """What to tell when a step does not fit into the memory of its device."""
 
+import contextlib
 import gc
+import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from ..errors import UsageError
 from .rehearsal import rehearsal
 from .steps import Steps
 
+SMALLEST_BATCH = 2
+"""As of the setting, and of whoever shares it out: of one sample BatchNorm has no variance."""
 
-def too_large(steps: Steps, indices: Tensor, batch_size: int, worker: str) -> UsageError:
+
+def too_large(
+    steps: Steps, indices: np.ndarray[Any, Any], batch_size: int, worker: str
+) -> UsageError:
     """Return what the user is told, in one line: the worker, what did not fit, and what does.
 
     Smaller batches are tried on the device, eagerly; they leave no trace, and the graphs and
-    gradients that hold memory are given up before.
+    gradients that hold memory are given up before. Nobody may record meanwhile.
+
+    A worker's batch is not always the setting, but it grows and shrinks with it.
 
     Parameters
     ----------
     steps : Steps
         What had too little memory.
-    indices : torch.Tensor
-        int64 of shape (n,), n >= batch_size / 2: samples to try with.
+    indices : numpy.ndarray
+        Whole numbers of shape (n,), n >= batch_size: samples to try with.
     batch_size : int
-        What did not fit.
+        b_i: what did not fit.
     worker : str
         What the user calls it.
     """
@@ -33,27 +43,34 @@ def too_large(steps: Steps, indices: Tensor, batch_size: int, worker: str) -> Us
     def attempt(smaller: int) -> None:
         steps.release()
         with rehearsal(eager.step.model, eager.step.optimizer, copies_on=torch.device("cpu")):
-            eager(indices[:smaller])
+            eager(torch.from_numpy(indices[:smaller].astype(np.int64)).to(eager.step.device))
 
     fitting = largest_batch(attempt, batch_size)
     steps.release()
-    begin = f"worker {worker}: too little memory for batch-size = {batch_size}"
+    begin = f"worker {worker}: too little memory for its batch of {batch_size}"
     if fitting:
-        return UsageError(f"{begin}; {fitting} fits: set batch-size = {fitting}")
-    return UsageError(f"{begin}, and not even one sample fits; take another device or model")
+        times = math.ceil(batch_size / fitting)
+        return UsageError(
+            f"{begin}; a batch of {fitting} fits: divide batch-size by {times} or more"
+        )
+    return UsageError(
+        f"{begin}, and no smaller one fits (the smallest has {SMALLEST_BATCH}); take another "
+        "device or model"
+    )
 
 
 def largest_batch(attempt: Callable[[int], None], batch_size: int) -> int:
-    """Return the largest of batch_size / 2, / 4, ... that fits; 0 if not even one sample does.
+    """Return the largest of batch_size / 2, / 4, ..., 2 that fits; 0 if none does.
 
     Parameters
     ----------
     attempt : callable
-        Does a step on so many samples, or raises `torch.OutOfMemoryError`.
+        Does a step on so many samples. Whatever it raises, they do not fit.
     batch_size : int
         What did not fit.
     """
-    while (batch_size := batch_size // 2) >= 1:
+    while batch_size > SMALLEST_BATCH:
+        batch_size = max(batch_size // 2, SMALLEST_BATCH)
         _return_memory()
         if _fits(attempt, batch_size):
             return batch_size
@@ -63,7 +80,7 @@ def largest_batch(attempt: Callable[[int], None], batch_size: int) -> int:
 def _fits(attempt: Callable[[int], None], batch_size: int) -> bool:
     try:
         attempt(batch_size)
-    except torch.OutOfMemoryError:
+    except Exception:  # not only too little memory: what the user is told is that
         return False  # only the end of this handler frees what the failed step held
     return True
 
@@ -71,4 +88,5 @@ def _fits(attempt: Callable[[int], None], batch_size: int) -> bool:
 def _return_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # torch refuses after a recording that failed
+            torch.cuda.empty_cache()

@@ -18,14 +18,14 @@ _FAST_ON_CPU = ("avx512_bf16", "amx_bf16", "bf16")
 """Processors with one of these multiply bfloat16 faster than float32; as torch names them."""
 
 
-def use_precision(precision: Precision, device: torch.device) -> None:
+def use_precision(precision: str, device: str | torch.device) -> None:
     """Set what CUDA does with float32 matrices and convolutions, in the whole process.
 
     torch keeps this per process, and convolutions begin with TF32 allowed: 10 bits of mantissa,
     which is not what ``"float32"`` says. It is not put back, since workers that compute side by
     side in threads would put it back under each other; they all have the same setting.
     """
-    if device.type == "cuda":
+    if torch.device(device).type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 

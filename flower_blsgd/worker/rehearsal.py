@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ def rehearsal(
     """Put back what steps inside the block change, where it is.
 
     That is the model's parameters and buffers, the optimizer's state, the gradients, and all
-    global random numbers. Tensors keep their addresses: a captured graph works on them.
+    global random numbers. Tensors keep their addresses: a captured graph works on them. Where
+    the model puts a new tensor in the place of a buffer, the old one comes back.
 
     Parameters
     ----------
@@ -34,6 +35,7 @@ def rehearsal(
     tensors += [kept for state in optimizer.state.values() for kept in _tensors_of(state)]
     before = [(tensor, _copy(tensor, copies_on)) for tensor in tensors]
     known = set(optimizer.state)
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
     host = host_randomness()
     cards = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     try:
@@ -43,6 +45,8 @@ def rehearsal(
         random.setstate(host[1])
         np.random.set_state(host[2])
         optimizer.zero_grad(set_to_none=True)
+        for module, own in buffers:
+            _put_back(module, own)
         with torch.no_grad():
             for tensor, copied in before:
                 tensor.copy_(copied)
@@ -60,6 +64,12 @@ def same_randomness(one: tuple[bytes, Any, Any], other: tuple[bytes, Any, Any]) 
     return one[:2] == other[:2] and all(
         np.array_equal(a, b) for a, b in zip(one[2], other[2], strict=True)
     )
+
+
+def _put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
+    for name, buffer in buffers.items():
+        if name not in module._buffers or module._buffers[name] is not buffer:
+            module._buffers[name] = buffer
 
 
 def _tensors_of(state: dict[str, Any]) -> list[Tensor]:

@@ -4,13 +4,14 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from flwr.app import RecordDict
 
 from ..protocol import TrainOrder, TrainReport
+from .gate import LOOK_SECONDS
 from .local_sgd import LocalSGD
 from .replica_group import WAIT_SECONDS, ReplicaGroup
 from .replica_sgd import CannotBatchError, ReplicaSGD, Work
@@ -34,7 +35,7 @@ class ReplicaTeam:
         self.batches = True
         """Whether orders are computed together; not any more once the model refused it."""
         self.group: ReplicaGroup[Work, TrainReport] = ReplicaGroup(self._together, wait_seconds)
-        self._one_at_a_time = threading.Lock()  # torch's random numbers are of the process
+        self._alone = threading.Lock()  # torch's random numbers are of the process
         self._stream = _stream(sgd.device)
 
     def member(self, number: int) -> "Callable[..., Replica]":
@@ -42,7 +43,7 @@ class ReplicaTeam:
         return functools.partial(Replica, self, number)
 
     def _together(self, works: Sequence[Work]) -> list[TrainReport]:
-        with self._one_at_a_time:
+        with self._one_at_a_time():
             if not self.batches:
                 raise CannotBatchError
             try:
@@ -57,6 +58,15 @@ class ReplicaTeam:
                     refusal,
                 )
                 raise
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        while not self._alone.acquire(timeout=LOOK_SECONDS):
+            pass
+        try:
+            yield
+        finally:
+            self._alone.release()
 
 
 class Replica(LocalSGD):
@@ -93,12 +103,11 @@ class Replica(LocalSGD):
         alone = super().run
         shape = order.local_steps, order.batch_size
         calibrates = order.round == 0
-        try:
+        with contextlib.suppress(CannotBatchError):
             return team.group.run(
                 self._member, shape, (order, state), lambda: alone(order, state), calibrates
             )
-        except CannotBatchError:
-            return alone(order, state)
+        return alone(order, state)  # only now: the error would keep what it holds of the step
 
 
 def _stream(device: torch.device) -> "torch.cuda.Stream | None":

@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from ..errors import UsageError
 from ..protocol import MOMENTUM, TrainOrder, TrainReport
 from .batches import Samples, batch_source
-from .cuda_capture import gate_of
+from .gate import gate_of
 from .local_sgd import Augment, SampleLoss, cross_entropy
 from .precision import check_precision, use_precision
 from .replica_state import (
@@ -136,17 +136,21 @@ class ReplicaSGD:
         """
         orders = [order for order, _ in works]
         use_precision(self._precision, self.device)
+        refusal = ""
         try:
             with gate_of(self.device).computing(), self._randomness(orders):
                 parameters, buffers, kept, losses, started_at, seconds = self._steps(works)
         except Exception as error:
             if self._worked and not isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise CannotBatchError(_in_one_line(error)) from error
+            refusal = _in_one_line(error)
+        if refusal:  # only now: an error that came of the first would keep the step's memory
+            raise CannotBatchError(refusal)
         self._worked = True
-        models = unstack_models(self._model, parameters, buffers)
-        momenta = unstack_momentum(self._model, kept, len(works))
-        rows = losses.cpu().numpy()
+        with gate_of(self.device).computing():
+            models = unstack_models(self._model, parameters, buffers)
+            momenta = unstack_momentum(self._model, kept, len(works))
+            rows = losses.cpu().numpy()
         return [
             TrainReport(
                 completed_steps=order.local_steps,

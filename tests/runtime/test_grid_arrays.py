@@ -497,6 +497,6 @@ def test_grids_rounds_and_restarts_leak_no_files(app_dir: Path) -> None:
             os.kill(pid := grid.process_ids[100], signal.SIGKILL)
             assert wait_until(lambda pid=pid: not is_alive(pid))
             ask_one(grid, order("echo", plain(1)))
-        assert open_files() <= busy + 2
+        assert wait_until(lambda: open_files() <= busy + 2)  # the thread that buries it may go on
     del grid
     assert wait_until(nothing_more)

@@ -53,6 +53,9 @@ class StandInCapture:
             body(generator)
         self.warm_up_steps += steps
 
+    def check(self, body: Body) -> None:
+        self.warm_up(body, 1)
+
     def record(self, body: Body, optimizer: torch.optim.Optimizer) -> StandInRecording:
         recording = StandInRecording(body, optimizer)
         body(recording.generator)  # a graph would not compute, but what does must not matter

@@ -1,9 +1,8 @@
 """The order of the calls that record a graph, on a torch that only writes them down."""
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from flower_blsgd.worker import cuda_capture
-from flower_blsgd.worker.cuda_capture import CudaCapture, Gate, gate_of
+from flower_blsgd.worker.cuda_capture import CudaCapture
 
 from .stand_in import small_model
 
@@ -30,6 +29,7 @@ class FakeTorch:
         self.default = FakeGenerator("default", calls)
         self.streams = 0
         self.graphs = 0
+        self.sync_debug_mode: int | str = 1
         self.device = torch.device
         self.cuda = SimpleNamespace(
             Stream=lambda device: self._stream(),
@@ -39,11 +39,18 @@ class FakeTorch:
             default_generators=[None, self.default],
             CUDAGraph=self._graph,
             graph=self._recording,
+            get_sync_debug_mode=lambda: self.sync_debug_mode,
+            set_sync_debug_mode=self._set_sync_debug_mode,
         )
 
     def Generator(self, device: torch.device) -> "FakeGenerator":  # noqa: N802
         assert device == torch.device("cuda:1")
         return FakeGenerator("own", self.calls)
+
+    def _set_sync_debug_mode(self, mode: int | str) -> None:
+        self.calls.append(f"waiting for the device is now {mode}")
+        self.sync_debug_mode = mode
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
 
     def _stream(self) -> "FakeStream":
         self.streams += 1
@@ -119,6 +126,7 @@ class FakeGraph:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     fake = FakeTorch(Calls())
     monkeypatch.setattr(cuda_capture, "torch", fake)
+    monkeypatch.setattr(cuda_capture, "_STREAMS", {})
     return fake
 
 
@@ -139,6 +147,42 @@ def test_warm_up_is_on_the_stream_that_will_be_recorded(fake: FakeTorch) -> None
         "leave device cuda:1",
         "current waits for side-1",
     ]
+
+
+def test_step_that_is_checked_may_not_wait_for_the_device(fake: FakeTorch) -> None:
+    capture = CudaCapture(torch.device("cuda:1"))
+    capture.check(lambda generator: fake.calls.append("step"))
+    assert fake.calls == [
+        "side-1 waits for current",
+        "enter device cuda:1",
+        "enter on side-1",
+        "waiting for the device is now error",
+        "step",
+        "waiting for the device is now 1",
+        "leave on side-1",
+        "leave device cuda:1",
+        "current waits for side-1",
+    ]
+
+
+def test_step_that_waits_for_the_device_puts_all_back(fake: FakeTorch) -> None:
+    def body(generator: Any) -> None:
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    with pytest.raises(RuntimeError, match="called a synchronizing"):
+        CudaCapture(torch.device("cuda:1")).check(body)
+    assert fake.calls[-4:] == [
+        "waiting for the device is now 1",
+        "leave on side-1",
+        "leave device cuda:1",
+        "current waits for side-1",
+    ]
+
+
+def test_all_workers_of_a_process_record_on_one_stream_of_a_device(fake: FakeTorch) -> None:
+    devices = [torch.device("cuda:1")] * 40 + [torch.device("cuda:0")] * 40
+    streams: list[Any] = [CudaCapture(device)._stream for device in devices]
+    assert [stream.name for stream in streams] == ["side-1"] * 40 + ["side-2"] * 40
 
 
 def test_recording_draws_from_generators_of_its_own(fake: FakeTorch) -> None:
@@ -198,66 +242,3 @@ def test_recording_that_fails_puts_all_back(fake: FakeTorch) -> None:
         "default draws from default",
     ]
     assert not optimizer.param_groups[0]["capturable"]
-
-
-# --- the gate
-
-
-def soon(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 5
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.001)
-    return condition()
-
-
-def test_gate_lets_many_compute_and_one_record() -> None:
-    gate, inside, together = Gate(), list[str](), threading.Barrier(2)
-    stop = threading.Event()
-
-    def compute() -> None:
-        with gate.computing():
-            together.wait(5)  # both are inside
-            inside.append("computes")
-            stop.wait(5)
-            inside.remove("computes")
-
-    def record() -> None:
-        with gate.recording():
-            assert inside == []
-            inside.append("records")
-            time.sleep(0.02)
-            inside.remove("records")
-
-    def pass_through() -> None:
-        with gate.computing():
-            inside.append("late")
-
-    computing = [threading.Thread(target=compute) for _ in range(2)]
-    for thread in computing:
-        thread.start()
-    assert soon(lambda: inside == ["computes"] * 2)
-    recorder = threading.Thread(target=record)
-    recorder.start()
-    assert soon(lambda: gate._waiting == 1)
-    late = threading.Thread(target=pass_through)
-    late.start()
-    time.sleep(0.02)
-    assert late.is_alive()  # who came after the recorder waits for it
-    stop.set()
-    for thread in (*computing, recorder, late):
-        thread.join(5)
-        assert not thread.is_alive()
-    assert inside == ["late"]
-
-
-def test_gate_opens_when_what_is_inside_fails() -> None:
-    gate = Gate()
-    for enter in (gate.computing, gate.recording, gate.computing):
-        with pytest.raises(RuntimeError), enter():
-            raise RuntimeError
-    assert (gate._computing, gate._recording, gate._waiting) == (0, False, 0)
-
-
-def test_gate_is_one_for_all_gpus_of_a_process() -> None:
-    assert gate_of(torch.device("cuda:0")) is gate_of(torch.device("cuda:1"))
-    assert gate_of(torch.device("cpu")) is not gate_of(torch.device("cuda"))

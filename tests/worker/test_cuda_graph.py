@@ -278,6 +278,65 @@ def test_what_cannot_be_recorded_is_done_eagerly(
     )
 
 
+class WaitingCapture(StandInCapture):
+    """As torch does with such a step where it is told to raise."""
+
+    def check(self, body: Any) -> None:
+        super().check(body)
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+
+def test_step_that_waits_for_the_device_is_not_even_tried_to_be_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    capture = WaitingCapture()
+    record_on_cpu(monkeypatch, capture)
+    eager, graphed = eager_and_graphed()
+    for server_round in (1, 2):
+        order = order_of(server_round)
+        assert same(graphed.run(order), eager.run(order))
+    assert capture.recordings == []
+    assert capture.warm_up_steps == 3
+    (line,) = warnings_in(caplog)
+    assert line.endswith("RuntimeError: called a synchronizing CUDA operation")
+
+
+class Averages(nn.Module):
+    """Keeps a moving average, in a new tensor after each step unless it is `in_place`."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        self.inner = small_model()
+        self.in_place = in_place
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        average = 0.9 * self.average + 0.1 * outputs.detach().mean(dim=0)
+        if self.in_place:
+            self.average.copy_(average)
+        else:
+            self.average = average
+        return outputs - self.average
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_new_tensor_in_the_place_of_a_buffer_is_not_recorded(
+    capture: StandInCapture, caplog: pytest.LogCaptureFixture, in_place: bool
+) -> None:
+    eager, graphed = (
+        LocalSGD(Averages(in_place), data(), cuda_graph=cuda_graph) for cuda_graph in (False, True)
+    )
+    arrays = state_record(eager.model)
+    for server_round in (1, 2):
+        order = order_of(server_round, arrays=arrays)
+        assert same(graphed.run(order), eager.run(order))
+    assert len(capture.recordings) == in_place
+    lines = warnings_in(caplog)
+    assert len(lines) == (not in_place)
+    assert all(line.endswith("puts a new tensor in the place of a buffer") for line in lines)
+
+
 @pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: float(torch.rand(()))])
 def test_random_numbers_of_the_host_are_not_recorded(
     capture: StandInCapture, caplog: pytest.LogCaptureFixture, draw: Any

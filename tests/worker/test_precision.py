@@ -51,6 +51,7 @@ def test_tf32_is_what_float32_becomes_only_where_it_is_asked_for(
 def test_a_cpu_leaves_the_switches_alone(switches: None) -> None:
     torch.backends.cudnn.allow_tf32 = True
     use_precision("float32", CPU)
+    use_precision("float32", "cpu")
     assert torch.backends.cudnn.allow_tf32
 
 

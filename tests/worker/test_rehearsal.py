@@ -62,6 +62,25 @@ def test_what_fails_inside_leaves_no_trace_either() -> None:
     assert all(torch.equal(a, b) for a, b in zip(after, values, strict=True))
 
 
+def test_buffers_that_are_replaced_come_back() -> None:
+    model = small_model()
+    norm = model[1]
+    norm.register_buffer("none", None)
+    before = dict(norm._buffers)
+    values = [None if b is None else b.clone() for b in before.values()]
+    with rehearsal(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        norm.running_mean += 1
+        norm.running_mean = norm.running_mean + 1
+        norm.none = torch.ones(1)
+        norm.num_batches_tracked = None
+    assert list(norm._buffers) == list(before)
+    for buffer, (name, old), value in zip(
+        norm._buffers.values(), before.items(), values, strict=True
+    ):
+        assert buffer is old, name
+        assert buffer is None or torch.equal(buffer, value), name
+
+
 DRAWS = [random.random, np.random.random, lambda: torch.rand(1)]
 
 

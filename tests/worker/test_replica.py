@@ -2,7 +2,9 @@
 
 import contextlib
 import logging
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,9 +19,11 @@ from flower_blsgd.worker.calibration import seconds_per_step
 from flower_blsgd.worker.replica import Replica, ReplicaTeam
 from flower_blsgd.worker.replica_sgd import ReplicaSGD
 
+from .interrupting import interrupt
 from .replica_orders import (
     SAMPLES,
     SIZE,
+    STEPS,
     copied,
     furthest,
     made,
@@ -131,8 +135,10 @@ def test_a_wrong_order_fails_alone_with_its_own_words() -> None:
 class ReadsANumber(nn.Linear):
     def __init__(self) -> None:
         super().__init__(3, 4)
+        self.handled: list[object] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
+        self.handled.append(sys.exception())
         outputs = super().forward(inputs)
         return outputs * 2 if float(outputs.detach().sum()) > 0 else outputs
 
@@ -151,6 +157,8 @@ def test_model_that_cannot_be_batched_is_computed_by_each_and_told_once(
             found = at_once(members, orders, states[1])
             for one, other in zip(expected, found, strict=True):
                 assert furthest(one.arrays, other.arrays) < 1e-10
+    # An error that is still handled keeps the memory of the step that it ended.
+    assert [member.model.handled for member in members] == [[None] * STEPS * 2] * 3
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith('replicas = "batched": this model cannot be computed')
     assert "\n" not in line
@@ -171,6 +179,31 @@ def test_model_that_is_wrong_fails_every_order_with_its_own_error() -> None:
     orders = [order_of(worker, arrays) for worker in range(2)]
     found = at_once(members, orders, [RecordDict(), RecordDict()])
     assert [str(error) for error in found] == ["the fan stands still"] * 2
+
+
+def test_who_waits_for_others_of_the_team_can_be_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica, "LOOK_SECONDS", 0.01)
+    _, members = team_of(2)
+    team, ended = members[0]._team, list[str]()
+
+    def wait() -> None:
+        try:
+            with team._one_at_a_time():
+                ended.append("passed")
+        except InterruptedError:
+            ended.append("interrupted")
+
+    thread = threading.Thread(target=wait, daemon=True)
+    with team._one_at_a_time():
+        thread.start()
+        time.sleep(0.05)
+        interrupt(thread)
+        thread.join(LONG)
+        assert ended == ["interrupted"]
+    with team._one_at_a_time():  # it was given back
+        pass
 
 
 def test_calibration_measures_all_together_and_leaves_nothing() -> None:

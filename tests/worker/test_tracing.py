@@ -26,7 +26,7 @@ from flower_blsgd.protocol.tracing import (
 )
 from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.worker import operators as operators_module
-from flower_blsgd.worker.cuda_capture import gate_of
+from flower_blsgd.worker.gate import gate_of
 from flower_blsgd.worker.local_sgd import LocalSGD
 from flower_blsgd.worker.operators import OperatorProfiler, operators_in
 from flower_blsgd.worker.tracing import OrderTrace
