@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .cells import LONGEST_RUN_SECONDS, Cell
@@ -51,19 +51,34 @@ def rounds_of(
     NotRunError
         If the run failed, or took too long.
     """
+    more = {
+        **({"transport": f"'{engine}'"} if engine in ("stream", "messages") else {}),
+        **{key: f"'{value}'" for key, value in (settings or {}).items()},
+    }
+    return rounds_by(command_of(engine, cell), cell, rounds, warm_up, longest_seconds, more)
+
+
+def rounds_by(
+    command: Sequence[str],
+    cell: Cell,
+    rounds: int,
+    warm_up: int,
+    longest_seconds: float,
+    values: Mapping[str, object],
+) -> Parts:
+    """Return what a no-op app writes that is run by a command; see `rounds_of`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rounds.json"
-        values = {
+        config = {
             "rounds": rounds + warm_up,
             "parameters": cell.parameters,
             "tensors": cell.tensors,
             "min-nodes": cell.workers,
             "out": f"'{out}'",
-            **({"transport": f"'{engine}'"} if engine in ("stream", "messages") else {}),
-            **{key: f"'{value}'" for key, value in (settings or {}).items()},
+            **values,
         }
-        config = " ".join(f"{key}={value}" for key, value in values.items())
-        run([sys.executable, *command_of(engine, cell), "-c", config], longest_seconds)
+        text = " ".join(f"{key}={value}" for key, value in config.items())
+        run([sys.executable, *command, "-c", text], longest_seconds)
         parts: Parts = json.loads(out.read_text())
         return {part: seconds[warm_up:] for part, seconds in parts.items()}
 

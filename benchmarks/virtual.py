@@ -12,14 +12,10 @@ worker and round of everything around the steps, strategy and local grid togethe
 """
 
 import functools
-import json
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +33,7 @@ from flower_blsgd.worker.model_state import state_record
 from flower_blsgd.worker.replica_sgd import ReplicaSGD
 
 from .cells import Cell
-from .noop_rounds import FOLDER, NotRunError, run
+from .noop_rounds import FOLDER, NotRunError, rounds_by
 from .rows import Measured, Row, conditions, main, not_run, row, with_goal
 
 WORKERS = 8
@@ -246,26 +242,16 @@ def virtual_rounds(cell: Cell, rounds: int) -> Sequence[float]:
         If the run failed or took too long.
     """
     steps, batch_size = 8, 32
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rounds.json"
-        values = {
-            "rounds": rounds + WARM_UP_ROUNDS,
-            "parameters": cell.parameters,
-            "tensors": cell.tensors,
-            "min-nodes": cell.workers,
-            "samples": 4 * cell.workers * steps * batch_size,
-            "batch-size": batch_size,
-            "local-steps": steps,
-            "processes-per-device": 1,
-            "out": f"'{out}'",
-        }
-        config = " ".join(f"{key}={value}" for key, value in values.items())
-        app, core = str(FOLDER / "noop_biased_app"), usable_cores()[0]
-        team = f"{cell.workers - 1}x cpu:{core} fast; 1x cpu:{core} slow"
-        command = ["-m", "flower_blsgd", "run", app, "--workers", team, "-c", config]
-        run([sys.executable, *command], 180)
-        found: list[float] = json.loads(out.read_text())["round"]
-        return found[WARM_UP_ROUNDS:]
+    app, core = str(FOLDER / "noop_biased_app"), usable_cores()[0]
+    team = f"{cell.workers - 1}x cpu:{core} fast; 1x cpu:{core} slow"
+    command = ["-m", "flower_blsgd", "run", app, "--workers", team]
+    values = {
+        "samples": 4 * cell.workers * steps * batch_size,
+        "batch-size": batch_size,
+        "local-steps": steps,
+        "processes-per-device": 1,
+    }
+    return rounds_by(command, cell, rounds, WARM_UP_ROUNDS, 180, values)["round"]
 
 
 if __name__ == "__main__":

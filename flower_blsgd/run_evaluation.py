@@ -52,7 +52,6 @@ class RunEvaluation:
         Takes the seconds that training waited for evaluation.
     aside : AsideEvaluation, optional
         Beside the training.
-
     note : str (default: "")
         What to tell the user of the place.
     """

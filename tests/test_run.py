@@ -315,7 +315,7 @@ def test_run_on_the_device_clock_ends_after_that_many_device_seconds() -> None:
     config = config_of(clock="device", seconds=11.0, epochs=99)
     summary = run(config, grid_of(config, given(fast=0.5, slow=1.5))).summary
     assert summary["rounds"] == 3
-    assert 12.0 <= summary["device_seconds"] < 15.0
+    assert 12.0 <= summary["device_seconds"] < 12.0 + summary["training_seconds"]  # transfer
     assert summary["training_seconds"] < 9.0
     assert (summary["predicted"]["clock"], summary["measured"]["clock"]) == ("device", "device")
     assert summary["measured"]["round_seconds"] == pytest.approx(summary["device_seconds"] / 3)

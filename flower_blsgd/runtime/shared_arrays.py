@@ -120,8 +120,11 @@ class Packer:
             return None
         others = {name: array for name, array in record.items() if name not in shared}
         kinds = [(name, record[name].dtype, memory.shape) for name, memory in shared.items()]
-        placement = None if small else self._pool.found(list(shared.values()))
-        if placement is None and not others:  # the receiver may as well have it in one piece
+        if others:
+            placement: Placement | None = self._pool.place(list(shared.values()))
+        else:
+            placement = None if small else self._pool.found(list(shared.values()))
+        if placement is None:  # the receiver may as well have it in one piece
             new_memory = None if small else self._pool.new_memory
             copied = flat_record(Layout.of(kinds), new_memory=new_memory)
             for array, memory in zip(copied.values(), shared.values(), strict=True):
@@ -129,7 +132,6 @@ class Packer:
             flat = flat_of(copied)
             assert flat is not None
             return self._in_one_piece(flat)
-        placement = placement or self._pool.place(list(shared.values()))
         layout = tuple(
             (*kind, offset) for kind, offset in zip(kinds, placement.offsets, strict=True)
         )

@@ -91,11 +91,11 @@ class Pool:
         UsageError
             If there is not enough free memory.
         """
-        if self.holds(flat) or not isinstance(flat.memory, Lease):
+        memory, base = flat.memory, flat.base
+        here = self.holds(flat)
+        if here or not isinstance(memory, Lease):
             flat.new_memory = self.new_memory  # what is in another pool is that one's matter
-        if self.holds(flat):
-            memory, base = flat.memory, flat.base
-        else:
+        if not here:
             memory, base = self.new_memory(flat.layout)
             view(memory, base, "u1", (flat.layout.num_bytes,))[...] = flat.bytes
         assert isinstance(memory, Lease)
