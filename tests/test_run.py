@@ -412,8 +412,7 @@ def test_run_that_stops_keeps_what_was_reached() -> None:
     folder = Path("runs") / "digits-1"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["interrupted"] is True
-    # What the view raises is raised by the loop while a later round is under way.
-    assert summary["rounds"] in (5, 6)
+    assert summary["rounds"] == 5
     assert summary["accuracy"] is not None  # of epoch 1
     assert (folder / "model.safetensors").is_file()
 
@@ -424,13 +423,14 @@ def test_run_that_is_interrupted_keeps_what_was_reached() -> None:
             if record.round == 5:
                 raise KeyboardInterrupt
 
-    config = config_of()
+    config = config_of(epochs=9)
     view = Interrupted(2, Console(file=io.StringIO()))
     with pytest.raises(KeyboardInterrupt):
         train_on(grid_of(config), config, view)
     summary = json.loads((Path("runs") / "digits-1" / "summary.json").read_text())
     assert summary["interrupted"] is True
-    assert summary["rounds"] == 5
+    # What the view raises is raised by the loop while a later round is under way.
+    assert 5 <= summary["rounds"] < 20, "of 40"
 
 
 # --- SuperNodes name their devices themselves (DESIGN section 3.0)

@@ -179,6 +179,7 @@ def test_others_go_on_while_one_is_away() -> None:
 def test_session_that_gave_up_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_GIVE_UP_SECONDS", 0.8)
     with streaming(made_app(echo), kind=LinkedGrid) as grid:
+        ask(grid, order(x=0))  # now the node too knows that it was connected
         grid.link.cut()
         flower = flower_of(grid)
         assert wait_until(lambda: len(flower.pushed) == 2), "the first session has not ended"
