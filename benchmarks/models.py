@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flower_blsgd.models.pixels import CIFAR10_MEAN, CIFAR10_STD, PixelNormalize
+from flower_blsgd.models.resnet import resnet20
+from flower_blsgd.models.torchvision_ops import import_torchvision
 from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.tasks.models import CIFAR10_MEAN, CIFAR10_STD, PixelNormalize, resnet20
-from flower_blsgd.tasks.torchvision_ops import import_torchvision
 
 from .rows import missing
 

@@ -24,11 +24,11 @@ from flwr.app import RecordDict
 from torch import nn
 
 from flower_blsgd import LocalSGD, TrainOrder
+from flower_blsgd.models.resnet import resnet20
 from flower_blsgd.runtime.machine import usable_cores
 from flower_blsgd.runtime.memory import format_bytes, free_bytes
 from flower_blsgd.tasks import load_task
 from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.tasks.models import resnet20
 from flower_blsgd.worker.model_state import state_record
 from flower_blsgd.worker.replica_sgd import ReplicaSGD
 

@@ -8,7 +8,7 @@ import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -118,20 +118,25 @@ def _task_of(config: RunConfig) -> "Task":
             config.task,
             config.data,
             config.model,
-            config.skip_bad,
             config.validation_share,
             config.seed,
+            tuple(config.task_options.items()),
         )
 
 
 @functools.lru_cache(maxsize=1)
 def _task(
-    name: str, data: str, model: str, skip_bad: bool, validation_share: float, seed: int
+    name: str,
+    data: str,
+    model: str,
+    validation_share: float,
+    seed: int,
+    options: tuple[tuple[str, Any], ...],
 ) -> "Task":
     from flower_blsgd.tasks import load_task
 
     return load_task(
-        name, data, model, skip_bad=skip_bad, validation_share=validation_share, seed=seed
+        name, data, model, validation_share=validation_share, seed=seed, **dict(options)
     )
 
 

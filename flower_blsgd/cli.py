@@ -177,7 +177,8 @@ def _prepare(options: argparse.Namespace) -> None:
     app = built_in_app()
     config = RunConfig.from_run_config(run_config(app, options.run_config, options.set)[0])
     find_modules_here()
-    line = prepare_task(config.task, config.data, config.model, config.skip_bad, options.again)
+    task, data, model = config.task, config.data, config.model
+    line = prepare_task(task, data, model, options.again, **config.task_options)
     print(line)  # noqa: T201
 
 

@@ -31,6 +31,7 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import TierName
 from .errors import UsageError, nearest
 from .protocol import MOMENTUM_POLICIES
+from .tasks import OPTIONS as TASK_OPTIONS
 
 Value = bool | int | float | str
 
@@ -61,6 +62,10 @@ def _is_address(text: str) -> bool:
     return not text or (":" in text and port.isdecimal() and 0 < int(port) < 65_536)
 
 
+def _is_dropout(value: float | str) -> bool:
+    return value == "auto" or (isinstance(value, float) and 0 <= value < 1)
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """All settings of a run, checked when it is made.
@@ -82,6 +87,13 @@ class RunConfig:
     data: str = ""
     model: str = ""
     skip_bad: bool = False
+    split: str = _setting(
+        "", 'empty, "official" or "paper"', lambda v: v in ("", "official", "paper")
+    )
+    max_samples: int = _at_least(0, 0)
+    max_tokens: int = _at_least(8, 128)
+    pretrained: bool = True
+    dropout: float | str = _setting("auto", 'in [0, 1), or "auto"', _is_dropout)
     validation_share: float = _setting(0.0, "in [0, 1)", lambda v: 0 <= v < 1)
     algorithm: str = _one_of("biased-local-sgd", *ALGORITHMS)
     steps: str = _part(STEPS)
@@ -92,6 +104,7 @@ class RunConfig:
     seconds: float = _at_least(0, 0.0)
     epoch: EpochMode = _one_of("samples", "samples", "table")
     batch_size: int = _at_least(2, 16)
+    micro_batch_size: int = _at_least(0, 0)
     learning_rate: float = _above_zero(0.05)
     decay_epochs: str = "60%, 80%"
     warmup_epochs: float = _at_least(0, 0.0)
@@ -201,6 +214,11 @@ class RunConfig:
         )
 
     @property
+    def task_options(self) -> dict[str, Any]:
+        """What `tasks.load_task` hands to those tasks that know it."""
+        return {name: getattr(self, name) for name in TASK_OPTIONS}
+
+    @property
     def part_settings(self) -> PartSettings:
         """What the algorithm's parts are built from."""
         sgd = self.optimizer == "sgd"
@@ -231,7 +249,7 @@ def _of_type(value: Any, wanted: Any) -> Any:
     """Return the value in the wanted type, or None if it has another."""
     if get_origin(wanted) is Literal:
         wanted = str
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+    if float in (wanted, *get_args(wanted)) and type(value) is int:
         return float(value)
     if isinstance(value, bool) and wanted is not bool:
         return None
@@ -242,7 +260,8 @@ def _type_name(wanted: Any) -> str:
     if get_origin(wanted) is Literal:
         return "a text"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    return names.get(wanted, 'a whole number or "auto"')
+    kind = "number" if float in get_args(wanted) else "whole number"
+    return names.get(wanted, f'a {kind} or "auto"')
 
 
 def _refusal(key: str, value: Value, rule: str) -> str:

@@ -137,9 +137,9 @@ def load_own_task(config: RunConfig) -> Task:
         config.task,
         config.data,
         config.model,
-        skip_bad=config.skip_bad,
         validation_share=config.validation_share,
         seed=config.seed,
+        **config.task_options,
     )
     check_task(task, config.task)
     return task

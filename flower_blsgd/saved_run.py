@@ -108,7 +108,7 @@ def evaluate_run(
         task = _own_task(config, data)  # once, and only from where its data is now
     model = load(folder, task)
     if task is None:
-        task = load_task(config.task, data or config.data, config.model, config.skip_bad)
+        task = load_task(config.task, data or config.data, config.model, **config.task_options)
     use_precision(config.precision, device)
     loss, accuracy = evaluate(model, task.test, task.loss, task.metric, device)
     return Evaluation(accuracy, loss, task.num_test, device)
@@ -162,4 +162,4 @@ def _own_task(config: RunConfig, data: str = "") -> Task:
             "the run's task was given as an object, which is not saved; pass it along: "
             "load(run, task=...)"
         )
-    return load_task(config.task, data or config.data, config.model, config.skip_bad)
+    return load_task(config.task, data or config.data, config.model, **config.task_options)

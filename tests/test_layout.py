@@ -116,8 +116,10 @@ ARROWS = {
     "protocol": {"wire", "quick_records"},
     # A worker that adds up models does it with the server's own function: the bits agree.
     "worker": {"protocol", "runtime", "errors", "array_view", "flat_record", "algorithm"},
-    "tasks": {"algorithm", "worker", "errors"},
-    "config": {"algorithm", "protocol", "errors"},
+    "data": {"errors"},
+    "models": {"errors"},
+    "tasks": {"algorithm", "worker", "data", "models", "errors"},
+    "config": {"algorithm", "protocol", "errors", "tasks"},  # of tasks the names of options
     "supernode": {"errors", "runtime", "command_line"},
     # A host averages as the server does, and checks what it averages as the server would.
     "host": {

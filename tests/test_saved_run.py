@@ -17,11 +17,11 @@ from clients.blsgd_client import app as client_app
 from flower_blsgd import Task, cli, evaluate_run, load
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
+from flower_blsgd.models.resnet import resnet8
 from flower_blsgd.run import train_on
 from flower_blsgd.runtime.flower_internals import become_server
 from flower_blsgd.runtime.machine import Machine, usable_cores
 from flower_blsgd.tasks import load_model, load_task
-from flower_blsgd.tasks.models import resnet8
 
 from .in_process_grid import Handler, InProcessGrid
 
@@ -288,7 +288,7 @@ def test_evaluate_changes_nothing_in_the_run(digits_run: tuple[Path, dict[str, A
 
 def test_evaluate_a_run_on_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
-    from .tasks.image_files import make_folders
+    from .data.image_files import make_folders
 
     monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
     data = make_folders(tmp_path / "own", train=12, test=5)

@@ -33,9 +33,24 @@ GIVEN_IN_PYTHON = "given-in-python"
 _GIVEN: dict[str, "Task"] = {}
 """Tasks that this process was given as objects."""
 
+OPTIONS: Mapping[str, Any] = {
+    "skip_bad": False,
+    "split": "",
+    "max_samples": 0,
+    "max_tokens": 128,
+    "pretrained": True,
+    "dropout": "auto",
+}
+"""Settings that a task may know besides data and model, and what each is where nobody sets it.
+
+A task knows one if its function has a parameter of that name; one that is set and that it does
+not know is refused.
+"""
+
 __all__ = [
     "GIVEN_IN_PYTHON",
     "MODELS",
+    "OPTIONS",
     "TASKS",
     "Task",
     "given_task",
@@ -72,9 +87,10 @@ def load_task(
     name: str,
     data: str = "",
     model: str = "",
-    skip_bad: bool = False,
+    *,
     validation_share: float = 0.0,
     seed: int = 0,
+    **options: Any,
 ) -> "Task":
     """Return a task by name.
 
@@ -84,12 +100,12 @@ def load_task(
         A registered name, one in `TASKS`, or ``module:function``.
     data, model : str (default: "")
         Where the data is and which model; empty for the task's own default.
-    skip_bad : bool (default: False)
-        Leave samples out that cannot be read.
     validation_share : float (default: 0.0)
         Above 0: test on this share of the training data instead of the test data.
     seed : int (default: 0)
         Which samples that share consists of.
+    **options
+        Of `OPTIONS`; those that the task does not know must be what they are by default.
 
     Returns
     -------
@@ -102,11 +118,11 @@ def load_task(
         If there is no such task, or it refuses one of the settings.
     """
     task = _GIVEN.get(name)
-    settings: dict[str, Any] = {"data": data, "model": model, "skip-bad": skip_bad}
+    options = {**OPTIONS, **options}
     if task is None:
-        task = _made(name, settings)
+        task = _made(name, data, model, options)
     else:
-        _refuse_set(name, settings)
+        _refuse_set(name, {"data": data, "model": model, **options})
     if validation_share == 0:
         return task
     from .validation import with_validation
@@ -137,7 +153,7 @@ def load_model(task: str, model: str = "", num_classes: int = 10) -> "nn.Module"
     return made
 
 
-def _made(name: str, settings: Mapping[str, Any]) -> "Task":
+def _made(name: str, data: str, model: str, options: Mapping[str, Any]) -> "Task":
     from .task import Task
 
     make = _function(name, TASKS.get(name, name))
@@ -145,17 +161,13 @@ def _made(name: str, settings: Mapping[str, Any]) -> "Task":
         parameters = list(inspect.signature(make).parameters)
     except (TypeError, ValueError) as error:
         raise UsageError(f"task = {name!r} cannot be loaded: {error}") from None
-    extra = {}
-    if "skip_bad" in parameters:
-        parameters.remove("skip_bad")
-        extra["skip_bad"] = settings["skip-bad"]
+    known = {key: value for key, value in options.items() if key in parameters}
+    _refuse_set(name, {key: value for key, value in options.items() if key not in parameters})
+    if set(parameters) - set(options):
+        task = make(data, model, **known)
     else:
-        _refuse_set(name, {"skip-bad": settings["skip-bad"]})
-    if parameters:
-        task = make(settings["data"], settings["model"], **extra)
-    else:
-        _refuse_set(name, {key: settings[key] for key in ("data", "model")})
-        task = make(**extra)
+        _refuse_set(name, {"data": data, "model": model})
+        task = make(**known)
     if not isinstance(task, Task):
         raise UsageError(f"task = {name!r} returned {type(task).__name__}, not a Task")
     return task
@@ -179,7 +191,8 @@ def _function(name: str, reference: str) -> Callable[..., Any]:
 
 def _refuse_set(name: str, settings: Mapping[str, Any]) -> None:
     """Refuse settings that the task would not look at."""
-    for key, value in settings.items():
-        if value:
+    for name_here, value in settings.items():
+        if value != OPTIONS.get(name_here, ""):
+            key = name_here.replace("_", "-")
             shown = str(value).lower() if isinstance(value, bool) else repr(value)
             raise UsageError(f"{key} = {shown}: task = {name!r} does not take it; leave it out")

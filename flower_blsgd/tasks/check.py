@@ -42,7 +42,7 @@ def check_task(task: Task, name: str = "") -> None:
 
     inputs, targets = tried("reading train", _two_samples, task.train)
     with torch.no_grad():
-        model = tried("model()", task.initial_model, 0)
+        model = tried("model()", task.fresh_model, 0)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
                 f"{title}: model() returned {_what(model)}, expected a torch.nn.Module"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from ..data.cache import prepared
 from ..errors import UsageError, nearest
+from ..models.resnet import resnet8, resnet20
 from .augmentation import random_crop_and_flip
-from .image_cache import prepared
-from .models import resnet8, resnet20
 from .task import Task
 
 _MODELS: Mapping[str, Callable[..., nn.Module]] = {

@@ -42,6 +42,11 @@ class Task:
         device. Its random numbers come from the generator, which lives on that device.
     data_fingerprint : str (default: "")
         What `fingerprint` returns; empty to hash the training data.
+    pretrained : callable, optional
+        Puts the weights to begin with into a fresh model, in place: ``(model) -> None``. Called
+        once in a run, by the server; workers get the weights from it.
+    evaluation_batch_size : int (default: 1024)
+        Samples per batch in evaluation, where nothing is kept for a backward pass.
 
     Raises
     ------
@@ -57,6 +62,8 @@ class Task:
     metric: Callable[[Any, Tensor], Tensor] = correct
     augment: Augment | None = None
     data_fingerprint: str = ""
+    pretrained: Callable[[nn.Module], None] | None = None
+    evaluation_batch_size: int = 1024
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module) or not callable(self.model):
@@ -64,10 +71,16 @@ class Task:
                 f"task: model is a {type(self.model).__name__}, but must be a function that makes "
                 "a fresh one, such as model=lambda: Net()"
             )
-        for name in ("loss", "metric", *(["augment"] if self.augment is not None else [])):
+        optional = [name for name in ("augment", "pretrained") if getattr(self, name) is not None]
+        for name in ("loss", "metric", *optional):
             if not callable(getattr(self, name)):
                 kind = type(getattr(self, name)).__name__
                 raise UsageError(f"task: {name} is a {kind}, but must be a function")
+        if self.evaluation_batch_size < 1:
+            raise UsageError(
+                f"task: evaluation_batch_size is {self.evaluation_batch_size}, but must be at "
+                "least 1"
+            )
         _check_samples("train", self.train)
         _check_samples("test", self.test)
 
@@ -81,11 +94,24 @@ class Task:
         """Samples of the test set."""
         return num_samples(self.test)
 
-    def initial_model(self, seed: int) -> nn.Module:
-        """Return the model with weights that are a pure function of the seed."""
+    def fresh_model(self, seed: int) -> nn.Module:
+        """Return a model whose weights are all a pure function of the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.model()
+
+    def initial_model(self, seed: int) -> nn.Module:
+        """Return the model to begin with: a fresh one, with pretrained weights where there are any.
+
+        Raises
+        ------
+        UsageError
+            If these cannot be had.
+        """
+        model = self.fresh_model(seed)
+        if self.pretrained is not None:
+            self.pretrained(model)
+        return model
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that are equal for equal training data.

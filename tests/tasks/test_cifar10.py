@@ -15,7 +15,7 @@ from flower_blsgd.tasks.check import check_task
 from flower_blsgd.tasks.cifar10 import cifar10, model
 from flower_blsgd.worker.local_sgd import cross_entropy
 
-from .image_files import make_folders, make_parquet, png
+from ..data.image_files import make_folders, make_parquet, png
 
 
 @pytest.fixture

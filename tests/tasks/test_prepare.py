@@ -13,10 +13,11 @@ from flower_blsgd.errors import UsageError
 
 pytest.importorskip("datasets")
 
-from flower_blsgd.tasks import image_cache, load_task
+from flower_blsgd.data import cache as image_cache
+from flower_blsgd.tasks import load_task
 from flower_blsgd.tasks.prepare import prepare_task
 
-from .image_files import make_folders, make_parquet, png
+from ..data.image_files import make_folders, make_parquet, png
 
 OWN = """
 import torch

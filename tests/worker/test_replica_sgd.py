@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainOrder, TrainReport
 from flower_blsgd.errors import UsageError
+from flower_blsgd.models.resnet import CifarResNet
 from flower_blsgd.protocol import MOMENTUM
 from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.tasks.models import CifarResNet
 from flower_blsgd.worker.replica_sgd import CannotBatchError, ReplicaSGD
 
 from .replica_orders import (

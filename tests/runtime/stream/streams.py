@@ -22,7 +22,7 @@ from flower_blsgd.runtime.stream.serve import serve_sessions
 
 from .slow_link import SlowLink
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 LOOPBACK = "127.0.0.1:0"
 
 
@@ -140,7 +140,7 @@ def streaming(
     """Give a grid whose nodes 7, 8, ... serve these apps; afterwards all sessions must end."""
     flower = FakeFlower({7 + i: app for i, app in enumerate(apps)})
     try:
-        with kind(flower, LOOPBACK, wire_dtype) as grid:  # type: ignore[arg-type]
+        with kind(flower, LOOPBACK, wire_dtype, PATIENCE_SECONDS) as grid:  # type: ignore[arg-type]
             grid.wait_until_connected()
             yield grid
     finally:

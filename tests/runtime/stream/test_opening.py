@@ -104,7 +104,7 @@ def test_exit_handler_ends_the_sessions_of_a_stopped_run(
     with stream(flower, context(**{"stream-address": LOOPBACK})):
         (end,) = handlers
         end()
-        assert wait_until(lambda: flower.nodes[7].answered_at, 2)
+        assert wait_until(lambda: flower.nodes[7].answered_at)
         end()  # may be called again
 
 
@@ -116,7 +116,7 @@ def test_error_in_the_block_ends_the_sessions_and_goes_on_up(
         stream(flower, context(**{"stream-address": LOOPBACK})),
     ):
         raise RuntimeError("the strategy's own")
-    assert wait_until(lambda: flower.nodes[7].answered_at, 2)
+    assert wait_until(lambda: flower.nodes[7].answered_at)
 
 
 def test_port_that_is_taken_is_one_line(flower: FakeFlower, handlers: list[Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("datasets")
 
-from flower_blsgd.tasks.image_cache import prepared
+from flower_blsgd.data.cache import prepared
 
 from ..runtime.processes import wait_until
 from .image_files import make_folders
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 # Decodes slowly, so that others come or a signal comes in the middle.
 CODE = """
 import sys, time
-from flower_blsgd.tasks import image_cache, image_decoding
+from flower_blsgd.data import cache as image_cache, image_decoding
 decode = image_decoding._decoded
 def slowly(encoded):
     time.sleep(float(sys.argv[2]))

@@ -15,9 +15,9 @@ from flower_blsgd.errors import UsageError
 
 pytest.importorskip("datasets")
 
-from flower_blsgd.tasks import image_cache
-from flower_blsgd.tasks.image_cache import cache_folder, prepared
-from flower_blsgd.tasks.image_entry import Prepared
+from flower_blsgd.data import cache as image_cache
+from flower_blsgd.data.cache import cache_folder, prepared
+from flower_blsgd.data.entry import Prepared
 
 from ..log_capture import captured_log
 from .image_files import (

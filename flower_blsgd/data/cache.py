@@ -17,11 +17,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import UsageError
+from .entry import FORMAT, Prepared, UnusableError, open_entry, read_meta, seal_entry, sync
 from .image_columns import ImageSplit
 from .image_decoding import SIZE, Decoded, decode_split
-from .image_entry import FORMAT, Prepared, UnusableError, open_entry, read_meta, seal_entry, sync
-from .image_source import ImageSource, find_source
 from .preparation_view import preparation_told
+from .source import ImageSource, find_source
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ def test_import_gives_transforms_data_sets_and_models() -> None:
     told = run(
         """
 import torch
-from flower_blsgd.tasks.torchvision_ops import import_torchvision
+from flower_blsgd.models.torchvision_ops import import_torchvision
 torchvision = import_torchvision()
 assert import_torchvision() is torchvision  # may be called twice
 from torchvision import datasets, models
@@ -44,7 +44,7 @@ with torch.inference_mode():
 
 @needs_torchvision
 def test_import_of_our_package_alone_does_not_bring_torchvision() -> None:
-    code = "import sys, flower_blsgd.tasks, flower_blsgd.tasks.torchvision_ops as t; "
+    code = "import sys, flower_blsgd.tasks, flower_blsgd.models.torchvision_ops as t; "
     assert run(code + "print('torchvision' in sys.modules, t._libraries)") == "False []\n"
 
 
@@ -54,7 +54,7 @@ def test_import_declares_nothing_where_torchvision_loads() -> None:
         """
 import sys, types, torch
 sys.modules["torchvision"] = types.ModuleType("torchvision")
-from flower_blsgd.tasks import torchvision_ops
+from flower_blsgd.models import torchvision_ops
 assert torchvision_ops.import_torchvision() is sys.modules["torchvision"]
 print(torchvision_ops._libraries)
 """
@@ -67,7 +67,7 @@ def test_import_of_a_missing_torchvision_says_so() -> None:
         """
 import sys
 sys.modules["torchvision"] = None
-from flower_blsgd.tasks.torchvision_ops import import_torchvision
+from flower_blsgd.models.torchvision_ops import import_torchvision
 try:
     import_torchvision()
 except ImportError as error:
@@ -81,7 +81,7 @@ def test_import_lets_other_errors_through() -> None:
     told = run(
         """
 import importlib, sys
-from flower_blsgd.tasks import torchvision_ops
+from flower_blsgd.models import torchvision_ops
 def broken(name):
     raise RuntimeError("the disk is gone")
 importlib.import_module = broken

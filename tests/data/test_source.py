@@ -12,7 +12,7 @@ from flower_blsgd.errors import UsageError
 
 pytest.importorskip("datasets")
 
-from flower_blsgd.tasks.image_source import find_source
+from flower_blsgd.data.source import find_source
 
 from .image_files import make_folders, make_parquet, png
 
@@ -153,7 +153,7 @@ def test_hub_out_of_reach_is_told_soon(tmp_path: Path, monkeypatch: pytest.Monke
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
-        monkeypatch.setattr("flower_blsgd.tasks.image_source._HUB_PATIENCE_SECONDS", 0.3)
+        monkeypatch.setattr("flower_blsgd.data.source._HUB_PATIENCE_SECONDS", 0.3)
         monkeypatch.setenv("no_proxy", "*")
         for endpoint in (f"http://127.0.0.1:{port}", "http://127.0.0.1:9", "nonsense"):
             monkeypatch.setattr(hub, "ENDPOINT", endpoint)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flower_blsgd.tasks.models import CIFAR10_MEAN, CIFAR10_STD, PixelNormalize, resnet8, resnet20
+from flower_blsgd.models.pixels import CIFAR10_MEAN, CIFAR10_STD, PixelNormalize
+from flower_blsgd.models.resnet import resnet8, resnet20
 
 PLAIN = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
 
