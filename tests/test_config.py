@@ -352,21 +352,3 @@ def test_write_defaults_replaces_only_its_own_table(tmp_path: Path) -> None:
     assert config == RunConfig().to_run_config()
     write_defaults(file)
     assert file.read_text() == written
-
-
-@pytest.mark.parametrize(
-    ("name", "batch_size", "learning_rate", "weight_decay", "slow"),
-    [("cifar10-2c8g", 32, 0.1, 1e-4, 1), ("cifar10-1c1g", 128, 0.3, 1e-4, 16)],
-)
-def test_configs_of_the_paper(
-    name: str, batch_size: int, learning_rate: float, weight_decay: float, slow: int
-) -> None:
-    """hyperparameters.csv, and the rows of the paper's tables named in the files."""
-    file = Path(__file__).parents[1] / "configs" / f"{name}.toml"
-    config = RunConfig.from_run_config(tomllib.loads(file.read_text()))
-    assert (config.task, config.model, config.epochs) == ("cifar10", "resnet20", 100)
-    assert (config.batch_size, config.learning_rate) == (batch_size, learning_rate)
-    assert (config.weight_decay, config.momentum) == (weight_decay, 0.9)
-    assert (config.local_steps_fast, config.local_steps_slow) == (32, slow)
-    assert (config.decay_epochs, config.epoch, config.clock) == ("60%, 80%", "samples", "device")
-    assert config.algorithm == "biased-local-sgd"

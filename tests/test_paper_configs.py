@@ -1,0 +1,150 @@
+"""The configs of the paper's benchmarks: its tables' values, and the plans that it prints."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord
+
+from flower_blsgd.config import RunConfig
+from flower_blsgd.roster import Roster
+from flower_blsgd.run import make_strategy
+from flower_blsgd.runtime.devices import Machine, WorkerSpec, parse_workers
+from flower_blsgd.worker.profile import profile_of
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+# The paper's tables of hyper-parameters: model, batch size, epochs, learning rate, weight decay,
+# and the epochs after which the rate falls.
+PRINTED: dict[str, tuple[str, int, int, float, float, tuple[int, ...]]] = {
+    "cifar10-1c1g": ("resnet20", 128, 100, 0.3, 1e-4, (60, 80)),
+    "flowers102-1c1g": ("wrn-16-8", 32, 300, 0.1, 1e-4, (180, 240)),
+    "cifar100-1c1g": ("wrn-28-10", 128, 100, 0.1, 5e-4, (60, 80)),
+    "tiny-imagenet-1c1g": ("vit-b-16", 128, 10, 1e-4, 5e-4, (7,)),
+    "ag-news-1c1g": ("distilbert", 128, 10, 1e-3, 1e-4, (7,)),
+    "cifar10-2c8g": ("resnet20", 32, 100, 0.1, 1e-4, (60, 80)),
+    "flowers102-2c8g": ("wrn-16-8", 11, 300, 0.1, 1e-4, (180, 240)),
+    "cifar100-2c8g": ("wrn-28-10", 32, 200, 0.2, 5e-4, (120, 160)),
+    "tiny-imagenet-2c8g": ("vit-b-16", 32, 10, 1e-4, 5e-4, (7,)),
+    "ag-news-2c8g": ("distilbert", 32, 10, 1e-3, 1e-4, (7,)),
+}
+
+SAMPLES = {
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "flowers102": 7_169,
+    "tiny-imagenet": 100_000,
+    "ag-news": 120_000,
+}
+
+# comparison_2c8g.csv: communications per epoch.
+SYNC, FAST, LOCAL = "sync-sgd", "sync-sgd-fast-only", "biased-local-sgd"
+COMMUNICATIONS = {
+    "cifar10-2c8g": {SYNC: 128, FAST: 160, LOCAL: 4, "byteps": 160, "dlb": 128},
+    "flowers102-2c8g": {SYNC: 64, FAST: 80, LOCAL: 2, "byteps": 80, "dlb": 64},
+    "cifar100-2c8g": {SYNC: 128, FAST: 160, LOCAL: 4, "byteps": 160, "dlb": 128},
+}
+
+
+class AnyMachine(Machine):
+    """Has eight GPUs, whatever is here."""
+
+    def check_cores(self, cores: object) -> None:
+        """Accept any."""
+
+    def check_accelerator(self, device: str) -> None:
+        """Accept any."""
+
+
+def config_of(name: str, **changes: Any) -> RunConfig:
+    text = (CONFIGS / f"{name}.toml").read_text()
+    return replace(RunConfig.from_run_config(tomllib.loads(text)), **changes)
+
+
+def workers_of(config: RunConfig) -> list[WorkerSpec]:
+    found = parse_workers(config.workers, AnyMachine((0, 1), ()))
+    return [replace(w, seconds_per_step=0.01 if w.tier == "fast" else 0.02) for w in found]
+
+
+def plan_of(config: RunConfig, num_samples: int, epoch: int = 1) -> Any:
+    workers = workers_of(config)
+    strategy = make_strategy(config, num_samples, len(workers))
+    profiles = [profile_of(worker, place) for place, worker in enumerate(workers)]
+    roster = Roster.of_profiles(profiles).workers
+    strategy.planner.check(roster)
+    strategy.planner.orders(epoch, roster, ArrayRecord(), None)
+    return strategy.planner.plan
+
+
+def task_name(name: str) -> str:
+    return name.rpartition("-")[0]
+
+
+def slow_steps(name: str) -> int:
+    return 16 if name.endswith("1c1g") else 1
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_config_has_what_the_paper_prints(name: str) -> None:
+    model, batch_size, epochs, learning_rate, weight_decay, decay = PRINTED[name]
+    config = config_of(name)
+    assert (config.task, config.model) == (task_name(name), model)
+    assert (config.batch_size, config.epochs) == (batch_size, epochs)
+    assert (config.learning_rate, config.weight_decay) == (learning_rate, weight_decay)
+    assert (config.optimizer, config.momentum, config.nesterov) == ("sgd", 0.9, False)
+    assert (config.algorithm, config.epoch, config.clock) == (LOCAL, "samples", "device")
+    shares = [float(share.strip().removesuffix("%")) / 100 for share in decay_of(config)]
+    assert [share * epochs for share in shares] == pytest.approx(decay)
+    assert (config.local_steps_fast, config.local_steps_slow) == (32, slow_steps(name))
+    assert config.pretrained
+    assert config.split == ("paper" if config.task == "flowers102" else "")
+
+
+def decay_of(config: RunConfig) -> list[str]:
+    return config.decay_epochs.split(",")
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_config_names_the_workers_of_its_setting(name: str) -> None:
+    workers = workers_of(config_of(name))
+    devices = [(worker.device, worker.tier) for worker in workers]
+    cards = 1 if name.endswith("1c1g") else 8
+    cores = 1 if name.endswith("1c1g") else 2
+    assert devices == [(f"cuda:{i}", "fast") for i in range(cards)] + [("cpu", "slow")] * cores
+
+
+@pytest.mark.parametrize("name", COMMUNICATIONS)
+@pytest.mark.parametrize("algorithm", [SYNC, FAST, LOCAL, "byteps", "dlb", "balanced-local-sgd"])
+def test_rounds_of_the_paper_s_table(name: str, algorithm: str) -> None:
+    config = config_of(name, epoch="table", algorithm=algorithm)
+    printed = {**COMMUNICATIONS[name], "balanced-local-sgd": COMMUNICATIONS[name][LOCAL]}
+    assert plan_of(config, SAMPLES[config.task]).rounds == printed[algorithm]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_plan_of_an_epoch_is_all_samples_to_within_a_round(name: str) -> None:
+    config = config_of(name)
+    num_samples = SAMPLES[config.task]
+    fast, slow = (1, 1) if name.endswith("1c1g") else (8, 2)
+    a_round = config.batch_size * (32 * fast + slow_steps(name) * slow)
+    plan = plan_of(config, num_samples)
+    assert plan.rounds == num_samples // a_round >= 1
+
+
+def test_official_flowers_fit_with_eight_steps() -> None:
+    config = config_of("flowers102-official")
+    paper = config_of("flowers102-2c8g")
+    assert (config.local_steps_fast, config.split) == (8, "official")
+    assert replace(config, local_steps_fast=32, split="paper") == paper
+    assert plan_of(config, 1_020).rounds == 1_020 // (11 * (8 * 8 + 2))
+
+
+@pytest.mark.parametrize("task", SAMPLES)
+def test_smoke_configs_are_small_and_of_the_same_task(task: str) -> None:
+    config = config_of(f"{task}-smoke")
+    assert (config.task, config.max_samples) == (task, 512)
+    assert config.split == config_of(f"{task}-2c8g").split
+    assert config.model.partition("-")[0][:3] == config_of(f"{task}-2c8g").model[:3]
+    assert {worker.device for worker in workers_of(config)} == {"cpu"}
