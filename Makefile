@@ -50,7 +50,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PIP_INSTALL) --editable '.[simulation,vision,dev]'
+	@$(PIP_INSTALL) --editable '.[simulation,vision,text,dev]'
 	@touch $@
 
 .PHONY: help train test simulation deployment check format

@@ -1,6 +1,11 @@
 """What all tests share."""
 
+import os
 import signal
+
+# Before torch is loaded, and for all that tests start: the threads of OpenMP wait for one another
+# by spinning. Where several processes share the cores, as here, that takes most of the time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 

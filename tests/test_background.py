@@ -8,7 +8,7 @@ from flwr.app import Message
 
 from flower_blsgd.background import Background, Later, Readers, TellingWhenSent
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 def fails(error: BaseException) -> Callable[[], None]:

@@ -17,7 +17,7 @@ from flower_blsgd.roster import Worker
 from .in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
 from .test_planner import planner_of, team
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 class Watched:

@@ -57,7 +57,7 @@ def on_local_grid(result: Path, strategy: str) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         cwd=result.parent,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )

@@ -198,7 +198,7 @@ def test_stats_are_those_of_the_orders(
 
 
 def test_stats_of_ten_million_samples_take_little_time() -> None:
-    """Half a second on one core; the bound leaves room for a busy machine."""
+    """Half a second on one core; a loop over the samples in Python would take minutes."""
     num_samples = 10_000_000
     rng = np.random.default_rng(0)
     table = LossTable(num_samples)
@@ -209,7 +209,7 @@ def test_stats_of_ten_million_samples_take_little_time() -> None:
     plan = EpochPlan(2, 1000, RoundShape((80, 10), (100, 100)), (pool,), num_samples)
     began = time.process_time()
     stats = sampling_stats(plan, team(1, 1, 100), table, 700, 700.0)
-    assert time.process_time() - began < 5.0
+    assert time.process_time() - began < 30.0
     assert stats.all_loss_mean == pytest.approx(0.5, abs=1e-3)
     assert stats.share_left_out == pytest.approx(0.2)
     assert stats.loss_age_epochs_p90 == pytest.approx(0.9, abs=5e-3)

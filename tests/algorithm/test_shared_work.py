@@ -31,7 +31,7 @@ def test_share_works_in_several_threads_at_once() -> None:
 
     def work(pieces: Iterator[int]) -> None:
         for _ in pieces:
-            together.wait(timeout=10)  # raises unless three come
+            together.wait(timeout=60)  # raises unless three come
 
     share(range(3), work, 3)
 
@@ -54,7 +54,7 @@ def test_share_raises_what_another_thread_raises_and_waits_for_it() -> None:
 
     def work(pieces: Iterator[int]) -> None:
         for _ in pieces:
-            both.wait(timeout=10)
+            both.wait(timeout=60)
             if get_ident() != caller:
                 time.sleep(0.05)
                 raise ValueError("in a helper")
@@ -84,7 +84,7 @@ def test_share_works_in_a_fork() -> None:
     if child == 0:
         together = Barrier(2)
         try:
-            share(range(2), lambda pieces: [together.wait(10) for _ in pieces], 2)
+            share(range(2), lambda pieces: [together.wait(60) for _ in pieces], 2)
         except BaseException:
             os._exit(1)
         os._exit(0)

@@ -40,7 +40,7 @@ class StreamEngine(Engine):
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -93,7 +93,7 @@ class Run:
         """Return the lines of the loop."""
         return [line for line in self.notes() if "sent" in line]
 
-    def wait_for(self, *partitions: int, seconds: float = 60) -> None:
+    def wait_for(self, *partitions: int, seconds: float = 100) -> None:
         """Wait until a round has replies of just these nodes."""
         since = len(self.rounds())
         expected = sorted(partitions)
@@ -102,11 +102,11 @@ class Run:
             seconds,
         ), f"{self.rounds()[-1:]}\n{self.log()}"
 
-    def finish(self, seconds: float = 90) -> list[dict[str, Any]]:
+    def finish(self, seconds: float = 150) -> list[dict[str, Any]]:
         """Wait for the end of the run; return the notes."""
         (self._notes / "enough").touch()
         assert wait_until(lambda: self.notes() and "done" in self.notes()[-1], seconds), self.log()
-        assert wait_until(lambda: self.status().startswith("finished"), 20), self.log()
+        assert wait_until(lambda: self.status().startswith("finished")), self.log()
         assert self.status() == "finished:completed", self.log()
         return self.notes()
 
@@ -127,7 +127,7 @@ class Run:
             env=self.engine.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
         return done.stdout + done.stderr

@@ -55,7 +55,7 @@ def test_installed_wheel_runs_the_built_in_app_in_an_empty_folder(
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,7 @@ __all__ = ["local_weights"]  # a fixture
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_two_devices_behind_one_supernode_train_as_on_the_local_grid(
     tmp_path: Path, local_weights: dict[str, np.ndarray]
 ) -> None:

@@ -11,7 +11,10 @@ import pytest
 from ..runtime.processes import is_alive, wait_until
 from .stream_engine import StreamEngine, deployment
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(500)]
+
+SOON_SECONDS = 15.0
+"""Less than the 20 s for which a node looks for a server that is gone."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def result_of(notes: Path) -> dict[str, bytes]:
 
 
 def seconds_until_free(engine: StreamEngine, since: float) -> float:
-    assert wait_until(lambda: not engine.client_apps(), 40), "a ClientApp holds its node"
+    assert wait_until(lambda: not engine.client_apps(), 60), "a ClientApp holds its node"
     return time.monotonic() - since
 
 
@@ -50,7 +53,7 @@ def test_nodes_are_free_soon_after_a_finished_run(engine: StreamEngine, tmp_path
     assert wait_until(lambda: any("done" in line for line in run.notes()), 60), run.log()
     seconds = seconds_until_free(engine, time.monotonic())
     print(f"free {seconds:.1f} s after the end of the run")
-    assert seconds < 4  # 2 s on an idle machine
+    assert seconds < SOON_SECONDS  # 2 s on an idle machine
     run.finish()
 
 
@@ -58,10 +61,10 @@ def test_nodes_are_free_soon_after_a_stopped_run(engine: StreamEngine, tmp_path:
     run = engine.run(tmp_path / "stopped", loop=True, seconds=0.2)
     run.wait_for(0, 1)
     begin = time.monotonic()
-    said = run.stop() - begin
-    seconds = seconds_until_free(engine, begin)
-    print(f"free {seconds:.1f} s after flwr stop was called, which took {said:.1f} s")
-    assert seconds < 8  # 6 s on an idle machine
+    stopped = run.stop()
+    seconds = seconds_until_free(engine, stopped)
+    print(f"free {seconds:.1f} s after flwr stop, which took {stopped - begin:.1f} s")
+    assert seconds < SOON_SECONDS
     # The next run gets them.
     lines = engine.run(tmp_path / "next", rounds=1).finish()
     assert lines[0]["transports"] == ["stream"] * 2
@@ -78,11 +81,11 @@ def test_supernode_that_is_killed_and_started_again(engine: StreamEngine, tmp_pa
 
     engine.kill(victim)
     killed_at = time.time()
-    run.wait_for(0, 1, seconds=20)
+    run.wait_for(0, 1)
     after = [line for line in run.rounds() if line["at"] > killed_at]
     print(f"the round of the kill took {after[0]['seconds']:.2f} s")
-    assert after[0]["seconds"] < 0.2 + 3  # 2 s on an idle machine
-    assert all(line["seconds"] < 3 for line in after)
+    # 2 s on an idle machine; the app itself would wait 30 s.
+    assert all(line["seconds"] < SOON_SECONDS for line in after)
     victim = engine.node(2)
     run.wait_for(0, 1, 2)
 
@@ -90,10 +93,10 @@ def test_supernode_that_is_killed_and_started_again(engine: StreamEngine, tmp_pa
     victim.kill()
     killed_at = time.monotonic()
     again = engine.node(2)
-    assert wait_until(lambda: not any(map(is_alive, holder)), 10)
+    assert wait_until(lambda: not any(map(is_alive, holder)))
     died_after = time.monotonic() - killed_at
     print(f"the holder of the device died {died_after:.2f} s after its SuperNode")
-    assert died_after < 2
+    assert died_after < SOON_SECONDS  # 0.3 s on an idle machine
     run.wait_for(0, 1, 2)
 
     lines = run.finish()

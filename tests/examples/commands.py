@@ -20,7 +20,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -23,7 +23,7 @@ def test_page_has_the_command_that_the_script_gives() -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_node_i_is_worker_i() -> None:
     pytest.importorskip("ray")
     spec = f"2x cpu:{FIRST} fast; 8x cpu:{LAST} slow"

@@ -70,7 +70,7 @@ def test_local_grid(app: str) -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_simulation() -> None:
     pytest.importorskip("ray")
     app = ["--app", APPS / "after", "-c", "num-server-rounds=3"]
@@ -78,7 +78,7 @@ def test_simulation() -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_deployment_with_the_stream() -> None:
     app = ["--app", APPS / "after", "-c", "num-server-rounds=5"]
     told = run("scripts/flower_engine.py", "deployment", *app, *NODES)
@@ -87,7 +87,7 @@ def test_deployment_with_the_stream() -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_deployment_with_messages() -> None:
     settings = "num-server-rounds=1 transport='messages'"
     app = ["--app", APPS / "after", "-c", settings]
@@ -95,7 +95,7 @@ def test_deployment_with_messages() -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_two_lines_bring_the_fedavg_app_onto_the_stream(tmp_path: Path) -> None:
     """Five rounds of plain messages would take half a minute."""
     app = tmp_path / "before"

@@ -269,7 +269,7 @@ def test_folder_that_is_empty_or_not_there_is_accepted_and_not_made(tmp_path: Pa
 def _hold(folder: Path, held: Any, done: Any) -> None:
     with alone_in(folder):
         held.set()
-        done.wait(30)
+        done.wait(60)
 
 
 @pytest.mark.processes

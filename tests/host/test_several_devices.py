@@ -2,8 +2,7 @@
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +150,8 @@ class RealHost:
         config = {"devices": DEVICES, "name": "box-1"}
         self.context = Context(1, 10, config, RecordDict(), CONFIG.to_run_config())
         self.inner = InnerGrid(self.context, APP, ROOT)
-        self.before: Callable[[Message], object] = lambda message: None
 
     def __call__(self, message: Message, node_id: int) -> Message:
-        self.before(message)
         return answer(message, self.context, self.inner)
 
 
@@ -214,18 +211,25 @@ def test_speeds_of_several_devices_are_measured_in_one_message(host: RealHost) -
 
 
 @pytest.mark.processes
-def test_device_whose_process_is_killed_costs_its_share_of_a_round(host: RealHost) -> None:
+def test_device_whose_process_is_killed_costs_its_share_of_a_round(
+    host: RealHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     strategy = strategy_of(1)
     ask(host, "query.profile")  # all run
     killed: list[int] = []
+    push = host.inner.grid.push_messages
 
-    def kill_in_the_first_round(message: Message) -> None:
-        if message.metadata.message_type == "train" and not killed:
-            killed.append(host.inner.grid.process_ids[101])
-            os.kill(killed[0], signal.SIGSTOP)  # or it might answer first
-            threading.Timer(0.3, os.kill, (killed[0], signal.SIGKILL)).start()
+    def kill_when_the_order_is_sent(messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        if killed or messages[0].metadata.message_type != "train":
+            return push(messages)
+        killed.append(host.inner.grid.process_ids[101])
+        os.kill(killed[0], signal.SIGSTOP)  # or it might answer first
+        ids = list(push(messages))
+        os.kill(killed[0], signal.SIGKILL)
+        return ids
 
-    host.before = kill_in_the_first_round
+    monkeypatch.setattr(host.inner.grid, "push_messages", kill_when_the_order_is_sent)
     with captured_log():
         arrays, records = play(strategy, InProcessGrid({10: host}), 3)
     failures = [[bool(row.failure) for row in record.workers] for record in records]

@@ -15,6 +15,7 @@ from flower_blsgd.results.epoch_trace import EpochTrace
 from flower_blsgd.training_loop import EpochEnd
 
 from ..log_capture import captured_log
+from ..runtime.processes import wait_until
 from .records import record, row
 
 
@@ -157,8 +158,9 @@ def test_evaluation_of_the_epoch_before_is_shown_beside_the_rounds(tmp_path: Pat
     run.do_round(1, 1)
     run.end_epoch(1, 1)
     run.do_round(2, 2)
+    (looking,) = run.trace._late
     late[0].go.set()
-    time.sleep(0.05)
+    assert wait_until(lambda: looking.ended_ns is not None)
     run.do_round(3, 2)
     run.end_epoch(2, 3)
     late[1].go.set()

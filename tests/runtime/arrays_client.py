@@ -19,7 +19,7 @@ app, viewing_app = ClientApp(), ClientApp()
 accept_views(viewing_app)
 
 KEPT: list[np.ndarray] = []
-LONGEST_WAIT_SECONDS = 30.0
+LONGEST_WAIT_SECONDS = 60.0
 
 
 @app.train()

@@ -249,7 +249,7 @@ def test_parse_refuses_a_core_number_without_measure() -> None:
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert "cannot read" in done.stdout, done.stderr[-300:]

@@ -63,7 +63,7 @@ def test_task_identity_is_needed_and_enough() -> None:
         print(m.run_id, m.src_node_id, m.dst_node_id)
     """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250
     )
     refusal, made = done.stdout.splitlines()
     assert "TaskIdentity" in refusal

@@ -21,6 +21,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from flower_blsgd.runtime import child_process
 from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.flower_internals import (
     CRASHED,
@@ -171,8 +172,11 @@ def test_nodes_work_side_by_side(grid: LocalGrid, tmp_path: Path) -> None:
 def test_timeout_returns_the_replies_that_are_there(grid: LocalGrid, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     ask(grid, order(100), order(101))  # both processes run
-    late = order(100, wait_for=str(gate))
-    replies = list(grid.send_and_receive([late, order(101, text="prompt")], timeout=3))
+    for seconds in (0.5, 5.0, 50.0):  # as this machine allows
+        late = order(100, wait_for=str(gate))
+        replies = list(grid.send_and_receive([late, order(101, text="prompt")], timeout=seconds))
+        if replies:
+            break
     assert [reply.content["order"].get("text") for reply in replies] == ["prompt"]
 
     gate.touch()
@@ -387,16 +391,16 @@ def test_message_without_a_handler(grid: LocalGrid) -> None:
 @pytest.mark.parametrize("do", ["return-none", "return-the-order"])
 def test_handler_that_returns_no_reply(app_dir: Path, do: str) -> None:
     with make_grid(app_dir) as grid:
-        reply = ask_one(grid, order(do=do), timeout=5)
+        reply = ask_one(grid, order(do=do))
         assert reply.has_error()
-        assert answer_of(ask_one(grid, order(), timeout=5))["count"] >= 1
+        assert answer_of(ask_one(grid, order()))["count"] >= 1
 
 
 def test_reply_that_only_the_app_can_read(app_dir: Path) -> None:
     """An Array of the app's own class. Whatever the answer is, one comes; the node serves on."""
     with make_grid(app_dir) as grid:
-        ask_one(grid, order(do="return-own-array"), timeout=5)
-        assert not ask_one(grid, order(), timeout=5).has_error()
+        ask_one(grid, order(do="return-own-array"))
+        assert not ask_one(grid, order()).has_error()
 
 
 def test_message_that_cannot_be_sent(app_dir: Path) -> None:
@@ -409,8 +413,8 @@ def test_message_that_cannot_be_sent(app_dir: Path) -> None:
     with make_grid(app_dir) as grid:
         # An error for the sender, or an error reply; but not silence.
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
-            assert ask_one(grid, message, timeout=5).has_error()
-        assert not ask_one(grid, order(), timeout=5).has_error()
+            assert ask_one(grid, message).has_error()
+        assert not ask_one(grid, order()).has_error()
 
 
 @pytest.mark.parametrize(
@@ -465,8 +469,11 @@ def test_messages_queued_behind_a_death_are_served(app_dir: Path) -> None:
     assert [answer_of(reply)["count"] for reply in replies[1:]] == [1, 2]
 
 
-def test_last_words_of_a_process_are_in_the_error(app_dir: Path) -> None:
+def test_last_words_of_a_process_are_in_the_error(
+    app_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However slowly they are logged: the handler's listener may lag behind."""
+    monkeypatch.setattr(child_process, "_LAST_WORDS_SECONDS", 30.0)
 
     class SlowTerminal(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -487,13 +494,16 @@ def test_last_words_of_a_process_are_in_the_error(app_dir: Path) -> None:
     assert reason.splitlines()[-1].endswith("died (exit code 3)")
 
 
-def test_death_is_noticed_while_a_forked_child_lives(app_dir: Path, tmp_path: Path) -> None:
+def test_death_is_noticed_while_a_forked_child_lives(
+    app_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such as a DataLoader's: it has inherited all that the dead process held open."""
+    monkeypatch.setattr(child_process, "_LAST_WORDS_SECONDS", 0.2)
     gate = tmp_path / "gate"
     with make_grid(app_dir) as grid:
         try:
             death = order(do="fork-and-exit", child_waits_for=str(gate))
-            assert ask_one(grid, death, timeout=6).error.code == CRASHED
+            assert ask_one(grid, death, timeout=40).error.code == CRASHED
         finally:
             gate.touch()
 
@@ -549,8 +559,7 @@ def test_worker_that_dies_for_the_third_time_between_two_messages(app_dir: Path)
         ask(grid, order(do="exit"), order(do="exit"))
         assert wait_until(lambda: 100 in grid.process_ids)
         kill(grid, 100)
-        replies = list(grid.send_and_receive([order()], timeout=5))
-        assert len(replies) == 1
+        ask(grid, order())
 
 
 def test_process_that_cannot_start(app_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,10 +570,9 @@ def test_process_that_cannot_start(app_dir: Path, monkeypatch: pytest.MonkeyPatc
 
     with make_grid(app_dir) as grid:
         monkeypatch.setattr(subprocess, "Popen", refuse)
-        replies = list(grid.send_and_receive([order()], timeout=3))
+        reply = ask_one(grid, order())
         monkeypatch.undo()
-        assert len(replies) == 1
-        assert replies[0].has_error()
+        assert reply.has_error()
 
 
 # --- the end --------------------------------------------------------------------------------
@@ -603,7 +611,7 @@ def test_close_tells_those_who_still_wait(app_dir: Path, tmp_path: Path) -> None
     waiting.start()
     assert wait_until(begun.exists)
     grid.close()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert [reply.error.code for reply in replies] == [NODE_GONE, NODE_GONE]
 
@@ -654,7 +662,10 @@ def test_close_ends_a_process_in_the_middle_of_a_handler(app_dir: Path, tmp_path
     assert not is_alive(pid)
 
 
-def test_close_kills_a_process_that_does_not_go(app_dir: Path) -> None:
+def test_close_kills_a_process_that_does_not_go(
+    app_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "_CLOSE_SECONDS", 0.5)
     with make_grid(app_dir) as grid:
         pid = answer_of(ask_one(grid, order(do="ignore-sigterm")))["pid"]
     assert not is_alive(pid)
@@ -670,7 +681,7 @@ def test_forgotten_grid_ends_its_processes(app_dir: Path) -> None:
     if (survivor := forgotten()) is not None:
         survivor.close()
         pytest.fail("something still refers to the grid")
-    assert wait_until(lambda: not is_alive(pid), seconds=5)
+    assert wait_until(lambda: not is_alive(pid))
 
 
 PARENT = """
@@ -699,7 +710,7 @@ PARENT = """
             if when == "serving" and "fork" in sys.argv:
                 if os.fork() == 0:  # such as a DataLoader's worker
                     os.close(1)
-                    time.sleep(30)
+                    time.sleep(90)
                     os._exit(0)
             print(*grid.process_ids.values(), flush=True)
             time.sleep(60)
@@ -760,7 +771,7 @@ def test_parent_that_is_killed_takes_its_workers_along(
         assert not parent.none_alive()
         os.kill(parent.process.pid, signal.SIGKILL)
         assert parent.process.wait() == -signal.SIGKILL
-        assert wait_until(parent.none_alive, seconds=5)
+        assert wait_until(parent.none_alive, seconds=30)
 
 
 @pytest.mark.parametrize("when", ["starting", "serving"])
@@ -769,7 +780,7 @@ def test_ctrl_c_leaves_nothing(app_dir: Path, tmp_path: Path, when: str) -> None
         assert len(parent.workers) == 2
         assert not parent.none_alive()
         os.killpg(parent.process.pid, signal.SIGINT)
-        assert parent.process.wait(20) == 130
+        assert parent.process.wait(60) == 130
         assert parent.none_alive()
         with pytest.raises(ProcessLookupError):
             os.killpg(parent.process.pid, 0)
@@ -801,7 +812,7 @@ def test_fedavg_of_flower_runs_unchanged(app_dir: Path) -> None:
     workers = [WorkerSpec("cpu", FIRST_CORE), WorkerSpec("cpu", LAST_CORE)]
     start = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32))})
     with make_grid(app_dir, workers, client_app="foreign_client:fedavg_app") as grid:
-        result = FedAvg().start(grid, start, num_rounds=2, timeout=30)
+        result = FedAvg().start(grid, start, num_rounds=2, timeout=100)
         pids = set(grid.process_ids.values())
     np.testing.assert_array_equal(result.arrays["w"].numpy(), np.full((2, 3), 8.0))
     assert {r: dict(m) for r, m in result.train_metrics_clientapp.items()} == {

@@ -345,7 +345,7 @@ def test_functions_and_classes_of_a_script(app_dir: Path, tmp_path: Path) -> Non
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )

@@ -45,7 +45,7 @@ class Kept:
     def wait(self) -> int:
         assert self.process.stdout is not None
         self.process.stdout.close()
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 def test_lifeline_that_closes_ends_what_does_not_want_to() -> None:

@@ -35,8 +35,8 @@ def port() -> Iterator[int]:
 
 
 def ends(started: Command) -> tuple[int, str, str]:
-    code = started.process.wait(30)
-    assert wait_until(lambda: not started.living(), 1), "something is left"
+    code = started.process.wait(60)
+    assert wait_until(lambda: not started.living()), "something is left"
     return code, *started.told()
 
 
@@ -92,7 +92,7 @@ def test_killing_the_command_leaves_nothing(tmp_path: Path, port: int) -> None:
         started.wait_for_nodes(2)
         started.process.kill()
         assert started.process.wait() == -signal.SIGKILL
-        assert wait_until(lambda: not started.living(), 5), started.living()
+        assert wait_until(lambda: not started.living()), started.living()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of that")
