@@ -38,6 +38,7 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``blsgd`` and return its exit code: 0, 1 for a failed run, 2 for a user's mistake."""
+    options = None
     try:
         options = _parser().parse_args(arguments)
         _set_up_logging(options.verbose)
@@ -49,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"blsgd: {error}", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
-        print("blsgd: interrupted; all workers have ended", file=sys.stderr)  # noqa: T201
+        preparing = options is not None and options.command is _prepare
+        then = "the next start goes on from there" if preparing else "all workers have ended"
+        print(f"blsgd: interrupted; {then}", file=sys.stderr)  # noqa: T201
         return _INTERRUPTED
     return 0
 

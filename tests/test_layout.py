@@ -116,8 +116,9 @@ ARROWS = {
     "protocol": {"wire", "quick_records"},
     # A worker that adds up models does it with the server's own function: the bits agree.
     "worker": {"protocol", "runtime", "errors", "array_view", "flat_record", "algorithm"},
-    "data": {"errors"},
-    "models": {"errors"},
+    "hub": set(),
+    "data": {"errors", "hub"},
+    "models": {"errors", "hub"},
     "tasks": {"algorithm", "worker", "data", "models", "errors"},
     "config": {"algorithm", "protocol", "errors", "tasks"},  # of tasks the names of options
     "supernode": {"errors", "runtime", "command_line"},

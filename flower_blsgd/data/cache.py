@@ -1,12 +1,14 @@
-"""Images decoded once per machine, into arrays that every process maps into its memory.
+"""Data prepared once per machine, as arrays that every process maps into its memory.
 
 A preparation writes into a folder whose name begins with ``.part.`` and renames it when it is
 whole, so that what has the right name is never half of something. Of many processes one
-prepares, under a lock that the kernel gives back when its owner dies.
+prepares, under a lock that the kernel gives back when its owner dies; the next one goes on with
+what it left.
 """
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -17,59 +19,63 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import UsageError
-from .entry import FORMAT, Prepared, UnusableError, open_entry, read_meta, seal_entry, sync
-from .image_columns import ImageSplit
-from .image_decoding import SIZE, Decoded, decode_split
+from .entry import (
+    FORMAT,
+    Prepared,
+    UnusableError,
+    open_entry,
+    read_meta,
+    seal_entry,
+    source_of_another_format,
+    sync,
+)
+from .preparation import Preparation, forget_progress, scratch_folder
 from .preparation_view import preparation_told
-from .source import ImageSource, find_source
 
 _log = logging.getLogger(__name__)
 
 
-def prepared(name: str, data: str, skip_bad: bool, again: bool = False) -> Prepared:
-    """Return the decoded images of a task, preparing them if that was not done yet.
+def prepared(preparation: Preparation, again: bool = False) -> Prepared:
+    """Return the arrays of a preparation, preparing them if that was not done yet.
 
     Files of a folder that changed count as another source: they are prepared anew, and what was
-    made of them before is removed.
+    made of them before is removed. A preparation that was interrupted goes on where it stopped.
 
     Parameters
     ----------
-    name : str
-        The task, such as ``"cifar10"``.
-    data : str
-        A folder with images; empty for the hub.
-    skip_bad : bool
-        Leave images out that cannot be decoded.
+    preparation : Preparation
+        What to prepare.
     again : bool (default: False)
-        Prepare them even if that was done.
+        Prepare it even if that was done.
 
     Raises
     ------
     UsageError
-        If there are no such images, or the cache cannot be written.
+        If there are no such data, or the cache cannot be written.
     """
-    source = find_source(name, data)
-    cache = cache_folder()
+    source, cache = preparation.source, cache_folder()
     if source.folder is not None and cache.resolve().is_relative_to(source.folder):
         raise UsageError(
             f"{source.said}: the cache {cache} lies inside it; set BLSGD_CACHE to another folder"
         )
-    key = hashlib.sha256(f"{FORMAT} {skip_bad} {source.state()}".encode()).hexdigest()[:16]
-    entry = cache / f"{name}-{key}"
+    entry = _entry(cache, preparation)
     if not again:
         with contextlib.suppress(UnusableError):
             return open_entry(entry)
     try:
-        with _locked(cache, name):
+        with _locked(cache, preparation):
             if not again:
                 try:
                     return open_entry(entry)  # another process was faster
                 except UnusableError as error:
                     if str(error):
                         _log.warning("%s is damaged (%s); preparing it again", entry, error)
-            _remove_leftovers(cache, name)
-            _prepare(source, name, skip_bad, entry)
-            _remove_stale(source, name, skip_bad, entry)
+            _tell_of_other_formats(preparation, entry)
+            key = entry.name.removeprefix(f"{preparation.name}-")
+            part = entry.with_name(f".part.{preparation.name}.{key}")
+            _remove_leftovers(preparation, part)
+            _prepare(preparation, part, entry)
+            _remove_stale(preparation, entry)
         return open_entry(entry)
     except (OSError, NotImplementedError) as error:  # the latter: a disk without locks
         reason = getattr(error, "strerror", None) or error
@@ -87,14 +93,27 @@ def cache_folder() -> Path:
     return Path(caches).expanduser().absolute() / "flower-blsgd"
 
 
+def _entry(cache: Path, preparation: Preparation) -> Path:
+    """Return where a preparation belongs; what another version left there keeps its place."""
+    options = json.dumps(dict(preparation.options), sort_keys=True)
+    told = f"{FORMAT} {options} {preparation.source.state()}"
+    entry = cache / f"{preparation.name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    while source_of_another_format(entry) is not None:
+        entry = entry.with_name(f"{entry.name}-format-{FORMAT}")
+    return entry
+
+
 @contextlib.contextmanager
-def _locked(cache: Path, name: str) -> Iterator[None]:
+def _locked(cache: Path, preparation: Preparation) -> Iterator[None]:
     cache.mkdir(parents=True, exist_ok=True)
+    name = preparation.name
     lock = FileLock(cache / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        _log.warning("waiting for another process that prepares the images of %s", name)
+        _log.warning(
+            "waiting for another process that prepares the %s of %s", preparation.noun, name
+        )
         lock.acquire()
     try:
         yield
@@ -102,81 +121,68 @@ def _locked(cache: Path, name: str) -> Iterator[None]:
         lock.release()
 
 
-def _prepare(source: ImageSource, name: str, skip_bad: bool, entry: Path) -> None:
-    part = _part(entry.parent, name)
-    part.mkdir()
+def _prepare(preparation: Preparation, part: Path, entry: Path) -> None:
+    part.mkdir(exist_ok=True)
     try:
-        scratch = part / "source"
-        splits = source.load(scratch)
-        total = sum(len(split) for split in splits)
-        title = f"preparing {total:,} images of {source}, once, in {entry}"
-        with preparation_told(title, total) as on_images:
-            decoded = [decode_split(split, part, skip_bad, on_images) for split in splits]
-        for split, result in zip(splits, decoded, strict=True):
-            _tell(split, result)
-        shutil.rmtree(scratch, ignore_errors=True)
-        skipped = {s.name: d.skipped for s, d in zip(splits, decoded, strict=True)}
-        seal_entry(part, str(source), skip_bad, _class_names(source, splits), skipped)
-        _discard(entry, name)
+        with preparation_told(preparation.noun, str(preparation.source), str(entry)) as told:
+            contents = preparation.write(part, told)
+        shutil.rmtree(scratch_folder(part), ignore_errors=True)
+        seal_entry(part, preparation, contents)
+        forget_progress(part)
+        _discard(preparation, entry)
         part.rename(entry)
         sync(entry.parent)
-    finally:
+    except OSError:
+        raise  # a full disk, most likely: the next one goes on, as after an interruption
+    except Exception:
         shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
-def _class_names(source: ImageSource, splits: tuple[ImageSplit, ImageSplit]) -> tuple[str, ...]:
-    train, test = splits
-    count = 1 + max(int(split.labels.max()) for split in splits)
-    names = train.class_names or tuple(str(label) for label in range(count))
-    if (train.class_names and test.class_names and test.class_names != names) or count > len(names):
-        raise UsageError(
-            f"{source.said}: train and test have different classes; both need the same, in the "
-            "same order"
-        )
-    return names
+def _tell_of_other_formats(preparation: Preparation, entry: Path) -> None:
+    for other in sorted(entry.parent.glob(f"{preparation.name}-*")):
+        source = source_of_another_format(other)
+        if source is not None and (
+            source == str(preparation.source) or entry.name.startswith(f"{other.name}-")
+        ):
+            _log.warning(
+                "%s was prepared by another version of flower-blsgd and stays as it is; preparing "
+                "%s anew in %s",
+                other,
+                preparation.source,
+                entry,
+            )
 
 
-def _tell(split: ImageSplit, decoded: Decoded) -> None:
-    if decoded.resized:
-        _log.warning("resized %d images of %s to %dx%d", decoded.resized, split.name, SIZE, SIZE)
-    if decoded.skipped:
-        _log.warning(
-            "left out %d of %d images of %s that cannot be decoded",
-            decoded.skipped,
-            len(split),
-            split.name,
-        )
-
-
-def _remove_stale(source: ImageSource, name: str, skip_bad: bool, entry: Path) -> None:
-    for other in entry.parent.glob(f"{name}-*"):
+def _remove_stale(preparation: Preparation, entry: Path) -> None:
+    ours = read_meta(entry)
+    for other in entry.parent.glob(f"{preparation.name}-*"):
         if other == entry:
             continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             meta = read_meta(other)
-            if (meta["source"], meta["skip_bad"]) == (str(source), skip_bad):
-                _discard(other, name)
+            if (meta["source"], meta["options"]) == (ours["source"], ours["options"]):
+                _discard(preparation, other)
                 _log.warning(
-                    "%s has changed; removed what was made of it before, %s", source, other
+                    "%s has changed; removed what was made of it before, %s",
+                    preparation.source,
+                    other,
                 )
 
 
-def _part(cache: Path, name: str) -> Path:
-    return cache / f".part.{name}.{uuid.uuid4().hex}"
-
-
-def _discard(entry: Path, name: str) -> None:
+def _discard(preparation: Preparation, entry: Path) -> None:
     """Remove an entry; it loses its name at once."""
     if os.path.lexists(entry):
-        part = _part(entry.parent, name)
+        part = entry.with_name(f".part.{preparation.name}.{uuid.uuid4().hex}")
         entry.rename(part)
         _remove(part)
 
 
-def _remove_leftovers(cache: Path, name: str) -> None:
-    """Remove what killed processes left; only under the lock is nobody writing them."""
-    for part in cache.glob(f".part.{name}.*"):
-        _remove(part)
+def _remove_leftovers(preparation: Preparation, part: Path) -> None:
+    """Remove what others left; only under the lock is nobody writing them."""
+    for other in part.parent.glob(f".part.{preparation.name}.*"):
+        if other != part or not part.is_dir() or part.is_symlink():
+            _remove(other)
 
 
 def _remove(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Which columns of a table hold the images and the labels."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,46 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError
-
-LAYOUT = (
-    "train-*.parquet and test-*.parquet with columns img and label, or image folders "
-    "train/<class>/*.png and test/<class>/*.png"
-)
-"""What a folder must look like."""
+from .image_split import ImageSplit
+from .source import DataSource
 
 _IMAGE_NAMES = ("img", "image")
 _LABEL_NAMES = ("label", "labels")
 _FEWEST_CLASSES = 2
-
-
-@dataclass(frozen=True)
-class ImageSplit:
-    """One split: labels, and images that are not yet decoded.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``"train"``.
-    labels : numpy.ndarray
-        int64 of shape (n,).
-    class_names : tuple of str
-        One for each label; empty if the data does not name them.
-    rows : datasets.Dataset
-        A single column.
-    """
-
-    name: str
-    labels: npt.NDArray[np.int64]
-    class_names: tuple[str, ...]
-    rows: Any
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def encoded(self, first: int, last: int) -> list[Any]:
-        """Return the images of some rows as they are stored; see `image_bytes`."""
-        (column,) = self.rows[first:last].values()
-        return list(column)
 
 
 def image_bytes(stored: Any) -> bytes:
@@ -70,17 +36,19 @@ def image_bytes(stored: Any) -> bytes:
     return Path(path).read_bytes()
 
 
-def image_split(said: str, name: str, table: Any) -> ImageSplit:
+def table_split(source: DataSource, name: str, table: Any, label_column: str = "") -> ImageSplit:
     """Find the columns of a split.
 
     Parameters
     ----------
-    said : str
-        How messages begin.
+    source : DataSource
+        Where the table comes from.
     name : str
         Of the split.
     table : datasets.Dataset
         All its columns.
+    label_column : str (default: "")
+        Taken before the usual names.
 
     Raises
     ------
@@ -90,20 +58,28 @@ def image_split(said: str, name: str, table: Any) -> ImageSplit:
     from datasets import Image
 
     features = table.features
-    image, label = _image_column(features), _label_column(features)
+    known = tuple(dict.fromkeys((*filter(None, [label_column]), *_LABEL_NAMES)))
+    image, label = _image_column(features), _label_column(features, known)
     found = f"found the columns {', '.join(features)}"
     if image is None:
-        raise UsageError(f"{said}: no image column in {name}, {found}; expected {LAYOUT}")
+        raise UsageError(
+            f"{source.said}: no image column in {name}, {found}; expected {source.layout}"
+        )
     if label is None:
         raise UsageError(
-            f"{said}: no label column in {name}, {found}; expected whole numbers in label or "
-            "labels, or one folder per class"
+            f"{source.said}: no label column in {name}, {found}; expected whole numbers in "
+            f"{', '.join(known[:-1])} or {known[-1]}, or one folder per class"
         )
     rows = table.select_columns([image])
     if isinstance(features[image], Image):
         rows = rows.cast_column(image, Image(decode=False))
-    class_names = tuple(getattr(features[label], "names", ()))
-    return ImageSplit(name, _labels(said, name, table, label), class_names, rows)
+
+    def stored(first: int, last: int) -> Sequence[Any]:
+        (column,) = rows[first:last].values()
+        return list(column)
+
+    labels = _labels(source, name, table, label)
+    return ImageSplit(name, labels, tuple(getattr(features[label], "names", ())), stored)
 
 
 def _image_column(features: Any) -> str | None:
@@ -121,27 +97,30 @@ def _holds_bytes(feature: Any) -> bool:
     return getattr(inner, "dtype", "") in ("binary", "large_binary")
 
 
-def _label_column(features: Any) -> str | None:
-    for column in _LABEL_NAMES:
+def _label_column(features: Any, known: Sequence[str]) -> str | None:
+    for column in known:
         if "int" in str(getattr(features.get(column), "dtype", "")):
             return column
     return None
 
 
-def _labels(said: str, name: str, table: Any, column: str) -> npt.NDArray[np.int64]:
+def _labels(source: DataSource, name: str, table: Any, column: str) -> npt.NDArray[np.int64]:
     values = table.select_columns([column]).with_format("arrow")[:].column(column)
     if len(values) == 0:
-        raise UsageError(f"{said}: {name} is empty; expected {LAYOUT}")
+        raise UsageError(f"{source.said}: {name} is empty; expected {source.layout}")
     if values.null_count:
         raise UsageError(
-            f"{said}: {values.null_count} rows of {name} have no {column}; expected {LAYOUT}"
+            f"{source.said}: {values.null_count} rows of {name} have no {column}; expected "
+            f"{source.layout}"
         )
     labels: npt.NDArray[np.int64] = values.to_numpy().astype(np.int64)
     if labels.min() < 0:
         raise UsageError(
-            f"{said}: {column} of {name} goes down to {labels.min()}; classes count from 0, so "
-            "this split is probably one without labels"
+            f"{source.said}: {column} of {name} goes down to {labels.min()}; classes count from "
+            "0, so this split is probably one without labels"
         )
     if name == "train" and len(np.unique(labels)) < _FEWEST_CLASSES:
-        raise UsageError(f"{said}: all images of {name} have the same {column}; expected {LAYOUT}")
+        raise UsageError(
+            f"{source.said}: all images of {name} have the same {column}; expected {source.layout}"
+        )
     return labels

@@ -1,12 +1,11 @@
-"""Decode the images of a split into arrays on disk."""
+"""Decode the images of a split into arrays on disk, going on where that was interrupted."""
 
 import contextlib
-import errno
 import io
 import os
-import shutil
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.format import open_memmap
 
 from ..errors import UsageError
-from .image_columns import ImageSplit, image_bytes
+from .image_columns import image_bytes
+from .image_resizing import squared
+from .image_split import JoinedSplit
+from .new_arrays import new_array
+from .split_progress import SplitProgress, record_split
 
-SIZE = 32
-"""Height and width of the images."""
-
-_CHUNK = 256
+_LARGEST_CHUNK = 256
+_CHUNK_BYTES = 4 << 20
 _LONGEST_REASON = 150
+
+_SECONDS_BETWEEN_RECORDS = 1.0
+"""What a killed preparation loses at most; a disk takes a part of that to see to a record."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,22 @@ class Decoded:
 
 
 def decode_split(
-    split: ImageSplit, folder: Path, skip_bad: bool, on_images: Callable[[int], None]
+    split: JoinedSplit,
+    folder: Path,
+    progress: SplitProgress,
+    skip_bad: bool,
+    on_images: Callable[[int], None],
 ) -> Decoded:
     """Write ``<split>_images.npy`` (uint8, NCHW, RGB) and ``<split>_labels.npy`` (int64).
 
     Parameters
     ----------
-    split : ImageSplit
+    split : JoinedSplit
         What to decode.
     folder : Path
         Where to write.
+    progress : SplitProgress
+        What is there already; see `read_split`.
     skip_bad : bool
         Leave images out that cannot be decoded.
     on_images : callable
@@ -58,87 +67,103 @@ def decode_split(
     OSError
         If the folder cannot be written.
     """
-    path = folder / f"{split.name}_images.npy"
-    images = new_array(path, (len(split), 3, SIZE, SIZE), np.uint8)
-    good, resized = np.ones(len(split), bool), 0
+    path, side = folder / f"{split.name}_images.npy", progress.side
+    images = progress.images
+    if images is None:
+        images = new_array(path, (len(split), 3, side, side), np.uint8)
+        progress = progress.written(images)
+        record_split(folder, split.name, progress)
+    recorded = time.monotonic()
+    try:
+        with contextlib.closing(_chunks(split, images, progress.done, side)) as chunks:
+            for chunk in chunks:
+                if chunk.bad and not skip_bad:
+                    row, reason = chunk.bad[0]
+                    raise UsageError(
+                        f"data: {split.place(row)} cannot be decoded ({reason}); "
+                        "skip-bad = true leaves such images out"
+                    )
+                progress = progress.after(chunk.rows, [row for row, _ in chunk.bad], chunk.resized)
+                if time.monotonic() - recorded >= _SECONDS_BETWEEN_RECORDS:
+                    images.flush()
+                    record_split(folder, split.name, progress)
+                    recorded = time.monotonic()
+                on_images(chunk.rows)
+    finally:  # also when interrupted
+        images.flush()
+        record_split(folder, split.name, progress)
+    good = np.ones(len(split), bool)
+    good[list(progress.bad)] = False
+    count = int(good.sum())
+    if not count:
+        raise UsageError(f"data: none of the {len(split)} images of {split.name} can be decoded")
+    if len(images) != count:
+        _keep_only(good, images, path)
+    labels = new_array(folder / f"{split.name}_labels.npy", (count,), np.int64)
+    labels[:] = split.labels[good]
+    labels.flush()
+    return Decoded(count, len(split) - count, progress.resized)
 
-    def decode_chunk(first: int) -> tuple[int, list[tuple[int, str]], int]:
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What became of consecutive rows; of bad ones, which and why."""
+
+    rows: int
+    bad: list[tuple[int, str]]
+    resized: int
+
+
+def _chunks(
+    split: JoinedSplit, images: npt.NDArray[np.uint8], done: int, side: int
+) -> Generator[_Chunk, None, None]:
+    """Write the images from row `done` on; yield what is written, in order."""
+    size = min(max(_CHUNK_BYTES // (3 * side * side), 1), _LARGEST_CHUNK)
+
+    def decode(first: int) -> _Chunk:
         bad, resized = [], 0
-        stored = split.encoded(first, min(first + _CHUNK, len(split)))
-        for place, one in enumerate(stored, start=first):
+        stored = split.stored(first, min(first + size, len(split)))
+        for row, one in enumerate(stored, start=first):
             try:
-                images[place], was_resized = _decoded(image_bytes(one))
+                images[row], was_resized = _decoded(one, side)
                 resized += was_resized
             except Exception as error:
-                bad.append((place, _reason(error, one)))
-        return len(stored), bad, resized
+                bad.append((row, _reason(error, one)))
+        return _Chunk(len(stored), bad, resized)
 
     with _thread_per_core() as pool:
-        for number, bad, chunk_resized in pool.map(decode_chunk, range(0, len(split), _CHUNK)):
-            if bad and not skip_bad:
-                place, reason = bad[0]
-                raise UsageError(
-                    f"data: image {place} of {split.name} cannot be decoded ({reason}); "
-                    "skip-bad = true leaves such images out"
-                )
-            good[[place for place, _ in bad]] = False
-            resized += chunk_resized
-            on_images(number)
-    if not good.any():
-        raise UsageError(f"data: none of the {len(split)} images of {split.name} can be decoded")
-    if not good.all():
-        _keep_only(good, images, path)
-    labels = new_array(folder / f"{split.name}_labels.npy", (int(good.sum()),), np.int64)
-    labels[:] = split.labels[good]
-    for array in (images, labels):
-        array.flush()
-    return Decoded(int(good.sum()), int((~good).sum()), resized)
+        yield from pool.map(decode, range(done, len(split), size))
 
 
-def new_array(
-    path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike
-) -> "np.memmap[Any, np.dtype[Any]]":
-    """Return a new array on disk.
-
-    Raises
-    ------
-    OSError
-        If there is no room for it. A memory map that outgrows its disk would kill the process.
-    """
-    array: np.memmap[Any, np.dtype[Any]] = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    elif shutil.disk_usage(path.parent).free < array.nbytes:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    return array
-
-
-def _decoded(encoded: bytes) -> tuple[npt.NDArray[np.uint8], bool]:
+def _decoded(stored: Any, side: int) -> tuple[npt.NDArray[np.uint8], bool]:
     """Return an image as CHW, and whether it had another size."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(encoded)) as image:
-        colours = image.convert("RGB")
-    resized = colours.size != (SIZE, SIZE)
-    if resized:
-        colours = colours.resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-    return np.asarray(colours).transpose(2, 0, 1), resized
+    if isinstance(stored, np.ndarray):
+        if stored.shape[1:] == (side, side):
+            return stored, False
+        opened = Image.fromarray(stored.transpose(1, 2, 0))
+    else:
+        opened = Image.open(io.BytesIO(image_bytes(stored)))
+    with opened as image:
+        square, resized = squared(image, side)
+    return np.asarray(square).transpose(2, 0, 1), resized
 
 
 def _reason(error: Exception, stored: Any) -> str:
     # PIL names the object that it read from.
     text = " ".join(str(error).partition(" <_io.")[0].split())[:_LONGEST_REASON]
-    path = stored.get("path") if isinstance(stored, dict) else None
-    return ", ".join(filter(None, [text or type(error).__name__, path and str(path)]))
+    path = str(stored.get("path") or "") if isinstance(stored, dict) else ""
+    shown = [text or type(error).__name__, "" if path in text else path]
+    return ", ".join(filter(None, shown))
 
 
 def _keep_only(good: npt.NDArray[np.bool_], images: npt.NDArray[np.uint8], path: Path) -> None:
     kept_path = path.with_suffix(".kept")
-    places = np.flatnonzero(good)
-    kept = new_array(kept_path, (len(places), *images.shape[1:]), np.uint8)
-    for first in range(0, len(places), _CHUNK):
-        kept[first : first + _CHUNK] = images[places[first : first + _CHUNK]]
+    rows = np.flatnonzero(good)
+    kept = new_array(kept_path, (len(rows), *images.shape[1:]), np.uint8)
+    for first in range(0, len(rows), _LARGEST_CHUNK):
+        kept[first : first + _LARGEST_CHUNK] = images[rows[first : first + _LARGEST_CHUNK]]
     kept.flush()
     kept_path.replace(path)
 

@@ -1,33 +1,49 @@
-"""Where labelled images come from: a folder of one's own, or a data set of the hub."""
+"""Where data come from: a folder of one's own, or a data set of the hub."""
 
 import contextlib
 import errno
-import http.client
 import os
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .image_columns import LAYOUT, ImageSplit, image_split
+from ..hub import hub_answers, offline
 
-HUB_NAMES = {"cifar10": "uoft-cs/cifar10"}
-"""The hub's name of each task's data."""
-
-_HUB_PATIENCE_SECONDS = 5.0
 _PATTERN_SIGNS = set("*?[]")
+
+_SAVED = "dataset_dict.json"
+"""What ``datasets.DatasetDict.save_to_disk`` writes beside the splits."""
+
+_SAVED_ALONE = ("dataset_info.json", "state.json")
+"""What ``datasets.Dataset.save_to_disk`` writes: a single split without a name."""
+
+_ALIASES = (frozenset({"validation", "valid", "val", "dev"}),)
+"""Names of one and the same split."""
 
 
 @dataclass(frozen=True)
-class ImageSource:
-    """A folder, or a data set of the hub if `folder` is None."""
+class DataSource:
+    """A folder, or a data set of the hub if `folder` is None.
+
+    Parameters
+    ----------
+    hub_name : str
+        Such as ``"uoft-cs/cifar10"``.
+    folder : Path, optional
+        Read instead of the hub.
+    layout : str
+        What a folder must look like, for messages.
+    noun, extra : str
+        What is read, and what must be installed for that, for messages.
+    """
 
     hub_name: str
     folder: Path | None = None
+    layout: str = ""
+    noun: str = "images"
+    extra: str = "vision"
 
     def __str__(self) -> str:
         return f"the hub's {self.hub_name}" if self.folder is None else str(self.folder)
@@ -56,91 +72,118 @@ class ImageSource:
             ) from None
         return "\n".join([f"folder {self.folder}", *files])
 
-    def load(self, scratch: Path) -> tuple[ImageSplit, ImageSplit]:
-        """Return the training and the test split, not yet decoded.
+    def tables(self, scratch: Path) -> Mapping[str, Any]:
+        """Return all splits, each a ``datasets.Dataset``.
 
         Parameters
         ----------
         scratch : Path
-            Where the library may keep what it makes of a folder; may be removed afterwards.
+            Where the library may keep what it makes of a folder; may be removed when the tables
+            are no longer needed.
 
         Raises
         ------
         UsageError
-            If there are no labelled images in two splits, or the hub is out of reach.
+            If there are no data, or the hub is out of reach.
         OSError
             If the disk is full.
         """
         try:
             import datasets
-            import PIL  # noqa: F401
         except ImportError as error:
+            raise self.missing(error) from None
+        tables = (
+            self._from_hub(datasets)
+            if self.folder is None
+            else self._from_folder(datasets, self.folder, scratch)
+        )
+        return dict(tables)
+
+    def find_split(self, tables: Mapping[str, Any], wanted: str) -> Any:
+        """Return one of the splits, whichever of its usual names it has.
+
+        Raises
+        ------
+        UsageError
+            If there is no such split.
+        """
+        names = next((names for names in _ALIASES if wanted in names), {wanted})
+        found = [name for name in (wanted, *sorted(names)) if name in tables]
+        if not found:
             raise UsageError(
-                f"task: reading images needs {error.name}; pip install 'flower-blsgd[vision]'"
-            ) from None
-        if self.folder is None:
-            splits = self._from_hub(datasets)
-        else:
-            splits = self._from_folder(datasets, self.folder, scratch)
-        for needed in ("train", "test"):
-            if needed not in splits:
-                raise UsageError(
-                    f"{self.said}: no {needed} split, found {', '.join(splits)}; expected {LAYOUT}"
-                )
-        train, test = (image_split(self.said, name, splits[name]) for name in ("train", "test"))
-        return train, test
+                f"{self.said}: no {wanted} split, found {', '.join(tables)}; expected {self.layout}"
+            )
+        return tables[found[0]]
+
+    def missing(self, error: ImportError) -> UsageError:
+        """Return the line that names a library which is not installed."""
+        return UsageError(
+            f"task: reading {self.noun} needs {error.name}; "
+            f"pip install 'flower-blsgd[{self.extra}]'"
+        )
+
+    def unreadable(self, error: BaseException) -> UsageError:
+        """Return the line that says that the data cannot be read, and why."""
+        return UsageError(f"{self.said} cannot be read ({_reason(error)}); expected {self.layout}")
 
     def _from_folder(self, datasets: Any, folder: Path, scratch: Path) -> Any:
         try:
             with _quiet(datasets, progress=False):
+                if (folder / _SAVED).is_file():
+                    return datasets.load_from_disk(str(folder))
+                if all((folder / name).is_file() for name in _SAVED_ALONE):
+                    return {"train": datasets.load_from_disk(str(folder))}
                 return datasets.load_dataset(str(folder), cache_dir=str(scratch))
         except Exception as error:
             _raise_if_disk_is_full(error)
-            if isinstance(error, FileNotFoundError):
-                raise UsageError(f"{self.said} holds no readable data; expected {LAYOUT}") from None
-            raise UsageError(
-                f"{self.said} cannot be read ({_reason(error)}); expected {LAYOUT}"
-            ) from error
+            if isinstance(error, FileNotFoundError) and not (folder / _SAVED).is_file():
+                raise UsageError(
+                    f"{self.said} holds no readable data; expected {self.layout}"
+                ) from None
+            raise self.unreadable(error) from error
 
     def _from_hub(self, datasets: Any) -> Any:
-        import huggingface_hub.constants as hub
-
-        offline = hub.HF_HUB_OFFLINE or not _answers(str(hub.ENDPOINT))
+        reached = hub_answers()
         try:
-            with _quiet(datasets, progress=True), _offline(offline, datasets.config, hub):
+            with _quiet(datasets, progress=True), offline(not reached):
                 return datasets.load_dataset(self.hub_name)  # offline: from its own cache
         except Exception as error:
             _raise_if_disk_is_full(error)
-            why = "is out of reach" if offline else f"refused ({_reason(error)})"
+            why = f"refused ({_reason(error)})" if reached else "is out of reach"
             raise UsageError(
                 f"{self.said}: the hub with {self.hub_name} {why}; give data=<folder> that holds "
-                f"{LAYOUT}"
+                f"{self.layout}"
             ) from None
 
 
-def find_source(name: str, data: str) -> ImageSource:
-    """Return the source of a task's images.
+def find_source(
+    hub_name: str, data: str, layout: str, noun: str = "images", extra: str = "vision"
+) -> DataSource:
+    """Return the source of a task's data.
 
     Parameters
     ----------
-    name : str
-        The task, a key of `HUB_NAMES`.
+    hub_name : str
+        Such as ``"uoft-cs/cifar10"``.
     data : str
         A folder; empty for the hub.
+    layout : str
+        What a folder must look like, for messages.
+    noun, extra : str
+        What is read, and the extra of this package that brings the libraries for it.
 
     Raises
     ------
     UsageError
         If there is no such folder.
     """
-    hub_name = HUB_NAMES[name]
     if not data:
-        return ImageSource(hub_name)
+        return DataSource(hub_name, None, layout, noun, extra)
     folder = Path(data).expanduser()
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(
-            f"data = {data!r} {what}; name a folder with {LAYOUT}, or leave data empty for the "
+            f"data = {data!r} {what}; name a folder with {layout}, or leave data empty for the "
             f"hub's {hub_name}"
         )
     folder = folder.resolve()
@@ -149,7 +192,7 @@ def find_source(name: str, data: str) -> ImageSource:
             f"data = {data!r}: the path {folder} holds {signs}, which the library that reads it "
             "takes for a pattern; rename the folder"
         )
-    return ImageSource(hub_name, folder)
+    return DataSource(hub_name, folder, layout, noun, extra)
 
 
 def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
@@ -164,39 +207,6 @@ def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
             else:
                 status = entry.stat()
                 yield f"{path} {status.st_size} {status.st_mtime_ns}"
-
-
-def _answers(endpoint: str) -> bool:
-    """Say whether a server answers at all; the hub's own library tries for half a minute."""
-    answered = threading.Event()
-
-    def ask() -> None:
-        try:
-            request = urllib.request.Request(endpoint, method="HEAD")
-            urllib.request.urlopen(request, timeout=_HUB_PATIENCE_SECONDS).close()
-        except urllib.error.HTTPError:
-            pass  # an answer all the same
-        except (OSError, ValueError, http.client.HTTPException):
-            return
-        answered.set()
-
-    asking = threading.Thread(target=ask, daemon=True)  # looking up a name has no time limit
-    asking.start()
-    asking.join(_HUB_PATIENCE_SECONDS)
-    return answered.is_set()
-
-
-@contextlib.contextmanager
-def _offline(offline: bool, *modules: Any) -> Iterator[None]:
-    """Keep the hub's library from trying again and again."""
-    before = [module.HF_HUB_OFFLINE for module in modules]
-    try:
-        for module in modules if offline else ():
-            module.HF_HUB_OFFLINE = True
-        yield
-    finally:
-        for module, value in zip(modules, before, strict=True):
-            module.HF_HUB_OFFLINE = value
 
 
 @contextlib.contextmanager

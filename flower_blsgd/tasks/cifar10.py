@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from ..data.cache import prepared
+from ..data.entry import Prepared
+from ..data.image_data import prepared_images
+from ..data.image_sets import CIFAR10
 from ..errors import UsageError, nearest
 from ..models.resnet import resnet8, resnet20
 from .augmentation import random_crop_and_flip
@@ -18,25 +20,30 @@ _MODELS: Mapping[str, Callable[..., nn.Module]] = {
 }
 
 
-def cifar10(data: str = "", model: str = "", skip_bad: bool = False) -> Task:
+def cifar10(
+    data: str = "", model: str = "", *, skip_bad: bool = False, max_samples: int = 0
+) -> Task:
     """Return the task: 50,000 training and 10,000 test images, ten classes.
 
     Parameters
     ----------
     data : str (default: "")
-        A folder with parquet files or image folders; empty for the hub's ``uoft-cs/cifar10``.
+        A folder with parquet files, image folders or CIFAR-10's binary version; empty for the
+        hub's ``uoft-cs/cifar10``.
     model : str (default: "")
         ``"resnet20"`` (the default), ``"resnet8"`` or ``"resnet20-b"``.
     skip_bad : bool (default: False)
         Leave images out that cannot be decoded.
+    max_samples : int (default: 0)
+        Only the first so many images of each split; 0: all.
 
     Raises
     ------
     UsageError
         If the data cannot be had, or the model is not known.
     """
-    make = _maker(model)  # refused before anything is decoded
-    images = prepared("cifar10", data, skip_bad)
+    make = _maker(model)
+    images = prepare(data, model, skip_bad=skip_bad, max_samples=max_samples)
     return Task(
         model=functools.partial(make, num_classes=len(images.class_names)),
         train=images.train,
@@ -44,6 +51,32 @@ def cifar10(data: str = "", model: str = "", skip_bad: bool = False) -> Task:
         augment=random_crop_and_flip,
         data_fingerprint=images.fingerprint,
     )
+
+
+def prepare(
+    data: str = "",
+    model: str = "",
+    *,
+    again: bool = False,
+    skip_bad: bool = False,
+    max_samples: int = 0,
+) -> Prepared:
+    """Return the images of the task, decoding them if that was not done yet.
+
+    Parameters
+    ----------
+    data, model, skip_bad, max_samples
+        As of `cifar10`.
+    again : bool (default: False)
+        Also if it was done.
+
+    Raises
+    ------
+    UsageError
+        As by `cifar10`.
+    """
+    _maker(model)  # refused before anything is decoded
+    return prepared_images(CIFAR10, data, skip_bad=skip_bad, max_samples=max_samples, again=again)
 
 
 def model(name: str = "", num_classes: int = 10) -> nn.Module:

@@ -1,15 +1,19 @@
-"""Images decoded once, into arrays on disk."""
+"""Images prepared once, as arrays on disk."""
 
 import errno
+import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from flower_blsgd.errors import UsageError
 
@@ -18,6 +22,10 @@ pytest.importorskip("datasets")
 from flower_blsgd.data import cache as image_cache
 from flower_blsgd.data.cache import cache_folder, prepared
 from flower_blsgd.data.entry import Prepared
+from flower_blsgd.data.image_data import prepared_images
+from flower_blsgd.data.image_sets import CIFAR10
+from flower_blsgd.data.preparation import Contents, OnItems, record_progress, scratch_folder
+from flower_blsgd.data.source import DataSource
 
 from ..log_capture import captured_log
 from .image_files import (
@@ -45,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def prepare(folder: Path, skip_bad: bool = False, again: bool = False) -> Prepared:
-    return prepared("cifar10", str(folder), skip_bad, again)
+    return prepared_images(CIFAR10, str(folder), skip_bad=skip_bad, again=again)
 
 
 def entries(cache: Path) -> list[str]:
@@ -105,12 +113,18 @@ def test_images_of_other_sizes_and_modes(tmp_path: Path) -> None:
     grey = np.full((32, 32), 77, np.uint8)
     large = np.full((64, 48, 3), (10, 20, 30), np.uint8)
     opaque = np.full((32, 32, 4), (1, 2, 3, 255), np.uint8)
-    given = [encoded(grey), encoded(large), encoded(opaque)]
+    palette, ink = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (32, 32), (10, 20, 30)).quantize(2).save(palette, "PNG")
+    Image.new("CMYK", (32, 32), (0, 0, 0, 255)).save(ink, "JPEG")
+    coloured = [palette.getvalue(), ink.getvalue()]
+    given = [encoded(grey), encoded(large), encoded(opaque), *coloured]
     with captured_log() as log:
         images = prepare(make_parquet(tmp_path / "own", given, IMAGES))
     assert np.array_equal(images.train[0][0], np.full((3, 32, 32), 77))
     assert images.train[0][1, :, 5, 5].tolist() == [10, 20, 30]
     assert images.train[0][2, :, 5, 5].tolist() == [1, 2, 3]
+    assert images.train[0][3, :, 5, 5].tolist() == [10, 20, 30]
+    assert images.train[0][4].max() <= 2  # black
     assert log.warnings == ["resized 1 images of train to 32x32"]
 
 
@@ -270,7 +284,7 @@ def retype(path: Path) -> None:
         ("meta.json", halve, ""),
         ("meta.json", lambda path: path.write_text("{}"), "'format'"),
         ("meta.json", lambda path: path.write_text("[]"), ""),
-        ("meta.json", lambda path: path.write_text('{"format": 99}'), "format 99 is not 1"),
+        ("meta.json", lambda path: path.write_text('{"format": 2}'), "'files'"),
     ],
 )
 def test_damaged_entry_is_told_and_made_again(
@@ -325,8 +339,37 @@ def test_full_disk(
         f"the cache {cache} cannot be written ({told}); make room, or set BLSGD_CACHE to another "
         "folder"
     )
-    assert entries(cache) == []
-    assert len(prepare(folder).train[0]) == 6
+    (left,) = entries(cache)
+    assert left.startswith(".part.cifar10.")  # the next one goes on with it
+    with captured_log() as log:
+        entry = prepare(folder).folder
+    assert log.warnings == []  # nothing was decoded
+    assert entries(cache) == [entry.name]
+
+
+def test_disk_that_is_full_in_the_middle(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training images are there when there is no room for the test images."""
+    reserve = os.posix_fallocate
+    asked: list[int] = []
+
+    def full(file: int, first: int, length: int) -> None:
+        asked.append(length)
+        if len(asked) == 3:  # after the training images and labels
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(file, first, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(UsageError, match="No space left on device"):
+            prepare(folder)
+    with captured_log() as log:
+        images = prepare(folder)
+    assert log.warnings == [f"going on with the images of {folder} at 6 of 9"]
+    assert np.array_equal(images.train[0][1], pixels(3).transpose(2, 0, 1))
+    assert np.array_equal(images.test[0][2], pixels(1002).transpose(2, 0, 1))
+    assert entries(cache) == [images.folder.name]
 
 
 def test_cache_that_cannot_be_made(folder: Path, tmp_path: Path, cache: Path) -> None:
@@ -339,6 +382,110 @@ def test_cache_inside_the_data(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("BLSGD_CACHE", str(folder / "cache"))
     with pytest.raises(UsageError, match="lies inside it; set BLSGD_CACHE"):
         prepare(folder)
+
+
+# --- entries of other versions
+
+
+def say_format(entry: Path, number: int) -> None:
+    meta = json.loads((entry / "meta.json").read_text())
+    (entry / "meta.json").write_text(json.dumps({**meta, "format": number}))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_entry_of_another_version_stays(folder: Path, cache: Path) -> None:
+    """Its name is another one, since the format is a part of it."""
+    entry = prepare(folder).folder
+    other = entry.rename(cache / "cifar10-0123456789abcdef")
+    say_format(other, 1)
+    before = contents(other)
+    with captured_log() as log:
+        assert prepare(folder).folder == entry
+        prepare(folder)
+    assert log.warnings == [
+        f"{other} was prepared by another version of flower-blsgd and stays as it is; preparing "
+        f"{folder} anew in {entry}"
+    ]
+    assert contents(other) == before
+
+
+def test_entry_of_another_version_in_our_place_stays(folder: Path, cache: Path) -> None:
+    other = prepare(folder).folder
+    for said in ({}, {"source": "elsewhere"}):
+        (other / "meta.json").write_text(json.dumps({**said, "format": 99}))
+        before = contents(other)
+        with captured_log() as log:
+            ours = prepare(folder, again=True).folder
+        assert ours.name == f"{other.name}-format-2"
+        assert log.warnings == [
+            f"{other} was prepared by another version of flower-blsgd and stays as it is; "
+            f"preparing {folder} anew in {ours}"
+        ]
+        assert contents(other) == before
+        with captured_log() as log:
+            assert prepare(folder).folder == ours
+        assert log.warnings == []
+    assert len(entries(cache)) == 2
+
+
+# --- what a preparation may leave beside the arrays
+
+
+class Numbers:
+    """A preparation of a few numbers, with more than inputs and labels."""
+
+    name, noun = "numbers", "numbers"
+    source = DataSource("hub/numbers")
+    options: Mapping[str, Any] = {"count": 3}
+
+    def write(self, part: Path, on_items: OnItems) -> Contents:
+        on_items.begin(6)
+        for split in ("train", "test"):
+            np.save(part / f"{split}_numbers.npy", np.arange(3, dtype=np.int32))
+            np.save(part / f"{split}_labels.npy", np.arange(3))
+            np.save(part / f"{split}_lengths.npy", np.array([5, 6, 7]))
+            on_items(3)
+        (part / "words").mkdir(exist_ok=True)
+        (part / "words" / "list.txt").write_text("one two")
+        scratch_folder(part).mkdir(exist_ok=True)
+        record_progress(part, {"train": 3})
+        return Contents("numbers", ("a", "b", "c"), {"train": 1}, {"longest": 7})
+
+
+def test_preparation_of_something_else(cache: Path) -> None:
+    numbers = prepared(Numbers())
+    assert numbers.train[0].tolist() == numbers.test[0].tolist() == [0, 1, 2]
+    assert numbers.train[0].dtype == np.int32
+    assert numbers.array("test_lengths").tolist() == [5, 6, 7]
+    assert (numbers.class_names, numbers.skipped) == (("a", "b", "c"), {"train": 1})
+    assert (numbers.facts, numbers.noun) == ({"longest": 7}, "numbers")
+    assert sorted(path.name for path in numbers.folder.iterdir()) == [
+        "meta.json",
+        *(
+            f"{s}_{what}.npy"
+            for s in ("test", "train")
+            for what in ("labels", "lengths", "numbers")
+        ),
+        "words",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("words/list.txt", "list.txt has 8 bytes instead of 7"),
+        ("train_lengths.npy", "train_lengths.npy has"),
+    ],
+)
+def test_damage_of_what_lies_beside_is_seen(cache: Path, name: str, told: str) -> None:
+    lengthen(prepared(Numbers()).folder / name)
+    with captured_log() as log:
+        assert prepared(Numbers()).array("train_lengths").tolist() == [5, 6, 7]
+    (line,) = log.warnings
+    assert told in line
 
 
 # --- images that cannot be read

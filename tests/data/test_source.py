@@ -12,27 +12,45 @@ from flower_blsgd.errors import UsageError
 
 pytest.importorskip("datasets")
 
-from flower_blsgd.data.source import find_source
+from flower_blsgd.data.image_columns import table_split
+from flower_blsgd.data.image_data import prepared_images
+from flower_blsgd.data.image_sets import CIFAR10
+from flower_blsgd.data.image_split import ImageSplit
+from flower_blsgd.data.source import DataSource, find_source
 
 from .image_files import make_folders, make_parquet, png
 
 IMAGES = [png(k) for k in range(6)]
 
 
+def source_of(data: Path | str) -> DataSource:
+    return find_source(CIFAR10.hub_name, str(data), CIFAR10.layout)
+
+
+def splits_of(data: Path | str, scratch: Path) -> tuple[ImageSplit, ImageSplit]:
+    """Return the training and the test split of a source."""
+    source = source_of(data)
+    tables = source.tables(scratch)
+    train, test = (
+        table_split(source, name, source.find_split(tables, name)) for name in ("train", "test")
+    )
+    return train, test
+
+
 def refusal(data: Path | str, scratch: Path) -> str:
     """Return the line that refuses a source."""
     with pytest.raises(UsageError) as refused:
-        find_source("cifar10", str(data)).load(scratch / "scratch")
+        splits_of(data, scratch / "scratch")
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
 def test_image_folders(tmp_path: Path) -> None:
-    train, test = find_source("cifar10", str(make_folders(tmp_path / "own"))).load(tmp_path / "s")
+    train, test = splits_of(make_folders(tmp_path / "own"), tmp_path / "s")
     assert (train.name, len(train), len(test)) == ("train", 6, 3)
     assert train.class_names == test.class_names == ("cat", "dog", "owl")
     assert list(train.labels) == [0, 0, 1, 1, 2, 2]  # folder after folder
-    stored = train.encoded(0, 2)
+    stored = train.stored(0, 2)
     assert [Path(one["path"]).name for one in stored] == ["00000.png", "00003.png"]
 
 
@@ -42,19 +60,19 @@ def test_image_folders(tmp_path: Path) -> None:
 )
 def test_parquet(tmp_path: Path, image: str, label: str, hints: bool) -> None:
     folder = make_parquet(tmp_path / "own", IMAGES, IMAGES[:2], image, label, hints=hints)
-    train, test = find_source("cifar10", str(folder)).load(tmp_path / "scratch")
+    train, test = splits_of(folder, tmp_path / "scratch")
     assert list(train.labels) == [0, 1, 2, 0, 1, 2]
     assert list(test.labels) == [0, 1]
     assert train.class_names == ()
-    assert train.encoded(1, 2) in ([{"bytes": IMAGES[1], "path": None}], [IMAGES[1]])
+    assert train.stored(1, 2) in ([{"bytes": IMAGES[1], "path": None}], [IMAGES[1]])
 
 
 def test_folder_names_with_signs_of_patterns(tmp_path: Path) -> None:
     folder = make_folders(tmp_path / "my {own} data, #1")
-    assert len(find_source("cifar10", str(folder)).load(tmp_path / "scratch")[0]) == 6
+    assert len(splits_of(folder, tmp_path / "scratch")[0]) == 6
     folder = make_folders(tmp_path / "my [own] data?")
     with pytest.raises(UsageError, match=r"holds \?\[\], which .* pattern; rename the folder"):
-        find_source("cifar10", str(folder))
+        source_of(folder)
 
 
 def test_nothing_is_left_outside_of_the_scratch_folder(
@@ -63,7 +81,7 @@ def test_nothing_is_left_outside_of_the_scratch_folder(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     folder = make_folders(tmp_path / "own")
     before = sorted(folder.rglob("*"))
-    find_source("cifar10", str(folder)).load(tmp_path / "scratch")
+    splits_of(folder, tmp_path / "scratch")
     assert sorted(folder.rglob("*")) == before
     assert not (tmp_path / "home").exists()
 
@@ -72,7 +90,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name, told in (("none", "does not exist"), ("file", "is not a folder")):
         with pytest.raises(UsageError) as refused:
-            find_source("cifar10", str(tmp_path / name))
+            source_of(tmp_path / name)
         assert str(refused.value).startswith(f"data = {str(tmp_path / name)!r} {told}; name a fol")
         assert "uoft-cs/cifar10" in str(refused.value)
 
@@ -153,7 +171,7 @@ def test_hub_out_of_reach_is_told_soon(tmp_path: Path, monkeypatch: pytest.Monke
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
-        monkeypatch.setattr("flower_blsgd.data.source._HUB_PATIENCE_SECONDS", 0.3)
+        monkeypatch.setattr("flower_blsgd.hub._PATIENCE_SECONDS", 0.3)
         monkeypatch.setenv("no_proxy", "*")
         for endpoint in (f"http://127.0.0.1:{port}", "http://127.0.0.1:9", "nonsense"):
             monkeypatch.setattr(hub, "ENDPOINT", endpoint)
@@ -166,12 +184,13 @@ def test_hub_out_of_reach_is_told_soon(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = find_source("cifar10", str(make_folders(tmp_path / "own")))
+    folder = make_folders(tmp_path / "own")
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
     for name in ("datasets", "PIL"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
             with pytest.raises(UsageError, match=f"needs {name}; pip install 'flower-blsgd.vision"):
-                source.load(tmp_path / "scratch")
+                prepared_images(CIFAR10, str(folder))
 
 
 # --- what a source's state is made of
@@ -179,7 +198,7 @@ def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_state_changes_with_the_files(tmp_path: Path) -> None:
     folder = make_folders(tmp_path / "own")
-    source = find_source("cifar10", str(folder))
+    source = source_of(folder)
     image = folder / "train" / "cat" / "00000.png"
     seen = [source.state()]
     os.utime(image, ns=(0, 12_345))
@@ -197,22 +216,19 @@ def test_state_changes_with_the_files(tmp_path: Path) -> None:
 
 def test_state_leaves_hidden_files_alone(tmp_path: Path) -> None:
     folder = make_folders(tmp_path / "own")
-    before = find_source("cifar10", str(folder)).state()
+    before = source_of(folder).state()
     (folder / ".DS_Store").write_text("x")
-    assert find_source("cifar10", str(folder)).state() == before
+    assert source_of(folder).state() == before
 
 
 def test_state_is_that_of_the_folder_behind_a_link(tmp_path: Path) -> None:
     folder = make_folders(tmp_path / "own")
     (tmp_path / "link").symlink_to(folder)
-    assert (
-        find_source("cifar10", str(tmp_path / "link")).state()
-        == find_source("cifar10", str(folder)).state()
-    )
+    assert source_of(tmp_path / "link").state() == source_of(folder).state()
 
 
 def test_state_of_a_folder_with_a_broken_link(tmp_path: Path) -> None:
     folder = make_folders(tmp_path / "own")
     (folder / "gone.png").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"gone\.png cannot be read \(No such file"):
-        find_source("cifar10", str(folder)).state()
+        source_of(folder).state()

@@ -1,5 +1,7 @@
 """`blsgd prepare`: one line, and then nothing is left to do."""
 
+import importlib
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -13,11 +15,12 @@ from flower_blsgd.errors import UsageError
 
 pytest.importorskip("datasets")
 
-from flower_blsgd.data import cache as image_cache
-from flower_blsgd.tasks import load_task
+from flower_blsgd.data import image_data
+from flower_blsgd.tasks import TASKS, cifar10, load_task
 from flower_blsgd.tasks.prepare import prepare_task
 
 from ..data.image_files import make_folders, make_parquet, png
+from ..data.test_flowers_folder import make_flowers
 
 OWN = """
 import torch
@@ -68,13 +71,13 @@ def images(tmp_path: Path) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the splits that are decoded from now on, in order."""
     splits: list[str] = []
-    decode = image_cache.decode_split
+    decode = image_data.decode_split
 
     def noting(split: Any, *arguments: Any) -> Any:
         splits.append(split.name)
         return decode(split, *arguments)
 
-    monkeypatch.setattr(image_cache, "decode_split", noting)
+    monkeypatch.setattr(image_data, "decode_split", noting)
     return splits
 
 
@@ -120,7 +123,7 @@ def test_second_time_there_is_nothing_to_do_unless_again(
     assert decoded == ["train", "test"] * 2
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
     assert load_task("cifar10", str(images)).train[0][5].tolist() == (
-        image_cache.prepared("cifar10", str(images), False, again=True).train[0][5].tolist()
+        cifar10.prepare(str(images), again=True).train[0][5].tolist()
     )
 
 
@@ -137,7 +140,7 @@ def test_bad_images_are_named_or_left_out(prepare: Prepare, tmp_path: Path) -> N
     assert "skip-bad = true" in line
     line = prepare(*arguments, "-s", "skip-bad=true")
     assert line.startswith(
-        "cifar10: 2 training and 1 test images of 3 classes, 2 that cannot be decoded left out, "
+        "cifar10: 2 training and 1 test images of 3 classes, 2 that cannot be read left out, "
     )
 
 
@@ -191,6 +194,30 @@ def test_own_task_of_the_current_folder(prepare: Prepare, monkeypatch: pytest.Mo
     line = prepare("-s", f"task={name}", "-s", "data=more", "-s", "model=big")
     assert line.startswith(f"{name}: 1,200 training and 3 test samples")
     assert "model = 'small'" in prepare("-s", f"task={name}", "-s", "model=small", code=2)
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "digits"])
+def test_all_tasks_with_data_on_disk_prepare_them(name: str) -> None:
+    """By a function of their module, with those of the task's options that change the data."""
+    module_name, _, function_name = TASKS[name].partition(":")
+    module = importlib.import_module(module_name)
+    of_task = list(inspect.signature(getattr(module, function_name)).parameters)
+    of_data = list(inspect.signature(module.prepare).parameters)
+    assert of_task[:2] == of_data[:2] == ["data", "model"]
+    assert "again" in of_data
+    assert {"max_samples", "skip_bad"} <= set(of_data) - {"again"} <= set(of_task)
+
+
+def test_only_the_first_rows_are_prepared(prepare: Prepare, images: Path) -> None:
+    line = prepare("-s", "task=cifar10", "-s", f"data={images}", "-s", "max-samples=2")
+    assert line.startswith("cifar10: 2 training and 2 test images of 3 classes, ready in ")
+
+
+def test_flowers_are_cut_as_the_split_says(prepare: Prepare, tmp_path: Path) -> None:
+    make_flowers(tmp_path / "f", (1,), (2,), tuple(range(3, 103)), tuple(range(1, 103)))
+    arguments = ("-s", "task=flowers102", "-s", f"data={tmp_path / 'f'}", "-s", "split=paper")
+    line = prepare(*arguments, "-s", "max-samples=3")
+    assert line.startswith("flowers102: 3 training and 1 test images of 102 classes, ready in ")
 
 
 def test_prepare_task_from_python(images: Path) -> None:
