@@ -99,7 +99,14 @@ def evaluate(message: Message, context: Context) -> Message:
         with gate_of(worker.device).computing():
             load_state(model, order.arrays)
             report = evaluate_sums(
-                model, task.test, task.loss, task.metric, worker.device, order.first, order.last
+                model,
+                task.test,
+                task.loss,
+                task.metric,
+                worker.device,
+                order.first,
+                order.last,
+                task.evaluation_batch_size,
             )
     return report.to_reply(message)
 
@@ -182,6 +189,7 @@ def _team(config: RunConfig, device: str) -> "ReplicaTeam":
                 weight_decay=config.weight_decay,
                 augment=task.augment,
                 precision=config.precision,
+                micro_batch_size=config.micro_batch_size,
             )
         )
 
@@ -212,6 +220,7 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec, owner: int) -> "LocalSGD":
             compile=config.compile,
             cuda_graph=config.cuda_graph,
             name=worker.name or worker.device_with_cores,
+            micro_batch_size=config.micro_batch_size,
         )
 
 

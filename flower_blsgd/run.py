@@ -29,7 +29,7 @@ from .runtime.memory import format_bytes, free_bytes, require_bytes
 from .speeds import before_measuring
 from .strategy import BiasedLocalSGD
 from .tasks import Task, load_task
-from .tasks.check import check_task
+from .tasks.check import check_task, checked_initial_model
 from .traced_strategy import TracedLocalSGD
 from .worker.model_state import state_record
 from .worker.profile import profile_of
@@ -72,7 +72,7 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
             f'train-on = "{config.choices.train_on}" ({config.algorithm}): slow workers add up '
             'models in shared memory, on the local grid only; use blsgd run, or train-on = "fast"'
         )
-    model = task.initial_model(derived_seed(config.seed, "model"))
+    model = checked_initial_model(task, config.task, derived_seed(config.seed, "model"))
     names = [name for name, _ in model.named_parameters()]
     strategy = make_strategy(config, task.num_train, len(local) or config.min_workers, names)
     trace = EpochTrace(config.trace_epoch)
@@ -141,7 +141,7 @@ def load_own_task(config: RunConfig) -> Task:
         seed=config.seed,
         **config.task_options,
     )
-    check_task(task, config.task)
+    check_task(task, config.task, config.micro_batch_size)
     return task
 
 

@@ -206,6 +206,15 @@ def _evaluate_here(task: Task, precision: str) -> EvaluateHere:
         with one_at_a_time:
             use_precision(precision, device)
             load_state(model(), arrays)
-            return evaluate_sums(model(), task.test, task.loss, task.metric, device, first, last)
+            return evaluate_sums(
+                model(),
+                task.test,
+                task.loss,
+                task.metric,
+                device,
+                first,
+                last,
+                task.evaluation_batch_size,
+            )
 
     return evaluate_here

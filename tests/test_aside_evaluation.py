@@ -6,10 +6,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ArrayRecord, Error, Message, MetricRecord
 
+from flower_blsgd import run_evaluation
 from flower_blsgd.aside_evaluation import AsideEvaluation, Metrics
 from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, WorkerProfile
 from flower_blsgd.run_evaluation import RunEvaluation
@@ -22,7 +24,7 @@ from .log_capture import captured_log
 from .test_worker_evaluation import sums_of
 
 NODE = 100
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 class HeldGrid(InProcessGrid):
@@ -220,6 +222,17 @@ class ByWorkers(WorkerEvaluation):
         return right(float(arrays["bias"].numpy()[0]))
 
 
+class _Told:
+    """Metrics that say when they are waited for."""
+
+    def __init__(self, metrics: Metrics, waits: threading.Event) -> None:
+        self._metrics, self._waits = metrics, waits
+
+    def result(self) -> MetricRecord:
+        self._waits.set()
+        return self._metrics.result()
+
+
 class Choice:
     def __init__(self, where: str, setup: Setup) -> None:
         self.by_workers = ByWorkers()
@@ -227,6 +240,13 @@ class Choice:
         self.evaluate = RunEvaluation(
             where, self.by_workers, setup._here, 10, self.seconds.append, setup.aside
         )
+        self.waits = threading.Event()
+        wait_for = self.evaluate.wait_for
+
+        def told(metrics: Metrics) -> MetricRecord:
+            return wait_for(_Told(metrics, self.waits))  # type: ignore[arg-type]
+
+        self.evaluate.wait_for = told  # type: ignore[method-assign]
 
     def late(self, server_round: int, value: float = 1.0) -> LateMetrics:
         metrics = self.evaluate(server_round, toy_arrays(value))
@@ -261,18 +281,26 @@ def test_aside_does_not_ask_the_workers(setup: Setup) -> None:
     assert choice.by_workers.asked == []
 
 
-def test_only_what_training_waits_for_counts(setup: Setup) -> None:
+def test_only_what_training_waits_for_counts(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(run_evaluation, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     choice = Choice("aside", setup)
     late = choice.late(1)
-    time.sleep(0.2)
-    assert sum(choice.seconds) < 0.1
-    threading.Timer(0.2, setup.grid.answer).start()
+    now[0] = 5.0
+    assert sum(choice.seconds) == 0.0
+
+    def answer() -> None:
+        assert choice.waits.wait(WAIT_SECONDS)
+        now[0] = 7.0
+        setup.grid.answer()
+
+    threading.Thread(target=answer, daemon=True).start()
     assert late.result() == right(1.0)
-    assert sum(choice.seconds) > 0.15
-    before = sum(choice.seconds)
+    assert sum(choice.seconds) == 2.0
     assert late.done()
+    now[0] = 9.0
     late.result()
-    assert sum(choice.seconds) == before
+    assert sum(choice.seconds) == 2.0
 
 
 def test_server_evaluates_all_itself() -> None:

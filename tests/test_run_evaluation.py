@@ -194,7 +194,7 @@ def test_process_aside_that_is_killed_is_replaced_by_the_server(
             report = run_with("aside")
     finally:
         stop.set()
-        killer.join(10)
+        killer.join(60)
     assert model_of(report) == model_of(by_workers)
     assert [row[0] for row in epochs_of(report)] == [1, 2, 3]
     for (_, accuracy, loss), (_, its_accuracy, its_loss) in zip(

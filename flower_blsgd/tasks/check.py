@@ -1,20 +1,22 @@
 """Try a task on two samples, so that a mistake in it is told before a run starts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from ..errors import UsageError
 from ..worker.batches import IndexedSamples, Samples, num_samples, tensor_parts
+from ..worker.micro_batches import check_micro_batches
 from .task import Task
 
 _LONGEST_REASON = 200
 
 
-def check_task(task: Task, name: str = "") -> None:
+def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
     """Run model, loss, metric and augmentation once on two training samples, on the CPU.
 
     Torch's generator is as before afterwards.
@@ -25,28 +27,25 @@ def check_task(task: Task, name: str = "") -> None:
         The task.
     name : str (default: "")
         What the user calls it.
+    micro_batch_size : int (default: 0)
+        The most samples of a piece of a batch; 0: it stays whole.
 
     Raises
     ------
     UsageError
-        If one of the task's functions raises, or returns something of the wrong shape.
+        If one of the task's functions raises, or returns something of the wrong shape, or the
+        model does not allow pieces. What a function itself raises as such comes out as it is.
     """
-    title = f"task = {name!r}" if name else "task"
-
-    def tried(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except Exception as error:
-            reason = " ".join(str(error).split())[:_LONGEST_REASON]
-            raise UsageError(f"{title}: {call} raised {type(error).__name__}: {reason}") from error
-
+    title = _title(name)
+    tried = partial(_tried, title)
     inputs, targets = tried("reading train", _two_samples, task.train)
     with torch.no_grad():
         model = tried("model()", task.fresh_model, 0)
-        if not isinstance(model, torch.nn.Module):
+        if not isinstance(model, nn.Module):
             raise UsageError(
                 f"{title}: model() returned {_what(model)}, expected a torch.nn.Module"
             )
+        check_micro_batches(model, micro_batch_size)
         model = model.cpu().eval()
         if task.augment is not None:
             augmented = tried(
@@ -63,6 +62,42 @@ def check_task(task: Task, name: str = "") -> None:
         _check_per_sample(f"{title}: loss", losses, 'a torch loss does with reduction="none"')
         values = tried("metric(outputs, targets)", task.metric, outputs, targets)
         _check_per_sample(f"{title}: metric", values, "return it before taking the mean")
+
+
+def checked_initial_model(task: Task, name: str, seed: int) -> nn.Module:
+    """Return `Task.initial_model`.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    name : str
+        What the user calls it.
+    seed : int
+        What the weights are a function of.
+
+    Raises
+    ------
+    UsageError
+        If pretrained weights cannot be had, or the task's function for them raises.
+    """
+    call = "model()" if task.pretrained is None else "pretrained(model)"
+    model: nn.Module = _tried(_title(name), call, task.initial_model, seed)
+    return model
+
+
+def _title(name: str) -> str:
+    return f"task = {name!r}" if name else "task"
+
+
+def _tried(title: str, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except UsageError:  # it is one line for the user already
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise UsageError(f"{title}: {call} raised {type(error).__name__}: {reason}") from error
 
 
 def _two_samples(samples: Samples) -> tuple[Any, Any]:

@@ -103,14 +103,18 @@ class Task:
     def initial_model(self, seed: int) -> nn.Module:
         """Return the model to begin with: a fresh one, with pretrained weights where there are any.
 
+        What `pretrained` draws at random, such as a new last layer, follows from the seed as well.
+
         Raises
         ------
         UsageError
             If these cannot be had.
         """
-        model = self.fresh_model(seed)
-        if self.pretrained is not None:
-            self.pretrained(model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.model()
+            if self.pretrained is not None:
+                self.pretrained(model)
         return model
 
     def fingerprint(self) -> str:

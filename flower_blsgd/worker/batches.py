@@ -1,37 +1,26 @@
 """Fetch the samples of one step by their indices."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import default_collate
 
-Samples = Any
-"""A pair (inputs, targets) of tensors, arrays or memory maps; a TensorDataset; any map-style
-Dataset of pairs; or `IndexedSamples` of one of these."""
+from .device_samples import samples_on
+from .host_batches import HostBatches
+from .samples import HostSamples, IndexedSamples, Samples, num_samples, tensor_parts
 
-
-@dataclass(frozen=True)
-class IndexedSamples:
-    """A part of a data set, named by indices; nothing is copied.
-
-    Parameters
-    ----------
-    samples : Samples
-        The whole.
-    indices : numpy.ndarray
-        int64 of shape (n,): which of its samples these are.
-    """
-
-    samples: Samples
-    indices: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.indices)
+__all__ = [
+    "BatchSource",
+    "DatasetBatches",
+    "IndexedBatches",
+    "IndexedSamples",
+    "Samples",
+    "TensorBatches",
+    "batch_source",
+    "num_samples",
+    "tensor_parts",
+]
 
 
 class BatchSource(Protocol):
@@ -47,7 +36,11 @@ class BatchSource(Protocol):
         ...
 
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
-        """Return inputs and targets of the samples, on the worker's device."""
+        """Return inputs and targets of the samples, on the worker's device.
+
+        The indices may lie anywhere. Nobody waits for a copy of them if they are on the device
+        where `on_device` holds, else on the host.
+        """
         ...
 
 
@@ -63,8 +56,6 @@ class TensorBatches:
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
-        if len(inputs) != len(targets):
-            raise ValueError(f"{len(inputs)} inputs, but {len(targets)} targets")
         self._inputs, self._targets = inputs.to(device), targets.to(device)
 
     @property
@@ -116,11 +107,11 @@ class IndexedBatches:
 
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
         """Return inputs and targets of the samples."""
-        return self._whole.batch(self._indices[indices])
+        return self._whole.batch(self._indices[indices.to(self._indices.device)])
 
 
 def batch_source(samples: Samples, device: torch.device) -> BatchSource:
-    """Return the fitting source for a data set.
+    """Return the fitting source for a data set; see `samples_on` for what stays on the host.
 
     Raises
     ------
@@ -129,29 +120,17 @@ def batch_source(samples: Samples, device: torch.device) -> BatchSource:
     """
     if isinstance(samples, IndexedSamples):
         whole = batch_source(samples.samples, device)
-        return IndexedBatches(whole, torch.from_numpy(samples.indices).to(device))
+        indices = torch.from_numpy(samples.indices)
+        return IndexedBatches(whole, indices.to(device) if whole.on_device else indices)
     tensors = tensor_parts(samples)
     if tensors is None:
         return DatasetBatches(samples, device)
     if len(tensors) != 2:
         raise ValueError(f"expected a pair (inputs, targets), got {len(tensors)} tensors")
-    return TensorBatches(tensors[0], tensors[1], device)
-
-
-def num_samples(samples: Samples) -> int:
-    """Return how many samples a data set has."""
-    tensors = tensor_parts(samples)
-    return len(samples) if tensors is None else len(tensors[0])
-
-
-def tensor_parts(samples: Samples) -> Sequence[Tensor] | None:
-    """Return the tensors that a data set consists of; None if it is of another kind.
-
-    Arrays become tensors that share their memory.
-    """
-    if isinstance(samples, TensorDataset):
-        return samples.tensors
-    kinds = Tensor | np.ndarray
-    if isinstance(samples, tuple | list) and all(isinstance(part, kinds) for part in samples):
-        return [part if isinstance(part, Tensor) else torch.from_numpy(part) for part in samples]
-    return None
+    if len(tensors[0]) != len(tensors[1]):
+        raise ValueError(f"{len(tensors[0])} inputs, but {len(tensors[1])} targets")
+    placed = samples_on(samples, device)
+    if isinstance(placed, HostSamples):
+        return HostBatches(placed, device)
+    inputs, targets = tensor_parts(placed) or ()
+    return TensorBatches(inputs, targets, device)

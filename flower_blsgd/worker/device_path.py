@@ -10,6 +10,7 @@ from .batches import BatchSource
 from .compiled_model import CompiledModel, CompiledSteps
 from .cuda_capture import Capture, CudaCapture
 from .cuda_graph import GraphedSteps
+from .micro_batches import check_micro_batches
 from .optimizers import can_fuse
 from .precision import Precision, check_precision
 from .steps import Augment, EagerSteps, SampleLoss, Step, Steps
@@ -37,6 +38,8 @@ class DevicePath:
         What records steps, where they are recorded.
     name : str
         How the log calls this worker.
+    micro_batch_size : int (default: 0)
+        The most samples of a piece of a batch; 0: it stays whole.
     """
 
     device: torch.device
@@ -46,6 +49,7 @@ class DevicePath:
     fused: bool
     capture: Capture | None
     name: str
+    micro_batch_size: int = 0
 
     @property
     def learning_rate(self) -> float | Tensor:
@@ -76,6 +80,7 @@ class DevicePath:
             augment,
             self.precision,
             self.channels_last,
+            self.micro_batch_size,
         )
         eager = CompiledSteps(step, self.name) if self.compile else EagerSteps(step)
         if self.capture is None:
@@ -93,11 +98,18 @@ def device_path(
     compile: bool,
     cuda_graph: bool,
     name: str,
+    micro_batch_size: int = 0,
 ) -> DevicePath:
     """Return the fastest way that the settings, the model and the data allow.
 
     One line in the log tells of a GPU whose steps cannot be recorded.
+
+    Raises
+    ------
+    UsageError
+        If the device does not compute that precisely, or the model does not allow pieces.
     """
+    check_micro_batches(model, micro_batch_size)
     checked = check_precision(precision, device)
     fused = can_fuse(model, device)
     capture = capture_for(device) if cuda_graph else None
@@ -109,7 +121,9 @@ def device_path(
             obstacle,
         )
         capture = None
-    return DevicePath(device, checked, channels_last, compile, fused, capture, name)
+    return DevicePath(
+        device, checked, channels_last, compile, fused, capture, name, micro_batch_size
+    )
 
 
 def capture_for(device: torch.device) -> Capture | None:
@@ -119,7 +133,10 @@ def capture_for(device: torch.device) -> Capture | None:
 
 def _obstacle(source: BatchSource, device: torch.device, fused: bool) -> str:
     if not source.on_device:
-        return "the host makes every batch; a pair of tensors would be on the GPU"
+        return (
+            "the host makes every batch; only a pair of tensors, as far as there is memory for "
+            "it, is on the GPU"
+        )
     if device.type == "cuda" and not fused:
         return "the model has sparse gradients, or parameters that are not floating point"
     return ""

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ..protocol import EvaluateReport
-from .batches import IndexedSamples, Samples, batch_source, num_samples, tensor_parts
+from .batches import batch_source
+from .device_memory import bytes_to_move, stays_on_host
+from .samples import HostSamples, IndexedSamples, Samples, num_samples, tensor_parts
 
-_BATCH_SIZE = 1024
+BATCH_SIZE = 1024
 
 PerSample = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) -> one value per sample, shape (batch_size,)."""
@@ -24,12 +26,13 @@ def evaluate(
     device: str | torch.device = "cpu",
     first: int = 0,
     last: int | None = None,
+    batch_size: int = BATCH_SIZE,
 ) -> tuple[float, float]:
     """Return mean loss and mean metric over the samples [first, last), in eval mode.
 
     See `evaluate_sums` for the parameters.
     """
-    report = evaluate_sums(model, samples, loss, metric, device, first, last)
+    report = evaluate_sums(model, samples, loss, metric, device, first, last, batch_size)
     return report.loss, report.accuracy
 
 
@@ -41,6 +44,7 @@ def evaluate_sums(
     device: str | torch.device = "cpu",
     first: int = 0,
     last: int | None = None,
+    batch_size: int = BATCH_SIZE,
 ) -> EvaluateReport:
     """Return loss and metric added up in float64 over the samples [first, last), in eval mode.
 
@@ -55,15 +59,19 @@ def evaluate_sums(
     device : str or torch.device (default: "cpu")
         Where to compute.
     first, last : int
-        The slice, by default all of it. Only its samples are moved to the device.
+        The slice, by default all of it. Only its samples are moved to the device; what would take
+        more than half of its free memory is moved batch by batch.
+    batch_size : int (default: 1024)
+        Samples that are computed at once.
     """
     last = num_samples(samples) if last is None else last
     device = torch.device(device)
-    source = batch_source(_between(samples, first, last), device)
+    source = batch_source(_between(samples, first, last, device), device)
+    places = torch.arange(last - first, device=device if source.on_device else None)
     model = model.to(device).eval()
     loss_sum = metric_sum = 0.0
     with torch.inference_mode():
-        for indices in torch.split(torch.arange(last - first, device=device), _BATCH_SIZE):
+        for indices in torch.split(places, batch_size):
             inputs, targets = source.batch(indices)
             outputs = model(inputs)
             # On the CPU, since not every accelerator has float64.
@@ -72,12 +80,15 @@ def evaluate_sums(
     return EvaluateReport(first, last, loss_sum, metric_sum)
 
 
-def _between(samples: Samples, first: int, last: int) -> Samples:
+def _between(samples: Samples, first: int, last: int, device: torch.device) -> Samples:
     indices = np.arange(first, last)
     if isinstance(samples, IndexedSamples):
         samples, indices = samples.samples, samples.indices[first:last]
         parts = tensor_parts(samples)
         if parts is not None:
+            chosen = bytes_to_move(parts, device) * len(indices) // max(1, len(parts[0]))
+            if stays_on_host(chosen, device):
+                return IndexedSamples(HostSamples(parts), indices)
             return [part[torch.from_numpy(indices)] for part in parts]
     else:
         parts = tensor_parts(samples)

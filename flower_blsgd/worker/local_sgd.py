@@ -1,7 +1,6 @@
 """The steps of one order on given samples, with the loss of every sample."""
 
 import contextlib
-import math
 import time
 from typing import Any
 
@@ -14,21 +13,16 @@ from ..protocol import MOMENTUM, TrainOrder, TrainReport
 from .batches import Samples, batch_source
 from .device_path import device_path
 from .gate import gate_of
-from .model_state import (
-    load_momentum,
-    momentum_record,
-    zero_momentum,
-)
+from .model_state import load_momentum, momentum_record, zero_momentum
 from .model_transfer import ModelTransfer
 from .optimizers import begin_state, make_optimizer, set_learning_rate
 from .out_of_memory import too_large
 from .precision import use_precision
+from .slowdown import Slowdown
 from .steps import Augment, SampleLoss
+from .waiting import synchronize
 
 __all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
-
-_LONGEST_SLEEP_SECONDS = 0.5
-"""A handler must notice a signal soon, so it never blocks longer in one call."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -91,6 +85,17 @@ class LocalSGD:
         not do. Where it cannot be recorded, and on other devices, it is done eagerly.
     name : str (default: the device)
         How errors and the log call this worker.
+    micro_batch_size : int (default: 0)
+        Above 0: a step computes its batch in pieces of at most so many samples, for a device on
+        which the whole does not fit. The batch is read and augmented as a whole, and model,
+        losses and momentum are those of the whole, to rounding; what the model itself draws, as
+        dropout does, may be other numbers.
+
+    Raises
+    ------
+    UsageError
+        If the device cannot compute with this precision, or the batch is to be cut though the
+        model's samples depend on each other (BatchNorm).
     """
 
     def __init__(
@@ -111,12 +116,12 @@ class LocalSGD:
         compile: bool = False,
         cuda_graph: bool = True,
         name: str = "",
+        micro_batch_size: int = 0,
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self._name = name or str(self.device)
-        self._slowdown = slowdown
-        self._best_step_seconds = math.inf
+        self._slowdown = Slowdown(slowdown)
         self._source = batch_source(dataset, self.device)
         self._path = device_path(
             self.model,
@@ -127,6 +132,7 @@ class LocalSGD:
             compile=compile,
             cuda_graph=cuda_graph,
             name=self._name,
+            micro_batch_size=micro_batch_size,
         )
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -168,7 +174,7 @@ class LocalSGD:
             If the data set has fewer samples than the order names.
         UsageError
             If the device has too little memory for a step: one line with this worker, its batch,
-            and one that fits.
+            and what fits.
         """
         try:
             return self._run(order, state)
@@ -247,7 +253,8 @@ class LocalSGD:
             return self._timed(indices, order)
 
     def _indices(self, order: TrainOrder) -> Tensor:
-        return torch.from_numpy(order.indices.astype(np.int64)).to(self.device)
+        indices = torch.from_numpy(order.indices.astype(np.int64))
+        return indices.to(self.device) if self._source.on_device else indices
 
     def _own_randomness(self) -> contextlib.AbstractContextManager[None]:
         cards = [] if self.device.type == "cpu" else [self.device]
@@ -259,41 +266,17 @@ class LocalSGD:
         size = order.batch_size
         losses = torch.empty(len(indices), device=self.device)
         completed = 0
-        self._synchronize()
+        synchronize(self.device)
         started_at, start = time.time(), time.perf_counter()
         for first in range(0, len(indices), size):
             losses[first : first + size] = self._steps(indices[first : first + size])
             completed += 1
             if order.deadline_seconds > 0:
-                self._synchronize()  # else the host would run ahead of the device
-                if self._slowed(start, completed) >= order.deadline_seconds:
+                synchronize(self.device)  # else the host would run ahead of the device
+                elapsed = time.perf_counter() - start
+                if self._slowdown.seconds(elapsed, completed) >= order.deadline_seconds:
                     break
-        self._synchronize()
-        self._slow_down(start, completed)
+        synchronize(self.device)
+        self._slowdown.sleep(start, completed)
         seconds = time.perf_counter() - start
         return completed, losses[: completed * size].cpu().numpy(), started_at, seconds
-
-    def _slowed(self, start: float, steps: int) -> float:
-        """Return how long these steps take on a device that is `slowdown` times slower.
-
-        The step time is the best mean of all orders so far: a core that just slept computes its
-        first steps more slowly, and that would count `slowdown` times.
-        """
-        elapsed = time.perf_counter() - start
-        if self._slowdown == 1:
-            return elapsed
-        self._best_step_seconds = min(self._best_step_seconds, elapsed / steps)
-        return max(elapsed, steps * self._best_step_seconds * self._slowdown)
-
-    def _slow_down(self, start: float, steps: int) -> None:
-        """Sleep until a slower device would have done these steps."""
-        until = self._slowed(start, steps)
-        while (left := start + until - time.perf_counter()) > 0:
-            time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
-
-    def _synchronize(self) -> None:
-        """Wait for this thread's work, not for that of workers beside it."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        elif self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)

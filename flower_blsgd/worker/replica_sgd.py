@@ -18,6 +18,7 @@ from ..protocol import MOMENTUM, TrainOrder, TrainReport
 from .batches import Samples, batch_source
 from .gate import gate_of
 from .local_sgd import Augment, SampleLoss, cross_entropy
+from .micro_batches import added, check_micro_batches, in_pieces, pieces_of
 from .precision import check_precision, use_precision
 from .replica_state import (
     same_layout,
@@ -27,6 +28,7 @@ from .replica_state import (
     unstack_momentum,
 )
 from .replica_updates import Stacked, StackedOptimizer
+from .waiting import synchronize
 
 Work = tuple[TrainOrder, RecordDict | None]
 """An order, and the state of its worker."""
@@ -60,11 +62,13 @@ class ReplicaSGD:
         As of `LocalSGD`.
     precision : {"float32", "tf32"} (default: "float32")
         Likewise.
+    micro_batch_size : int (default: 0)
+        Likewise: the most samples of each worker that are computed at once.
 
     Raises
     ------
     UsageError
-        If the precision is ``"bfloat16"``.
+        If the precision is ``"bfloat16"``, or the model does not allow pieces.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class ReplicaSGD:
         weight_decay: float = 0.0,
         augment: Augment | None = None,
         precision: str = "float32",
+        micro_batch_size: int = 0,
     ) -> None:
         self.device = torch.device(device)
         if precision == "bfloat16":
@@ -88,6 +93,8 @@ class ReplicaSGD:
                 'see through vmap, so losses and norms would be rounded too; use "tf32"'
             )
         self._precision = check_precision(precision, self.device)
+        check_micro_batches(model, micro_batch_size)
+        self._micro_batch_size = micro_batch_size
         self._model = copy.deepcopy(model).to(self.device).train()
         self._source = batch_source(dataset, self.device)
         self._loss = loss
@@ -182,16 +189,17 @@ class ReplicaSGD:
             if self._augment is not None
         ]
         indices = torch.from_numpy(np.stack([o.indices for o in orders]).astype(np.int64))
-        indices = indices.to(self.device)
+        if self._source.on_device:
+            indices = indices.to(self.device)
         losses = torch.empty(indices.shape, device=self.device)
         size = orders[0].batch_size
-        self._synchronize()
+        synchronize(self.device)
         started_at, start = time.time(), time.perf_counter()
         for first in range(0, indices.shape[1], size):
             batch = indices[:, first : first + size]
             step_losses, buffers = self._step(batch, parameters, buffers, kept, rates, generators)
             losses[:, first : first + size] = step_losses
-        self._synchronize()
+        synchronize(self.device)
         return parameters, buffers, kept, losses, started_at, time.perf_counter() - start
 
     def _step(
@@ -204,14 +212,29 @@ class ReplicaSGD:
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Stacked]:
         inputs, targets = self._batch(indices, generators)
-        losses, buffers = self._losses(parameters, buffers, inputs, targets)
-        trained = [name for name, tensor in parameters.items() if tensor.requires_grad]
+        names = [name for name, tensor in parameters.items() if tensor.requires_grad]
+        trained = [parameters[name] for name in names]
+        size = indices.shape[1]
         # The models do not depend on one another, so the gradient of the sum is that of each.
-        gradients = torch.autograd.grad(
-            losses.mean(dim=1).sum(), [parameters[name] for name in trained], allow_unused=True
-        )
-        self._optimizer.step(parameters, dict(zip(trained, gradients, strict=True)), kept, rates)
-        return losses.detach(), {name: buffer.detach() for name, buffer in buffers.items()}
+        if in_pieces(size, self._micro_batch_size):
+            gradients: Sequence[Tensor | None] = [None] * len(trained)
+            parts = []
+            for piece, wanted in pieces_of(inputs, targets, self._micro_batch_size, dim=1):
+                losses, buffers = self._losses(parameters, buffers, piece, wanted)
+                share = torch.autograd.grad(losses.sum() / size, trained, allow_unused=True)
+                gradients = added(gradients, share)
+                buffers = {name: buffer.detach() for name, buffer in buffers.items()}
+                parts.append(losses.detach())
+                del losses
+            detached = torch.cat(parts, dim=1)
+        else:
+            losses, buffers = self._losses(parameters, buffers, inputs, targets)
+            mean = losses.mean(dim=1).sum()
+            gradients = torch.autograd.grad(mean, trained, allow_unused=True)
+            buffers = {name: buffer.detach() for name, buffer in buffers.items()}
+            detached = losses.detach()
+        self._optimizer.step(parameters, dict(zip(names, gradients, strict=True)), kept, rates)
+        return detached, buffers
 
     def _batch(
         self, indices: Tensor, generators: Sequence[torch.Generator]
@@ -246,12 +269,6 @@ class ReplicaSGD:
         with torch.random.fork_rng(devices=cards, device_type=cards[0].type if cards else "cuda"):
             torch.manual_seed(_common_seed(orders))
             yield
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        elif self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
 
 
 def _momentum_before(order: TrainOrder, state: RecordDict | None) -> ArrayRecord | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import BatchSource
+from .micro_batches import in_pieces, pieces_of
 from .precision import Precision, autocast
 
 SampleLoss = Callable[[Any, Tensor], Tensor]
@@ -70,6 +71,10 @@ class Step:
         Of the forward pass.
     channels_last : bool (default: False)
         Give the model images whose channels lie next to each other.
+    micro_batch_size : int (default: 0)
+        Above 0: forward and backward take at most so many samples at a time, and gradients add up
+        to that of the mean over the batch. Its samples must not depend on each other, see
+        `micro_batches.dependence`.
     """
 
     model: nn.Module
@@ -81,6 +86,7 @@ class Step:
     augment: Augment | None = None
     precision: Precision = "float32"
     channels_last: bool = False
+    micro_batch_size: int = 0
 
     def __call__(
         self, indices: Tensor, generator: torch.Generator, keep_casts: bool = True
@@ -92,18 +98,31 @@ class Step:
             inputs = self.augment(inputs, generator)
         if self.channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
+        size = len(indices)
+        if in_pieces(size, self.micro_batch_size):
+            parts = []
+            for piece, wanted in pieces_of(inputs, targets, self.micro_batch_size):
+                losses = self._losses(piece, wanted, len(piece), keep_casts)
+                (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
+                parts.append(losses.detach())
+                del losses  # else what the next piece needs would come on top of it
+            detached = torch.cat(parts)
+        else:
+            losses = self._losses(inputs, targets, size, keep_casts)
+            losses.mean().backward()  # type: ignore[no-untyped-call]
+            detached = losses.detach()
+        self.optimizer.step()
+        return detached
+
+    def _losses(self, inputs: Any, targets: Any, size: int, keep_casts: bool) -> Tensor:
         with autocast(self.precision, self.device, keep_casts):
             losses = self.loss(self.forward(inputs), targets)
-        if losses.shape != indices.shape:
+        if losses.shape != (size,):
             raise ValueError(
-                f"the loss must return one value per sample, shape ({len(indices)},), not "
+                f"the loss must return one value per sample, shape ({size},), not "
                 f'{tuple(losses.shape)}; a torch loss does with reduction="none"'
             )
-        if losses.dtype == torch.bfloat16:
-            losses = losses.float()
-        losses.mean().backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        return losses.detach()
+        return losses.float() if losses.dtype == torch.bfloat16 else losses
 
 
 class EagerSteps:

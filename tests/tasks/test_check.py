@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from flower_blsgd import Task
 from flower_blsgd.errors import UsageError
-from flower_blsgd.tasks.check import check_task
+from flower_blsgd.tasks.check import check_task, checked_initial_model
 from flower_blsgd.tasks.validation import with_validation
 
 INPUTS, TARGETS = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -112,3 +112,61 @@ def test_check_catches_a_wrong_kind_of_inputs() -> None:
     whole_numbers = (np.arange(12).reshape(6, 2), TARGETS.numpy())
     with pytest.raises(UsageError, match=r"model\(inputs\) raised RuntimeError"):
         check_task(replace(task_of(), train=whole_numbers))
+
+
+# --- what a task's functions refuse themselves
+
+
+def refusing(*_: object) -> Tensor:
+    raise UsageError("data = '/nowhere': no such folder; name another")
+
+
+@pytest.mark.parametrize("name", ["model", "augment", "loss", "metric"])
+def test_check_lets_refusals_through_as_they_are(name: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_task(task_of(**{name: refusing}), "own:task")
+    assert str(refused.value) == "data = '/nowhere': no such folder; name another"
+
+
+def test_check_lets_refusals_of_a_data_set_through() -> None:
+    class Refuses(Pairs):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise UsageError("row 3 cannot be read; skip-bad = true leaves it out")
+
+    with pytest.raises(UsageError, match=r"^row 3 cannot be read"):
+        check_task(task_of(Refuses()))
+
+
+# --- pretrained weights
+
+
+def test_check_needs_no_pretrained_weights() -> None:
+    check_task(task_of(pretrained=raising))
+
+
+def test_pretrained_weights_that_raise_are_told_in_one_line() -> None:
+    with pytest.raises(UsageError) as refused:
+        checked_initial_model(task_of(pretrained=raising), "own:task", 0)
+    assert str(refused.value) == (
+        "task = 'own:task': pretrained(model) raised TypeError: first line second line"
+    )
+    with pytest.raises(UsageError, match=r"^data = '/nowhere': no such folder"):
+        checked_initial_model(task_of(pretrained=refusing), "own:task", 0)
+
+
+def test_initial_model_is_that_of_the_task() -> None:
+    task = task_of(pretrained=lambda model: nn.init.constant_(model[0].weight, 3.0))
+    model = checked_initial_model(task, "own:task", 5)
+    expected = task.initial_model(5).state_dict()
+    assert all(torch.equal(t, expected[name]) for name, t in model.state_dict().items())
+    assert model[0].weight.unique().tolist() == [3.0]
+
+
+# --- batches in pieces
+
+
+def test_check_refuses_pieces_for_models_that_need_the_whole_batch() -> None:
+    check_task(task_of(), micro_batch_size=0)
+    with pytest.raises(UsageError, match=r"^micro-batch-size = 4: BatchNorm1d \(1\) of the model"):
+        check_task(task_of(), micro_batch_size=4)
+    check_task(task_of(model=lambda: nn.Linear(2, 3)), micro_batch_size=4)

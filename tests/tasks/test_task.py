@@ -1,6 +1,7 @@
 """Data, model, loss and metric in one object."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from torch.utils.data import Dataset, TensorDataset
 from flower_blsgd import Task
 from flower_blsgd.errors import UsageError
 from flower_blsgd.tasks.task import correct
+from flower_blsgd.tasks.validation import with_validation
 
 INPUTS, TARGETS = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
 
-def task_of(train: object = (INPUTS, TARGETS)) -> Task:
-    return Task(model=lambda: nn.Linear(2, 3), train=train, test=(INPUTS[:2], TARGETS[:2]))
+def task_of(train: object = (INPUTS, TARGETS), **settings: Any) -> Task:
+    test = (INPUTS[:2], TARGETS[:2])
+    return Task(model=lambda: nn.Linear(2, 3), train=train, test=test, **settings)
 
 
 class Pairs(Dataset):
@@ -56,6 +59,39 @@ def test_initial_model_leaves_the_generator_alone() -> None:
     torch.manual_seed(1)
     task_of().initial_model(3)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_initial_model_takes_pretrained_weights_once_and_fresh_ones_never() -> None:
+    calls: list[nn.Module] = []
+
+    def pretrained(model: nn.Module) -> None:
+        calls.append(model)
+        nn.init.normal_(model.weight)  # as for a last layer that is new
+        nn.init.constant_(model.bias, 7.0)
+
+    task = task_of(pretrained=pretrained)
+    task.fresh_model(3)
+    assert calls == []
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first = task.initial_model(3)
+    assert torch.equal(torch.rand(3), expected)
+    assert calls == [first]
+    assert first.bias.unique().tolist() == [7.0]
+    again, other = task.initial_model(3), task.initial_model(4)
+    assert torch.equal(first.weight, again.weight)
+    assert not torch.equal(first.weight, other.weight)
+    assert not torch.equal(first.weight, task.fresh_model(3).weight)
+
+
+def test_pretrained_weights_stay_with_a_validation_share() -> None:
+    def pretrained(model: nn.Module) -> None:
+        nn.init.constant_(model.weight, 7.0)
+
+    task = with_validation(task_of(pretrained=pretrained, evaluation_batch_size=3), 0.5, 0)
+    assert task.initial_model(0).weight.unique().tolist() == [7.0]
+    assert task.evaluation_batch_size == 3
 
 
 def test_fingerprint_is_equal_for_equal_data() -> None:

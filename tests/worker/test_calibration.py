@@ -1,6 +1,5 @@
 """Seconds per step: what is counted, and that nothing of it reaches training."""
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,37 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd.protocol import TrainOrder
+from flower_blsgd.worker import local_sgd, slowdown
 from flower_blsgd.worker.calibration import seconds_per_step
 from flower_blsgd.worker.local_sgd import LocalSGD
 
 from ..in_process_grid import same_bits
 
 NUM_SAMPLES = 20
+
+
+class FakeTime:
+    """A clock that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    clock = FakeTime()
+    for module in (local_sgd, slowdown):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 class Tired(nn.Module):
@@ -29,7 +53,7 @@ class Tired(nn.Module):
         self.sizes: list[int] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        time.sleep(self.seconds if self.sizes else self.seconds + self.first_seconds)
+        local_sgd.time.sleep(self.seconds if self.sizes else self.seconds + self.first_seconds)
         self.sizes.append(len(inputs))
         outputs: Tensor = self.layers(inputs)
         return outputs
@@ -47,25 +71,24 @@ def sgd_of(seconds: float = 0.0, first_seconds: float = 0.0, **arguments: Any) -
     return LocalSGD(model, data(), momentum=0.9, **arguments)
 
 
-def test_figure_is_the_time_of_a_step_without_the_first() -> None:
+def test_figure_is_the_time_of_a_step_without_the_first(clock: FakeTime) -> None:
     sgd = sgd_of(0.01, first_seconds=0.3)
-    found = seconds_per_step(sgd, 4, NUM_SAMPLES, seconds=0.3)
-    assert 0.01 <= found < 0.1  # the first alone would make it 0.3
-    # 1 to warm up, 3 to look, 3 orders of 0.1 s: some 10 steps each.
-    assert 7 <= len(sgd.model.sizes) <= 40
+    assert seconds_per_step(sgd, 4, NUM_SAMPLES, seconds=0.3) == pytest.approx(0.01)
+    # 1 to warm up, 3 to look, 3 orders of 0.1 s: 10 steps each.
+    assert len(sgd.model.sizes) == 1 + 3 + 3 * 10
     assert set(sgd.model.sizes) == {4}
 
 
-def test_slow_steps_are_measured_three_times_and_no_more() -> None:
+def test_slow_steps_are_measured_three_times_and_no_more(clock: FakeTime) -> None:
     sgd = sgd_of(0.05)
-    assert 0.05 <= seconds_per_step(sgd, 4, NUM_SAMPLES, seconds=0.1) < 0.3
+    assert seconds_per_step(sgd, 4, NUM_SAMPLES, seconds=0.1) == pytest.approx(0.05)
     assert len(sgd.model.sizes) == 4
 
 
-def test_slowdown_counts_once() -> None:
+def test_slowdown_counts_once(clock: FakeTime) -> None:
     sgd = sgd_of(0.01, slowdown=3.0)
     found = seconds_per_step(sgd, 4, NUM_SAMPLES, seconds=0.3)
-    assert 0.03 <= found < 0.08  # twice would be 0.09
+    assert found == pytest.approx(0.03)  # twice would be 0.09
 
 
 def test_batch_larger_than_the_data_is_drawn_with_repetition() -> None:

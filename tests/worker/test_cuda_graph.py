@@ -196,7 +196,7 @@ def test_slowdown_is_kept(capture: StandInCapture) -> None:
     graphed = LocalSGD(small_model(), data(), slowdown=3.0)
     graphed.run(order_of(1))
     steps = graphed.run(order_of(2))
-    assert steps.compute_seconds >= 3 * STEPS * graphed._best_step_seconds * 0.999
+    assert steps.compute_seconds >= 3 * STEPS * graphed._slowdown.best_step_seconds * 0.999
 
 
 def test_calibration_leaves_the_graph_in_use(capture: StandInCapture) -> None:

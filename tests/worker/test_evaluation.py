@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from flower_blsgd.tasks.task import correct
-from flower_blsgd.worker.batches import IndexedSamples
-from flower_blsgd.worker.evaluation import evaluate, evaluate_sums
+from flower_blsgd.worker.evaluation import _between, evaluate, evaluate_sums
 from flower_blsgd.worker.local_sgd import cross_entropy
+from flower_blsgd.worker.samples import HostSamples, IndexedSamples, tensor_parts
 
 
 def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -143,3 +143,58 @@ def test_slice_reads_no_other_sample() -> None:
     samples = Pairs(9)
     evaluate_sums(Halve(), samples, absolute, above_one, first=7, last=9)
     assert samples.read == [7, 8]
+
+
+# --- batches
+
+
+@pytest.mark.parametrize(("size", "expected"), [(4, [4, 4, 1]), (9, [9]), (1024, [9]), (None, [9])])
+def test_batches_are_as_large_as_asked(size: int | None, expected: list[int]) -> None:
+    sizes: list[int] = []
+
+    def counted(outputs: Tensor, targets: Tensor) -> Tensor:
+        sizes.append(len(targets))
+        return absolute(outputs, targets)
+
+    settings = {} if size is None else {"batch_size": size}
+    report = evaluate_sums(Halve(), whole("tensors", 9), counted, above_one, **settings)
+    assert sizes == expected
+    assert (report.loss_sum, report.metric_sum) == (36.0, 7)
+    assert evaluate(Halve(), whole("tensors", 9), absolute, above_one, **settings) == (4.0, 7 / 9)
+
+
+# --- data that do not fit on the device
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "TensorDataset"])
+def test_host_samples_give_the_same(kind: str) -> None:
+    parts = tensor_parts(whole(kind, 9))
+    assert parts is not None
+    for samples in (HostSamples(parts), IndexedSamples(HostSamples(parts), np.arange(9))):
+        report = evaluate_sums(Halve(), samples, absolute, above_one, first=2, last=5, batch_size=2)
+        assert (report.loss_sum, report.metric_sum) == (2 + 3 + 4, 3)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_chosen_slice_is_gathered_only_if_it_fits(
+    monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """Of 9 samples 2 are asked for; on the meta device each takes 4 + 4 bytes."""
+    asked: list[int] = []
+
+    def stays(num_bytes: int, device: torch.device) -> bool:
+        asked.append(num_bytes)
+        return not room
+
+    monkeypatch.setattr("flower_blsgd.worker.evaluation.stays_on_host", stays)
+    samples = IndexedSamples(
+        (torch.arange(9.0).reshape(9, 1), torch.zeros(9)), np.arange(9)[::-1].copy()
+    )
+    placed = _between(samples, 3, 5, torch.device("meta"))
+    assert asked == [16]
+    if room:
+        assert [part.tolist() for part in placed] == [[[5.0], [4.0]], [0.0, 0.0]]
+    else:
+        assert isinstance(placed, IndexedSamples)
+        assert isinstance(placed.samples, HostSamples)
+        assert placed.indices.tolist() == [5, 4]

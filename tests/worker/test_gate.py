@@ -22,9 +22,11 @@ from .interrupting import interrupt
 from .stand_in import StandInCapture, record_on_cpu, small_model
 from .test_cuda_graph import NUM_SAMPLES, SIZE, data, order_of
 
+LONG = 60.0
+
 
 def soon(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 5
+    until = time.monotonic() + LONG
     while not condition() and time.monotonic() < until:
         time.sleep(0.001)
     return condition()
@@ -36,9 +38,9 @@ def test_gate_lets_many_compute_and_one_record() -> None:
 
     def compute() -> None:
         with gate.computing():
-            together.wait(5)  # both are inside
+            together.wait(LONG)  # both are inside
             inside.append("computes")
-            stop.wait(5)
+            stop.wait(LONG)
             inside.remove("computes")
 
     def record() -> None:
@@ -65,7 +67,7 @@ def test_gate_lets_many_compute_and_one_record() -> None:
     assert late.is_alive()  # who came after the recorder waits for it
     stop.set()
     for thread in (*computing, recorder, late):
-        thread.join(5)
+        thread.join(LONG)
         assert not thread.is_alive()
     assert inside == ["late"]
 
@@ -94,10 +96,11 @@ def test_who_waits_at_the_gate_can_be_interrupted(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(gate_module, "LOOK_SECONDS", 0.01)
-    gate, ended = Gate(), list[str]()
+    gate, ended, begun = Gate(), list[str](), threading.Event()
 
     def wait() -> None:
         try:
+            begun.set()
             with getattr(gate, way)():
                 ended.append("passed")
         except InterruptedError:
@@ -106,10 +109,11 @@ def test_who_waits_at_the_gate_can_be_interrupted(
     thread = threading.Thread(target=wait, daemon=True)
     with gate.recording():
         thread.start()
+        assert begun.wait(LONG)
         time.sleep(0.05)
         interrupt(thread)
         assert soon(lambda: ended == ["interrupted"])
-    thread.join(5)
+    thread.join(LONG)
     assert (gate._computing, gate._recording, gate._waiting) == (0, False, 0)
 
 

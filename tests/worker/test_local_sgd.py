@@ -341,6 +341,7 @@ class TakesOneSecond(nn.Module):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("flower_blsgd.worker.local_sgd.time", clock)
+    monkeypatch.setattr("flower_blsgd.worker.slowdown.time", clock)
     return clock
 
 

@@ -1,5 +1,6 @@
 """Recorded steps on a real GPU; skipped where there is none."""
 
+import dataclasses
 import logging
 import threading
 from typing import Any
@@ -13,9 +14,12 @@ from torch import Tensor, nn
 from flower_blsgd import LocalSGD, TrainReport
 from flower_blsgd.array_view import view_record
 from flower_blsgd.tasks.augmentation import random_crop_and_flip
+from flower_blsgd.worker.device_memory import free_bytes_on
+from flower_blsgd.worker.samples import HostSamples
 
 from .stand_in import small_model
 from .test_cuda_graph import STEPS, data, order_of
+from .test_micro_batches import image_order, independent_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -146,3 +150,85 @@ def test_out_of_memory_names_a_batch_size_that_fits() -> None:
     with pytest.raises(ValueError, match=r"worker fast-0: .* of 16; a batch of [24] fits"):
         sgd.run(order_of(1, batch_size=16, arrays=arrays))
     assert sgd.run(order_of(1, batch_size=1, arrays=arrays)).completed_steps == STEPS
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_pieces_agree_with_the_whole_batch(
+    optimizer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, cut, recorded = (
+        LocalSGD(
+            independent_model(),
+            data(),
+            device=DEVICE,
+            optimizer=optimizer,
+            augment=random_crop_and_flip,
+            cuda_graph=cuda_graph,
+            micro_batch_size=micro,
+        )
+        for micro, cuda_graph in ((0, False), (3, False), (3, True))
+    )
+    for server_round, size in ((1, 8), (2, 8), (3, 5)):
+        order = image_order(server_round, batch_size=size, learning_rate=1e-3)
+        expected = whole.run(order)
+        assert close(cut.run(order), expected)
+        assert close(recorded.run(order), expected)
+    assert recorded._steps.batch_sizes == (8, 5)  # type: ignore[attr-defined]
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_pieces_are_computed_in_bfloat16() -> None:
+    for cuda_graph in (False, True):
+        cut, whole = (
+            LocalSGD(
+                independent_model(),
+                data(),
+                device=DEVICE,
+                precision="bfloat16",
+                channels_last=True,
+                cuda_graph=cuda_graph,
+                micro_batch_size=micro,
+            ).run(image_order(batch_size=8))
+            for micro in (3, 0)
+        )
+        assert np.allclose(cut.losses, whole.losses, rtol=0.1, atol=0.05)
+
+
+def test_out_of_memory_names_pieces_that_fit() -> None:
+    class Hungry(nn.Module):
+        """Needs an eighth of the GPU for every sample."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = independent_model()
+            total = torch.cuda.get_device_properties(DEVICE).total_memory
+            self.bytes_per_sample = total // 8
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            size = len(inputs) * self.bytes_per_sample
+            torch.empty(size, dtype=torch.uint8, device=inputs.device)
+            outputs: Tensor = self.inner(inputs)
+            return outputs
+
+    order = image_order(batch_size=16)
+    arrays = view_record({f"inner.{n}": a.numpy() for n, a in order.arrays.items()})
+    order = dataclasses.replace(order, arrays=arrays)
+    with pytest.raises(ValueError, match=r"of 16; pieces of [24] fit: set micro-batch-size = "):
+        LocalSGD(Hungry(), data(), device=DEVICE).run(order)
+    sgd = LocalSGD(Hungry(), data(), device=DEVICE, micro_batch_size=2)
+    assert sgd.run(order).completed_steps == STEPS
+
+
+def test_data_that_stay_on_the_host_are_copied_batch_by_batch() -> None:
+    on_host = LocalSGD(small_model(), HostSamples(data()), device=DEVICE, cuda_graph=False)
+    there = LocalSGD(small_model(), data(), device=DEVICE, cuda_graph=False)
+    for server_round in (1, 2, 3):
+        order = order_of(server_round, local_steps=20)
+        assert close(on_host.run(order), there.run(order))
+
+
+def test_free_memory_is_told() -> None:
+    free = free_bytes_on(torch.device(DEVICE))
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    assert free is not None
+    assert 0 < free <= total

@@ -11,10 +11,11 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.runtime.app_call import handler_of
 from flower_blsgd.worker.local_sgd import cross_entropy
-from flower_blsgd.worker.out_of_memory import SMALLEST_BATCH, largest_batch
+from flower_blsgd.worker.out_of_memory import SMALLEST_BATCH, largest_size
 
 from .stand_in import StandInCapture, record_on_cpu
 from .test_cuda_graph import data, order_of, same, small_model
+from .test_micro_batches import image_order, independent_model, to_rounding
 
 
 class Memory:
@@ -35,7 +36,7 @@ class Memory:
     ("fits", "batch_size", "tried"),
     [(8, 32, [16, 8]), (7, 20, [10, 5]), (2, 7, [3, 2]), (2, 3, [2]), (9, 2, []), (9, 1, [])],
 )
-def test_largest_batch_is_found_by_halving(fits: int, batch_size: int, tried: list[int]) -> None:
+def test_largest_size_is_found_by_halving(fits: int, batch_size: int, tried: list[int]) -> None:
     found: list[int] = []
 
     def attempt(size: int) -> None:
@@ -43,7 +44,7 @@ def test_largest_batch_is_found_by_halving(fits: int, batch_size: int, tried: li
         if size > fits:
             raise torch.OutOfMemoryError
 
-    assert largest_batch(attempt, batch_size) == (tried[-1] if tried else 0)
+    assert largest_size(attempt, batch_size, SMALLEST_BATCH) == (tried[-1] if tried else 0)
     assert found == tried
 
 
@@ -59,13 +60,13 @@ def test_whatever_a_trial_raises_does_not_fit() -> None:
             raise torch.OutOfMemoryError
         raise ValueError("Expected more than 1 value per channel when training")
 
-    assert largest_batch(attempt, 16) == 0
+    assert largest_size(attempt, 16, 2) == 0
 
     def interrupted(size: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        largest_batch(interrupted, 16)
+        largest_size(interrupted, 16, 2)
 
 
 def test_memory_that_cannot_be_returned_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +79,7 @@ def test_memory_that_cannot_be_returned_is_no_obstacle(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
-    assert largest_batch(lambda size: None, 16) == 8
+    assert largest_size(lambda size: None, 16, 2) == 8
     assert returned == [None]
 
 
@@ -134,6 +135,53 @@ def test_what_batch_size_is_divided_by_makes_it_fit(fits: int, times: int) -> No
     with pytest.raises(UsageError) as told:
         LocalSGD(small_model(), data(), Memory(fits)).run(order_of(1, batch_size=13))
     assert str(told.value).endswith(f"divide batch-size by {times} or more")
+
+
+# --- models whose batch can be cut
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(
+    ("fits", "micro", "tried", "told"),
+    [
+        (5, 0, [16, 8, 4], "16; pieces of 4 fit: set micro-batch-size = 4, which gives the same "),
+        (1, 0, [16, 8, 4, 2, 1], "16; pieces of 1 fit: set micro-batch-size = 1, which gives the "),
+        (3, 8, [8, 4, 2], "16 in pieces of 8; pieces of 2 fit: set micro-batch-size = 2, which "),
+        (0, 0, [16, 8, 4, 2, 1], "16, and not even one sample at a time fits; take another device"),
+        (0, 2, [2, 1], "16 in pieces of 2, and not even one sample at a time fits; take another "),
+        (5, 99, [16, 8, 4], "16; pieces of 4 fit: set micro-batch-size = 4, which gives the same "),
+    ],
+    ids=["4 fit", "1 fits", "2 of 8 fit", "none fits", "none of 2 fits", "was whole"],
+)
+def test_pieces_that_fit_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: bool,
+    fits: int,
+    micro: int,
+    tried: list[int],
+    told: str,
+) -> None:
+    if recorded:
+        record_on_cpu(monkeypatch, StandInCapture())
+    memory = Memory(fits)
+    sgd = LocalSGD(independent_model(), data(), memory, name="fast-0", micro_batch_size=micro)
+    with pytest.raises(UsageError) as refused:
+        sgd.run(image_order(batch_size=16))
+    begin = "worker fast-0: too little memory for its batch of "
+    assert str(refused.value).startswith(begin + told)
+    in_turn = [size for i, size in enumerate(memory.tried) if size not in memory.tried[:i]]
+    assert in_turn == tried
+
+
+def test_what_is_told_fits_and_gives_the_same_result() -> None:
+    order = image_order(batch_size=16)
+    with pytest.raises(UsageError, match="set micro-batch-size = 4"):
+        LocalSGD(independent_model(), data(), Memory(5)).run(order)
+    cut = LocalSGD(independent_model(), data(), Memory(5), micro_batch_size=4).run(order)
+    assert to_rounding(cut, LocalSGD(independent_model(), data()).run(order))
+
+
+# --- what is left of it
 
 
 @pytest.mark.parametrize("recorded", [False, True])

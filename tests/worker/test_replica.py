@@ -186,10 +186,11 @@ def test_who_waits_for_others_of_the_team_can_be_interrupted(
 ) -> None:
     monkeypatch.setattr(replica, "LOOK_SECONDS", 0.01)
     _, members = team_of(2)
-    team, ended = members[0]._team, list[str]()
+    team, ended, begun = members[0]._team, list[str](), threading.Event()
 
     def wait() -> None:
         try:
+            begun.set()
             with team._one_at_a_time():
                 ended.append("passed")
         except InterruptedError:
@@ -198,6 +199,7 @@ def test_who_waits_for_others_of_the_team_can_be_interrupted(
     thread = threading.Thread(target=wait, daemon=True)
     with team._one_at_a_time():
         thread.start()
+        assert begun.wait(LONG)
         time.sleep(0.05)
         interrupt(thread)
         thread.join(LONG)

@@ -9,7 +9,7 @@ import pytest
 
 from flower_blsgd.worker.replica_group import InterruptedElsewhereError, ReplicaGroup
 
-LONG = 30.0
+LONG = 60.0
 
 
 class Interrupted(BaseException):

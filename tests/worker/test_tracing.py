@@ -29,6 +29,7 @@ from flower_blsgd.worker import operators as operators_module
 from flower_blsgd.worker.gate import gate_of
 from flower_blsgd.worker.local_sgd import LocalSGD
 from flower_blsgd.worker.operators import OperatorProfiler, operators_in
+from flower_blsgd.worker.slowdown import Slowdown
 from flower_blsgd.worker.tracing import OrderTrace
 
 CPU = WorkerSpec("cpu")
@@ -132,7 +133,7 @@ def test_deliberate_slowdown_is_a_stage_of_its_own_behind_the_last_step() -> Non
     worker = WorkerSpec("cpu", slowdown=8.0)
     sgd = local_sgd()
     sgd.run(TrainOrder.from_message(order_message()))  # what torch does once is not slowed down
-    sgd._slowdown = worker.slowdown
+    sgd._slowdown = Slowdown(worker.slowdown)
     reply, report = answered("spans", worker, sgd)
     trace = trace_of(reply)
     spans = spans_of(trace)
