@@ -110,7 +110,8 @@ def evaluate_run(
     if task is None:
         task = load_task(config.task, data or config.data, config.model, **config.task_options)
     use_precision(config.precision, device)
-    loss, accuracy = evaluate(model, task.test, task.loss, task.metric, device)
+    size = task.evaluation_batch_size
+    loss, accuracy = evaluate(model, task.test, task.loss, task.metric, device, batch_size=size)
     return Evaluation(accuracy, loss, task.num_test, device)
 
 
@@ -151,9 +152,25 @@ def _fresh_model(config: RunConfig, task: Task | None, tensors: dict[str, Tensor
             task = _own_task(config)
         if task is not None:
             return task.model()
-        # The last layer is the narrowest; the file does not keep the layers' order.
+        return load_model(config.task, config.model, _num_classes(config, tensors))
+
+
+def _num_classes(config: RunConfig, tensors: dict[str, Tensor]) -> int:
+    """Return for how many classes the model is, by what differs between two such models."""
+    try:
+        with torch.device("meta"):  # nothing is computed, and no memory used
+            two, three = (
+                load_model(config.task, config.model, classes).state_dict() for classes in (2, 3)
+            )
+    except UsageError:  # a model for one number only, or none at all
         rows = [len(tensor) for tensor in tensors.values() if tensor.ndim == 2]
-        return load_model(config.task, config.model, min(rows, default=10))
+        return min(rows, default=10)
+    for name in two.keys() & tensors.keys():
+        sizes = zip(two[name].shape, three[name].shape, tensors[name].shape, strict=False)
+        for few, more, ours in sizes:
+            if few != more:
+                return ours
+    return 10
 
 
 def _own_task(config: RunConfig, data: str = "") -> Task:

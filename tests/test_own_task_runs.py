@@ -46,7 +46,7 @@ def blsgd(folder: Path, *arguments: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -262,7 +262,7 @@ def run_script(folder: Path, by_stdin: bool, *steps: str, **settings: Any) -> di
         text=True,
         start_new_session=True,
     )
-    stdout, stderr = running.communicate(text if by_stdin else "", timeout=110)
+    stdout, stderr = running.communicate(text if by_stdin else "", timeout=250)
     assert running.returncode == 0, stdout + stderr
     assert wait_until(lambda: not processes_of_session(running.pid))
     results: dict[str, Any] = json.loads((folder / "results.json").read_text())
@@ -462,7 +462,7 @@ def test_ctrl_c_leaves_what_was_reached_and_no_process(tmp_path: Path) -> None:
         assert wait_until((run / "epochs.csv").exists, 60)
         assert len(processes_of_session(running.pid)) == 2
         os.killpg(running.pid, signal.SIGINT)
-        told, _ = running.communicate(timeout=30)
+        told, _ = running.communicate(timeout=120)
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)

@@ -138,6 +138,28 @@ def test_load_cifar10_needs_no_data(
     assert loaded(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape == (1, classes)
 
 
+@pytest.mark.parametrize(
+    ("task", "name", "classes"),
+    [
+        ("cifar100", "wrn-10-1", 100),  # wider than its last layer: 64
+        ("flowers102", "wrn-10-1", 102),
+        ("tiny-imagenet", "wrn-10-2", 3),
+        ("tiny-imagenet", "vit-micro-16", 200),  # all its other layers are narrower
+        ("cifar100", "vit-micro-16", 64),  # as wide as most of them
+        ("flowers102", "vit-micro-16", 5),
+    ],
+)
+def test_load_knows_the_number_of_classes(
+    tmp_path: Path, task: str, name: str, classes: int
+) -> None:
+    if name.startswith("vit"):
+        pytest.importorskip("transformers")
+    model = load_model(task, name, classes)
+    loaded = load(saved(tmp_path / "run", model, task=task, model=name))
+    assert same(loaded, model)
+    assert loaded(torch.zeros(1, 3, 64, 64, dtype=torch.uint8)).shape == (1, classes)
+
+
 def test_load_leaves_the_random_numbers_alone(
     tmp_path: Path, digits_run: tuple[Path, dict[str, Any]], own: Callable[..., Path]
 ) -> None:

@@ -10,14 +10,18 @@ from .pixels import CIFAR10_MEAN, CIFAR10_STD, PixelNormalize
 Shortcut = Literal["A", "B"]
 
 
-def resnet20(num_classes: int = 10, shortcut: Shortcut = "A") -> nn.Module:
+def resnet20(
+    num_classes: int = 10, shortcut: Shortcut = "A", pixels: nn.Module | None = None
+) -> nn.Module:
     """Return ResNet20; for ten classes 269,722 parameters, with shortcut B 272,474."""
-    return CifarResNet(3, num_classes, shortcut)
+    return CifarResNet(3, num_classes, shortcut, pixels)
 
 
-def resnet8(num_classes: int = 10, shortcut: Shortcut = "A") -> nn.Module:
+def resnet8(
+    num_classes: int = 10, shortcut: Shortcut = "A", pixels: nn.Module | None = None
+) -> nn.Module:
     """Return the same with one block per stage; for ten classes 75,290 parameters."""
-    return CifarResNet(1, num_classes, shortcut)
+    return CifarResNet(1, num_classes, shortcut, pixels)
 
 
 class CifarResNet(nn.Module):
@@ -32,11 +36,21 @@ class CifarResNet(nn.Module):
     shortcut : "A" or "B"
         Where the width changes: every second pixel and zeros for the new channels (A, without
         parameters, the paper's choice for CIFAR-10), or a 1x1 convolution (B).
+    pixels : torch.nn.Module, optional
+        Makes normalised floats of the bytes; by default with mean and deviation of CIFAR-10.
     """
 
-    def __init__(self, blocks: int, num_classes: int, shortcut: Shortcut) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        num_classes: int,
+        shortcut: Shortcut,
+        pixels: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.normalize = PixelNormalize(CIFAR10_MEAN, CIFAR10_STD)
+        if pixels is None:
+            pixels = PixelNormalize(CIFAR10_MEAN, CIFAR10_STD)
+        self.normalize = pixels
         self.conv1 = _conv3x3(3, 16)
         self.bn1 = nn.BatchNorm2d(16)
         self.layer1 = _stage(16, 16, blocks, shortcut)

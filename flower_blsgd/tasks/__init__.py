@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 TASKS: Mapping[str, str] = {
     "digits": "flower_blsgd.tasks.digits:digits",
     "cifar10": "flower_blsgd.tasks.cifar10:cifar10",
+    "cifar100": "flower_blsgd.tasks.cifar100:cifar100",
+    "flowers102": "flower_blsgd.tasks.flowers102:flowers102",
+    "tiny-imagenet": "flower_blsgd.tasks.tiny_imagenet:tiny_imagenet",
+    "ag-news": "flower_blsgd.tasks.ag_news:ag_news",
 }
 """Where each task is made: a function ``(data, model) -> Task`` of two texts."""
 
 MODELS: Mapping[str, str] = {
     "digits": "flower_blsgd.tasks.digits:model",
     "cifar10": "flower_blsgd.tasks.cifar10:model",
+    "cifar100": "flower_blsgd.tasks.cifar100:model",
+    "flowers102": "flower_blsgd.tasks.flowers102:model",
+    "tiny-imagenet": "flower_blsgd.tasks.tiny_imagenet:model",
 }
 """Where each task's models are made: a function ``(name, num_classes) -> Module``."""
 
@@ -122,7 +129,7 @@ def load_task(
     if task is None:
         task = _made(name, data, model, options)
     else:
-        _refuse_set(name, {"data": data, "model": model, **options})
+        refuse_set(name, {"data": data, "model": model, **options})
     if validation_share == 0:
         return task
     from .validation import with_validation
@@ -162,11 +169,11 @@ def _made(name: str, data: str, model: str, options: Mapping[str, Any]) -> "Task
     except (TypeError, ValueError) as error:
         raise UsageError(f"task = {name!r} cannot be loaded: {error}") from None
     known = {key: value for key, value in options.items() if key in parameters}
-    _refuse_set(name, {key: value for key, value in options.items() if key not in parameters})
+    refuse_set(name, {key: value for key, value in options.items() if key not in parameters})
     if set(parameters) - set(options):
         task = make(data, model, **known)
     else:
-        _refuse_set(name, {"data": data, "model": model})
+        refuse_set(name, {"data": data, "model": model})
         task = make(**known)
     if not isinstance(task, Task):
         raise UsageError(f"task = {name!r} returned {type(task).__name__}, not a Task")
@@ -189,7 +196,7 @@ def _function(name: str, reference: str) -> Callable[..., Any]:
     return function
 
 
-def _refuse_set(name: str, settings: Mapping[str, Any]) -> None:
+def refuse_set(name: str, settings: Mapping[str, Any]) -> None:
     """Refuse settings that the task would not look at."""
     for name_here, value in settings.items():
         if value != OPTIONS.get(name_here, ""):
