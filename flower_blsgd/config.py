@@ -4,6 +4,7 @@ Flower's run config is flat and in kebab-case; every engine reads the same file.
 writes the defaults into pyproject.toml.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -251,6 +252,9 @@ def _of_type(value: Any, wanted: Any) -> Any:
         wanted = str
     if float in (wanted, *get_args(wanted)) and type(value) is int:
         return float(value)
+    if float in get_args(wanted) and isinstance(value, str):
+        with contextlib.suppress(ValueError):  # on a command line it is a text like its default
+            return float(value)
     if isinstance(value, bool) and wanted is not bool:
         return None
     return value if isinstance(value, wanted) else None

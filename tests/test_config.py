@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from flower_blsgd.algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS
 from flower_blsgd.config import RunConfig, write_defaults
 from flower_blsgd.errors import UsageError
+from flower_blsgd.tasks import OPTIONS
 
 
 def refusal(**settings: Any) -> str:
@@ -144,6 +145,7 @@ def test_unknown_key_like_no_other_lists_the_known() -> None:
         ("epoch", 1, "a text"),
         ("momentum_buffers", False, "a text"),
         ("local_steps_slow", 2.5, 'a whole number or "auto"'),
+        ("dropout", True, 'a number or "auto"'),
         ("local_steps_slow", True, 'a whole number or "auto"'),
     ],
 )
@@ -183,6 +185,10 @@ def test_whole_number_stands_for_a_number() -> None:
         ("deadline_seconds", -1.0, "at least 0"),
         ("local_steps_fast", 0, "at least 1"),
         ("local_steps_slow", 0, 'at least 1, or "auto"'),
+        ("dropout", 1.0, 'in [0, 1), or "auto"'),
+        ("dropout", "some", 'in [0, 1), or "auto"'),
+        ("split", "half", 'empty, "official" or "paper"'),
+        ("max_tokens", 7, "at least 8"),
         ("local_steps_slow", "some", 'at least 1, or "auto"'),
         ("evaluate_every_epochs", 0, "at least 1"),
         ("seed", -1, "at least 0"),
@@ -352,3 +358,12 @@ def test_write_defaults_replaces_only_its_own_table(tmp_path: Path) -> None:
     assert config == RunConfig().to_run_config()
     write_defaults(file)
     assert file.read_text() == written
+
+
+@pytest.mark.parametrize("value", ["0.25", 0.25])
+def test_dropout_is_a_number_also_as_the_text_of_a_command_line(value: float | str) -> None:
+    assert RunConfig(dropout=value).dropout == 0.25
+
+
+def test_options_of_tasks_are_settings_with_the_same_defaults() -> None:
+    assert RunConfig().task_options == OPTIONS

@@ -126,7 +126,7 @@ def _measure(config: RunConfig, console: Console) -> "SpeedProfile":
     check_team(config, workers, task.num_train)
     if note := sharing_note(workers):
         _say(console, note)
-    arrays = state_record(task.initial_model(0))
+    arrays = state_record(task.fresh_model(0))
     tell = partial(_say, console)
     with own_grid(config, workers=workers) as grid, terminated_like_interrupted():
         return calibrate(grid, ProfileKey.here(config), arrays, task.num_train, tell)

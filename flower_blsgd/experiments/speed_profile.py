@@ -6,7 +6,7 @@ import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,8 @@ class ProfileKey:
         As in the settings.
     channels_last, compile, cuda_graph : bool
         As in the settings.
+    micro_batch_size, max_tokens : int
+        As in the settings.
     """
 
     cpu: str
@@ -101,6 +103,8 @@ class ProfileKey:
     channels_last: bool = False
     compile: bool = False
     cuda_graph: bool = True
+    micro_batch_size: int = 0
+    max_tokens: int = 128
 
     @classmethod
     def here(cls, config: RunConfig, machine: Machine | None = None) -> "ProfileKey":
@@ -110,17 +114,7 @@ class ProfileKey:
             cpu=cpu_name(),
             cores=len(machine.cores),
             accelerators=accelerator_names(machine),
-            task=config.task,
-            model=config.model,
-            batch_size=config.batch_size,
-            threads=config.threads,
-            processes_per_device=config.processes_per_device,
-            optimizer=config.optimizer,
-            precision=config.precision,
-            replicas=config.replicas,
-            channels_last=config.channels_last,
-            compile=config.compile,
-            cuda_graph=config.cuda_graph,
+            **{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)},
         )
 
     def difference(self, other: "ProfileKey") -> str:
