@@ -58,7 +58,7 @@ class AnyMachine(Machine):
         """Accept any."""
 
 
-def config_of(name: str, **changes: Any) -> RunConfig:
+def config_of(name: str, /, **changes: Any) -> RunConfig:
     text = (CONFIGS / f"{name}.toml").read_text()
     return replace(RunConfig.from_run_config(tomllib.loads(text)), **changes)
 

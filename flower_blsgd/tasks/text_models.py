@@ -1,0 +1,159 @@
+"""The models of a text task, each with the tokenizer that belongs to it."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..data.entry import Prepared
+from ..data.tokenizers import TokenizerSource, vocabulary_of_rows
+from ..errors import UsageError, nearest
+from ..models.text_configs import (
+    DISTILBERT_HUB_NAME,
+    distilbert_config,
+    folder_config,
+    narrow_distilbert_config,
+    with_dropout,
+)
+from ..models.text_encoder import TextEncoder
+from ..models.text_tokenizer import folder_tokenizer, tokenizer_state
+from ..models.text_transformer import TextTransformer, load_weights, most_tokens
+from ..models.weights_folder import hub_folder, weights_folder
+
+Maker = Callable[[Prepared], Callable[[], nn.Module]]
+"""(prepared texts) -> what makes a fresh model for them."""
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model, and what its texts must become.
+
+    Parameters
+    ----------
+    tokenizer : TokenizerSource
+        Cuts the texts.
+    maker : callable
+        ``(prepared texts) -> function that makes a fresh model``.
+    pretrained : callable, optional
+        Puts published weights into a fresh model.
+    """
+
+    tokenizer: TokenizerSource
+    maker: Maker
+    pretrained: Callable[[Any], None] | None = None
+
+
+def text_model(
+    name: str, num_classes: int, *, max_tokens: int, pretrained: bool, dropout: float | str
+) -> TextModel:
+    """Return a model by name.
+
+    Parameters
+    ----------
+    name : str
+        ``"encoder"``, ``"distilbert"``, ``"distilbert-micro"``, or a Hugging Face folder.
+    num_classes : int
+        Its outputs.
+    max_tokens : int
+        Where texts are cut.
+    pretrained : bool
+        Whether it begins with published weights, where there are any.
+    dropout : float or "auto"
+        Of all its dropouts; ``"auto"`` for its own.
+
+    Raises
+    ------
+    UsageError
+        If there is no such model, or it does not go with the settings.
+    """
+    makers = {
+        "encoder": _encoder,
+        "distilbert": _distilbert,
+        "distilbert-micro": _narrow_distilbert,
+    }
+    if name in makers:
+        return makers[name](num_classes, max_tokens, pretrained, dropout)
+    if Path(name).expanduser().is_dir():
+        return _folder(name, num_classes, max_tokens, pretrained, dropout)
+    if set(name) & set("/\\.~"):
+        raise UsageError(f"model = {name!r}: there is no such folder; known: {', '.join(makers)}")
+    raise UsageError(
+        f"model = {name!r} is not known; {nearest(name, makers)}, or a Hugging Face folder"
+    )
+
+
+def _encoder(num_classes: int, _: int, __: bool, dropout: float | str) -> TextModel:
+    settings: dict[str, Any] = {} if dropout == "auto" else {"dropout": float(dropout)}
+
+    def maker(texts: Prepared) -> Callable[[], nn.Module]:
+        longest = max(inputs.shape[1] for inputs, _ in (texts.train, texts.test))
+        return functools.partial(
+            TextEncoder, texts.facts["vocabulary"], num_classes, longest, **settings
+        )
+
+    return TextModel(vocabulary_of_rows(), maker)
+
+
+def _distilbert(
+    num_classes: int, max_tokens: int, pretrained: bool, dropout: float | str
+) -> TextModel:
+    name = "distilbert"
+    config = with_dropout(distilbert_config(num_classes), name, dropout)
+    _check_length(name, config, max_tokens)
+    make = functools.partial(TextTransformer, config)
+    if not pretrained:
+        return TextModel(vocabulary_of_rows(marked=True), lambda _: make)
+    hub = functools.partial(hub_folder, name, DISTILBERT_HUB_NAME)
+    return TextModel(
+        TokenizerSource(
+            f"hub {DISTILBERT_HUB_NAME}", lambda _: folder_tokenizer(name, hub(weights=False))
+        ),
+        lambda _: make,
+        lambda model: load_weights(model, hub(), name),
+    )
+
+
+def _narrow_distilbert(
+    num_classes: int, max_tokens: int, _: bool, dropout: float | str
+) -> TextModel:
+    name = "distilbert-micro"
+
+    def config(vocabulary: int) -> Any:
+        return with_dropout(narrow_distilbert_config(num_classes, vocabulary), name, dropout)
+
+    _check_length(name, config(vocabulary=1), max_tokens)
+    return TextModel(
+        vocabulary_of_rows(marked=True),
+        lambda texts: functools.partial(TextTransformer, config(texts.facts["vocabulary"])),
+    )
+
+
+def _folder(
+    name: str, num_classes: int, max_tokens: int, pretrained: bool, dropout: float | str
+) -> TextModel:
+    folder = weights_folder(name, "", weights=False)  # only the server needs those
+    config = with_dropout(folder_config(name, folder, num_classes), name, dropout)
+    _check_length(name, config, max_tokens)
+
+    def maker(texts: Prepared) -> Callable[[], nn.Module]:
+        if texts.facts["vocabulary"] > config.vocab_size:
+            raise UsageError(
+                f"model = {name!r}: its tokenizer knows {texts.facts['vocabulary']:,} tokens, but "
+                f"its model {config.vocab_size:,}; they do not belong together"
+            )
+        return functools.partial(TextTransformer, config)
+
+    return TextModel(
+        TokenizerSource(tokenizer_state(name, folder), lambda _: folder_tokenizer(name, folder)),
+        maker,
+        (lambda model: load_weights(model, weights_folder(name, ""), name)) if pretrained else None,
+    )
+
+
+def _check_length(name: str, config: Any, max_tokens: int) -> None:
+    limit = most_tokens(config)
+    if limit is not None and max_tokens > limit:
+        raise UsageError(f"max-tokens = {max_tokens}: model = {name!r} takes at most {limit}")
