@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from .hugging_face import import_transformers, quiet
 from .vision_transformer import CONFIGS, VIT_B_16, VIT_B_16_HUB_NAME
-from .weights_folder import weights_folder
+from .weights_folder import hub_folder, own_folder
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ def load_weights(model: nn.Module, name: str) -> None:
     UsageError
         If they cannot be had, or are not those of this model.
     """
-    folder = weights_folder(name, VIT_B_16_HUB_NAME)
+    at_hub = name in CONFIGS
+    folder = hub_folder(name, VIT_B_16_HUB_NAME) if at_hub else own_folder(name)
     network = model.get_submodule("network")
     fresh = network.state_dict()
     given = _read(folder, name)

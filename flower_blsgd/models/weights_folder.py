@@ -14,29 +14,24 @@ _BELOW = "*/*"
 """Of the hub's repositories only the files at the top: further down are other formats."""
 
 
-def weights_folder(model: str, hub_name: str, weights: bool = True) -> Path:
-    """Return a Hugging Face folder: config.json, and weights as safetensors.
+def own_folder(model: str, weights: bool = True) -> Path:
+    """Return the whole path of a Hugging Face folder: config.json, and weights as safetensors.
 
     Parameters
     ----------
     model : str
-        The setting: a folder, or anything else for the hub's repository.
-    hub_name : str
-        That repository, such as ``"distilbert/distilbert-base-uncased"``. What was downloaded
-        before is not downloaded again, and found without a network too. Never a pickle.
+        The setting, a folder.
     weights : bool (default: True)
         False where config and tokenizer are enough.
 
     Raises
     ------
     UsageError
-        If neither is there, or the folder is not complete.
+        If it is not complete.
     """
     folder = Path(model).expanduser()
-    if model and folder.is_dir():
-        check_folder(model, folder, weights)
-        return folder.resolve()
-    return hub_folder(model, hub_name, weights)
+    check_folder(model, folder, weights)
+    return folder.resolve()
 
 
 def check_folder(model: str, folder: Path, weights: bool) -> None:
@@ -74,12 +69,17 @@ def check_folder(model: str, folder: Path, weights: bool) -> None:
 
 
 def hub_folder(model: str, hub_name: str, weights: bool = True) -> Path:
-    """Return the folder of a repository of the hub, also where a folder is called like the model.
+    """Return the folder of a repository of the hub, as it was downloaded.
 
     Parameters
     ----------
-    model, hub_name, weights
-        As of `weights_folder`.
+    model : str
+        The setting, for messages.
+    hub_name : str
+        The repository, such as ``"distilbert/distilbert-base-uncased"``. What was downloaded
+        before is not downloaded again, and found without a network too. Never a pickle.
+    weights : bool (default: True)
+        False where config and tokenizer are enough.
 
     Raises
     ------

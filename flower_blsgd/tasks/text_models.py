@@ -21,7 +21,7 @@ from ..models.text_configs import (
 from ..models.text_encoder import TextEncoder
 from ..models.text_tokenizer import folder_tokenizer, tokenizer_state
 from ..models.text_transformer import TextTransformer, load_weights, most_tokens
-from ..models.weights_folder import hub_folder, weights_folder
+from ..models.weights_folder import hub_folder, own_folder
 
 Maker = Callable[[Prepared], Callable[[], nn.Module]]
 """(prepared texts) -> what makes a fresh model for them."""
@@ -134,7 +134,7 @@ def _narrow_distilbert(
 def _folder(
     name: str, num_classes: int, max_tokens: int, pretrained: bool, dropout: float | str
 ) -> TextModel:
-    folder = weights_folder(name, "", weights=False)  # only the server needs those
+    folder = own_folder(name, weights=False)  # only the server needs those
     config = with_dropout(folder_config(name, folder, num_classes), name, dropout)
     _check_length(name, config, max_tokens)
 
@@ -149,7 +149,7 @@ def _folder(
     return TextModel(
         TokenizerSource(tokenizer_state(name, folder), lambda _: folder_tokenizer(name, folder)),
         maker,
-        (lambda model: load_weights(model, weights_folder(name, ""), name)) if pretrained else None,
+        (lambda model: load_weights(model, own_folder(name), name)) if pretrained else None,
     )
 
 

@@ -103,7 +103,7 @@ def test_vit_b_16_comes_from_the_hub(
         asked.append((model, hub_name))
         return Path(folder)
 
-    monkeypatch.setattr(vision_transformer_weights, "weights_folder", found)
+    monkeypatch.setattr(vision_transformer_weights, "hub_folder", found)
     give = pretrained_weights("vit-b-16")
     assert give is not None
     model = vision_transformer(folder, 5)  # in place of the large one

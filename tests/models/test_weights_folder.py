@@ -12,7 +12,7 @@ pytest.importorskip("huggingface_hub")
 import huggingface_hub
 
 from flower_blsgd.models import weights_folder as module
-from flower_blsgd.models.weights_folder import hub_folder, weights_folder
+from flower_blsgd.models.weights_folder import hub_folder, own_folder
 
 HUB = "somebody/some-model"
 
@@ -26,7 +26,7 @@ def folder_of(folder: Path, *names: str) -> Path:
 
 def refusal(model: Path | str, weights: bool = True) -> str:
     with pytest.raises(UsageError) as refused:
-        weights_folder(str(model), HUB, weights)
+        own_folder(str(model), weights) if isinstance(model, Path) else hub_folder(model, HUB)
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
@@ -54,19 +54,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_folder(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "own", "config.json", "model.safetensors")
-    assert weights_folder(str(folder), HUB) == folder.resolve()
+    assert own_folder(str(folder)) == folder.resolve()
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     folder = folder_of(tmp_path / "own", "config.json", *names, "model.safetensors.index.json")
-    assert weights_folder(str(folder), HUB) == folder.resolve()
+    assert own_folder(str(folder)) == folder.resolve()
 
 
 def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     folder_of(tmp_path / "own", "config.json", "model.safetensors")
-    assert weights_folder("~/own", HUB) == (tmp_path / "own").resolve()
+    assert own_folder("~/own") == (tmp_path / "own").resolve()
 
 
 @pytest.mark.parametrize("pickle", ["pytorch_model.bin", "model.pt"])
@@ -75,7 +75,7 @@ def test_pickles_are_refused_with_the_way_out(pickle: str, tmp_path: Path) -> No
     message = refusal(folder)
     assert f"{pickle} is a pickle" in message
     assert "from_pretrained(OLD).save_pretrained(NEW)" in message
-    assert weights_folder(str(folder), HUB, weights=False) == folder.resolve()
+    assert own_folder(str(folder), weights=False) == folder.resolve()
 
 
 def test_incomplete_folders(tmp_path: Path) -> None:
@@ -91,13 +91,13 @@ def test_incomplete_folders(tmp_path: Path) -> None:
 
 
 def test_the_hub_is_asked_for_safe_files_only(hub: dict[str, Any], tmp_path: Path) -> None:
-    assert weights_folder("some-model", HUB) == tmp_path / "downloaded"
+    assert hub_folder("some-model", HUB) == tmp_path / "downloaded"
     ((name, asked),) = hub["asked"]
     assert name == HUB
     assert asked["allow_patterns"] == ["*.json", "*.txt", "*.safetensors"]
     assert asked["ignore_patterns"] == "*/*"
     assert not asked["local_files_only"]
-    weights_folder("some-model", HUB, weights=False)
+    hub_folder("some-model", HUB, weights=False)
     assert hub["asked"][1][1]["allow_patterns"] == ["*.json", "*.txt"]
 
 
@@ -107,12 +107,12 @@ def test_a_folder_of_the_same_name(
     monkeypatch.chdir(tmp_path)
     folder_of(tmp_path / "some-model", "config.json", "model.safetensors")
     assert hub_folder("some-model", HUB) == tmp_path / "downloaded"
-    assert weights_folder("some-model", HUB) == tmp_path / "some-model"
+    assert own_folder("some-model") == tmp_path / "some-model"
 
 
 def test_without_a_network_what_was_downloaded_is_used(hub: dict[str, Any], tmp_path: Path) -> None:
     hub["answers"] = False
-    assert weights_folder("", HUB) == tmp_path / "downloaded"
+    assert hub_folder("", HUB) == tmp_path / "downloaded"
     assert hub["asked"][0][1]["local_files_only"]
 
 
