@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in a few calls that each end within a limit.
 #
-#   benchmarks/on_gpu.sh OUT all                 tests, benchmarks, one training of 100 epochs
+#   benchmarks/on_gpu.sh OUT all                 tests, one training of 100 epochs, benchmarks, paper
 #   benchmarks/on_gpu.sh OUT tests [PATH..]      the tests that need CUDA
 #   benchmarks/on_gpu.sh OUT benchmarks [NAME..] step, virtual, average, epoch
 #   benchmarks/on_gpu.sh OUT cifar [SEED..]      CIFAR-10, ResNet20, 8 fast + 2 slow workers; several
 #                                                seeds run at once. Time alone counts: one seed a call
+#   benchmarks/on_gpu.sh OUT paper [CONFIG..]    one round of each of the paper's configs: 2c8g, 1c1g,
+#                                                or single ones. In 1c1g a CPU does 16 steps of whole
+#                                                batches, which takes minutes: a call of its own
 #   benchmarks/on_gpu.sh OUT setup               only the packages
 #   benchmarks/on_gpu.sh OUT tests,benchmarks    several parts; then none takes arguments
 #
@@ -37,10 +40,10 @@ mkdir -p "$1"
 OUT=$(cd "$1" && pwd)
 PART=$2
 shift 2
-[ "$PART" != all ] || PART=tests,cifar,benchmarks
+[ "$PART" != all ] || PART=tests,cifar,benchmarks,paper
 IFS=, read -r -a PARTS <<<"$PART"
 for part in "${PARTS[@]}"; do
-    case $part in tests | benchmarks | cifar | setup) ;; *) usage ;; esac
+    case $part in tests | benchmarks | cifar | paper | setup) ;; *) usage ;; esac
 done
 [ $# -eq 0 ] || [ ${#PARTS[@]} -eq 1 ] || usage
 
@@ -160,6 +163,23 @@ benchmarks() {
     done
 }
 
+paper() {
+    local name seconds
+    [ $# -gt 0 ] || set -- 2c8g 1c1g
+    for name in "$@"; do
+        # It ends by itself before the time is up, with a row for what had none.
+        seconds=$(($(left) - 20))
+        if [ "$seconds" -lt 20 ]; then
+            fail "no time left for: paper $name"
+            continue
+        fi
+        say "paper $name"
+        limited "$PYTHON" -m benchmarks.paper_rounds "$name" --seconds "$seconds" \
+            --json "$OUT/paper_rounds-$SUFFIX-$name.json" ${QUICK[@]+"${QUICK[@]}"} 2>&1 |
+            tee -a "$LOG" || fail "paper $name: failed, or the time was up"
+    done
+}
+
 # Set IMAGES to the settings that name what `cifar` trains on.
 choose_images() {
     local folder=${DATA:-data/cifar10}
@@ -223,6 +243,7 @@ for part in "${PARTS[@]}"; do
     tests) tests "$@" ;;
     benchmarks) benchmarks "$@" ;;
     cifar) cifar "$@" ;;
+    paper) paper "$@" ;;
     setup) ;;
     esac
 done

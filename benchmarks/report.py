@@ -30,14 +30,15 @@ BENCHMARKS = {
     "stream": "The stream between machines",
     "engines": "The same training on every engine",
     "cifar10": "CIFAR-10 with 8 fast and 2 slow workers",
+    "paper_rounds": "One round of each of the paper's configs",
     "waiting": "Who waits for a slow worker",
     "rebalance": "A worker that becomes slower in mid-run",
     "digits": "Accuracy of every algorithm",
 }
 """By their commands, in the order of the page."""
 
-ON_A_GPU = ("step", "average", "virtual", "epoch", "cifar10")
-"""What `on_gpu.sh` measures, in files NAME-gpu.json."""
+ON_A_GPU = ("step", "average", "virtual", "epoch", "cifar10", "paper_rounds")
+"""What `on_gpu.sh` measures, in files NAME-gpu.json, or several NAME-gpu-PART.json."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _tables(name: str, results: Results) -> Iterable[str]:
     if name not in files:
         command = f"python -m benchmarks.{name} --json benchmarks/results/{name}.json"
         yield f"Not measured: `{command}`."
-    if name in ON_A_GPU and f"{name}-gpu" not in files:
+    if name in ON_A_GPU and not any(file.startswith(f"{name}-gpu") for file in files):
         yield "On a GPU: not measured (`benchmarks/on_gpu.sh`)."
 
 
