@@ -14,6 +14,8 @@ ROOT = FOLDER.parent
 _LOCAL = ("-m", "flower_blsgd", "run")
 _FLOWER = ("scripts/flower_engine.py",)
 _TIME_TO_CLEAN_UP_SECONDS = 60
+LONGEST_REASON = 200
+"""Characters: the cause stands first, the ways out behind it."""
 
 Parts = dict[str, list[float]]
 """Seconds of every measured round: ``engine`` (push to last reply) and ``round`` (all of it)."""
@@ -110,7 +112,7 @@ def run(command: list[str], longest_seconds: float) -> None:
     if process.returncode:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         reason = lines[-1].replace(str(ROOT), ".") if lines else "no output"
-        raise NotRunError(f"failed with code {process.returncode}: {reason[-200:]}")
+        raise NotRunError(f"failed with code {process.returncode}: {reason[:LONGEST_REASON]}")
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -176,7 +176,7 @@ paper() {
         say "paper $name"
         limited "$PYTHON" -m benchmarks.paper_rounds "$name" --seconds "$seconds" \
             --json "$OUT/paper_rounds-$SUFFIX-$name.json" ${QUICK[@]+"${QUICK[@]}"} 2>&1 |
-            tee -a "$LOG" || fail "paper $name: failed, or the time was up"
+            tee -a "$LOG" || fail "paper $name: a config was not run"
     done
 }
 

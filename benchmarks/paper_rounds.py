@@ -7,7 +7,8 @@ does once, such as recording a CUDA graph. Memory is looked at four times a seco
 
 Without a GPU only the configs that are named run, with a fast and a slow worker on the CPU: a
 round of real batches takes hours there. ``--tiny-batches``: real models with two samples a step
-and two steps of fast workers. ``--quick``: that with narrow models.
+and two steps of fast workers. ``--quick``: that with narrow models. Exit code 1: some config was
+not run.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from flower_blsgd.runtime.machine import Machine, this_machine
 
 from .made_up_data import make_up
 from .memory_watch import Peak, memory_watched
-from .noop_rounds import ROOT, NotRunError, run
+from .noop_rounds import LONGEST_REASON, ROOT, NotRunError, run
 from .rows import Measured, Row, conditions, not_run, parser, row, write
 
 SETTINGS = ("2c8g", "1c1g")
@@ -199,7 +200,8 @@ def rows_of(title: str, first: dict[str, Any], peak: Peak) -> list[Row]:
     workers = first["workers"]
     failed = [f"{w['label']}: {w['failure']}" for w in workers if w["failure"]]
     if failed:
-        raise NotRunError(f"{len(failed)} of {len(workers)} workers failed; {failed[0]}")
+        reason = " ".join(failed[0].split())[:LONGEST_REASON]
+        raise NotRunError(f"{len(failed)} of {len(workers)} workers failed; {reason}")
     fast, slow = ([w for w in workers if w["fast"] is tier] for tier in (True, False))
     took = first["planning_seconds"] + first["round_seconds"]
     said = f"{title}: first round, {len(fast)} + {len(slow)} workers"
@@ -257,4 +259,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     given = options()
-    write(*measure(given), given.json)
+    measured, taken_under = measure(given)
+    write(measured, taken_under, given.json)
+    sys.exit(any(one["value"] is None for one in measured))

@@ -105,3 +105,14 @@ def test_check_writes_nothing(place: Path) -> None:
 def test_every_benchmark_of_the_page_is_there() -> None:
     assert {goal.file.partition("-")[0] for goal in report.GOALS} <= report.BENCHMARKS.keys()
     assert set(report.ON_A_GPU) <= report.BENCHMARKS.keys()
+
+
+def test_results_of_a_gpu_may_come_in_parts(place: Path) -> None:
+    for part in ("1c1g", "2c8g"):
+        put(place, f"paper_rounds-gpu-{part}", [row(f"of {part}", [1.0], "s")])
+    report.main([])
+    text = (place / "RESULTS.md").read_text()
+    section = text.split("(`paper_rounds`)")[1].split("\n## ")[0]
+    assert "| of 1c1g | 1 | s |" in section
+    assert "| of 2c8g | 1 | s |" in section
+    assert "On a GPU: not measured" not in section

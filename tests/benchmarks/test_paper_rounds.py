@@ -1,0 +1,255 @@
+"""Rounds of the paper's configs: what runs, on which made-up data, and what is noted of it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import memory_watch, paper_rounds
+from benchmarks.made_up_data import make_up
+from benchmarks.memory_watch import Peak, memory_below, memory_watched
+from benchmarks.noop_rounds import NotRunError
+from benchmarks.paper_rounds import CONFIGS, NARROW, PaperRound
+from flower_blsgd.errors import UsageError
+from flower_blsgd.runtime.devices import parse_workers
+from flower_blsgd.runtime.machine import Machine
+from flower_blsgd.tasks import load_task
+
+from ..test_paper_configs import PRINTED
+
+
+def test_all_configs_of_the_paper_are_there() -> None:
+    assert sorted(CONFIGS) == sorted(PRINTED)
+    assert paper_rounds.options([]).configs == []
+    assert paper_rounds.options(["1c1g", "ag-news-2c8g"]).configs == [*CONFIGS[5:], CONFIGS[2]]
+
+
+def test_config_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        paper_rounds.options(["cifar10-2c8"])
+    assert stopped.value.code == 2
+    assert "cifar10-2c8: no such config; did you mean cifar10-2c8g" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "cards", "workers", "processes", "samples"),
+    [
+        ("cifar10-2c8g", 1, "8x cuda:0 fast; 2x cpu slow", 1, 32 * (8 * 32 + 2)),
+        ("flowers102-2c8g", 3, "8x cuda:0-2 fast; 2x cpu slow", 1, 11 * (8 * 32 + 2)),
+        ("ag-news-2c8g", 9, "8x cuda:0-7 fast; 2x cpu slow", None, 32 * (8 * 32 + 2)),
+        ("cifar100-1c1g", 2, "1x cuda:0 fast; 1x cpu slow", None, 128 * (32 + 16)),
+        ("tiny-imagenet-1c1g", 0, "1x cpu fast; 1x cpu slow", None, 128 * (32 + 16)),
+    ],
+)
+def test_workers_are_put_on_the_cards_that_are_there(
+    name: str, cards: int, workers: str, processes: int | None, samples: int
+) -> None:
+    one = PaperRound.of(name, cards)
+    assert one.settings["workers"] == workers
+    assert one.settings.get("processes-per-device") == processes
+    assert one.samples == samples
+    there = parse_workers(workers, Machine((0, 1), tuple(f"cuda:{i}" for i in range(cards))))
+    assert {w.device for w in there if w.tier == "slow"} == {"cpu"}
+    assert len({w.device for w in there if w.tier == "fast"}) == max(1, min(cards, len(there) - 2))
+
+
+def test_tiny_batches_have_the_paper_s_models_and_slow_steps() -> None:
+    few, many = (PaperRound.of(f"cifar100-{setting}", 0, tiny=True) for setting in ("1c1g", "2c8g"))
+    assert (few.config.model, many.config.model) == ("wrn-28-10", "wrn-28-10")
+    assert (few.samples, many.samples) == (2 * (2 + 16), 2 * (2 + 1))
+    assert few.title == "cifar100-1c1g, wrn-28-10, B 2"
+    assert PaperRound.of("cifar100-1c1g", 0, True, narrow=True).config.model == "wrn-10-1"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_command_begins_without_published_weights(name: str) -> None:
+    words = PaperRound.of(name, 0).command(Path("there"))
+    assert words[1:7] == ["-m", "flower_blsgd", "run", ".", "-c", name]
+    assert {"seconds=1e-06", "clock=wall", "out=there"} <= set(words)
+    pretrained = name.rpartition("-")[0] in ("tiny-imagenet", "ag-news")
+    assert ("pretrained=false" in words) == pretrained
+
+
+# --- data
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [
+        ("cifar10-2c8g", (3, 32, 32), 10),
+        ("cifar100-2c8g", (3, 32, 32), 100),
+        ("flowers102-2c8g", (3, 256, 256), 102),
+        ("tiny-imagenet-2c8g", (3, 64, 64), 200),
+        ("ag-news-2c8g", (128,), 4),
+    ],
+)
+def test_task_finds_made_up_data_where_it_would_have_prepared_them(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = PaperRound.of(name, 0, tiny=True, narrow=True)
+    make_up(tmp_path, one.config, train=9, test=4)
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path))
+    config = one.config
+    task = load_task(config.task, config.data, config.model, **config.task_options)
+    (inputs, labels), (tested, _) = task.train, task.test  # type: ignore[misc]
+    assert inputs.shape == (9, *shape)
+    assert tested.shape == (4, *shape)
+    assert labels.max() < classes
+    with torch.no_grad():
+        outputs = task.initial_model(0).eval()(torch.from_numpy(tested))
+    assert outputs.shape == (4, classes)
+    assert (task.augment is None) == (config.task == "ag-news")
+
+
+def test_made_up_texts_have_lengths_and_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PaperRound.of("ag-news-1c1g", 0, narrow=True).config
+    make_up(tmp_path, config, train=2000, test=4)
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path))
+    tokens = load_task("ag-news", "", config.model, pretrained=False).train[0]  # type: ignore[index]
+    lengths = (tokens >= 0).sum(axis=1)
+    assert tokens.dtype == np.int32
+    assert ((tokens >= 0) == (np.arange(128) < lengths[:, None])).all()
+    assert abs(np.median(lengths) - 47) <= 2
+    assert lengths.min() >= 8
+    assert tokens.max() < 30_522
+
+
+# --- rows
+
+
+def a_worker(label: str, seconds: float, steps: int, failure: str = "") -> dict[str, Any]:
+    return {
+        "label": label,
+        "fast": label.startswith("fast"),
+        "compute_seconds": seconds,
+        "completed_steps": steps,
+        "failure": failure,
+    }
+
+
+def a_round(*workers: dict[str, Any]) -> dict[str, Any]:
+    return {"planning_seconds": 0.5, "round_seconds": 9.5, "workers": list(workers)}
+
+
+def test_rows_of_a_round() -> None:
+    fast = [a_worker(f"fast-{i} (cuda:0)", seconds, 32) for i, seconds in enumerate((3.2, 6.4))]
+    slow = [a_worker("slow-0 (cpu:0-7)", 8.0, 1), a_worker("slow-1 (cpu:8-15)", 4.0, 1)]
+    peak = Peak(host_bytes=3_000_000_000, card_bytes=20_500_000_000)
+    rows = paper_rounds.rows_of("it", a_round(*fast, *slow), peak)
+    assert [(r["name"], pytest.approx(r["value"]), r["unit"]) for r in rows] == [
+        ("it: first round, 2 + 2 workers", 10.0, "s"),
+        ("it: step of a fast worker (cuda)", 0.15, "s"),
+        ("it: step of a slow worker (cpu)", 6.0, "s"),
+        ("it: most memory taken on a card", 20.5, "GB"),
+        ("it: most host memory of all its processes (PSS)", 3.0, "GB"),
+    ]
+    assert rows[2]["ratio"] == pytest.approx(40.0)
+    assert len(paper_rounds.rows_of("it", a_round(*fast, *slow), Peak())) == 3
+
+
+def test_round_of_a_worker_that_failed_is_not_run() -> None:
+    why = "out of\n memory " + "and much else " * 99
+    workers = a_worker("fast-0 (cuda:0)", 0.0, 0, why), a_worker("slow-0 (cpu)", 1, 1)
+    with pytest.raises(NotRunError, match=r"^1 of 2 .* failed; fast-0 .*: out of memory .{,180}$"):
+        paper_rounds.rows_of("it", a_round(*workers), Peak())
+
+
+def test_without_a_card_nothing_runs_that_was_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    rows, taken_under = paper_rounds.measure(paper_rounds.options([]))
+    assert len(rows) == 10
+    assert {r["reason"] for r in rows} == {
+        "no CUDA device here; name the config, or --tiny-batches"
+    }
+    assert (taken_under["cards"], taken_under["batches"]) == (0, "the paper's")
+
+
+def test_what_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: dict[str, Any] = {
+        "cifar10-2c8g": NotRunError("failed with code 1: so"),
+        "flowers102-2c8g": [{"name": "measured"}],
+        "ag-news-2c8g": UsageError("transformers is not installed"),
+        "cifar100-2c8g": KeyboardInterrupt(),
+        "tiny-imagenet-2c8g": AssertionError("begun after Ctrl-C"),
+    }
+
+    def run(one: PaperRound, _: float) -> Any:
+        outcome = outcomes[one.name]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(paper_rounds, "rows_of_run", run)
+    rows, taken_under = paper_rounds.measure(paper_rounds.options(["2c8g", "--quick"]))
+    assert [r.get("reason") for r in rows] == [
+        "failed with code 1: so",
+        None,
+        "transformers is not installed",
+        "interrupted",
+        "interrupted",
+    ]
+    assert taken_under["models"] == "narrow"
+    assert rows[0]["name"] == "cifar10-2c8g, resnet8, B 2: first round"
+
+
+def test_no_config_begins_when_the_time_is_up() -> None:
+    with pytest.raises(NotRunError, match="no time was left for it"):
+        paper_rounds.rows_of_run(PaperRound.of("cifar10-1c1g", 0), 0.0)
+
+
+@pytest.mark.processes
+def test_a_round_really_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "of-the-user"))
+    one = PaperRound.of("cifar10-1c1g", 0, tiny=True, narrow=True)
+    assert NARROW["cifar10"] in one.title
+    rows = paper_rounds.rows_of_run(one, 300.0)
+    linux = sys.platform == "linux"
+    assert [r["unit"] for r in rows] == ["s", "s", "s", *(["GB"] if linux else [])]
+    assert all(r["value"] > 0 for r in rows)
+    assert rows[0]["name"].endswith("1 + 1 workers")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- memory
+
+
+def test_peak_of_a_card_is_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [[10, 100], [50, 101], [30, 120]]
+    monkeypatch.setattr(memory_watch, "INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(
+        memory_watch, "_taken_on_cards", lambda: seen.pop(0) if len(seen) > 1 else seen[0]
+    )
+    with memory_watched(os.getpid()) as peak:
+        while len(seen) > 1:
+            time.sleep(0.001)
+    assert peak.card_bytes == 40
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_memory_of_children_and_of_theirs_counts_once_it_is_used() -> None:
+    inner = "import sys; held = b'1' * 50_000_000; print('held', flush=True); sys.stdin.read()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    before = memory_below(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        grown = memory_below(os.getpid()) - before
+        child.stdin.close()
+    assert 50_000_000 < grown < 150_000_000
+    assert memory_below(os.getpid()) < before + 10_000_000
