@@ -30,6 +30,7 @@ from .speeds import before_measuring
 from .strategy import BiasedLocalSGD
 from .tasks import Task, load_task
 from .tasks.check import check_task, checked_initial_model
+from .tasks.weights import check_weights
 from .traced_strategy import TracedLocalSGD
 from .worker.model_state import state_record
 from .worker.profile import profile_of
@@ -65,6 +66,7 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         Likewise.
     """
     began = time.time()
+    check_weights(config.task, config.model, config.pretrained)  # before data are prepared
     task = load_own_task(config)
     local = grid.workers if isinstance(grid, LocalGrid) else ()
     if TRAIN_ON[config.choices.train_on](config.part_settings).slow_sums and not local:

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from .config import RunConfig
 from .errors import UsageError
 from .runtime.machine import this_machine
-from .tasks import GIVEN_IN_PYTHON, MODELS, Task, load_model, load_task
+from .tasks import (
+    GIVEN_IN_PYTHON,
+    MODELS,
+    SAVED_MODELS,
+    Task,
+    load_model,
+    load_saved_model,
+    load_task,
+)
 from .worker.evaluation import evaluate
 from .worker.precision import use_precision
 
@@ -37,10 +45,10 @@ class Evaluation:
     device: str
 
 
-def load(run: str | Path, task: Task | None = None) -> nn.Module:
+def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Module:
     """Return the model of a run, on the CPU, in eval mode.
 
-    The data is not needed, unless the task is one of your own.
+    The data is not needed, unless the task is one of your own, named by ``module:function``.
 
     Parameters
     ----------
@@ -48,16 +56,20 @@ def load(run: str | Path, task: Task | None = None) -> nn.Module:
         The run's folder, such as ``"runs/latest"``.
     task : Task, optional
         Needed if the run's task was given to `train` as an object: it makes the model.
+    data : str (default: "")
+        Where the data is, for a task that needs it; empty for where the run had it.
 
     Raises
     ------
     UsageError
-        If the folder holds no run, or its model is not that of the task.
+        If the folder holds no run, its model is not that of the task, or both task and data are
+        given.
     """
+    _refuse_both(task, data)
     folder = Path(run)
     config = read_config(folder)
     tensors = _tensors(folder)
-    model = _fresh_model(config, task, tensors)
+    model = _fresh_model(config, task, data, tensors)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -88,10 +100,10 @@ def evaluate_run(
     Raises
     ------
     UsageError
-        If the folder holds no run, the data cannot be had, or both task and data are given.
+        If the folder holds no run, the data cannot be had or is not made for the model, or both
+        task and data are given.
     """
-    if task is not None and data:
-        raise UsageError(f"data = {data!r}: the task given brings its own; leave one of them out")
+    _refuse_both(task, data)
     folder = Path(run)
     config = read_config(folder)
     if device:
@@ -104,11 +116,12 @@ def evaluate_run(
                 raise UsageError(f"device = {device!r}: {reason}") from None
     else:
         device = next(iter(this_machine().accelerators), "cpu")
-    if task is None and config.task not in MODELS:
+    if task is None and not _made_without_data(config):
         task = _own_task(config, data)  # once, and only from where its data is now
     model = load(folder, task)
     if task is None:
         task = load_task(config.task, data or config.data, config.model, **config.task_options)
+    _check_assets(folder, task, data)
     use_precision(config.precision, device)
     size = task.evaluation_batch_size
     loss, accuracy = evaluate(model, task.test, task.loss, task.metric, device, batch_size=size)
@@ -146,12 +159,37 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         raise UsageError(f"{file} cannot be read: {error}") from None
 
 
-def _fresh_model(config: RunConfig, task: Task | None, tensors: dict[str, Tensor]) -> nn.Module:
+def _refuse_both(task: Task | None, data: str) -> None:
+    if task is not None and data:
+        raise UsageError(f"data = {data!r}: the task given brings its own; leave one of them out")
+
+
+def _made_without_data(config: RunConfig) -> bool:
+    return config.task in MODELS or config.task in SAVED_MODELS
+
+
+def _check_assets(folder: Path, task: Task, data: str) -> None:
+    """Refuse data that were made with other files than the model's, such as its tokenizer."""
+    for name, path in task.assets.items():
+        saved = folder / name
+        if saved.is_file() and saved.read_bytes() != path.read_bytes():
+            raise UsageError(
+                f"{f'data = {data!r}' if data else folder}: its {name} is made of these data and "
+                f"differs from {saved}, so the model would read something else in it; evaluate "
+                "with the data of the run"
+            )
+
+
+def _fresh_model(
+    config: RunConfig, task: Task | None, data: str, tensors: dict[str, Tensor]
+) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
-        if task is None and config.task not in MODELS:
-            task = _own_task(config)
+        if task is None and not _made_without_data(config):
+            task = _own_task(config, data)
         if task is not None:
             return task.model()
+        if config.task in SAVED_MODELS:
+            return load_saved_model(config.task, config.model, tensors, config.dropout)
         return load_model(config.task, config.model, _num_classes(config, tensors))
 
 

@@ -1,5 +1,6 @@
 """Who evaluates in a run: what the setting means here, and a real process aside."""
 
+import contextlib
 import csv
 import dataclasses
 import os
@@ -184,7 +185,8 @@ def test_process_aside_that_is_killed_is_replaced_by_the_server(
         while not stop.wait(0.02):
             for grid in list(grids):
                 for process in grid.process_ids.values():
-                    os.kill(process, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                        os.kill(process, signal.SIGKILL)
 
     monkeypatch.setattr(run_evaluation_module, "own_grid", noted)
     killer = threading.Thread(target=kill_all, daemon=True)

@@ -239,6 +239,18 @@ def test_load_own_task_with_its_data_and_model(own: Callable[..., Path]) -> None
     assert not model.training
 
 
+def test_load_own_task_whose_data_moved(own: Callable[..., Path]) -> None:
+    folder = own(3)
+    shutil.move("mine", "moved")
+    assert load(folder, data="moved").weight.shape == (3, 4)
+    assert sys.modules["own_saved_task"].CALLS == [("moved", "")]
+    data = (torch.eye(4), torch.zeros(4).long())
+    task = Task(model=lambda: nn.Linear(4, 3), train=data, test=data)
+    for function in (load, evaluate_run):
+        with pytest.raises(UsageError, match="data = 'moved': the task given brings its own"):
+            function(folder, task, data="moved")
+
+
 def test_evaluate_own_task_makes_it_once(own: Callable[..., Path]) -> None:
     folder = own(3)
     result = evaluate_run(folder)

@@ -21,16 +21,16 @@ from filelock import FileLock, Timeout
 from ..errors import UsageError
 from .entry import (
     FORMAT,
+    OtherFormatError,
     Prepared,
     UnusableError,
     open_entry,
     read_meta,
-    seal_entry,
     source_of_another_format,
-    sync,
 )
 from .preparation import Preparation, forget_progress, scratch_folder
 from .preparation_view import preparation_told
+from .seal import seal_entry, sync
 
 _log = logging.getLogger(__name__)
 
@@ -39,65 +39,85 @@ def prepared(preparation: Preparation, again: bool = False) -> Prepared:
     """Return the arrays of a preparation, preparing them if that was not done yet.
 
     Files of a folder that changed count as another source: they are prepared anew, and what was
-    made of them before is removed. A preparation that was interrupted goes on where it stopped.
+    made of them before is named in the log and stays, since others may use it. A preparation that
+    was interrupted goes on where it stopped.
 
     Parameters
     ----------
     preparation : Preparation
         What to prepare.
     again : bool (default: False)
-        Prepare it even if that was done.
+        Prepare it even if that was done, from the beginning.
 
     Raises
     ------
     UsageError
-        If there are no such data, or the cache cannot be written.
+        If there are no such data, or the cache cannot be read or written.
     """
     source, cache = preparation.source, cache_folder()
     if source.folder is not None and cache.resolve().is_relative_to(source.folder):
         raise UsageError(
             f"{source.said}: the cache {cache} lies inside it; set BLSGD_CACHE to another folder"
         )
-    entry = _entry(cache, preparation)
+    first = cache / _name(preparation)
     if not again:
-        with contextlib.suppress(UnusableError):
-            return open_entry(entry)
+        with contextlib.suppress(UnusableError, OtherFormatError):
+            return open_entry(_own_place(first))
+    key = first.name.removeprefix(f"{preparation.name}-")
+    part = cache / f".part.{preparation.name}.{key}"
     try:
         with _locked(cache, preparation):
+            entry = _own_place(first)  # another process was faster, of this version or another
             if not again:
                 try:
-                    return open_entry(entry)  # another process was faster
+                    return open_entry(entry)
                 except UnusableError as error:
                     if str(error):
                         _log.warning("%s is damaged (%s); preparing it again", entry, error)
             _tell_of_other_formats(preparation, entry)
-            key = entry.name.removeprefix(f"{preparation.name}-")
-            part = entry.with_name(f".part.{preparation.name}.{key}")
-            _remove_leftovers(preparation, part)
+            _remove_leftovers(preparation, part, again)
             _prepare(preparation, part, entry)
-            _remove_stale(preparation, entry)
-        return open_entry(entry)
+            _tell_of_older(preparation, entry)
+            return open_entry(entry)
     except (OSError, NotImplementedError) as error:  # the latter: a disk without locks
         reason = getattr(error, "strerror", None) or error
+        kept = "" if again or not part.is_dir() else "; the next start goes on with what is done"
         raise UsageError(
             f"the cache {cache} cannot be written ({reason}); make room, or set "
-            "BLSGD_CACHE to another folder"
+            f"BLSGD_CACHE to another folder{kept}"
         ) from None
 
 
 def cache_folder() -> Path:
-    """Return ``$BLSGD_CACHE``, else ``flower-blsgd`` where caches are kept."""
-    if own := os.environ.get("BLSGD_CACHE"):
-        return Path(own).expanduser().absolute()
+    """Return ``$BLSGD_CACHE``, else ``flower-blsgd`` where caches are kept.
+
+    Raises
+    ------
+    UsageError
+        If there is no such home.
+    """
+    own = os.environ.get("BLSGD_CACHE")
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(caches).expanduser().absolute() / "flower-blsgd"
+    folder = Path(own) if own else Path(caches) / "flower-blsgd"
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError as error:
+        why = str(error).rstrip(".")
+        raise UsageError(
+            f"the cache {folder} has no place ({why}); set BLSGD_CACHE to another folder"
+        ) from None
 
 
-def _entry(cache: Path, preparation: Preparation) -> Path:
-    """Return where a preparation belongs; what another version left there keeps its place."""
+def _name(preparation: Preparation) -> str:
+    """Return what the entry of a preparation is called."""
     options = json.dumps(dict(preparation.options), sort_keys=True)
     told = f"{FORMAT} {options} {preparation.source.state()}"
-    entry = cache / f"{preparation.name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(told.encode(errors="surrogateescape"))  # as names of files are
+    return f"{preparation.name}-{digest.hexdigest()[:16]}"
+
+
+def _own_place(entry: Path) -> Path:
+    """Return where an entry belongs; what another version left there keeps its place."""
     while source_of_another_format(entry) is not None:
         entry = entry.with_name(f"{entry.name}-format-{FORMAT}")
     return entry
@@ -129,9 +149,7 @@ def _prepare(preparation: Preparation, part: Path, entry: Path) -> None:
         shutil.rmtree(scratch_folder(part), ignore_errors=True)
         seal_entry(part, preparation, contents)
         forget_progress(part)
-        _discard(preparation, entry)
-        part.rename(entry)
-        sync(entry.parent)
+        _place(preparation, part, entry)
     except OSError:
         raise  # a full disk, most likely: the next one goes on, as after an interruption
     except Exception:
@@ -154,39 +172,50 @@ def _tell_of_other_formats(preparation: Preparation, entry: Path) -> None:
             )
 
 
-def _remove_stale(preparation: Preparation, entry: Path) -> None:
-    ours = read_meta(entry)
-    for other in entry.parent.glob(f"{preparation.name}-*"):
-        if other == entry:
-            continue
+def _tell_of_older(preparation: Preparation, entry: Path) -> None:
+    """Name what was made of other states of the files: another machine may see them so."""
+    ours, older = read_meta(entry), []
+    for other in sorted(entry.parent.glob(f"{preparation.name}-*")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             meta = read_meta(other)
             if (meta["source"], meta["options"]) == (ours["source"], ours["options"]):
-                _discard(preparation, other)
-                _log.warning(
-                    "%s has changed; removed what was made of it before, %s",
-                    preparation.source,
-                    other,
-                )
+                older.append(str(other))
+    if others := [each for each in older if each != str(entry)]:
+        _log.warning(
+            "%s has changed; what was made of it before may be removed when no run uses it: %s",
+            preparation.source,
+            ", ".join(others),
+        )
 
 
-def _discard(preparation: Preparation, entry: Path) -> None:
-    """Remove an entry; it loses its name at once."""
+def _place(preparation: Preparation, part: Path, entry: Path) -> None:
+    """Give a whole folder its name; what has the name loses it only to that."""
+    old = None
     if os.path.lexists(entry):
-        part = entry.with_name(f".part.{preparation.name}.{uuid.uuid4().hex}")
-        entry.rename(part)
-        _remove(part)
+        old = entry.rename(entry.with_name(f".part.{preparation.name}.{uuid.uuid4().hex}"))
+    try:
+        part.rename(entry)
+    except BaseException:
+        if old is not None:
+            old.rename(entry)
+        raise
+    sync(entry.parent)
+    if old is not None:
+        _remove(old)
 
 
-def _remove_leftovers(preparation: Preparation, part: Path) -> None:
+def _remove_leftovers(preparation: Preparation, part: Path, again: bool) -> None:
     """Remove what others left; only under the lock is nobody writing them."""
     for other in part.parent.glob(f".part.{preparation.name}.*"):
-        if other != part or not part.is_dir() or part.is_symlink():
+        if again or other != part or not part.is_dir() or part.is_symlink():
             _remove(other)
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        _log.warning("%s is left over and cannot be removed (%s)", path, error.strerror or error)

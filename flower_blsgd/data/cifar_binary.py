@@ -3,6 +3,7 @@
 Source: https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..errors import UsageError
 from .image_split import ImageSplit, JoinedSplit
 from .published_folder import published_folder, read_lines, unusable
 from .source import DataSource
+
+_log = logging.getLogger(__name__)
 
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
@@ -115,6 +118,14 @@ def _split(
     class_names: tuple[str, ...],
 ) -> ImageSplit:
     parts = [_part(files, source, name, path) for path in paths]
+    lengths = {path.name: len(part) for path, part in zip(paths, parts, strict=True)}
+    if len(set(lengths.values())) > 1:
+        _log.warning(
+            "%s: files of %s have different numbers of images, one may be cut off: %s",
+            source.said,
+            name,
+            ", ".join(f"{path} {length:,}" for path, length in lengths.items()),
+        )
     joined = JoinedSplit(name, parts)
     return ImageSplit(name, joined.labels, class_names, joined.stored)
 

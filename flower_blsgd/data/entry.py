@@ -1,8 +1,7 @@
 """One entry of the cache: a folder of arrays and what they are, opened as memory maps."""
 
-import hashlib
 import json
-import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .preparation import PROGRESS_FILES, Contents, Preparation
+from ..errors import UsageError
 
-FORMAT = 2
+FORMAT = 3
 """Changes when a folder of the old kind must not be read any more."""
 
-_META = "meta.json"
+META = "meta.json"
+"""What an entry says of itself."""
 
 Pair = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 """Inputs and labels."""
@@ -84,10 +84,12 @@ def open_entry(folder: Path) -> Prepared:
         If it is not there, or not as it was written.
     OtherFormatError
         If another version wrote it.
+    UsageError
+        If it cannot be read, which does not mean that it is damaged.
     """
-    if not folder.is_dir():
-        raise UnusableError("")
     try:
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            raise UnusableError("")
         meta = read_meta(folder)
         for name, size in meta["files"].items():
             _check_size(folder / name, size)
@@ -108,10 +110,22 @@ def open_entry(folder: Path) -> Prepared:
         )
     except OtherFormatError:
         raise
-    except FileNotFoundError as error:
-        raise UnusableError(f"{Path(str(error.filename)).name} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        path = Path(str(error.filename))
+        told = "" if path == folder else f"{path.name} is missing"
+        raise UnusableError(told) from None
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnusableError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def unreadable(entry: Path, error: OSError) -> UsageError:
+    """Return the line that says that an entry cannot be read, and stays as it is."""
+    return UsageError(
+        f"{entry} cannot be read ({error.strerror or error}) and stays as it is; mend that, or set "
+        "BLSGD_CACHE to another folder"
+    )
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -124,7 +138,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     OSError, ValueError, KeyError, TypeError
         If it says nothing.
     """
-    meta: dict[str, Any] = json.loads((folder / _META).read_text())
+    meta: dict[str, Any] = json.loads((folder / META).read_text())
     if meta["format"] != FORMAT:
         raise OtherFormatError(f"format {meta['format']} is not {FORMAT}")
     return meta
@@ -133,70 +147,10 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def source_of_another_format(folder: Path) -> str | None:
     """Return what an entry that another version wrote was made of; None of any other folder."""
     try:
-        meta = json.loads((folder / _META).read_text())
+        meta = json.loads((folder / META).read_text())
         return str(meta.get("source")) if meta["format"] != FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def seal_entry(folder: Path, preparation: Preparation, contents: Contents) -> None:
-    """Write what the arrays of a folder are, and see all of it onto the disk.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
-    """
-    left_out = (_META, *PROGRESS_FILES)
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in left_out)
-    arrays = {path.stem: path for path in paths if path.parent == folder and path.suffix == ".npy"}
-    meta = {
-        "format": FORMAT,
-        "source": str(preparation.source),
-        "options": dict(preparation.options),
-        "noun": preparation.noun,
-        "inputs": contents.inputs,
-        "class_names": list(contents.class_names),
-        "skipped": dict(contents.skipped),
-        "facts": dict(contents.facts),
-        "fingerprint": _fingerprint(arrays[f"train_{contents.inputs}"], arrays["train_labels"]),
-        "arrays": {name: _told(path) for name, path in arrays.items()},
-        "files": {
-            path.relative_to(folder).as_posix(): path.stat().st_size
-            for path in paths
-            if path not in arrays.values()
-        },
-    }
-    (folder / _META).write_text(json.dumps(meta, indent=2) + "\n")
-    for path in (*folder.rglob("*"), folder):
-        sync(path)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def _fingerprint(*paths: Path) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        array = np.load(path, mmap_mode="r")
-        digest.update(str(array.shape).encode())
-        digest.update(array)
-    return digest.hexdigest()[:16]
-
-
-def _told(path: Path) -> dict[str, Any]:
-    array = np.load(path, mmap_mode="r")
-    return {
-        "shape": list(array.shape),
-        "dtype": array.dtype.name,
-        "bytes": path.stat().st_size,
-    }
 
 
 def _check_size(path: Path, told: int) -> None:

@@ -32,11 +32,13 @@ def flowers_splits(source: DataSource) -> Mapping[str, ImageSplit] | None:
     UsageError
         If files are missing or contradict each other.
     """
-    folder = published_folder(source, FOLDER, _SPLITS)
-    if folder is None or not (folder / _LABELS[0]).is_file():
+    marks = (_SPLITS, _LABELS[0])
+    folder = next(filter(None, (published_folder(source, FOLDER, mark) for mark in marks)), None)
+    if folder is None:
         return None
-    if not (folder / "jpg").is_dir():
-        raise unusable(source, folder / "jpg", "is missing")
+    for name in (*marks, "jpg"):
+        if not (folder / name).exists():
+            raise unusable(source, folder / name, "is missing")
     labels = _numbers(source, folder / _LABELS[0], _LABELS[1])
     if labels.min() < 1:
         raise unusable(source, folder / _LABELS[0], f"has the label {labels.min()}")

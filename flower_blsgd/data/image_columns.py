@@ -22,7 +22,7 @@ def image_bytes(stored: Any) -> bytes:
     Raises
     ------
     ValueError
-        If there are none.
+        If there are none, or the path of the file depends on the working directory.
     OSError
         If the file cannot be read.
     """
@@ -33,6 +33,8 @@ def image_bytes(stored: Any) -> bytes:
         return bytes(stored)
     if path is None:
         raise ValueError("there is no image")
+    if not Path(path).is_absolute():
+        raise ValueError("there is no image but a relative path, which may mean any file")
     return Path(path).read_bytes()
 
 

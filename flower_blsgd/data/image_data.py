@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+import numpy as np
+
 from .cache import prepared
+from .class_names import class_names, tell_of_unused
 from .entry import Prepared
 from .image_columns import table_split
 from .image_decoding import Decoded, decode_split
@@ -135,7 +137,7 @@ class ImagePreparation:
     def write(self, part: Path, on_items: OnItems) -> Contents:
         """Write images and labels; see `Preparation`."""
         train, test = self._splits(part)
-        names = self._class_names([*train, *test])
+        names = self._class_names(train, test)
         splits = [
             JoinedSplit(name, parts, self.max_samples)
             for name, parts in (("train", train), ("test", test))
@@ -171,21 +173,24 @@ class ImagePreparation:
             }
         return [found[name] for name in self.images.train], [found[n] for n in self.images.test]
 
-    def _class_names(self, splits: list[ImageSplit]) -> tuple[str, ...]:
-        count = 1 + max(int(split.labels.max()) for split in splits)
-        told = {split.class_names for split in splits if split.class_names}
+    def _class_names(self, train: list[ImageSplit], test: list[ImageSplit]) -> tuple[str, ...]:
         expected = self.images.num_classes
-        names = told.pop() if told else tuple(str(label) for label in range(count))
-        if told or count > len(names):
-            raise UsageError(
-                f"{self.source.said}: train and test have different classes; both need the same, "
-                "in the same order"
-            )
-        if expected is not None and len(names) != expected:
-            raise UsageError(
-                f"{self.source.said}: wrong number of classes: found {len(names)}, expected the "
-                f"{expected} of {self.name}, counted from 0; name a folder with these, or leave "
-                f"data empty for the hub's {self.images.hub_name}"
+        instead = (
+            f"{self.name}, counted from 0; name a folder with these, or leave data empty for the "
+            f"hub's {self.images.hub_name}"
+        )
+        names = class_names(self.source.said, [*train, *test], expected, instead)
+        whole = JoinedSplit("train", train)
+        if expected is None:
+            tell_of_unused(self.source.said, whole.name, whole.labels, len(names))
+        cut = JoinedSplit("train", train, self.max_samples)
+        used, all_used = (len(np.unique(split.labels)) for split in (cut, whole))
+        if used < all_used:
+            _log.warning(
+                "max-samples = %d: the first images of train show %d of its %d classes",
+                self.max_samples,
+                used,
+                all_used,
             )
         return names
 

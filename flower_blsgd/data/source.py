@@ -1,17 +1,15 @@
 """Where data come from: a folder of one's own, or a data set of the hub."""
 
-import contextlib
-import errno
-import os
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from ..hub import hub_answers, offline
-
-_PATTERN_SIGNS = set("*?[]")
+from .folder_files import files_below, files_of_splits, pattern_signs, shared_file
+from .library_calls import closed_disk, full_disk, odd_name, quiet, reason
 
 _SAVED = "dataset_dict.json"
 """What ``datasets.DatasetDict.save_to_disk`` writes beside the splits."""
@@ -21,6 +19,9 @@ _SAVED_ALONE = ("dataset_info.json", "state.json")
 
 _ALIASES = (frozenset({"validation", "valid", "val", "dev"}),)
 """Names of one and the same split."""
+
+_MANY_CONFIGURATIONS = "Config name is missing"
+"""How the library refuses a folder whose card describes more than one data set."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class DataSource:
         if self.folder is None:
             return f"hub {self.hub_name}"
         try:
-            files = sorted(_files_below(self.folder))
+            files = sorted(files_below(self.folder))
         except OSError as error:
             raise UsageError(
                 f"{self.said}: {error.filename} cannot be read ({error.strerror}); mend it or name "
@@ -124,32 +125,64 @@ class DataSource:
 
     def unreadable(self, error: BaseException) -> UsageError:
         """Return the line that says that the data cannot be read, and why."""
-        return UsageError(f"{self.said} cannot be read ({_reason(error)}); expected {self.layout}")
+        return UsageError(f"{self.said} cannot be read ({reason(error)}); expected {self.layout}")
 
     def _from_folder(self, datasets: Any, folder: Path, scratch: Path) -> Any:
         try:
-            with _quiet(datasets, progress=False):
+            with quiet(datasets, progress=False):
                 if (folder / _SAVED).is_file():
                     return datasets.load_from_disk(str(folder))
                 if all((folder / name).is_file() for name in _SAVED_ALONE):
                     return {"train": datasets.load_from_disk(str(folder))}
-                return datasets.load_dataset(str(folder), cache_dir=str(scratch))
+                builder = datasets.load_dataset_builder(
+                    str(folder), data_files=files_of_splits(folder), cache_dir=str(scratch)
+                )
+                self._refuse_shared(builder.config.data_files or {})
+                # A card may speak of more files than this folder has.
+                builder.download_and_prepare(verification_mode="no_checks")
+                return builder.as_dataset()
+        except UsageError:
+            raise
         except Exception as error:
-            _raise_if_disk_is_full(error)
+            if full := full_disk(error):
+                raise full from None
             if isinstance(error, FileNotFoundError) and not (folder / _SAVED).is_file():
                 raise UsageError(
                     f"{self.said} holds no readable data; expected {self.layout}"
                 ) from None
+            if name := odd_name(error):
+                raise UsageError(
+                    f"{self.said}: a file name is not UTF-8 ({name!a}), which the "
+                    "library that reads it cannot take; rename the file"
+                ) from None
+            if str(error).startswith(_MANY_CONFIGURATIONS):
+                raise UsageError(
+                    f"{self.said}: its README.md describes several data sets; remove README.md, "
+                    f"or name a folder with one of them, as {self.layout}"
+                ) from None
             raise self.unreadable(error) from error
+
+    def _refuse_shared(self, files: Mapping[str, Any]) -> None:
+        if shared := shared_file(files):
+            path, one, other = shared
+            raise UsageError(
+                f"{self.said}: {path} belongs by its name to {one} and to {other}; rename files "
+                "and folders within the splits, or put the splits into folders train and test "
+                "at the top"
+            )
 
     def _from_hub(self, datasets: Any) -> Any:
         reached = hub_answers()
         try:
-            with _quiet(datasets, progress=True), offline(not reached):
+            with quiet(datasets, progress=True), offline(not reached):
                 return datasets.load_dataset(self.hub_name)  # offline: from its own cache
         except Exception as error:
-            _raise_if_disk_is_full(error)
-            why = f"refused ({_reason(error)})" if reached else "is out of reach"
+            if no_room := full_disk(error) or closed_disk(error):
+                raise UsageError(
+                    f"{self.said}: the cache of the hub's library cannot be written "
+                    f"({reason(no_room)}); make room, or set HF_HOME to another folder"
+                ) from None
+            why = f"refused ({reason(error)})" if reached else "is out of reach"
             raise UsageError(
                 f"{self.said}: the hub with {self.hub_name} {why}; give data=<folder> that holds "
                 f"{self.layout}"
@@ -179,60 +212,22 @@ def find_source(
     """
     if not data:
         return DataSource(hub_name, None, layout, noun, extra)
-    folder = Path(data).expanduser()
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
+    told = f"with {layout}, or leave data empty for the hub's {hub_name}"
+    try:
+        folder = Path(data).expanduser()
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            raise UsageError(f"data = {data!r} is not a folder; name a folder {told}")
+        folder = folder.resolve()
+    except FileNotFoundError:
+        raise UsageError(f"data = {data!r} does not exist; name a folder {told}") from None
+    except (OSError, RuntimeError) as error:  # the latter: the home of nobody
+        why = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UsageError(
-            f"data = {data!r} {what}; name a folder with {layout}, or leave data empty for the "
-            f"hub's {hub_name}"
-        )
-    folder = folder.resolve()
-    if signs := "".join(sorted(set(str(folder)) & _PATTERN_SIGNS)):
+            f"data = {data!r} cannot be looked at ({why}); name a folder {told}"
+        ) from None
+    if signs := pattern_signs(folder):
         raise UsageError(
             f"data = {data!r}: the path {folder} holds {signs}, which the library that reads it "
             "takes for a pattern; rename the folder"
         )
     return DataSource(hub_name, folder, layout, noun, extra)
-
-
-def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield path, size and time of every file; hidden ones are not data."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            path = f"{prefix}{entry.name}"
-            if entry.is_dir():
-                yield from _files_below(Path(entry.path), f"{path}/")
-            else:
-                status = entry.stat()
-                yield f"{path} {status.st_size} {status.st_mtime_ns}"
-
-
-@contextlib.contextmanager
-def _quiet(datasets: Any, progress: bool) -> Iterator[None]:
-    """Let the library say nothing: what is wrong is told once, by us."""
-    level, bars = datasets.logging.get_verbosity(), datasets.is_progress_bar_enabled()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    if not progress:
-        datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(level)
-        if bars:
-            datasets.enable_progress_bars()
-
-
-def _raise_if_disk_is_full(error: BaseException | None) -> None:
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise error
-        error = error.__cause__ or error.__context__
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of what was wrong at the bottom."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,6 +15,8 @@ LAYOUT = "train-*.parquet and test-*.parquet, or .csv, with columns text and lab
 _TEXT_NAMES = ("text", "sentence", "content")
 _LABEL_NAMES = ("label", "labels")
 _NO_LABEL = -1
+_LARGEST_WHOLE = 2.0**53
+"""From here on a decimal does not tell one whole number from the next."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ def _labels(said: str, name: str, table: Any, column: str) -> npt.NDArray[np.int
         )
     missing = np.asarray(values.is_null(nan_is_null=True))
     numbers = np.asarray(values, dtype=np.float64)
-    broken = np.flatnonzero(~missing & (numbers != np.floor(numbers)))
+    whole = (np.abs(numbers) < _LARGEST_WHOLE) & (numbers == np.floor(numbers))
+    broken = np.flatnonzero(~missing & ~whole)
     if len(broken):
         raise UsageError(
             f"{said}: row {broken[0]} of {name} has the {column} {numbers[broken[0]]}, but labels "

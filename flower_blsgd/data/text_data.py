@@ -10,11 +10,12 @@ from typing import Any
 from ..errors import UsageError
 from .cache import prepared
 from .entry import Prepared
-from .preparation import Contents, OnItems, read_progress, record_progress, scratch_folder
+from .preparation import Contents, OnItems, forget_progress, scratch_folder
 from .source import DataSource, find_source
 from .text_columns import LAYOUT, TextSplit, text_split
+from .text_progress import begun_split, record_done, split_key
 from .tokenizers import TokenizerSource, import_tokenizers
-from .tokenizing import CHUNK, RawTokens, keep_good, tokenize
+from .tokenizing import CHUNK, keep_good, tokenize
 
 SPLITS = ("train", "test")
 TOKENIZER_FILE = "tokenizer.json"
@@ -105,23 +106,26 @@ class _TextPreparation:
     def write(self, part: Path, on_items: OnItems) -> Contents:
         """See `Preparation.write`."""
         import_tokenizers()
-        scratch = scratch_folder(part)
-        tables = self.source.tables(scratch)
+        tables = self.source.tables(scratch_folder(part))
         splits = [self._split(tables, name) for name in SPLITS]
         class_names = self._class_names(splits)
-        progress = read_progress(part) if (part / TOKENIZER_FILE).exists() else {}
-        begun = [self._begun(scratch, split, progress) for split in splits]
+        if not (part / TOKENIZER_FILE).exists():
+            forget_progress(part)
+        state, skip_bad = self.source.state(), bool(self.options["skip_bad"])
+        keys = [split_key(state, split) for split in splits]
+        begun = [
+            begun_split(part, split, key, self.options["max_tokens"], skip_bad)
+            for split, key in zip(splits, keys, strict=True)
+        ]
         tokenizer = self._tokenizer(part, splits[0])
-        done = {split.name: count for split, (_, count) in zip(splits, begun, strict=True)}
-        on_items.begin(sum(map(len, splits)), sum(done.values()))
-        for split, (raw, first) in zip(splits, begun, strict=True):
+        on_items.begin(sum(map(len, splits)), sum(done for _, done in begun))
+        for split, key, (raw, first) in zip(splits, keys, begun, strict=True):
 
-            def on_rows(number: int, so_far: int, name: str = split.name) -> None:
-                done[name] = so_far
-                record_progress(part, done)
+            def on_rows(number: int, done: int, name: str = split.name, key: str = key) -> None:
+                record_done(part, name, key, done)
                 on_items(number)
 
-            tokenize(split, raw, tokenizer, self.options["skip_bad"], first, on_rows)
+            tokenize(split, raw, tokenizer, skip_bad, first, on_rows)
         raws = [raw for raw, _ in begun]
         kept = {s.name: keep_good(s, raw, part) for s, raw in zip(splits, raws, strict=True)}
         return Contents(
@@ -140,16 +144,6 @@ class _TextPreparation:
         return text_split(
             self.source.said, name, table, self.texts.class_names, self.options["max_samples"]
         )
-
-    def _begun(
-        self, scratch: Path, split: TextSplit, progress: Mapping[str, Any]
-    ) -> tuple[RawTokens, int]:
-        """Return the arrays of a split, and how many rows of it are done."""
-        width, done = self.options["max_tokens"], progress.get(split.name, 0)
-        raw = RawTokens.left(scratch, split.name, len(split), width) if done else None
-        if raw is None:
-            return RawTokens.new(scratch, split.name, len(split), width), 0
-        return raw, done
 
     def _tokenizer(self, part: Path, train: TextSplit) -> Any:
         """Return the tokenizer as it is read from its file, an interrupted call's if there is."""

@@ -19,13 +19,16 @@ FOLDER = "tiny-imagenet-200"
 
 _CLASSES = "wnids.txt"
 _ANNOTATIONS = "val_annotations.txt"
+_ENDING = ".JPEG"
+_VALID_PLACES = ("images/{file}", "{name}/{file}", "{name}/images/{file}")
+"""Where the images to validate on are: as published, or sorted into classes as many scripts do."""
 
 
 def tiny_imagenet_splits(source: DataSource) -> Mapping[str, ImageSplit] | None:
     """Return the splits ``train`` and ``valid`` of a folder; None if it has other files.
 
     Labels count the WordNet ids in the order of the alphabet, as the hub's copy does, and
-    images of a split are in the order of their paths.
+    images of a split are in the order of their names.
 
     Raises
     ------
@@ -53,24 +56,35 @@ def _annotated(
     source: DataSource, folder: Path, labels: Mapping[str, int]
 ) -> list[tuple[str, int]]:
     told = folder / _ANNOTATIONS
-    pairs = []
+    files = {}
     for number, line in enumerate(read_lines(source, told), start=1):
         words = line.split("\t")
         if len(words) < 2 or words[1] not in labels:
             raise unusable(source, told, f"names no class of {_CLASSES} in line {number}")
-        pairs.append((str(folder / "images" / words[0]), labels[words[1]]))
-    if not pairs:
+        files[words[0]] = words[1]
+    if not files:
         raise unusable(source, told, "is empty")
-    return sorted(pairs)
+    first, name = next(iter(files.items()))
+    places = [p for p in _VALID_PLACES if (folder / p.format(file=first, name=name)).is_file()]
+    if not places:
+        raise unusable(source, folder / "images" / first, f"of {_ANNOTATIONS} is missing")
+    return [
+        (str(folder / places[0].format(file=file, name=name)), labels[name])
+        for file, name in sorted(files.items())
+    ]
 
 
 def _files(source: DataSource, folder: Path) -> list[str]:
     try:
-        files = sorted(entry.path for entry in os.scandir(folder) if entry.name[0] != ".")
+        files = sorted(
+            entry.path
+            for entry in os.scandir(folder)
+            if entry.name.endswith(_ENDING) and not entry.name.startswith(".")
+        )
     except OSError as error:
         raise unusable(source, folder, f"cannot be read ({error.strerror})") from None
     if not files:
-        raise unusable(source, folder, "is empty")
+        raise unusable(source, folder, f"holds no *{_ENDING}")
     return files
 
 

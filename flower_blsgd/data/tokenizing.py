@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.format import open_memmap
 
 from ..errors import UsageError
-from .new_arrays import new_array
+from .new_arrays import new_array, old_array
 from .text_columns import TextSplit
 
 NO_TOKEN = -1
@@ -63,12 +62,9 @@ class RawTokens:
     @classmethod
     def left(cls, folder: Path, name: str, rows: int, width: int) -> "RawTokens | None":
         """Return the arrays that an interrupted call has left, if they are whole."""
-        try:
-            tokens, lengths = (open_memmap(path, "r+") for path in cls._paths(folder, name))
-        except (OSError, ValueError):
-            return None
-        whole = tokens.shape == (rows, width) and lengths.shape == (rows,)
-        return cls(tokens, lengths) if whole else None
+        tokens, lengths = cls._paths(folder, name)
+        left = old_array(tokens, (rows, width), np.int32), old_array(lengths, (rows,), np.int32)
+        return None if left[0] is None or left[1] is None else cls(left[0], left[1])
 
     @staticmethod
     def _paths(folder: Path, name: str) -> tuple[Path, Path]:

@@ -22,7 +22,7 @@ class TextEncoder(nn.Module):
     num_classes : int
         Outputs.
     longest : int
-        Tokens of the longest text.
+        Tokens of the longest text; longer ones are cut.
     width : int (default: 64)
         Of embeddings and layers.
     layers : int (default: 1)
@@ -70,18 +70,22 @@ class TextEncoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of texts: integers of shape (batch_size, width), -1 behind the end."""
         tokens = without_empty_columns(tokens)
+        if self.positions is not None:
+            tokens = tokens[:, : self.positions.num_embeddings]
         places = torch.arange(tokens.shape[1], device=tokens.device)
         if self.training and self._word_dropout:
             tokens, places = leave_out_words(tokens, self._word_dropout)
             tokens = without_empty_columns(tokens)
             places = places[:, : tokens.shape[1]]
         empty = tokens < 0
+        # Attention to nothing is not a number: a text without tokens attends to all its places.
+        unseen = empty & ~empty.all(dim=1, keepdim=True)
         outputs = self.words(tokens.clamp(min=0))
         if self.positions is not None:
             outputs = outputs + self.positions(places)
         outputs = outputs * self._scale
         for layer in self.layers:
-            outputs = layer(outputs, empty)
+            outputs = layer(outputs, unseen)
         logits: Tensor = self.linear(self.dropout(_mean(outputs, ~empty)))
         return logits
 

@@ -28,6 +28,9 @@ where attention is local, the ready mask would replace that.
 
 _LONGEST_LIST = 4
 
+_POOLER = "pooler"
+"""The part of a body that published weights often lack: it was not trained with them."""
+
 
 class TextTransformer(nn.Module):
     """Takes tokens as they are stored; `network` is the model as transformers knows it.
@@ -38,6 +41,8 @@ class TextTransformer(nn.Module):
     ----------
     config : transformers.PreTrainedConfig
         With the number of classes as ``num_labels``.
+    name : str (default: "")
+        What the user calls it, for messages.
 
     Raises
     ------
@@ -45,7 +50,7 @@ class TextTransformer(nn.Module):
         If this architecture does not classify texts.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, name: str = "") -> None:
         super().__init__()
         make = _auto_class().from_config
         config = copy.deepcopy(config)  # transformers writes into it
@@ -54,7 +59,9 @@ class TextTransformer(nn.Module):
                 self.network: Any = make(config, dtype=torch.float32, trust_remote_code=False)
         except Exception as error:
             raise UsageError(
-                f"model: {config.model_type} is no classifier of texts ({brief(error)})"
+                f"model = {name!r}: transformers has no classifier of texts for "
+                f"{config.model_type} ({brief(error)}); name a folder with an encoder of texts, "
+                "such as BERT, or leave model empty"
             ) from None
         self._pad = int(getattr(config, "pad_token_id", None) or 0)
         self._ready_mask = config.model_type in _ATTEND_EVERYWHERE
@@ -72,8 +79,15 @@ class TextTransformer(nn.Module):
         return logits
 
 
-def most_tokens(config: Any) -> int | None:
+def most_tokens(config: Any, name: str = "") -> int | None:
     """Return how long a text may be for an architecture; None if it sets no limit.
+
+    Parameters
+    ----------
+    config : transformers.PreTrainedConfig
+        Of the model.
+    name : str (default: "")
+        What the user calls it, for messages.
 
     Raises
     ------
@@ -81,20 +95,23 @@ def most_tokens(config: Any) -> int | None:
         If this architecture does not classify texts.
     """
     with torch.device("meta"):  # no memory, no random numbers
-        model = TextTransformer(config)
+        model = TextTransformer(config, name)
     limits = [
         # RoBERTa counts positions from the number of its padding on.
         table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
         for name, table in model.named_modules()
         if isinstance(table, nn.Embedding) and name.endswith("position_embeddings")
     ]
+    told = getattr(config, "max_position_embeddings", None)  # a model without a table has some too
+    if isinstance(told, int) and told > 0:
+        limits.append(told)
     return min(limits, default=None)
 
 
 def load_weights(model: TextTransformer, folder: Path, name: str) -> None:
     """Put the weights of a Hugging Face folder into a model, in place, as float32.
 
-    What the folder lacks, or has in another size, such as the head, stays as it is; what the
+    A head, or a pooler, that the folder lacks or has in another size stays as it is; what the
     model has no part for is left out. One line in the log tells of both. Torch's random numbers
     are as before.
 
@@ -110,7 +127,7 @@ def load_weights(model: TextTransformer, folder: Path, name: str) -> None:
     Raises
     ------
     UsageError
-        If they cannot be read, or are not those of this architecture.
+        If they cannot be read, or are not all those of this architecture.
     """
     config = copy.deepcopy(model.network.config)
     try:
@@ -135,6 +152,13 @@ def load_weights(model: TextTransformer, folder: Path, name: str) -> None:
         raise UsageError(
             f"model = {name!r}: its weights are not those of the {config.model_type} that its "
             "config.json describes"
+        )
+    if lacking := {key for key in body & fresh if _POOLER not in key.split(".")}:
+        raise UsageError(
+            f"model = {name!r}: its weights lack {len(lacking)} of the {len(body)} tensors of the "
+            f"{config.model_type} that its config.json describes, or have them in another size, "
+            f"such as {min(lacking)}; name a folder that was saved whole, or set pretrained = "
+            "false for fresh ones"
         )
     with torch.no_grad():
         for key, tensor in loaded.state_dict().items():

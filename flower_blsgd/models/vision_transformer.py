@@ -10,6 +10,7 @@ A folder in Hugging Face's layout is a model too: its ``config.json`` is the arc
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ CONFIGS: Mapping[str, Mapping[str, int]] = {
 """How each differs from ViT-B/16."""
 
 _HALVES = (0.5, 0.5, 0.5)
+
+_PROCESSOR = "preprocessor_config.json"
+
+_PIXELS: Mapping[str, float] = {"resample": 2, "do_rescale": True, "rescale_factor": 1 / 255}
+"""What a processor may say of pixels, and what is done here; PIL calls bilinear 2."""
 
 
 class VisionTransformer(nn.Module):
@@ -117,6 +123,27 @@ def check_vit_folder(name: str) -> None:
     _normalisation(name)
 
 
+def pixels_made_otherwise(name: str) -> list[str]:
+    """Return what a folder's processor does to pixels and we do not, as ``"key = value"``.
+
+    Parameters
+    ----------
+    name : str
+        The folder. A key that its ``preprocessor_config.json`` does not have is as ours.
+    """
+    processor = _read_json(name, Path(name).expanduser() / _PROCESSOR) or {}
+    found = {key: processor[key] for key in _PIXELS if processor.get(key) is not None}
+    return [
+        f"{key} = {json.dumps(value)}"
+        for key, value in found.items()
+        if not _nearly_equal(value, _PIXELS[key])
+    ]
+
+
+def _nearly_equal(value: Any, ours: float) -> bool:
+    return isinstance(value, int | float) and math.isclose(value, ours, rel_tol=1e-4)
+
+
 def _settings_of(name: str) -> dict[str, Any]:
     settings = _read_json(name, Path(name).expanduser() / "config.json")
     if settings is None:
@@ -132,7 +159,7 @@ def _settings_of(name: str) -> dict[str, Any]:
 
 def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and deviation as the folder's own processor uses them, else 0.5."""
-    file = Path(name).expanduser() / "preprocessor_config.json"
+    file = Path(name).expanduser() / _PROCESSOR
     processor = _read_json(name, file) or {}
     if not processor.get("do_normalize", True):
         return (0.0,) * 3, (1.0,) * 3

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,20 @@ from ..round_log import RoundRecord
 
 RUNS = "runs"
 LATEST = "latest"
+
+_OWN_NAMES = frozenset(
+    (
+        "config.toml",
+        "rounds.jsonl",
+        "epochs.csv",
+        "summary.json",
+        "model.safetensors",
+        "learning_curve.png",
+        "timeline.png",
+        "sampling.png",
+        "trace.json",
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +138,25 @@ class RunFolder:
         """Write ``summary.json``, whole or not at all."""
         with self._whole("summary.json") as part:
             part.write_text(json.dumps(_plain(dict(summary)), indent=2) + "\n")
+
+    def add_assets(self, assets: Mapping[str, Path]) -> None:
+        """Copy what a saved model needs, each file whole or not at all.
+
+        Raises
+        ------
+        UsageError
+            If a name is one of a run's own files, or a file cannot be copied.
+        """
+        for name, source in assets.items():
+            if name in _OWN_NAMES:
+                raise UsageError(f"task: assets names {name!r}, which a run writes itself")
+            try:
+                with self._whole(name) as part:
+                    shutil.copyfile(source, part)
+            except OSError as error:
+                raise UsageError(
+                    f"task: assets: {source} cannot be copied to {self.path} ({error.strerror})"
+                ) from None
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``, the state dict, whole or not at all."""

@@ -5,6 +5,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -65,6 +66,7 @@ class RunReport:
         self._rows: list[EpochRow] = []
         self._arrays: ArrayRecord | None = None
         self._folder: RunFolder | None = None
+        self._assets: Mapping[str, Path] = {}
         self._budget_clock = BudgetClock(config.clock)
         self._alone: Mapping[int, float] = {}
         self._worker_lines = WorkerLines(self.say)
@@ -86,6 +88,7 @@ class RunReport:
 
         After an error, or Ctrl-C, what was reached is written, marked as interrupted.
         """
+        self._assets = task.assets
         choices = self.config.choices
         self.say(
             f"{self.config.algorithm} (steps {choices.steps}, sampler {choices.sampler}, "
@@ -132,11 +135,12 @@ class RunReport:
         self._view.say(line)
 
     def open_folder(self) -> None:
-        """Make the results folder; UsageError if it cannot be made."""
+        """Make the results folder, with what the model needs; UsageError if it cannot be made."""
         config = self.config
         name = config.name or config.task.rpartition(":")[2]
         self._folder = RunFolder.new(config.out, name)
         self._folder.write_config(config.to_run_config())
+        self._folder.add_assets(self._assets)
 
     def count_evaluation(self, seconds: float) -> None:
         """Take seconds that training waited for evaluation."""

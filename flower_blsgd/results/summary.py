@@ -1,6 +1,7 @@
 """The summary of a run: the figures of ``summary.json`` that its rounds and epochs give."""
 
 import platform
+import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,6 +16,9 @@ HARDLY = 0.01
 """A worker whose weight is below this hardly takes part."""
 
 _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
+
+_IF_USED = ("transformers",)
+"""Told only where a run uses it: the names of a model's tensors depend on its version."""
 
 
 def summary_of(
@@ -95,7 +99,7 @@ def _worker(strategy: BiasedLocalSGD, accounts: Accounts, index: int) -> dict[st
 
 def _versions() -> dict[str, str]:
     found = {}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *(name for name in _IF_USED if name in sys.modules)):
         try:
             found[package] = version(package)
         except PackageNotFoundError:  # run from a bundle, not from an installed package

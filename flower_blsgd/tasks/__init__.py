@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from .task import Task
 
@@ -33,6 +33,12 @@ MODELS: Mapping[str, str] = {
     "tiny-imagenet": "flower_blsgd.tasks.tiny_imagenet:model",
 }
 """Where each task's models are made: a function ``(name, num_classes) -> Module``."""
+
+SAVED_MODELS: Mapping[str, str] = {"ag-news": "flower_blsgd.tasks.ag_news:saved_model"}
+"""Where models are made that follow from the data, for weights that a run has saved.
+
+Each is a function ``(name, tensors, dropout) -> Module``.
+"""
 
 GIVEN_IN_PYTHON = "given-in-python"
 """The name of a task that was given as an object."""
@@ -58,10 +64,12 @@ __all__ = [
     "GIVEN_IN_PYTHON",
     "MODELS",
     "OPTIONS",
+    "SAVED_MODELS",
     "TASKS",
     "Task",
     "given_task",
     "load_model",
+    "load_saved_model",
     "load_task",
     "register_task",
 ]
@@ -157,6 +165,29 @@ def load_model(task: str, model: str = "", num_classes: int = 10) -> "nn.Module"
     if task in _GIVEN or task not in MODELS:
         return load_task(task, model=model).model()
     made: nn.Module = _function(task, MODELS[task])(model, num_classes)
+    return made
+
+
+def load_saved_model(
+    task: str, model: str, tensors: Mapping[str, "Tensor"], dropout: float | str = "auto"
+) -> "nn.Module":
+    """Return a fresh model for saved weights, of a task of `SAVED_MODELS`; without its data.
+
+    Parameters
+    ----------
+    task, model : str
+        The settings of the run.
+    tensors : mapping
+        The saved weights; their sizes are read.
+    dropout : float or "auto" (default: "auto")
+        Of the model.
+
+    Raises
+    ------
+    UsageError
+        If there is no such model.
+    """
+    made: nn.Module = _function(task, SAVED_MODELS[task])(model, tensors, dropout)
     return made
 
 

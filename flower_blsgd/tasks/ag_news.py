@@ -1,12 +1,17 @@
 """AG News, or one's own texts in its layout: news in four classes."""
 
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
 from ..data.entry import Prepared
-from ..data.text_data import TextData, prepared_texts
+from ..data.text_data import TOKENIZER_FILE, TextData, prepared_texts
 from .task import Task
-from .text_models import TextModel, text_model
+from .text_models import TextModel, TextShape, find_text_weights, text_model
 
 AG_NEWS = TextData("ag-news", "fancyzhx/ag_news", ("World", "Sports", "Business", "Sci/Tech"))
 
+_DEFAULT_MODEL = "distilbert"
 _EVALUATION_BATCH_SIZE = 128
 
 
@@ -24,7 +29,7 @@ def ag_news(
 
     A batch is int32 of shape (batch_size, longest text): token numbers, and -1 behind the end of
     a text. The tokenizer is ``prepare(...).folder / "tokenizer.json"``, for
-    ``tokenizers.Tokenizer.from_file``; ask it with the settings of the run.
+    ``tokenizers.Tokenizer.from_file``; a run copies it into its folder.
 
     Parameters
     ----------
@@ -56,13 +61,34 @@ def ag_news(
     chosen = _chosen(model, max_tokens, pretrained, dropout)
     texts = _prepared(chosen, data, skip_bad, max_samples, max_tokens)
     return Task(
-        model=chosen.maker(texts),
+        model=chosen.maker(TextShape.of_texts(texts)),
         train=texts.train,
         test=texts.test,
         data_fingerprint=texts.fingerprint,
         pretrained=chosen.pretrained,
         evaluation_batch_size=_EVALUATION_BATCH_SIZE,
+        assets={TOKENIZER_FILE: texts.folder / TOKENIZER_FILE},
     )
+
+
+def check_weights(model: str = "") -> None:
+    """Refuse a model whose published weights cannot be had; see `find_text_weights`."""
+    find_text_weights(model or _DEFAULT_MODEL)
+
+
+def saved_model(
+    model: str, tensors: Mapping[str, Tensor], dropout: float | str = "auto"
+) -> nn.Module:
+    """Return a fresh model for weights that a run has saved; the data is not needed.
+
+    Raises
+    ------
+    UsageError
+        If there is no such model.
+    """
+    shape = TextShape.of_weights(tensors)
+    # Where texts are cut, and which weights it begins with, make no other model.
+    return _chosen(model, shape.longest, False, dropout).maker(shape)()
 
 
 def prepare(
@@ -88,7 +114,7 @@ def prepare(
 
 def _chosen(model: str, max_tokens: int, pretrained: bool, dropout: float | str) -> TextModel:
     return text_model(
-        model or "distilbert",
+        model or _DEFAULT_MODEL,
         len(AG_NEWS.class_names),
         max_tokens=max_tokens,
         pretrained=pretrained,

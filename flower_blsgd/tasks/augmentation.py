@@ -104,7 +104,7 @@ def random_boxes(
 
     The share of the area is drawn uniformly, the ratio of the sides log-uniformly, up to ten
     times until the box fits; then its place, uniformly. A box that never fits is the largest of
-    an allowed ratio.
+    an allowed ratio; torchvision puts that one in the middle, here it is anywhere as well.
 
     Parameters
     ----------

@@ -78,6 +78,11 @@ def prepare(
     return prepared_images(CIFAR100, data, skip_bad=skip_bad, max_samples=max_samples, again=again)
 
 
+def check_weights(model: str = "") -> None:
+    """Refuse a model whose published weights cannot be had; see `ImageModels.check_weights`."""
+    MODELS.check_weights(model)
+
+
 def model(name: str = "", num_classes: int = 100) -> nn.Module:
     """Return a fresh model, without looking at the data.
 

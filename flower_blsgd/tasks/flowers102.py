@@ -83,6 +83,11 @@ def prepare(
     )
 
 
+def check_weights(model: str = "") -> None:
+    """Refuse a model whose published weights cannot be had; see `ImageModels.check_weights`."""
+    MODELS.check_weights(model)
+
+
 def model(name: str = "", num_classes: int = 102) -> nn.Module:
     """Return a fresh model, without looking at the data.
 

@@ -11,7 +11,7 @@ from ..data.entry import Prepared
 from ..errors import UsageError, nearest
 from ..models.pixels import CentreCrop, PixelNormalize
 from ..models.vision_transformer import CONFIGS, check_vit_folder, vision_transformer
-from ..models.vision_transformer_weights import pretrained_weights
+from ..models.vision_transformer_weights import find_weights, pretrained_weights
 from ..models.wide_resnet import Stem, WideResNet, depth_and_width, is_wide_resnet
 from .task import Augment, Task
 
@@ -87,6 +87,20 @@ class ImageModels:
         if not pretrained or is_wide_resnet(name) or name in self.others:
             return None
         return pretrained_weights(name)
+
+    def check_weights(self, name: str) -> None:
+        """Refuse a model whose published weights cannot be had; the hub's are downloaded.
+
+        For the server alone, before data are prepared: workers need no weights.
+
+        Raises
+        ------
+        UsageError
+            If there is no such model, or its weights are out of reach.
+        """
+        self.maker(name)
+        if self.weights(name, pretrained=True) is not None:
+            find_weights(name or self.default)
 
     def evaluation_batch_size(self, name: str) -> int:
         """Return how many samples at once keep the outputs of a layer below some 200 MB."""

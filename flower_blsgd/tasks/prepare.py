@@ -2,11 +2,15 @@
 
 import importlib
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..data.entry import Prepared
+from ..data.entry import Prepared, UnusableError
+from ..data.seal import check_content
 from . import OPTIONS, TASKS, load_task, refuse_set
+
+_log = logging.getLogger(__name__)
 
 
 def prepare_task(
@@ -15,7 +19,8 @@ def prepare_task(
     """Prepare the data of a task, and return a line that says what there is.
 
     A task whose data can be prepared has a function ``prepare`` beside it in its module, with
-    the same parameters and ``again``, which returns `Prepared`. It needs no weights.
+    the same parameters and ``again``, which returns `Prepared`. It needs no weights. What was
+    ready is read once and compared with what was written: a run looks at the sizes only.
 
     Parameters
     ----------
@@ -42,7 +47,13 @@ def prepare_task(
         kept = "" if name in TASKS else ", as its own code makes them"
         return f"{name}: {ready}{kept}; nothing has to be prepared"
     prepare, known = found
-    return _told(name, prepare(data, model, again=again, **known))
+    prepared = prepare(data, model, again=again, **known)
+    try:
+        check_content(prepared.folder)
+    except UnusableError as error:
+        _log.warning("%s is damaged (%s); preparing it again", prepared.folder, error)
+        prepared = prepare(data, model, again=True, **known)
+    return _told(name, prepared)
 
 
 def _preparation(

@@ -1,8 +1,9 @@
 """What is trained: data, model, loss and metric, in one object."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,12 +48,15 @@ class Task:
         once in a run, by the server; workers get the weights from it.
     evaluation_batch_size : int (default: 1024)
         Samples per batch in evaluation, where nothing is kept for a backward pass.
+    assets : mapping (default: empty)
+        Files that a saved model needs, such as the tokenizer, by the names that they get in the
+        results folder. Data that belong to other ones are refused when the model is evaluated.
 
     Raises
     ------
     UsageError
-        If a part of the data is empty or its inputs and targets differ in number, or `model`
-        does not make models.
+        If a part of the data is empty or its inputs and targets differ in number, `model` does
+        not make models, or an asset has no plain name.
     """
 
     model: Callable[[], nn.Module]
@@ -64,6 +68,7 @@ class Task:
     data_fingerprint: str = ""
     pretrained: Callable[[nn.Module], None] | None = None
     evaluation_batch_size: int = 1024
+    assets: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module) or not callable(self.model):
@@ -81,6 +86,9 @@ class Task:
                 f"task: evaluation_batch_size is {self.evaluation_batch_size}, but must be at "
                 "least 1"
             )
+        for name in self.assets:
+            if name in ("", ".", "..") or set(name) & set("/\\"):
+                raise UsageError(f"task: assets names {name!r}, but needs the plain name of a file")
         _check_samples("train", self.train)
         _check_samples("test", self.test)
 

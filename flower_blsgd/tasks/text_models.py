@@ -1,12 +1,12 @@
 """The models of a text task, each with the tokenizer that belongs to it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.entry import Prepared
 from ..data.tokenizers import TokenizerSource, vocabulary_of_rows
@@ -19,12 +19,41 @@ from ..models.text_configs import (
     with_dropout,
 )
 from ..models.text_encoder import TextEncoder
+from ..models.text_padding import check_padding
 from ..models.text_tokenizer import folder_tokenizer, tokenizer_state
 from ..models.text_transformer import TextTransformer, load_weights, most_tokens
 from ..models.weights_folder import hub_folder, own_folder
 
-Maker = Callable[[Prepared], Callable[[], nn.Module]]
-"""(prepared texts) -> what makes a fresh model for them."""
+
+@dataclass(frozen=True)
+class TextShape:
+    """What a model must know of its texts: tokens of the vocabulary, and of the longest text."""
+
+    vocabulary: int
+    longest: int
+
+    @classmethod
+    def of_texts(cls, texts: Prepared) -> "TextShape":
+        """Return that of prepared texts."""
+        longest = max(inputs.shape[1] for inputs, _ in (texts.train, texts.test))
+        return cls(texts.facts["vocabulary"], longest)
+
+    @classmethod
+    def of_weights(cls, tensors: Mapping[str, Tensor]) -> "TextShape":
+        """Return that of the texts that saved weights were trained on; 1 where none of them tell.
+
+        Whatever else a model is made of, its config tells.
+        """
+        rows = {"words.weight": 1, "positions.weight": 1}
+        for name, tensor in tensors.items():
+            last = ".".join(name.split(".")[-2:]).replace("word_embeddings", "words")
+            if last in rows:
+                rows[last] = len(tensor)
+        return cls(rows["words.weight"], rows["positions.weight"])
+
+
+Maker = Callable[[TextShape], Callable[[], nn.Module]]
+"""(shape of the texts) -> what makes a fresh model for them."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +65,9 @@ class TextModel:
     tokenizer : TokenizerSource
         Cuts the texts.
     maker : callable
-        ``(prepared texts) -> function that makes a fresh model``.
+        ``(shape of the texts) -> function that makes a fresh model``.
     pretrained : callable, optional
-        Puts published weights into a fresh model.
+        Puts published weights into a fresh model, and refuses one that is of no use.
     """
 
     tokenizer: TokenizerSource
@@ -62,36 +91,49 @@ def text_model(
     pretrained : bool
         Whether it begins with published weights, where there are any.
     dropout : float or "auto"
-        Of all its dropouts; ``"auto"`` for its own.
+        Of all its dropouts; ``"auto"`` for its own. ``"encoder"`` leaves out words and layers at
+        its own rates as well, but for 0, which switches all three off.
 
     Raises
     ------
     UsageError
         If there is no such model, or it does not go with the settings.
     """
-    makers = {
-        "encoder": _encoder,
-        "distilbert": _distilbert,
-        "distilbert-micro": _narrow_distilbert,
-    }
-    if name in makers:
-        return makers[name](num_classes, max_tokens, pretrained, dropout)
+    if name in _MAKERS:
+        return _MAKERS[name](num_classes, max_tokens, pretrained, dropout)
     if Path(name).expanduser().is_dir():
         return _folder(name, num_classes, max_tokens, pretrained, dropout)
     if set(name) & set("/\\.~"):
-        raise UsageError(f"model = {name!r}: there is no such folder; known: {', '.join(makers)}")
+        raise UsageError(f"model = {name!r}: there is no such folder; known: {', '.join(_MAKERS)}")
     raise UsageError(
-        f"model = {name!r} is not known; {nearest(name, makers)}, or a Hugging Face folder"
+        f"model = {name!r} is not known; {nearest(name, _MAKERS)}, or a Hugging Face folder"
     )
+
+
+def find_text_weights(name: str) -> None:
+    """Look for the weights that a model begins with, downloading them if need be.
+
+    Nothing is said of a model that has none, or is not known.
+
+    Raises
+    ------
+    UsageError
+        If they cannot be had.
+    """
+    if name == "distilbert":
+        hub_folder(name, DISTILBERT_HUB_NAME)
+    elif name not in _MAKERS and Path(name).expanduser().is_dir():
+        own_folder(name)
 
 
 def _encoder(num_classes: int, _: int, __: bool, dropout: float | str) -> TextModel:
     settings: dict[str, Any] = {} if dropout == "auto" else {"dropout": float(dropout)}
+    if dropout == 0:
+        settings |= {"word_dropout": 0.0, "layer_dropout": 0.0}
 
-    def maker(texts: Prepared) -> Callable[[], nn.Module]:
-        longest = max(inputs.shape[1] for inputs, _ in (texts.train, texts.test))
+    def maker(shape: TextShape) -> Callable[[], nn.Module]:
         return functools.partial(
-            TextEncoder, texts.facts["vocabulary"], num_classes, longest, **settings
+            TextEncoder, shape.vocabulary, num_classes, shape.longest, **settings
         )
 
     return TextModel(vocabulary_of_rows(), maker)
@@ -127,7 +169,7 @@ def _narrow_distilbert(
     _check_length(name, config(vocabulary=1), max_tokens)
     return TextModel(
         vocabulary_of_rows(marked=True),
-        lambda texts: functools.partial(TextTransformer, config(texts.facts["vocabulary"])),
+        lambda shape: functools.partial(TextTransformer, config(shape.vocabulary)),
     )
 
 
@@ -138,22 +180,37 @@ def _folder(
     config = with_dropout(folder_config(name, folder, num_classes), name, dropout)
     _check_length(name, config, max_tokens)
 
-    def maker(texts: Prepared) -> Callable[[], nn.Module]:
-        if texts.facts["vocabulary"] > config.vocab_size:
+    def maker(shape: TextShape) -> Callable[[], nn.Module]:
+        if shape.vocabulary > config.vocab_size:
             raise UsageError(
-                f"model = {name!r}: its tokenizer knows {texts.facts['vocabulary']:,} tokens, but "
-                f"its model {config.vocab_size:,}; they do not belong together"
+                f"model = {name!r}: its tokenizer knows {shape.vocabulary:,} tokens, but its model "
+                f"{config.vocab_size:,}; they do not belong together"
             )
-        return functools.partial(TextTransformer, config)
+        return functools.partial(TextTransformer, config, name)
+
+    def begin(model: Any) -> None:
+        if pretrained:
+            load_weights(model, own_folder(name), name)
+        check_padding(model, name)
 
     return TextModel(
         TokenizerSource(tokenizer_state(name, folder), lambda _: folder_tokenizer(name, folder)),
         maker,
-        (lambda model: load_weights(model, own_folder(name), name)) if pretrained else None,
+        begin,
     )
 
 
 def _check_length(name: str, config: Any, max_tokens: int) -> None:
-    limit = most_tokens(config)
+    limit = most_tokens(config, name)
     if limit is not None and max_tokens > limit:
-        raise UsageError(f"max-tokens = {max_tokens}: model = {name!r} takes at most {limit}")
+        raise UsageError(
+            f"max-tokens = {max_tokens}: model = {name!r} takes at most {limit}; set max-tokens = "
+            f"{limit}"
+        )
+
+
+_MAKERS = {
+    "encoder": _encoder,
+    "distilbert": _distilbert,
+    "distilbert-micro": _narrow_distilbert,
+}

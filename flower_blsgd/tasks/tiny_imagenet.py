@@ -74,6 +74,11 @@ def prepare(
     )
 
 
+def check_weights(model: str = "") -> None:
+    """Refuse a model whose published weights cannot be had; see `ImageModels.check_weights`."""
+    MODELS.check_weights(model)
+
+
 def model(name: str = "", num_classes: int = 200) -> nn.Module:
     """Return a fresh model, without looking at the data.
 

@@ -81,17 +81,18 @@ def evaluate_sums(
 
 
 def _between(samples: Samples, first: int, last: int, device: torch.device) -> Samples:
-    indices = np.arange(first, last)
-    if isinstance(samples, IndexedSamples):
-        samples, indices = samples.samples, samples.indices[first:last]
+    """Return the slice; it is gathered only where that spares the device the rest."""
+    if not isinstance(samples, IndexedSamples):
         parts = tensor_parts(samples)
-        if parts is not None:
-            chosen = bytes_to_move(parts, device) * len(indices) // max(1, len(parts[0]))
-            if stays_on_host(chosen, device):
-                return IndexedSamples(HostSamples(parts), indices)
-            return [part[torch.from_numpy(indices)] for part in parts]
-    else:
-        parts = tensor_parts(samples)
-        if parts is not None:
-            return [part[first:last] for part in parts]
-    return IndexedSamples(samples, indices)
+        if parts is None:
+            return IndexedSamples(samples, np.arange(first, last))
+        views = [part[first:last] for part in parts]
+        return HostSamples(views) if isinstance(samples, HostSamples) else views
+    whole, indices = samples.samples, samples.indices[first:last]
+    parts = None if isinstance(whole, HostSamples) else tensor_parts(whole)
+    to_move = 0 if parts is None else bytes_to_move(parts, device)
+    if parts is None or not to_move:
+        return IndexedSamples(whole, indices)
+    if stays_on_host(to_move * len(indices) // max(1, len(parts[0])), device):
+        return IndexedSamples(HostSamples(parts), indices)
+    return [part[torch.from_numpy(indices)] for part in parts]

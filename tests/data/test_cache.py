@@ -21,7 +21,7 @@ pytest.importorskip("datasets")
 
 from flower_blsgd.data import cache as image_cache
 from flower_blsgd.data.cache import cache_folder, prepared
-from flower_blsgd.data.entry import Prepared
+from flower_blsgd.data.entry import FORMAT, Prepared
 from flower_blsgd.data.image_data import prepared_images
 from flower_blsgd.data.image_sets import CIFAR10
 from flower_blsgd.data.preparation import Contents, OnItems, record_progress, scratch_folder
@@ -216,9 +216,11 @@ def test_changed_files_are_prepared_anew(folder: Path, cache: Path) -> None:
     with captured_log() as log:
         second = prepare(folder)
     assert np.array_equal(second.train[0][0], pixels(99).transpose(2, 0, 1))
-    assert entries(cache) == [second.folder.name]
+    assert entries(cache) == sorted([first.folder.name, second.folder.name])
+    assert first.train[0][0].tolist() == np.load(first.folder / "train_images.npy")[0].tolist()
     assert log.warnings == [
-        f"{folder} has changed; removed what was made of it before, {first.folder}"
+        f"{folder} has changed; what was made of it before may be removed when no run uses it: "
+        f"{first.folder}"
     ]
 
 
@@ -230,7 +232,7 @@ def test_other_folders_and_settings_stay(folder: Path, tmp_path: Path, cache: Pa
     with captured_log() as log:
         (folder / "train" / "cat" / "00000.png").write_bytes(png(99))
         prepare(folder)
-    assert len(entries(cache)) == 4
+    assert len(entries(cache)) == 5
     assert len(log.warnings) == 1
 
 
@@ -284,7 +286,7 @@ def retype(path: Path) -> None:
         ("meta.json", halve, ""),
         ("meta.json", lambda path: path.write_text("{}"), "'format'"),
         ("meta.json", lambda path: path.write_text("[]"), ""),
-        ("meta.json", lambda path: path.write_text('{"format": 2}'), "'files'"),
+        ("meta.json", lambda path: path.write_text(f'{{"format": {FORMAT}}}'), "'files'"),
     ],
 )
 def test_damaged_entry_is_told_and_made_again(
@@ -337,7 +339,7 @@ def test_full_disk(
             prepare(folder)
     assert str(refused.value) == (
         f"the cache {cache} cannot be written ({told}); make room, or set BLSGD_CACHE to another "
-        "folder"
+        "folder; the next start goes on with what is done"
     )
     (left,) = entries(cache)
     assert left.startswith(".part.cifar10.")  # the next one goes on with it
@@ -419,7 +421,7 @@ def test_entry_of_another_version_in_our_place_stays(folder: Path, cache: Path) 
         before = contents(other)
         with captured_log() as log:
             ours = prepare(folder, again=True).folder
-        assert ours.name == f"{other.name}-format-2"
+        assert ours.name == f"{other.name}-format-{FORMAT}"
         assert log.warnings == [
             f"{other} was prepared by another version of flower-blsgd and stays as it is; "
             f"preparing {folder} anew in {ours}"

@@ -1,5 +1,6 @@
 """The binary versions of CIFAR, byte by byte, and the refusal of the pickles."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from flower_blsgd.data.cifar_binary import (
 from flower_blsgd.data.image_split import ImageSplit
 from flower_blsgd.data.source import find_source
 from flower_blsgd.errors import UsageError
+
+from ..log_capture import captured_log
 
 CLASSES = ("airplane", "bus", "cat", "deer", "dog", "elk", "frog", "horse", "ship", "truck")
 
@@ -146,3 +149,18 @@ def test_damaged_files_are_named(
         splits_of(CIFAR10_FILES, tmp_path)
     assert told in str(refused.value)
     assert str(refused.value).endswith("; unpack the archive again, or name another folder")
+
+
+def test_a_file_that_ends_early_between_two_rows_is_told(tmp_path: Path) -> None:
+    folder = make_cifar10(tmp_path)
+    with captured_log() as log:
+        splits_of(CIFAR10_FILES, folder)
+    assert log.warnings == []
+    os.truncate(folder / "data_batch_3.bin", 3073)
+    with captured_log() as log:
+        splits = splits_of(CIFAR10_FILES, folder)
+    assert splits is not None
+    assert len(splits["train"]) == 9
+    (line,) = log.warnings
+    assert line.startswith(f"data = {str(folder)!r}: files of train have different numbers of im")
+    assert "data_batch_2.bin 2, data_batch_3.bin 1, data_batch_4.bin 2" in line

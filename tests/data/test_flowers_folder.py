@@ -62,9 +62,16 @@ def test_splits(tmp_path: Path, parent: bool) -> None:
 
 def test_other_folders_are_left_to_others(tmp_path: Path) -> None:
     assert splits_of(tmp_path) is None
-    make_flowers(tmp_path)
-    (tmp_path / "flowers-102" / "imagelabels.mat").unlink()
+    (make_flowers(tmp_path) / "imagelabels.mat").unlink()
+    (tmp_path / "flowers-102" / "setid.mat").unlink()
     assert splits_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["imagelabels.mat", "setid.mat"])
+def test_one_of_the_two_lists_is_missing(tmp_path: Path, name: str) -> None:
+    (make_flowers(tmp_path) / name).unlink()
+    with pytest.raises(UsageError, match=rf"flowers-102/{name} is missing; unpack the archive"):
+        splits_of(tmp_path)
 
 
 def test_lists_that_contradict_each_other(tmp_path: Path) -> None:

@@ -86,3 +86,25 @@ def test_a_large_jpeg_is_decoded_at_a_fraction() -> None:
     pixels = np.asarray(square)
     assert pixels[:, :15].max() <= 2
     assert abs(pixels[:, 17:].astype(int) - 200).max() <= 2
+
+
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_grey_of_sixteen_bits_is_scaled(order: str) -> None:
+    """White is 65535; 128 and 129 lie on both sides of a half (257 / 2)."""
+    values = np.array([[0, 128, 129, 257], [32896, 65278, 65535, 25700]], order)
+    buffer = io.BytesIO()
+    Image.frombytes("I;16" if order == "<u2" else "I;16B", (4, 2), values.tobytes()).save(
+        buffer, "TIFF"
+    )
+    with Image.open(buffer) as image:
+        assert image.mode.startswith("I;16")
+        square, _ = squared(image.crop((0, 0, 2, 2)), 2)
+        assert reds(square) == [[0, 0], [128, 254]]
+        square, _ = squared(image.crop((2, 0, 4, 2)), 2)
+        assert reds(square) == [[1, 1], [255, 100]]
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_grey_without_a_known_white_is_refused(mode: str) -> None:
+    with pytest.raises(ValueError, match=rf"its kind {mode} \(32 bits\) does not say what is whi"):
+        squared(Image.new(mode, (4, 4), 70_000), 4)

@@ -1,5 +1,6 @@
 """Where images come from, and what is said when they do not come."""
 
+import errno
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ from flower_blsgd.errors import UsageError
 
 pytest.importorskip("datasets")
 
-from flower_blsgd.data.image_columns import table_split
+from flower_blsgd.data.image_columns import image_bytes, table_split
 from flower_blsgd.data.image_data import prepared_images
 from flower_blsgd.data.image_sets import CIFAR10
 from flower_blsgd.data.image_split import ImageSplit
@@ -191,6 +192,77 @@ def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             patch.setitem(sys.modules, name, None)
             with pytest.raises(UsageError, match=f"needs {name}; pip install 'flower-blsgd.vision"):
                 prepared_images(CIFAR10, str(folder))
+
+
+def test_folders_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, told in (("~no-such-user/x", "home"), ("x" * 300, "File name too long")):
+        with pytest.raises(UsageError) as refused:
+            source_of(name)
+        said = str(refused.value)
+        assert said.startswith(f"data = {name!r} cannot be looked at (")
+        assert told in said
+        assert "; name a folder with train-*.parquet" in said
+
+    def closed(path: Path, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", closed)
+    with pytest.raises(UsageError, match=r"cannot be looked at \(Permission denied\); name a fol"):
+        source_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/hf/x"), "No space left on device"),
+        (OSError("Not enough disk space. Needed: 3.4 GiB"), "Not enough disk space. Needed"),
+        (PermissionError(errno.EACCES, "Permission denied", "/hf/x"), "Permission denied"),
+        (OSError(errno.EROFS, "Read-only file system", "/hf/x"), "Read-only file system"),
+    ],
+)
+def test_a_full_or_closed_cache_of_the_hub_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, told: str
+) -> None:
+    import datasets
+
+    def load(name: str) -> None:
+        try:
+            raise error
+        except OSError as reason:
+            raise RuntimeError("while downloading") from reason
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("flower_blsgd.data.source.hub_answers", lambda: True)
+    said = refusal("", tmp_path)
+    assert said.startswith("data = '': the cache of the hub's library cannot be written (")
+    assert told in said
+    assert said.endswith("; make room, or set HF_HOME to another folder")
+
+
+def test_a_closed_network_is_no_closed_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    def load(name: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("flower_blsgd.data.source.hub_answers", lambda: True)
+    assert "the hub with uoft-cs/cifar10 refused (" in refusal("", tmp_path)
+
+
+def test_relative_paths_of_images_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be read relative to wherever one starts a run."""
+    (tmp_path / "a.png").write_bytes(png(1))
+    monkeypatch.chdir(tmp_path)
+    for path in ("a.png", "./a.png"):
+        with pytest.raises(ValueError, match="no image but a relative path"):
+            image_bytes({"bytes": None, "path": path})
+    assert image_bytes({"bytes": None, "path": str(tmp_path / "a.png")}) == png(1)
+    assert image_bytes({"bytes": b"1", "path": "a.png"}) == b"1"
 
 
 # --- what a source's state is made of

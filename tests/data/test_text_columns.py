@@ -78,6 +78,9 @@ def test_empty_split() -> None:
         ([None, None, None, None], "column label of train is null"),
         (["a", "b", "c", "d"], "column label of train is string"),
         ([0.0, 1.0, 2.5, 3.0], "row 2 of train has the label 2.5"),
+        ([0.0, 1.0, float("inf"), 3.0], "row 2 of train has the label inf, but labels are whole"),
+        ([0.0, float("-inf"), 2.0, 3.0], "row 1 of train has the label -inf, but labels"),
+        ([0.0, 1.0, 1e300, 3.0], "row 2 of train has the label 1e+300, but labels are whole"),
     ],
 )
 def test_labels_that_are_not_of_four_classes(labels: list[Any], said: str) -> None:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from flower_blsgd.data import text_data, tokenizing
 from flower_blsgd.data.entry import Prepared
 from flower_blsgd.data.text_data import TextData, prepared_texts
+from flower_blsgd.data.text_progress import record_done
 from flower_blsgd.data.tokenizers import TokenizerSource, vocabulary_of_rows
 from flower_blsgd.errors import UsageError
 
@@ -141,11 +142,11 @@ def test_goes_on_after_an_interruption(
     whole = ready(folder)
     expected = [np.array(part) for part in (*whole.train, *whole.test)]
     monkeypatch.setattr(tokenizing, "CHUNK", 2)
-    real, begins = text_data.record_progress, []
+    real, begins = text_data.record_done, []
 
-    def killed(part: Path, progress: Any) -> None:
-        real(part, progress)
-        if progress == {"train": 6, "test": 2}:
+    def killed(part: Path, name: str, key: str, done: int) -> None:
+        real(part, name, key, done)
+        if (name, done) == ("test", 2):
             raise KeyboardInterrupt
 
     def make(texts: Any) -> Any:
@@ -153,10 +154,10 @@ def test_goes_on_after_an_interruption(
         return vocabulary_of_rows().make(texts)
 
     source = TokenizerSource("interrupted", make)
-    monkeypatch.setattr(text_data, "record_progress", killed)
+    monkeypatch.setattr(text_data, "record_done", killed)
     with pytest.raises(KeyboardInterrupt):
         ready(folder, source)
-    monkeypatch.setattr(text_data, "record_progress", real)
+    monkeypatch.setattr(text_data, "record_done", real)
     cut = []
     tokenized = text_data.tokenize
 
@@ -171,3 +172,39 @@ def test_goes_on_after_an_interruption(
     for found, wanted in zip((*texts.train, *texts.test), expected, strict=True):
         assert np.array_equal(found, wanted)
     assert texts.fingerprint == whole.fingerprint
+
+
+def interrupted(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Interrupt when four training rows are done; return the folder that is left."""
+    monkeypatch.setattr(tokenizing, "CHUNK", 2)
+
+    def killed(part: Path, name: str, key: str, done: int) -> None:
+        record_done(part, name, key, done)
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_data, "record_done", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ready(folder)
+    (part,) = (path for path in cache.iterdir() if path.is_dir())
+    return part
+
+
+@pytest.mark.parametrize("what", ["cut off", "emptied", "tokenizer"])
+def test_what_is_damaged_after_an_interruption_is_made_again(
+    what: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_texts(tmp_path / "own")
+    part = interrupted(folder, cache, monkeypatch)
+    lengths = part / "source" / "raw_train_lengths.npy"
+    if what == "cut off":
+        lengths.write_bytes(lengths.read_bytes()[:-20])  # one of six lengths is left
+    elif what == "emptied":
+        lengths.write_bytes(lengths.read_bytes()[:-24] + bytes(24))
+    else:
+        (part / "tokenizer.json").unlink()
+    texts = ready(folder)
+    assert texts.skipped == {"train": 0, "test": 0}
+    assert texts.array("train_lengths").tolist() == [5, 5, 5, 5, 5, 5]
+    assert (texts.train[0][:, 0] >= 0).all()

@@ -79,6 +79,41 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     told.write_text(lines)
     for path in (folder / "train" / CLASSES[1] / "images").iterdir():
         path.unlink()
-    assert f"{CLASSES[1]}/images is empty" in refusal()
+    assert f"{CLASSES[1]}/images holds no *.JPEG" in refusal()
     (folder / "train" / CLASSES[1] / "images").rmdir()
     assert f"{CLASSES[1]}/images cannot be read (No such file" in refusal()
+
+
+@pytest.mark.parametrize("place", ["{name}/{file}", "{name}/images/{file}"])
+def test_images_to_validate_on_may_be_sorted_into_classes(tmp_path: Path, place: str) -> None:
+    folder = make_tiny_imagenet(tmp_path)
+    source = find_source("hub/name", str(folder), "LAYOUT")
+    published = tiny_imagenet_splits(source)
+    for line in (folder / "val" / "val_annotations.txt").read_text().splitlines():
+        file, name, *_ = line.split("\t")
+        new = folder / "val" / place.format(file=file, name=name)
+        new.parent.mkdir(parents=True)
+        (folder / "val" / "images" / file).rename(new)
+    moved = tiny_imagenet_splits(source)
+    assert published is not None
+    assert moved is not None
+    assert moved["valid"].labels.tolist() == published["valid"].labels.tolist() == [2, 1, 0]
+    paths = [Path(one["path"]) for one in moved["valid"].stored(0, 3)]
+    assert [path.name for path in paths] == ["val_0.JPEG", "val_1.JPEG", "val_2.JPEG"]
+    assert all(path.is_file() for path in paths)
+
+
+def test_missing_images_to_validate_on_are_told(tmp_path: Path) -> None:
+    folder = make_tiny_imagenet(tmp_path)
+    (folder / "val" / "images").rename(folder / "val" / "elsewhere")
+    with pytest.raises(UsageError, match=r"val/images/val_2.JPEG of val_annotations.txt is miss"):
+        tiny_imagenet_splits(find_source("hub/name", str(folder), "LAYOUT"))
+
+
+def test_what_a_system_leaves_beside_the_images_is_no_image(tmp_path: Path) -> None:
+    folder = make_tiny_imagenet(tmp_path)
+    for name in ("Thumbs.db", "._n01443537_0.JPEG"):
+        (folder / "train" / CLASSES[0] / "images" / name).write_bytes(b"x")
+    splits = tiny_imagenet_splits(find_source("hub/name", str(folder), "LAYOUT"))
+    assert splits is not None
+    assert splits["train"].labels.tolist() == [0, 0, 1, 1, 2, 2]

@@ -155,5 +155,14 @@ def test_arrays_of_another_shape_are_not_gone_on_with(tmp_path: Path) -> None:
     assert RawTokens.left(tmp_path, "train", 5, 4) is not None
     assert RawTokens.left(tmp_path, "train", 6, 4) is None
     assert RawTokens.left(tmp_path, "train", 5, 3) is None
-    (tmp_path / "raw_train_lengths.npy").write_bytes(b"cut off")
+    path = tmp_path / "raw_train_lengths.npy"
+    np.save(path, np.zeros(5, np.int64))
+    assert RawTokens.left(tmp_path, "train", 5, 4) is None
+    np.save(path, np.zeros(5, np.int32))
+    assert RawTokens.left(tmp_path, "train", 5, 4) is not None
+    path.write_bytes(path.read_bytes()[:-1])
+    size = path.stat().st_size
+    assert RawTokens.left(tmp_path, "train", 5, 4) is None
+    assert path.stat().st_size == size  # not lengthened
+    path.write_bytes(b"cut off")
     assert RawTokens.left(tmp_path, "train", 5, 4) is None

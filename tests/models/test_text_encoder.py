@@ -33,6 +33,22 @@ def test_padding_does_not_change_the_logits() -> None:
     assert torch.equal(wider, logits)
 
 
+def test_longer_texts_are_cut() -> None:
+    model = encoder().eval()
+    tokens = torch.arange(9).unsqueeze(0)
+    assert torch.equal(model(tokens), model(tokens[:, :6]))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_text_without_tokens(training: bool) -> None:
+    model = encoder(**NO_DROPOUT).train(training)
+    tokens = torch.cat([TOKENS, torch.full((1, 5), -1, dtype=torch.int32)])
+    with torch.no_grad():  # torch takes its fast path
+        logits = model(tokens)
+        assert torch.allclose(logits[:2], model(TOKENS), atol=1e-6)
+    assert torch.equal(logits[2], model.linear.bias)
+
+
 def test_begins_as_a_linear_model_on_a_bag_of_words() -> None:
     torch.manual_seed(0)
     model = TextEncoder(12, 4, 6, width=16).eval()

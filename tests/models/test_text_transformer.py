@@ -1,10 +1,12 @@
 """transformers' models as classifiers of token arrays: reference, counts, weights of folders."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -114,7 +116,10 @@ def test_longest_text() -> None:
     assert most_tokens(tiny_config("bert", max_position_embeddings=20)) == 20
     # Positions count from the number of the padding, 1, on.
     assert most_tokens(tiny_config("roberta", max_position_embeddings=20)) == 18
-    assert most_tokens(tiny_config("modernbert")) is None
+    # No table of positions: what the config says.
+    assert most_tokens(tiny_config("modernbert", max_position_embeddings=30)) == 30
+    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32, "vocab_size": 40}
+    assert most_tokens(transformers.XLNetConfig(**sizes)) is None
 
 
 def test_fresh_weights_are_a_function_of_the_seed() -> None:
@@ -139,8 +144,12 @@ def test_dropout_of_a_model_without_any() -> None:
 
 
 def test_an_architecture_that_does_not_classify_texts() -> None:
-    with pytest.raises(UsageError, match="vit is no classifier of texts"):
-        TextTransformer(transformers.ViTConfig())
+    with pytest.raises(UsageError, match=r"model = 'own': .* no classifier of texts for vit") as no:
+        TextTransformer(transformers.ViTConfig(), "own")
+    assert "name a folder with an encoder of texts" in str(no.value)
+    assert "\n" not in str(no.value)
+    with pytest.raises(UsageError, match="model = 'own'"):
+        most_tokens(transformers.ViTConfig(), "own")
 
 
 def loaded(folder: Path) -> tuple[TextTransformer, dict[str, Tensor], list[str]]:
@@ -210,6 +219,64 @@ def test_weights_of_another_architecture(tmp_path: Path) -> None:
     tiny_config("distilbert").save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="not those of the distilbert that its config"):
         loaded(tmp_path)
+
+
+def keep_weights(folder: Path, keep: Callable[[str], bool]) -> None:
+    path = folder / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if keep(name)}
+    path.unlink()
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("keep", "count", "one"),
+    [
+        (lambda name: ".embeddings." not in name, 5, "bert.embeddings.LayerNorm.bias"),
+        (lambda name: "layer.1." not in name, 16, "bert.encoder.layer.1.attention.output"),
+        (lambda name: "LayerNorm" in name, 27, "bert.embeddings.position_embeddings.weight"),
+    ],
+)
+def test_half_of_the_weights(
+    keep: Callable[[str], bool], count: int, one: str, tmp_path: Path
+) -> None:
+    """Of 5 tensors of the embeddings, 16 of each layer, of which 4 are norms, and a pooler."""
+    save_folder(tmp_path, "bert")
+    keep_weights(tmp_path, keep)
+    with pytest.raises(UsageError, match=r"set pretrained = false for fresh ones") as refused:
+        loaded(tmp_path)
+    told = str(refused.value)
+    assert f"model = 'own': its weights lack {count} of the 39 tensors of the bert" in told
+    assert f"such as {one}" in told
+    assert "\n" not in told
+
+
+def test_weights_without_pooler(tmp_path: Path) -> None:
+    """Saved by those that were trained on words alone."""
+    saved = save_folder(tmp_path, "bert")
+    keep_weights(tmp_path, lambda name: "pooler" not in name)
+    model, before, told = loaded(tmp_path)
+    own = model.network.state_dict()
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(own[name], before[name] if "pooler" in name else tensor), name
+    assert told == [
+        "model = 'own' begins with fresh weights in bert.pooler.dense.bias, "
+        "bert.pooler.dense.weight"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "one"),
+    [
+        ("vocab_size", "bert.embeddings.word_embeddings.weight"),
+        ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.bias"),
+    ],
+)
+def test_a_config_of_another_size(key: str, one: str, tmp_path: Path) -> None:
+    save_folder(tmp_path, "bert")
+    tiny_config("bert", num_labels=4, **{key: 48}).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="or have them in another size") as refused:
+        loaded(tmp_path)
+    assert f"such as {one}" in str(refused.value)
 
 
 def test_broken_weights(tmp_path: Path) -> None:

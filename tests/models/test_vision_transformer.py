@@ -17,6 +17,7 @@ from flower_blsgd.models.pixels import Resize
 from flower_blsgd.models.vision_transformer import (
     VisionTransformer,
     check_vit_folder,
+    pixels_made_otherwise,
     vision_transformer,
 )
 
@@ -155,6 +156,31 @@ def test_folder_of_the_processor_of_transformers(folder: str) -> None:
     processor = transformers.ViTImageProcessor(image_mean=[0.1] * 3, image_std=[0.2] * 3)
     processor.save_pretrained(folder)
     assert normalised_by(vision_transformer(folder, 5), 255.0) == pytest.approx([4.5] * 3)
+
+
+@pytest.mark.parametrize(
+    ("described", "told"),
+    [
+        ({}, []),
+        ({"resample": 2, "do_rescale": True, "rescale_factor": 0.00392156862745098}, []),
+        ({"resample": None, "do_rescale": None, "rescale_factor": 0.00392157}, []),
+        ({"resample": 3}, ["resample = 3"]),
+        ({"resample": 0, "do_rescale": False}, ["resample = 0", "do_rescale = false"]),
+        ({"rescale_factor": 1}, ["rescale_factor = 1"]),
+        ({"resample": "bicubic"}, ['resample = "bicubic"']),
+    ],
+)
+def test_pixels_made_otherwise(folder: str, described: dict[str, Any], told: list[str]) -> None:
+    (Path(folder) / "preprocessor_config.json").write_text(json.dumps(described))
+    assert pixels_made_otherwise(folder) == told
+
+
+def test_processor_of_transformers_makes_pixels_as_we_do(folder: str) -> None:
+    assert pixels_made_otherwise(folder) == []  # there is no such file
+    transformers.ViTImageProcessor().save_pretrained(folder)
+    assert pixels_made_otherwise(folder) == []
+    transformers.ViTImageProcessor(resample=3).save_pretrained(folder)
+    assert pixels_made_otherwise(folder) == ["resample = 3"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Published weights, and those of a folder, in a fresh vision transformer."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def published() -> Any:
 @pytest.fixture
 def folder(tmp_path: Path, published: Any) -> str:
     return save(tmp_path / "own", published)
+
+
+def change_config(folder: str, **changes: Any) -> None:
+    file = Path(folder) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def body_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -83,6 +89,42 @@ def test_body_without_a_head(tmp_path: Path, published: Any) -> None:
     assert equal(ours, published.vit.state_dict())
     assert torch.equal(model.network.classifier.weight, fresh)
     assert log.warnings == [f"model = {folder!r} has no head; it begins with a fresh one for 5"]
+
+
+def test_head_of_another_size_than_the_config_says_stays_fresh(folder: str) -> None:
+    names = {str(label): f"class {label}" for label in range(9)}
+    change_config(folder, id2label=names, label2id={name: int(key) for key, name in names.items()})
+    for num_classes in (9, 5):
+        model = vision_transformer(folder, num_classes)
+        fresh = {name: values.clone() for name, values in model.state_dict().items()}
+        with captured_log() as log:
+            load_weights(model, folder)
+        assert all(torch.equal(model.state_dict()[name], fresh[name]) for name in HEAD)
+        assert not equal(body_of(model.state_dict()), body_of(fresh))
+        assert log.warnings == [
+            f"model = {folder!r} has a head for 5 classes; it begins with a fresh one for "
+            f"{num_classes}"
+        ]
+
+
+def test_body_alone_with_its_pooler(tmp_path: Path) -> None:
+    body = transformers.ViTModel(small_config())
+    folder = save(tmp_path / "body", body)
+    assert any("pooler" in name for name in load_file(Path(folder) / "model.safetensors"))
+    model = vision_transformer(folder, 5)
+    load_weights(model, folder)
+    ours = model.network.vit.state_dict()
+    assert all(torch.equal(ours[name], body.state_dict()[name]) for name in ours)
+
+
+def test_body_of_masked_images(tmp_path: Path) -> None:
+    """Its decoder and its mask token have no place, and no part in what a ViT computes."""
+    masked = transformers.ViTForMaskedImageModeling(small_config())
+    folder = save(tmp_path / "masked", masked)
+    model = vision_transformer(folder, 5)
+    load_weights(model, folder)
+    ours = model.network.vit.state_dict()
+    assert all(torch.equal(ours[name], masked.vit.state_dict()[name]) for name in ours)
 
 
 def test_half_precision_weights_become_float32(tmp_path: Path, published: Any) -> None:
@@ -146,3 +188,49 @@ def test_pickles_are_refused(folder: str) -> None:
     file.rename(Path(folder) / "pytorch_model.bin")
     with pytest.raises(UsageError, match=r"pytorch_model.bin is a pickle"):
         load_weights(vision_transformer(folder, 5), folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"image_size": 48},
+            r"vit\.embeddings\.position_embeddings has shape \(1, 5, 32\), but \(1, 10, 32\) is",
+        ),
+        (
+            {"hidden_size": 64},
+            r"vit\.embeddings\.cls_token has shape \(1, 1, 32\), but \(1, 1, 64\) is needed",
+        ),
+    ],
+)
+def test_config_of_other_sizes_is_refused(folder: str, changes: dict[str, int], told: str) -> None:
+    change_config(folder, **changes)
+    model = vision_transformer(folder, 5)
+    with pytest.raises(UsageError, match=rf"do not go with its config\.json: {told}") as refused:
+        load_weights(model, folder)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_weights_without_a_place_are_refused(tmp_path: Path, alone: bool) -> None:
+    """Two layers in the file, one in config.json; a body that was saved alone has other names."""
+    kind = transformers.ViTModel if alone else transformers.ViTForImageClassification
+    two = kind(small_config(num_hidden_layers=2))
+    folder = save(tmp_path / "two", two)
+    change_config(folder, num_hidden_layers=1)
+    surplus = sum("layers.1." in name for name in two.state_dict())
+    told = rf"larger model than its config\.json: of {surplus} tensors without a place one is "
+    with pytest.raises(UsageError, match=rf"{told}(vit\.)?layers\.1\.") as refused:
+        load_weights(vision_transformer(folder, 5), folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_pixels_that_a_folder_wants_otherwise_are_told_once(folder: str) -> None:
+    described = {"resample": 3, "do_rescale": False, "rescale_factor": 1 / 255, "do_resize": True}
+    (Path(folder) / "preprocessor_config.json").write_text(json.dumps(described))
+    with captured_log() as log:
+        load_weights(vision_transformer(folder, 5), folder)
+    assert log.warnings == [
+        f"model = {folder!r}: its preprocessor_config.json says resample = 3, do_rescale = false; "
+        "here bytes become values in [0, 1] and are resized bilinearly"
+    ]

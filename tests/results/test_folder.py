@@ -304,3 +304,28 @@ def test_model_with_a_scalar(folder: RunFolder) -> None:
     read = load_file(folder.path / "model.safetensors")["num_batches_tracked"]
     assert read.item() == 7
     assert read.shape == ()
+
+
+# --- what the model needs ---------------------------------------------------------------------
+
+
+def test_assets_are_copied(folder: RunFolder, here: Path) -> None:
+    (here / "made.json").write_bytes(b"{1}")
+    folder.add_assets({"tokenizer.json": here / "made.json"})
+    (here / "made.json").unlink()
+    assert [path.name for path in folder.path.iterdir()] == ["tokenizer.json"]
+    assert (folder.path / "tokenizer.json").read_bytes() == b"{1}"
+
+
+@pytest.mark.parametrize("name", ["config.toml", "model.safetensors", "timeline.png"])
+def test_an_asset_does_not_take_the_place_of_a_run_file(
+    name: str, folder: RunFolder, here: Path
+) -> None:
+    (here / name).touch()
+    with pytest.raises(UsageError, match=f"task: assets names '{name}', which a run writes"):
+        folder.add_assets({name: here / name})
+
+
+def test_an_asset_that_is_not_there(folder: RunFolder, here: Path) -> None:
+    with pytest.raises(UsageError, match=r"gone.json cannot be copied .*No such file"):
+        folder.add_assets({"tokenizer.json": here / "gone.json"})

@@ -5,11 +5,12 @@ import dataclasses
 import json
 import re
 import shlex
+import sys
 import tomllib
 import weakref
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from flower_blsgd.training_loop import EpochEnd
 from .records import record, row, stats, two_rounds
 
 REPOSITORY = Path(__file__).parents[2]
-TASK: Any = SimpleNamespace(num_train=1437, num_test=360)
+TASK: Any = SimpleNamespace(num_train=1437, num_test=360, assets={})
 PROFILES = [
     WorkerProfile("cpu:0", tier="fast", partition_id=0),
     WorkerProfile("cuda:1", tier="fast", name="big card", partition_id=1),
@@ -158,6 +159,19 @@ def test_summary_has_the_keys_of_the_design(run: Run) -> None:
         assert {"device", "tier", "local_steps", "weight", "seconds_per_step"} <= worker.keys()
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_transformers_is_among_the_versions_where_it_is_used(
+    run: Run, monkeypatch: pytest.MonkeyPatch, used: bool
+) -> None:
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    if used:
+        monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    run.train()
+    run.finish()
+    always = {"python", "flower-blsgd", "flwr", "torch", "numpy"}
+    assert run.summary()["versions"].keys() == always | ({"transformers"} if used else set())
+
+
 def test_summary_hand_worked(run: Run) -> None:
     run.train(measured(0.75, loss=0.25))
     run.report.evaluation_seconds = 1.5
@@ -178,7 +192,6 @@ def test_summary_hand_worked(run: Run) -> None:
         {"round": 2, "worker": "fast-1 (cpu:1)", "reason": "the process died"}
     ]
     assert summary["interrupted"] is False
-    assert summary["versions"].keys() == {"python", "flower-blsgd", "flwr", "torch", "numpy"}
 
 
 def test_summary_of_workers(run: Run) -> None:

@@ -21,6 +21,7 @@ from flower_blsgd.tasks.prepare import prepare_task
 
 from ..data.image_files import make_folders, make_parquet, png
 from ..data.test_flowers_folder import make_flowers
+from ..log_capture import captured_log
 
 OWN = """
 import torch
@@ -117,14 +118,30 @@ def test_second_time_there_is_nothing_to_do_unless_again(
     line = prepare(*arguments)
     assert prepare(*arguments) == line
     assert decoded == ["train", "test"]
-    (file,) = cache.glob("*/train_images.npy")
-    file.write_bytes(file.read_bytes()[:-1] + b"\x07")  # not seen without `--again`
     assert prepare(*arguments, "--again") == line
     assert decoded == ["train", "test"] * 2
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
     assert load_task("cifar10", str(images)).train[0][5].tolist() == (
         cifar10.prepare(str(images), again=True).train[0][5].tolist()
     )
+
+
+def test_content_that_has_changed_is_made_again(
+    prepare: Prepare, images: Path, cache: Path, decoded: list[str]
+) -> None:
+    arguments = ("-s", "task=cifar10", "-s", f"data={images}")
+    line = prepare(*arguments)
+    (file,) = cache.glob("*/train_images.npy")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with captured_log("flower_blsgd.tasks.prepare") as log:  # the command line sets up those above
+        assert prepare(*arguments) == line
+    assert log.warnings == [
+        f"{file.parent} is damaged (train_images.npy has not the content that was written); "
+        "preparing it again"
+    ]
+    assert file.read_bytes() == whole
+    assert decoded == ["train", "test"] * 2
 
 
 def test_settings_may_come_from_a_file(prepare: Prepare, images: Path) -> None:

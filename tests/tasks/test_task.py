@@ -185,3 +185,15 @@ def test_task_refuses_what_is_no_function(settings: dict[str, object], told: str
     arguments = {"model": nn.Identity, "train": (INPUTS, TARGETS), "test": (INPUTS, TARGETS)}
     with pytest.raises(UsageError, match=f"^task: {told}"):
         Task(**arguments | settings)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\\b"])
+def test_assets_have_plain_names(name: str) -> None:
+    with pytest.raises(UsageError, match=r"task: assets names .* plain name of a file"):
+        task_of(assets={name: Path("tokenizer.json")})
+
+
+def test_assets_stay_with_a_validation_share() -> None:
+    assets = {"tokenizer.json": Path("tokenizer.json")}
+    assert with_validation(task_of(assets=assets), 0.5, 0).assets == assets
+    assert task_of().assets == {}

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from flower_blsgd.data.tokenizers import vocabulary_of_rows
 from flower_blsgd.models.text_encoder import TextEncoder
 from flower_blsgd.models.text_transformer import TextTransformer
-from flower_blsgd.tasks.text_models import TextModel, text_model
+from flower_blsgd.tasks.text_models import TextModel, TextShape, text_model
 
 from ..models.text_folders import VOCABULARY, save_folder
 
@@ -26,11 +26,24 @@ def chosen(name: str, **settings: Any) -> TextModel:
 
 
 def made(model: TextModel, vocabulary: int = 30) -> Any:
+    return model.maker(TextShape(vocabulary, longest=9))()
+
+
+def test_shape_of_texts() -> None:
     tokens = torch.zeros(2, 9, dtype=torch.int32)
     texts = SimpleNamespace(
-        train=(tokens, None), test=(tokens[:, :7], None), facts={"vocabulary": vocabulary}
+        train=(tokens[:, :7], None), test=(tokens, None), facts={"vocabulary": 30}
     )
-    return model.maker(texts)()  # type: ignore[arg-type]
+    # The longest text of both splits.
+    assert TextShape.of_texts(texts) == TextShape(30, 9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("encoder", TextShape(30, 9)), ("distilbert-micro", TextShape(30, 1))],
+)
+def test_shape_of_weights(name: str, shape: TextShape) -> None:
+    assert TextShape.of_weights(made(chosen(name)).state_dict()) == shape
 
 
 def refusal(name: str, **settings: Any) -> str:
@@ -45,7 +58,7 @@ def test_encoder_is_made_for_its_texts() -> None:
     network = made(model)
     assert isinstance(network, TextEncoder)
     assert network.words.num_embeddings == 30
-    assert network.positions.num_embeddings == 9  # the longest text of both splits
+    assert network.positions.num_embeddings == 9
     assert model.pretrained is None
     assert model.tokenizer.identity == vocabulary_of_rows().identity
 
@@ -95,8 +108,12 @@ def test_architecture_of_a_folder_without_its_weights(tmp_path: Path) -> None:
     save_folder(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     model = chosen(str(tmp_path))
-    assert model.pretrained is None
-    assert made(model).network.config.vocab_size == VOCABULARY
+    network = made(model)
+    assert network.network.config.vocab_size == VOCABULARY
+    before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    assert model.pretrained is not None
+    model.pretrained(network)  # looks for no weights
+    assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
     model = chosen(str(tmp_path), pretrained=True)
     network = made(model)
     assert model.pretrained is not None
@@ -120,7 +137,7 @@ def test_folder_without_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["distilbert", "distilbert-micro"])
 def test_texts_longer_than_the_model_takes(name: str) -> None:
     assert refusal(name, max_tokens=513) == (
-        f"max-tokens = 513: model = {name!r} takes at most 512"
+        f"max-tokens = 513: model = {name!r} takes at most 512; set max-tokens = 512"
     )
     chosen(name, max_tokens=512)
 
@@ -131,6 +148,19 @@ def test_dropout(name: str) -> None:
     assert 0.45 in {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)}
     network = made(chosen(name))
     assert 0.45 not in {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)}
+
+
+def test_dropout_of_the_encoder() -> None:
+    """Words and layers are left out at their own rates, unless nothing is to be left out."""
+    text = torch.arange(5, 14).unsqueeze(0)
+
+    def kinds(dropout: float | str) -> int:
+        network = made(chosen("encoder", dropout=dropout)).train()
+        return len({tuple(network(text).flatten().tolist()) for _ in range(8)})
+
+    assert kinds("auto") > 1
+    assert kinds(0.2) > 1
+    assert kinds(0) == kinds(0.0) == 1
 
 
 def test_unknown_models() -> None:

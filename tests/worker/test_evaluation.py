@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, TensorDataset
 
 from flower_blsgd.tasks.task import correct
+from flower_blsgd.worker.batches import batch_source
 from flower_blsgd.worker.evaluation import _between, evaluate, evaluate_sums
 from flower_blsgd.worker.local_sgd import cross_entropy
 from flower_blsgd.worker.samples import HostSamples, IndexedSamples, tensor_parts
@@ -173,6 +175,52 @@ def test_host_samples_give_the_same(kind: str) -> None:
     for samples in (HostSamples(parts), IndexedSamples(HostSamples(parts), np.arange(9))):
         report = evaluate_sums(Halve(), samples, absolute, above_one, first=2, last=5, batch_size=2)
         assert (report.loss_sum, report.metric_sum) == (2 + 3 + 4, 3)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_host_samples_stay_on_the_host(monkeypatch: pytest.MonkeyPatch, indexed: bool) -> None:
+    """Also where there is room for them: nobody is asked."""
+    asked: list[int] = []
+    monkeypatch.setattr("flower_blsgd.worker.evaluation.stays_on_host", lambda *a: asked.append(1))
+    host = HostSamples([torch.arange(9.0).reshape(9, 1), torch.zeros(9)])
+    samples = IndexedSamples(host, np.arange(9)) if indexed else host
+    source = batch_source(_between(samples, 3, 5, torch.device("meta")), torch.device("meta"))
+    assert not source.on_device
+    assert len(source) == 2
+    assert not asked
+
+
+class LargestMade(TorchDispatchMode):
+    """Notes how many float32 bytes the largest tensor has that an operation makes."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dtype == torch.float32:
+            self.num_bytes = max(self.num_bytes, made.nbytes)
+        return made
+
+
+def test_chosen_part_is_never_copied_as_a_whole_on_a_cpu() -> None:
+    """A validation share of 300 rows of 8 bytes is read 50 rows at a time."""
+    inputs, targets = torch.arange(800.0).reshape(400, 2), torch.zeros(400)
+    indices = np.random.default_rng(0).permutation(400)[:300]
+    row_sum, large = inputs.sum(dim=1), inputs[:, 0] > 1
+
+    def total(outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.sum(dim=1)
+
+    def is_large(outputs: Tensor, _: Tensor) -> Tensor:
+        return (outputs[:, 0] > 0.5).float()
+
+    with LargestMade() as largest:
+        report = evaluate_sums(
+            Halve(), IndexedSamples((inputs, targets), indices), total, is_large, batch_size=50
+        )
+    assert largest.num_bytes == 50 * 2 * 4
+    assert report.loss_sum == float(row_sum[indices].sum()) / 2
+    assert report.metric_sum == float(large[indices].sum())
 
 
 @pytest.mark.parametrize("room", [True, False])
