@@ -32,6 +32,9 @@ MEDIAN_TOKENS, DEVIATION_OF_LOG = 47, 0.29
 
 FEWEST_TOKENS = 8
 
+NO_TOKENIZER = "{}\n"
+"""A run copies the file that such tokens would come from, and does not read it."""
+
 Draw = Callable[[np.random.Generator, int], npt.NDArray[Any]]
 """(generator, count) -> so many inputs."""
 
@@ -62,7 +65,8 @@ def make_up(cache: Path, config: RunConfig, train: int, test: int) -> None:
     def texts(real: Any, again: bool = False) -> Prepared:
         names, draw = real.texts.class_names, _tokens(real.options["max_tokens"])
         facts = {"vocabulary": LARGEST_VOCABULARY}
-        return prepared(MadeUp(real, "tokens", names, draw, train, test, facts), again)
+        files = {text_data.TOKENIZER_FILE: NO_TOKENIZER}
+        return prepared(MadeUp(real, "tokens", names, draw, train, test, facts, files), again)
 
     with (
         patch.dict(os.environ, BLSGD_CACHE=str(cache)),
@@ -90,6 +94,8 @@ class MadeUp:
         How many samples.
     facts : mapping
         As of `Contents`.
+    files : mapping
+        Texts of other files, by their names.
     """
 
     real: Preparation
@@ -99,6 +105,7 @@ class MadeUp:
     train: int
     test: int
     facts: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -127,6 +134,8 @@ class MadeUp:
             np.save(part / f"{split}_{self.inputs}.npy", self.draw(draws, count))
             labels = draws.integers(0, len(self.class_names), count, np.int64)
             np.save(part / f"{split}_labels.npy", labels)
+        for name, text in self.files.items():
+            (part / name).write_text(text)
         return Contents(self.inputs, self.class_names, {"train": 0, "test": 0}, self.facts)
 
 

@@ -30,6 +30,7 @@ BENCHMARKS = {
     "stream": "The stream between machines",
     "engines": "The same training on every engine",
     "cifar10": "CIFAR-10 with 8 fast and 2 slow workers",
+    "ag_news": "AG News beside linear models on bags of words",
     "paper_rounds": "One round of each of the paper's configs",
     "waiting": "Who waits for a slow worker",
     "rebalance": "A worker that becomes slower in mid-run",

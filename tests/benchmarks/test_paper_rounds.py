@@ -109,6 +109,7 @@ def test_task_finds_made_up_data_where_it_would_have_prepared_them(
         outputs = task.initial_model(0).eval()(torch.from_numpy(tested))
     assert outputs.shape == (4, classes)
     assert (task.augment is None) == (config.task == "ag-news")
+    assert all(path.is_file() for path in task.assets.values())
 
 
 def test_made_up_texts_have_lengths_and_nothing_behind(
