@@ -17,16 +17,31 @@ WORDS = {
 """Of each class of AG News some that occur in no other."""
 
 
+IMAGES = {
+    "cifar10": ("img", ("label",), 10, (32, 32), ("train", "test")),
+    "cifar100": ("img", ("fine_label", "coarse_label"), 100, (32, 32), ("train", "test")),
+    "tiny-imagenet": ("image", ("label",), 200, (64, 64), ("train", "valid")),
+    "flowers102": ("image", ("label",), 102, (310, 270), ("train", "validation", "test")),
+}
+"""Columns of images and labels, number of classes, size of the images, splits."""
+
+
+def write_image_folders(task: str, folder: Path) -> Path:
+    """Write image folders with one image of each class in each split."""
+    _, _, classes, size, names = IMAGES[task]
+    for split in names:
+        for number in range(classes):
+            file = folder / split / f"class {number:03}" / "image.jpg"
+            file.parent.mkdir(parents=True)
+            file.write_bytes(_picture(split, number, size)["bytes"])
+    return folder
+
+
 def write_stand_in(task: str, folder: Path, train: int = 64, test: int = 16) -> Path:
     """Write parquet files that look like the hub's; labels count 0, 1, 2, ..."""
     if task == "ag-news":
         return _write_texts(folder, train, test)
-    image, labels, classes, size, names = {
-        "cifar10": ("img", ("label",), 10, (32, 32), ("train", "test")),
-        "cifar100": ("img", ("fine_label", "coarse_label"), 100, (32, 32), ("train", "test")),
-        "tiny-imagenet": ("image", ("label",), 200, (64, 64), ("train", "valid")),
-        "flowers102": ("image", ("label",), 102, (310, 270), ("train", "validation", "test")),
-    }[task]
+    image, labels, classes, size, names = IMAGES[task]
     features: dict[str, Any] = {image: Image()}
     for label in labels:
         count = 20 if label == "coarse_label" else classes

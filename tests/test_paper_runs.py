@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .stand_ins import write_stand_in
+from .stand_ins import IMAGES, write_image_folders, write_stand_in
 from .test_paper_configs import PRINTED, SAMPLES, config_of, task_name
 from .test_run import grid_of, train_on
 
@@ -63,6 +63,22 @@ def test_one_round(name: str, data: dict[str, str]) -> None:
     assert summary["failures"] == []
     assert 0 <= summary["accuracy"] <= 1
     assert summary["loss"] > 0
+
+
+@pytest.mark.parametrize("task", IMAGES)
+def test_one_round_from_image_folders(task: str, tmp_path: Path) -> None:
+    data = write_image_folders(task, tmp_path / "images")
+    changes = {"local_steps_fast": 2, "seconds": 1e-6, "threads": 1, "name": task}
+    config = config_of(f"{task}-smoke", data=str(data), batch_size=2, **changes)
+    report = train_on(grid_of(config, nodes_of(1, 1)), config)
+    splits = 2 if task == "flowers102" else 1  # train and test together
+    classes = IMAGES[task][2]
+    assert report.summary["rounds"] == 1
+    assert report.summary["samples"] == 2 * (2 + 2)
+    assert report.summary["failures"] == []
+    (meta,) = (tmp_path / "cache").glob("*/meta.json")
+    shape = json.loads(meta.read_text())["arrays"]["train_images"]["shape"]
+    assert shape[0] == splits * classes
 
 
 @pytest.mark.parametrize("task", SAMPLES)
