@@ -120,7 +120,7 @@ def evaluate_run(
         task = _own_task(config, data)  # once, and only from where its data is now
     model = load(folder, task)
     if task is None:
-        task = load_task(config.task, data or config.data, config.model, **config.task_options)
+        task = _own_task(config, data)
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
     size = task.evaluation_batch_size
