@@ -6,6 +6,7 @@ writes the defaults into pyproject.toml.
 
 import contextlib
 import dataclasses
+import logging
 import math
 import re
 import sys
@@ -35,6 +36,14 @@ from .protocol import MOMENTUM_POLICIES
 from .tasks import OPTIONS as TASK_OPTIONS
 
 Value = bool | int | float | str
+
+_LOG = logging.getLogger(__name__)
+
+_RETIRED_VALUES: Mapping[tuple[str, Value], Value] = {
+    ("evaluate-on", "auto"): "workers",
+    ("evaluate-on", "aside"): "workers",
+}
+"""Values that older settings may still have, by key, and what takes their place."""
 
 
 def _setting(default: Any, rule: str = "", check: Callable[[Any], bool] | None = None) -> Any:
@@ -143,7 +152,7 @@ class RunConfig:
     compile: bool = False
     cuda_graph: bool = True
     evaluate_every_epochs: int = _at_least(1, 1)
-    evaluate_on: str = _one_of("auto", "auto", "aside", "workers", "server")
+    evaluate_on: str = _one_of("workers", "workers", "server")
     trace_epoch: int = _at_least(0, 0)
     out: str = ""
 
@@ -192,6 +201,11 @@ class RunConfig:
             If a key is unknown (the nearest known ones are offered) or a value is refused.
         """
         known = {key: name for name, key in _keys().items()}
+        values = dict(values)
+        for (key, retired), instead in _RETIRED_VALUES.items():
+            if values.get(key) == retired:
+                _LOG.warning('%s = "%s" is retired; "%s" is used', key, retired, instead)
+                values[key] = instead
         for key, value in values.items():
             if key not in known:
                 raise UsageError(f"{key} = {value!r}: unknown key; {nearest(key, known)}")

@@ -1,6 +1,5 @@
 """The epochs of a run, one after another: who is planned for, and which round comes next."""
 
-import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from .algorithm.epoch_plan import (
     EpochPlan,
     RoundShape,
     mean_rounds_per_epoch,
+    plan_epoch,
     round_shape,
 )
 from .algorithm.learning_rate import LearningRate
@@ -22,8 +22,6 @@ from .algorithm.randomness import derived_seed
 from .algorithm.sampling import Sampler
 from .algorithm.sampling_stats import SamplingStats, sampling_stats
 from .algorithm.train_on import TrainOn, TrainOnAll
-from .background import Later, Readers
-from .epoch_ahead import EpochAhead, PlanRequest
 from .errors import UsageError
 from .protocol import TrainOrder
 from .roster import Worker
@@ -74,10 +72,6 @@ class Planner:
         Of all epochs so far; given up are those of orders that failed.
     budget_share : callable
         Returns the share of the budget that is used up, in [0, 1].
-    last_epoch : int, optional
-        After which none is planned ahead; None if that is not known.
-    readers : Readers
-        What is still to be read from `table`; settle them before it changes.
     """
 
     def __init__(
@@ -102,16 +96,12 @@ class Planner:
         self.samples_planned = 0
         self.samples_given_up = 0
         self.budget_share: Callable[[], float] = lambda: 0.0
-        self.last_epoch: int | None = None
         self._local_steps_fast = local_steps_fast
         self._mode: EpochMode = mode
         self._settings = settings
         self._plan: EpochPlan | None = None
-        self.readers = Readers()
-        self._ahead = EpochAhead(sampler, self.table)
-        self._sampling_stats: Later[SamplingStats] | None = None
+        self._sampling_stats: SamplingStats | None = None
         self._workers: list[Worker] = []
-        self._active: list[Worker] = []
         self._share_at_start = 0.0
         self._tiers = TierWatch()
 
@@ -125,7 +115,7 @@ class Planner:
     def sampling_stats(self) -> SamplingStats:
         """The choice of samples of the epoch under way, as it was when the epoch was planned."""
         assert self._sampling_stats is not None, "no epoch has been planned yet"
-        return self._sampling_stats.result()
+        return self._sampling_stats
 
     @property
     def epoch_ended(self) -> bool:
@@ -151,7 +141,6 @@ class Planner:
         AggregationError
             If there is no worker.
         """
-        self._active = list(active)
         self._tiers.tell_lost(active)
         if self.epoch == 0:
             self.check(active)
@@ -221,51 +210,29 @@ class Planner:
 
     def finish_round(self) -> None:
         """Count the round under way as over."""
-        self.readers.settle()
         self.rounds_done += 1
         self.rounds_total += 1
 
-    def plan_ahead(self) -> None:
-        """Begin to plan the next epoch, if this one is over and its losses are recorded.
-
-        In a thread of its own, for the team as it is now. `orders` takes this plan if team and
-        shape are still the same, and makes another if not.
-        """
-        last = self.epoch == self.last_epoch
-        if not self.epoch_ended or last or getattr(self.step_policy, "follows_speeds", False):
-            return
-        there = [worker for worker in self._active if worker.present and not worker.excluded]
-        # What is wrong is raised when it is due; without a thread it is planned then, too.
-        with contextlib.suppress(UsageError, RuntimeError):
-            self._ahead.begin(self._request(self.training(there), len(there)))
-
-    def loss_age(self, server_round: int) -> Later[float]:
-        """Return the mean age of the recorded losses, in rounds, as they are now."""
-        return self.readers.add(lambda: self.table.mean_age_rounds(server_round))
-
-    def _request(self, training: Sequence[Worker], num_workers: int) -> PlanRequest:
-        participants = self._participants(training)
-        return PlanRequest(
-            self._settings.seed,
-            self.epoch + 1,
-            self._mode,
-            tuple(participants),
-            self._shape(participants, num_workers),
-            self.samples_planned,
-        )
-
     def _plan_next_epoch(self, server_round: int, workers: Sequence[Worker]) -> None:
         training = self.training(workers)
-        request = self._request(training, len(workers))
-        plan = self._plan = self._ahead.take(request)
+        participants = self._participants(training)
+        plan = self._plan = plan_epoch(
+            seed=self._settings.seed,
+            epoch=self.epoch + 1,
+            mode=self._mode,
+            participants=participants,
+            shape=self._shape(participants, len(workers)),
+            sampler=self.sampler,
+            table=self.table,
+            samples_before=self.samples_planned,
+        )
+        # Here and not at the epoch's end: the losses that the choice followed change in it.
         rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
+        self._sampling_stats = sampling_stats(
+            plan, participants, self.table, server_round - 1, rounds_per_epoch
+        )
         self.epoch += 1
         self.samples_planned += plan.num_planned
-        self._sampling_stats = self.readers.add(
-            lambda: sampling_stats(
-                plan, request.participants, self.table, server_round - 1, rounds_per_epoch
-            )
-        )
         self.rounds_done = 0
         self._workers = training
         self._share_at_start = self.budget_share()

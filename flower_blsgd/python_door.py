@@ -72,11 +72,10 @@ def train(
     workers : str (default: "auto")
         Such as ``"1x cuda:0 fast; 2x cpu slow"``.
     on_round_end : callable, optional
-        Called with a `RoundRecord` after every round, for loggers: in your own thread, when the
-        workers have their next orders. What it raises ends the run.
+        Called with a `RoundRecord` after every round, for loggers; the workers wait meanwhile.
+        What it raises ends the run.
     on_epoch_end : callable, optional
-        Called likewise with an `EpochRow` after every epoch and its evaluation, in order; later
-        where that goes on beside the training.
+        Called likewise with an `EpochRow` after every epoch and its evaluation.
     quiet : bool (default: False)
         Print nothing.
     **settings
@@ -140,8 +139,6 @@ class _CallingView(ProgressView):
         console = Console(quiet=True) if quiet else None
         super().__init__(config.epochs, console, config.seconds)
         self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
-        # What users call may belong to their own thread, as a database connection does.
-        self.may_have_own_thread = on_round_end is None and on_epoch_end is None
 
     def round(self, record: RoundRecord, accounts: Accounts) -> None:
         """Tell a round."""

@@ -77,8 +77,7 @@ class RoundRecord:
     learning_rate : float
         That all workers used.
     planning_seconds : float
-        How long the workers waited for the choice of samples, before the first order. An epoch
-        that was planned while they had other things to wait for costs next to nothing here.
+        How long the workers waited for the choice of samples, before the first order.
     round_seconds : float
         First order sent to new global model ready.
     averaging_seconds : float

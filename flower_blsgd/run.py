@@ -92,10 +92,8 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         _require_buffers(len(local), ModelShape(arrays).num_bytes, copies)
     view = view or ProgressView(config.epochs, seconds=config.seconds)
     report = RunReport(config, strategy, view, began)
-    evaluating = run_evaluation(
-        grid, config, task, strategy.roster, arrays, report.count_evaluation
-    )
-    with evaluating as evaluation, report.telling(task):
+    evaluation = run_evaluation(grid, config, task, strategy.roster, report.count_evaluation)
+    with report.telling(task):
         strategy.roster.update(grid)
         strategy.planner.check(strategy.roster.active)
         report.open_folder()
@@ -106,8 +104,6 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         for worker in strategy.roster.active:
             if worker.speed:
                 report.say(f"  {worker.label}: {worker.speed}")
-        if evaluation.note:
-            report.say(evaluation.note)
         report.predicted = _predict(config, strategy, overhead)
         with trace.writing(report.folder.path, report.say):
             strategy.fit(
@@ -120,9 +116,7 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
                 evaluate_every_epochs=config.evaluate_every_epochs,
                 on_round=trace.on_round(report.add_round),
                 on_epoch=trace.on_epoch(report.add_epoch, report.folder.path, report.say),
-                on_sent=trace.on_sent(report.write_behind),
             )
-        report.write_all()
         tell_wire_errors(grid, report)
     return report
 

@@ -235,10 +235,8 @@ class BiasedLocalSGD(FedAvg):
         if not any(loads):
             reasons = "; ".join(f"{o.worker.label}: {o.failure or 'no step'}" for o in outcomes)
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
-        self.planner.readers.settle()
         self.planner.samples_given_up += record_losses(outcomes, self.planner.table, server_round)
         self.planner.finish_round()
-        self.planner.plan_ahead()  # beside all that follows
         before = outcomes[0].order.arrays
         arrays, weights = self.aggregation.next_record(before, outcomes, self._slow_sums)
         if self._momentum_buffers == "average":

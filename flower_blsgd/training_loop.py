@@ -1,16 +1,14 @@
 """The loop of `BiasedLocalSGD.fit`: epochs or seconds, with evaluation outside the timed part."""
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from .background import TellingWhenSent
 from .round_log import RoundRecord
 
 if TYPE_CHECKING:
@@ -19,19 +17,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("flwr")
 
 
-class LateMetrics(Protocol):
-    """What an evaluation that goes on beside the training will say."""
-
-    def done(self) -> bool:
-        """Return whether `result` returns at once."""
-        ...
-
-    def result(self) -> MetricRecord | None:
-        """Wait for the metrics, and return them."""
-        ...
-
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | LateMetrics | None]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True)
@@ -45,16 +31,13 @@ class EpochEnd:
     arrays : ArrayRecord
         The global model.
     metrics : MetricRecord, optional
-        What `evaluate_fn` returned; None if it was not asked after this epoch, or they are late.
-    late : LateMetrics, optional
-        Where they will come from, if they are late.
+        What `evaluate_fn` returned; None if it was not called after this epoch.
     """
 
     epoch: int
     round: int
     arrays: ArrayRecord
     metrics: MetricRecord | None
-    late: LateMetrics | None = None
 
 
 def fit(
@@ -73,7 +56,6 @@ def fit(
     evaluate_every_epochs: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
     on_epoch: Callable[[EpochEnd], None] | None = None,
-    on_sent: Callable[[], None] | None = None,
 ) -> Result:
     """Train until the budget is used up.
 
@@ -101,16 +83,12 @@ def fit(
     train_config : ConfigRecord, optional
         Sent along with every order; an order's own keys win.
     evaluate_fn : callable, optional
-        ``(server_round, arrays) -> MetricRecord``, as for Flower's `start`. It may return
-        `LateMetrics` instead: training goes on, and they are waited for at the end.
+        ``(server_round, arrays) -> MetricRecord``, as for Flower's `start`.
     evaluate_every_epochs : int (default: 1)
         Ask it after every so many epochs, and always at the end.
     on_round, on_epoch : callable, optional
         Called with a RoundRecord, and with an EpochEnd after its evaluation. The workers wait
         meanwhile.
-    on_sent : callable, optional
-        Called without arguments when a round's orders are on their way: what it does, it does
-        while the workers compute.
 
     Returns
     -------
@@ -147,23 +125,14 @@ def fit(
         else:
             training_seconds += record.planning_seconds + record.round_seconds
 
-    def sent() -> None:
-        planner.readers.begin()
-        if on_sent is not None:
-            on_sent()
-
     planner.budget_share = budget_share
-    planner.last_epoch = epochs
     strategy.on_round = count
     strategy.summary()
     result = Result(arrays=initial_arrays)
     config = train_config or ConfigRecord()
-    evaluations = _Evaluations(result)
     server_round = first_round
     while True:
-        orders = TellingWhenSent(
-            strategy.configure_train(server_round, result.arrays, config, grid), sent
-        )
+        orders = strategy.configure_train(server_round, result.arrays, config, grid)
         replies = grid.send_and_receive(orders, timeout=timeout)
         arrays, metrics = strategy.aggregate_train(server_round, replies)
         del orders, replies  # they may hold shared memory that the next round can use
@@ -180,52 +149,11 @@ def fit(
             evaluated = None
             if evaluate_fn and (over or planner.epoch % evaluate_every_epochs == 0):
                 evaluated = evaluate_fn(server_round, arrays)
-            evaluations.add(planner.epoch, server_round, evaluated)
+            if evaluated is not None:
+                result.evaluate_metrics_serverapp[server_round] = evaluated
+                _LOG.info("epoch %d: %s", planner.epoch, evaluated)
             if on_epoch is not None:
-                on_epoch(_epoch_end(planner.epoch, server_round, arrays, evaluated))
+                on_epoch(EpochEnd(planner.epoch, server_round, arrays, evaluated))
         if over:
-            evaluations.take(wait=True)
             return result
         server_round += 1
-
-
-def _epoch_end(
-    epoch: int,
-    server_round: int,
-    arrays: ArrayRecord,
-    evaluated: MetricRecord | LateMetrics | None,
-) -> EpochEnd:
-    if evaluated is None or isinstance(evaluated, MetricRecord):
-        return EpochEnd(epoch, server_round, arrays, evaluated)
-    return EpochEnd(epoch, server_round, arrays, None, evaluated)
-
-
-class _Evaluations:
-    """Writes metrics into a result in the order of the epochs, also those that come late."""
-
-    def __init__(self, result: Result) -> None:
-        self._result = result
-        self._pending: deque[tuple[int, int, MetricRecord | LateMetrics]] = deque()
-
-    def add(
-        self, epoch: int, server_round: int, evaluated: MetricRecord | LateMetrics | None
-    ) -> None:
-        """Take what an evaluation returned."""
-        if evaluated is not None:
-            self._pending.append((epoch, server_round, evaluated))
-        self.take(wait=False)
-
-    def take(self, wait: bool) -> None:
-        """Write down what is known; wait for all of it or not."""
-        while self._pending:
-            epoch, server_round, evaluated = self._pending[0]
-            if isinstance(evaluated, MetricRecord):
-                metrics: MetricRecord | None = evaluated
-            elif wait or evaluated.done():
-                metrics = evaluated.result()
-            else:
-                return
-            self._pending.popleft()
-            if metrics is not None:
-                self._result.evaluate_metrics_serverapp[server_round] = metrics
-                _LOG.info("epoch %d: %s", epoch, metrics)

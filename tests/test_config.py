@@ -15,6 +15,8 @@ from flower_blsgd.config import RunConfig, write_defaults
 from flower_blsgd.errors import UsageError
 from flower_blsgd.tasks import OPTIONS
 
+from .log_capture import captured_log
+
 
 def refusal(**settings: Any) -> str:
     """Return the one line that refuses these settings (keys in kebab-case, '_' for '-')."""
@@ -86,7 +88,7 @@ def test_defaults_follow_the_texts() -> None:
         "auto",
     )
     assert (config.epoch, config.warmup_epochs) == ("samples", 0.0)
-    assert (config.evaluate_on, config.clock) == ("auto", "wall")
+    assert (config.evaluate_on, config.clock) == ("workers", "wall")
     assert (config.skip_bad, config.validation_share, config.processes_per_device) == (False, 0, 0)
 
 
@@ -95,6 +97,14 @@ def test_settings_are_frozen_and_hashable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 1  # type: ignore[misc]
     assert hash(config) == hash(RunConfig())
+
+
+@pytest.mark.parametrize("value", ["auto", "aside"])
+def test_retired_value_is_read_with_one_warning(value: str) -> None:
+    with captured_log() as log:
+        config = RunConfig.from_run_config({"evaluate-on": value})
+    assert config.evaluate_on == "workers"
+    assert log.warnings == [f'evaluate-on = "{value}" is retired; "workers" is used']
 
 
 # --- keys

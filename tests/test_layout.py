@@ -82,8 +82,6 @@ def modules_in(part: str) -> list[Path]:
 # What the strategy is made of; DESIGN names the first file only.
 STRATEGY = {
     "strategy",
-    "background",
-    "epoch_ahead",
     "strategy_checks",
     "aggregation",
     "rebalancing",

@@ -227,7 +227,8 @@ def test_run_evaluation_goes_on_when_a_worker_cannot() -> None:
 
     with captured_log() as log:
         summary = run(config, InProcessGrid({50: handle, 51: node_of(config, NODES[1])})).summary
-    assert (summary["accuracy"], summary["loss"]) == (whole["accuracy"], whole["loss"])
+    assert summary["accuracy"] == whole["accuracy"]
+    assert summary["loss"] == pytest.approx(whole["loss"], abs=1e-6)  # threads may differ
     (warning,) = log.warnings
     assert "no memory left" in warning
 
@@ -429,8 +430,7 @@ def test_run_that_is_interrupted_keeps_what_was_reached() -> None:
         train_on(grid_of(config), config, view)
     summary = json.loads((Path("runs") / "digits-1" / "summary.json").read_text())
     assert summary["interrupted"] is True
-    # What the view raises is raised by the loop while a later round is under way.
-    assert 5 <= summary["rounds"] < 20, "of 40"
+    assert summary["rounds"] == 5
 
 
 # --- SuperNodes name their devices themselves (DESIGN section 3.0)

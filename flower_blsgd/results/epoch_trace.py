@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
 
 from ..protocol import Operators, WorkerTrace
 from ..round_log import RoundRecord
-from ..training_loop import EpochEnd, EvaluateFn, LateMetrics
+from ..training_loop import EpochEnd, EvaluateFn
 from .chrome_trace import TracedEpoch, write_chrome_trace
 from .trace_rows import Span, TracedRound
 
@@ -160,7 +161,7 @@ class EpochTrace:
         if not self.epoch:
             return evaluate
 
-        def timed(server_round: int, arrays: ArrayRecord) -> MetricRecord | LateMetrics | None:
+        def timed(server_round: int, arrays: ArrayRecord) -> MetricRecord | Any | None:
             began_ns = time.time_ns()
             with self._timed("evaluate"):
                 metrics = evaluate(server_round, arrays)
@@ -251,7 +252,7 @@ class _LateEvaluation:
     It does not wait for the result: who does that is taken to wait in earnest.
     """
 
-    def __init__(self, metrics: LateMetrics, server_round: int, began_ns: int) -> None:
+    def __init__(self, metrics: Any, server_round: int, began_ns: int) -> None:
         self.began_ns, self.round = began_ns, server_round
         self.ended_ns: int | None = None
         self._metrics = metrics

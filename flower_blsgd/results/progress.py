@@ -27,9 +27,6 @@ class ProgressView:
         The budget in seconds, if that is what ends the run; 0 for none.
     """
 
-    may_have_own_thread = True
-    """Whether rounds and epochs may be told from another thread than the run's."""
-
     def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
         self._epochs = epochs
         self._seconds = seconds

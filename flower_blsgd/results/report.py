@@ -1,22 +1,18 @@
 """Gather what a run measures, tell it while it goes on, and write it down."""
 
 import contextlib
-import dataclasses
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord
 
-from ..algorithm.sampling_stats import SamplingStats
-from ..background import Background, Later
 from ..config import RunConfig
 from ..round_log import RoundRecord
 from ..strategy import BiasedLocalSGD
 from ..tasks import Task
-from ..training_loop import EpochEnd, LateMetrics
+from ..training_loop import EpochEnd
 from .accounts import Accounts
 from .clocks import BudgetClock
 from .folder import EpochRow, RunFolder
@@ -30,9 +26,8 @@ from .worker_lines import WorkerLines
 class RunReport:
     """One run's figures, from its first round to its summary.
 
-    What decides how the run goes on is known at once. All else is put down and written, and told,
-    when `write_behind` is called: while the workers compute. Figures of an evaluation that goes
-    on beside the training come late; their epochs are written when they are there, in order.
+    Each round and each epoch is written, and shown, as soon as it is over; the workers wait
+    meanwhile, for about a third of a millisecond a round.
 
     Parameters
     ----------
@@ -70,9 +65,6 @@ class RunReport:
         self._budget_clock = BudgetClock(config.clock)
         self._alone: Mapping[int, float] = {}
         self._worker_lines = WorkerLines(self.say)
-        self._books = Background(own_thread=view.may_have_own_thread)
-        self._unwritten: deque[tuple[EpochRow, MetricRecord | LateMetrics | None]] = deque()
-        self._rounds = 0
         self.predicted: Figures | None = None
         """What was expected, by the names of `measured_figures`; None if nothing could be."""
 
@@ -99,18 +91,14 @@ class RunReport:
         self._view.begin()
         try:
             yield
-            self.write_all()
         except BaseException:
             self._view.end()
-            for end in (self._books.flush, self._finish_interrupted):
-                with contextlib.suppress(Exception):  # the first error is the one to be told
-                    end()
+            with contextlib.suppress(Exception):  # the first error is the one to be told
+                if self._folder is not None:
+                    self._finish(interrupted=True)
             raise
-        else:
-            self._view.end()
-            self._finish()
-        finally:
-            self._books.close()
+        self._view.end()
+        self._finish()
 
     def _budget(self) -> str:
         if not self.config.seconds:
@@ -120,15 +108,6 @@ class RunReport:
     def seconds_of(self, record: RoundRecord) -> float:
         """Return what a round, already taken, counts against a budget in seconds."""
         return self._budget_clock.seconds_of(record, self._alone)
-
-    def write_behind(self) -> None:
-        """Write, and tell, what was taken so far, beside other work."""
-        self._books.start()
-
-    def write_all(self) -> None:
-        """Return when all that was taken is written and told, late metrics too."""
-        self._books.put(self._write_epochs)
-        self._books.flush()
 
     def say(self, line: str) -> None:
         """Tell a line."""
@@ -147,72 +126,40 @@ class RunReport:
         self.evaluation_seconds += seconds
 
     def add_round(self, record: RoundRecord) -> None:
-        """Take a round."""
+        """Write a round, and show it."""
         now = time.time()
-        if not self._rounds:
+        if not self._records:
             self._first_order_at = now - record.round_seconds
-        self._rounds += 1
         self._last_model_at = now
-        alone = self._alone = self._seconds_per_step_alone()
-        self._books.put(lambda: self._write_round(record, alone))
-
-    def _write_round(self, record: RoundRecord, alone: Mapping[int, float]) -> None:
-        self._worker_lines.add(record)
+        self._alone = self._accounts.seconds_per_step = self._seconds_per_step_alone()
         self._records.append(record)
-        self._accounts.seconds_per_step = alone
         self._accounts.add(record)
+        self._worker_lines.add(record)
         self.folder.add_round(record)
         self._view.round(record, self._accounts)
-        self._write_epochs()
 
     def add_epoch(self, end: EpochEnd) -> None:
-        """Take the end of an epoch, perhaps without its evaluation."""
+        """Write the end of an epoch, and show it."""
         self._arrays = end.arrays
-        epoch, metrics = end.epoch, end.metrics or end.late
-        wall_seconds = self._last_model_at - self._first_order_at
-        planner = self._strategy.planner
-        age, sampling = planner.loss_age(end.round), planner.sampling_stats
-
-        def write() -> None:
-            self._unwritten.append((self._epoch_row(epoch, wall_seconds, age, sampling), metrics))
-            self._write_epochs()
-
-        self._books.put(write)
-
-    def _epoch_row(
-        self, epoch: int, wall_seconds: float, age: Later[float], sampling: SamplingStats
-    ) -> EpochRow:
-        last = self._records[-1]
-        return EpochRow(
-            epoch=epoch,
-            wall_seconds=wall_seconds,
+        last, planner = self._records[-1], self._strategy.planner
+        metrics: Mapping[str, Any] = end.metrics or {}
+        row = EpochRow(
+            epoch=end.epoch,
+            wall_seconds=self._last_model_at - self._first_order_at,
             training_seconds=self._accounts.training_seconds,
             device_seconds=self._accounts.device_seconds,
-            accuracy=None,
-            loss=None,
+            accuracy=metrics.get("accuracy"),
+            loss=metrics.get("loss"),
             learning_rate=last.learning_rate,
             train_loss=last.train_loss,
             rounds=self._accounts.rounds,
             samples=self._accounts.samples,
-            mean_loss_age_rounds=age.result(),
-            sampling=sampling,
+            mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
+            sampling=planner.sampling_stats,
         )
-
-    def _write_epochs(self, also_without_metrics: bool = False) -> None:
-        """Write the epochs whose metrics are there, up to the first that waits for its own."""
-        while self._unwritten:
-            row, metrics = self._unwritten[0]
-            if metrics is not None and not isinstance(metrics, MetricRecord):
-                if not (metrics.done() or also_without_metrics):
-                    return
-                metrics = _result_of(metrics)
-            if metrics is not None:
-                accuracy, loss = metrics["accuracy"], metrics["loss"]
-                row = dataclasses.replace(row, accuracy=float(accuracy), loss=float(loss))  # type: ignore[arg-type]
-            self._unwritten.popleft()
-            self._rows.append(row)
-            self.folder.add_epoch(row)
-            self._view.epoch(row)
+        self._rows.append(row)
+        self.folder.add_epoch(row)
+        self._view.epoch(row)
 
     def _seconds_per_step_alone(self) -> dict[int, float]:
         """Return the known speeds by worker index, as they are now: one may have come, or left.
@@ -227,11 +174,6 @@ class RunReport:
             if seconds:
                 alone[worker.index] = seconds
         return alone
-
-    def _finish_interrupted(self) -> None:
-        if self._folder is not None:
-            self._write_epochs(also_without_metrics=True)
-            self._finish(interrupted=True)
 
     def _finish(self, interrupted: bool = False) -> None:
         self.summary = {
@@ -264,10 +206,3 @@ class RunReport:
         draw_learning_curve(self._rows, title, path / "learning_curve.png", self._accounts.clock)
         draw_timeline(self._records, title, path / "timeline.png")
         draw_sampling(self._rows, title, path / "sampling.png")
-
-
-def _result_of(late: LateMetrics) -> MetricRecord | None:
-    """Return metrics that are there; None if they are not, or will never be."""
-    with contextlib.suppress(Exception):  # the loop, which waits for them, tells it
-        return late.result() if late.done() else None
-    return None

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 import tomllib
-import weakref
 from io import StringIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,7 +19,6 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from flower_blsgd import app_folder, cli
-from flower_blsgd.background import Later
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import WorkerProfile
@@ -61,7 +59,7 @@ class Run:
             planner=SimpleNamespace(
                 sampling_stats=stats(),
                 samples_given_up=3,
-                loss_age=lambda server_round: Later(lambda: server_round / 4),
+                table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
             ),
             roster=Roster.of_profiles(profiles),
         )
@@ -89,7 +87,6 @@ class Run:
         self.now = 1038.0
         self.report.add_round(second)
         self.report.add_epoch(EpochEnd(1, 2, arrays(2.0), metrics))
-        self.report.write_all()
 
     @property
     def lines(self) -> list[str]:
@@ -269,7 +266,6 @@ def test_changed_steps_are_told_with_both_numbers(run: Run) -> None:
 
 def test_worker_that_hardly_takes_part(run: Run) -> None:
     run.report.add_round(record(row(0, weight=0.995), row(1, weight=0.005)))
-    run.report.write_all()
     assert ["hardly takes part" in line for line in run.lines[1:3]] == [False, True]
     run.finish()
     shares = [worker["hardly_takes_part"] for worker in run.summary()["workers"]]
@@ -416,138 +412,27 @@ def test_device_clock_without_speeds_says_so(
     assert "rounds not known to be longer" in run.lines[-1]
 
 
-# --- written behind, and metrics that come late -----------------------------------------------
+# --- written as soon as it is over ------------------------------------------------------------
 
 
-class Late:
-    """Metrics that are there when the test says so."""
-
-    def __init__(self) -> None:
-        self.metrics: MetricRecord | Exception | None = None
-
-    def done(self) -> bool:
-        return self.metrics is not None
-
-    def result(self) -> MetricRecord:
-        if isinstance(self.metrics, Exception):
-            raise self.metrics
-        assert self.metrics is not None, "nobody may wait here"
-        return self.metrics
-
-
-def end_epoch(run: Run, number: int, metrics: MetricRecord | Late | None) -> None:
-    first, second = two_rounds()
-    for one in (first, second):
-        run.report.add_round(dataclasses.replace(one, epoch=number))
-    late = metrics if isinstance(metrics, Late) else None
-    known = metrics if isinstance(metrics, MetricRecord) else None
-    run.report.add_epoch(EpochEnd(number, 2 * number, arrays(number), known, late))
-
-
-def accuracies(run: Run) -> list[tuple[str, str, str]]:
-    path = run.report.folder.path / "epochs.csv"
-    if not path.exists():
-        return []
-    with path.open() as file:
-        return [(r["epoch"], r["accuracy"], r["rounds"]) for r in csv.DictReader(file)]
-
-
-def test_nothing_is_written_before_the_next_orders_are_out(run: Run) -> None:
-    first, second = two_rounds()
-    run.report.add_round(first)
-    run.report.add_round(second)
-    run.report.add_epoch(EpochEnd(1, 2, arrays(2.0), measured(0.75)))
+def test_round_and_epoch_are_written_at_once(run: Run) -> None:
     folder = run.report.folder.path
-    assert not (folder / "rounds.jsonl").exists()
-    assert len(run.lines) == 1
-    run.report.write_behind()
-    run.report.write_all()
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == [first.round, second.round]
-    assert accuracies(run) == [("1", "0.75", "2")]
+    for place, one in enumerate(two_rounds(), start=1):
+        run.report.add_round(one)
+        assert len((folder / "rounds.jsonl").read_text().splitlines()) == place
+    run.report.add_epoch(EpochEnd(1, 2, arrays(2.0), measured(0.75)))
+    (row_of,) = csv.DictReader((folder / "epochs.csv").open())
+    assert (row_of["epoch"], row_of["accuracy"], row_of["rounds"]) == ("1", "0.75", "2")
     assert run.lines[-1].startswith("epoch 1/2  accuracy 75.00%")
 
 
-def test_epochs_are_written_in_order_when_their_metrics_are_there(run: Run) -> None:
-    first, third = Late(), Late()
-    for number, metrics in enumerate((first, measured(0.5), third, None), start=1):
-        end_epoch(run, number, metrics)
-        run.report.write_all()
-        assert accuracies(run) == []
-    first.metrics = measured(0.25)
-    run.report.add_round(two_rounds()[0])
-    run.report.write_all()
-    assert accuracies(run) == [("1", "0.25", "2"), ("2", "0.5", "4")]
-    third.metrics = measured(0.875)
-    end_epoch(run, 5, measured(0.75))
-    run.finish()
-    # Each row says what was at the end of its own epoch.
-    assert accuracies(run) == [
-        ("1", "0.25", "2"),
-        ("2", "0.5", "4"),
-        ("3", "0.875", "6"),
-        ("4", "", "8"),
-        ("5", "0.75", "11"),
-    ]
-    summary = run.summary()
-    assert (summary["accuracy"], summary["best_accuracy"]) == (0.75, 0.875)
-    assert summary["epochs"] == 5
-    told = [line for line in run.lines if line.startswith("epoch ")]
-    assert [line.split("  ")[0] for line in told] == [f"epoch {n}/2" for n in range(1, 6)]
+def test_disk_that_is_full_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(one: Any) -> None:
+        raise OSError("disk full")
 
-
-def test_interrupted_run_writes_the_metrics_that_are_there(run: Run) -> None:
-    missing, known = Late(), Late()
-    for number, metrics in enumerate((measured(0.5), missing, known), start=1):
-        end_epoch(run, number, metrics)
-    known.metrics = measured(0.75)
-    run.interrupt()
-    assert accuracies(run) == [("1", "0.5", "2"), ("2", "", "4"), ("3", "0.75", "6")]
-    assert run.summary()["accuracy"] == 0.75
-    rounds = (run.report.folder.path / "rounds.jsonl").read_text().splitlines()
-    assert len(rounds) == 6
-
-
-def test_metrics_that_failed_leave_their_row_empty(run: Run) -> None:
-    broken = Late()
-    broken.metrics = LookupError("no test set")
-    end_epoch(run, 1, broken)
-    run.interrupt()
-    assert accuracies(run) == [("1", "", "2")]
-
-
-def test_disk_that_is_full_ends_the_run_and_the_rest_is_still_written(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = run.report.folder
-    add_round = folder.add_round
-    first, second = two_rounds()
-
-    def full_once(one: Any) -> None:
-        if one is first:
-            raise OSError("disk full")
-        add_round(one)
-
-    monkeypatch.setattr(folder, "add_round", full_once)
-    run.report.add_round(first)
-    run.report.add_round(second)
+    monkeypatch.setattr(run.report.folder, "add_round", full)
     with pytest.raises(OSError, match="disk full"):
-        run.report.write_all()
-    assert len((folder.path / "rounds.jsonl").read_text().splitlines()) == 1
-
-
-def test_model_of_an_epoch_is_not_kept_for_its_late_metrics(run: Run) -> None:
-    """But the newest is: it is what an interrupted run leaves."""
-    models = [arrays(1.0), arrays(2.0)]
-    first, second = (weakref.ref(model) for model in models)
-    for number, model in enumerate(models, start=1):
-        end = EpochEnd(number, 2 * number, model, None, Late())
         run.report.add_round(two_rounds()[0])
-        run.report.add_epoch(end)
-    models.clear()
-    del model, end
-    assert first() is None
-    assert second() is not None
 
 
 # --- runs that end early --------------------------------------------------------------------
