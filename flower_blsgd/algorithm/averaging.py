@@ -1,49 +1,56 @@
-"""Weights of the workers in the average, and the average itself."""
+"""Weight the workers' models and average them, at the server and behind nodes with several workers.
 
-from collections.abc import Mapping, Sequence
+Several workers behind one node are averaged there first (hierarchical averaging): with the
+server's weights w_i, scales s_i, and relative ones that differ from them by a factor of each node
+only, ``sum_i w_i x_i = sum_h (sum_{i in h} w_i) x_h``, so the server needs only the average x_h of
+node h. The same holds for ``x + sum_i s_i (x_i - x)``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
-from .model_sum import move
-from .pieces import AnyArray
-
-__all__ = [
-    "AnyArray",
-    "EqualWeighting",
-    "LoadWeighting",
-    "NormalizedWeighting",
-    "Weighting",
-    "moved_by_updates",
-    "weighted_average",
-]
+from .tensor_sum import AnyArray as AnyArray  # noqa: PLC0414
+from .tensor_sum import move
 
 
 class Weighting(Protocol):
-    """Turns the work that each worker completed into its weight in the average.
+    """Computes each worker's weight in the average from the work that it completed.
 
-    It may have an attribute ``momentum_buffers``: the only policy that it is right with. And a
-    method ``update_scales(weights, completed_steps)``: then parameters move by the sum of the
-    workers' updates, each times its scale, while buffers are averaged with the weights.
-
-    Workers behind one node are averaged there, and only the average reaches the server. That is
-    the same average if the class has an attribute ``worker_weight``: ``"load"`` or ``"equal"``,
-    what a worker's weight is proportional to. With ``update_scales`` it also needs a method
-    ``update_norm(steps)``: a worker's scale is proportional to its weight over that number.
+    Subclass it and write `weights`; the rest has defaults.
     """
+
+    @property
+    def momentum_buffers(self) -> str:
+        """The momentum policy that it requires; empty for any."""
+        return ""
+
+    @property
+    def scales_updates(self) -> bool:
+        """Whether parameters move by `update_scales`; buffers are averaged with the weights."""
+        return False
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return one weight per worker, in order, that add up to 1."""
         ...
 
+    def update_scales(
+        self, weights: Sequence[float], completed_steps: Sequence[int]
+    ) -> list[float]:
+        """Return s_i of ``x + sum_i s_i (x_i - x)``, by which parameters move."""
+        return list(weights)
 
-class LoadWeighting:
+    def update_norm(self, steps: int) -> float:
+        """Return weight / scale of a worker that completed so many steps, up to a common factor."""
+        return 1.0
+
+
+class LoadWeighting(Weighting):
     """Weight proportional to the load really completed (the paper's rule).
 
     The load is completed steps times batch size. At equal batch sizes this is the num-examples
     rule of FedAvg (McMahan et al. 2017), which the paper does not cite.
     """
-
-    worker_weight: ClassVar[str] = "load"
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return load_i / sum of loads; a worker that completed nothing counts 0.
@@ -51,16 +58,14 @@ class LoadWeighting:
         Raises
         ------
         ValueError
-            If nobody completed anything.
+            If no worker completed anything.
         """
         total = _checked_total(completed_loads)
         return [load / total for load in completed_loads]
 
 
-class EqualWeighting:
+class EqualWeighting(Weighting):
     """The same weight for every worker that completed at least one step."""
-
-    worker_weight: ClassVar[str] = "equal"
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return 1/m for the m workers that completed something, 0 for the others.
@@ -68,7 +73,7 @@ class EqualWeighting:
         Raises
         ------
         ValueError
-            If nobody completed anything.
+            If no worker completed anything.
         """
         _checked_total(completed_loads)
         counted = sum(load > 0 for load in completed_loads)
@@ -76,7 +81,7 @@ class EqualWeighting:
 
 
 @dataclass(frozen=True)
-class NormalizedWeighting:
+class NormalizedWeighting(Weighting):
     """FedNova: every worker's update counts as a direction, whatever its number of steps.
 
     Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous
@@ -94,8 +99,16 @@ class NormalizedWeighting:
 
     momentum: float = 0.9
     nesterov: bool = False
-    momentum_buffers: str = "reset"
-    worker_weight: ClassVar[str] = "equal"
+
+    @property
+    def momentum_buffers(self) -> str:
+        """Return "reset"."""
+        return "reset"
+
+    @property
+    def scales_updates(self) -> bool:
+        """True."""
+        return True
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return p_i: 1/m for the m workers that completed something, 0 for the others."""
@@ -181,7 +194,6 @@ def moved_by_updates(
     before: Mapping[str, AnyArray],
     models: Sequence[Mapping[str, AnyArray]],
     scales: Sequence[float],
-    out: Mapping[str, AnyArray] | None = None,
 ) -> dict[str, AnyArray]:
     """Return ``x + sum_i s_i (x_i - x)`` for every tensor named in `before`.
 
@@ -193,8 +205,6 @@ def moved_by_updates(
         x_i by name, at least the same names. Give them in worker order.
     scales : sequence of float
         s_i >= 0; they need not add up to 1, and a model whose scale is 0 is left out.
-    out : mapping, optional
-        Where the result is written, at least these names; see `weighted_average`.
 
     Returns
     -------
@@ -207,4 +217,132 @@ def moved_by_updates(
         If a tensor's shapes or dtypes differ.
     """
     counted = [(model, s) for model, s in zip(models, scales, strict=True) if s > 0]
-    return move(before, [model for model, _ in counted], [s for _, s in counted], out)
+    return move(before, [model for model, _ in counted], [s for _, s in counted])
+
+
+_WEIGHTS: Mapping[str, Callable[[Sequence[float]], list[float]]] = {
+    "load": LoadWeighting().weights,
+    "equal": EqualWeighting().weights,
+}
+
+
+@dataclass(frozen=True)
+class NodeAveraging:
+    """The average of the workers behind one node.
+
+    Parameters
+    ----------
+    worker_weight : {"load", "equal"} (default: "load")
+        What a worker's weight is proportional to; one that completed nothing counts 0.
+    update_norms : tuple of float (default: ())
+        By completed steps, from 0 on: the tensors in `moving` count with the weight over this.
+    moving : tuple of str (default: ())
+        Names of the tensors that move by scaled updates; all others count with the weight.
+    """
+
+    worker_weight: str = "load"
+    update_norms: tuple[float, ...] = ()
+    moving: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.worker_weight not in _WEIGHTS:
+            raise ValueError(
+                f"worker weight {self.worker_weight!r} must be one of {', '.join(_WEIGHTS)}"
+            )
+
+    def average(
+        self,
+        models: Sequence[Mapping[str, AnyArray]],
+        loads: Sequence[float],
+        completed_steps: Sequence[int],
+    ) -> dict[str, AnyArray]:
+        """Return the average of these models, which stands for all of them at the server.
+
+        Parameters
+        ----------
+        models : sequence of mapping
+            In worker order.
+        loads : sequence of float
+            Of each; at least one above 0.
+        completed_steps : sequence of int
+            Of each.
+
+        Raises
+        ------
+        ValueError
+            If all loads are 0.
+        """
+        weights = _WEIGHTS[self.worker_weight](loads)
+        if not self.moving:
+            return weighted_average(models, weights)
+        scales = [
+            weight / self.update_norms[steps] if weight else 0.0
+            for weight, steps in zip(weights, completed_steps, strict=True)
+        ]
+        total = sum(scales)
+        moving = [{name: model[name] for name in self.moving} for model in models]
+        moved = weighted_average(moving, [scale / total for scale in scales])
+        others = [{n: t for n, t in model.items() if n not in moved} for model in models]
+        averaged = weighted_average(others, weights) | moved
+        return {name: averaged[name] for name in models[0]}
+
+
+def node_weight(weighting: Weighting) -> str:
+    """Return what a worker's weight is proportional to: "load", "equal", or neither: "".
+
+    Only with one of the two is the average of nodes' averages that of all workers. It is found on
+    an example, scaled updates and `update_norm` too, so that it also holds for subclasses.
+    """
+    loads, steps = (6.0, 2.0, 0.0, 20.0), (3, 1, 0, 5)
+    weights = weighting.weights(loads)
+    if weighting.scales_updates:
+        norms = [weighting.update_norm(count) for count in steps]
+        expected = [w / norm if w else 0.0 for w, norm in zip(weights, norms, strict=True)]
+        if not _proportional(weighting.update_scales(weights, steps), expected):
+            return ""
+    return next((name for name in _WEIGHTS if _proportional(weights, _WEIGHTS[name](loads))), "")
+
+
+def _proportional(values: Sequence[float], others: Sequence[float]) -> bool:
+    one, other = sum(values), sum(others)
+    return len(values) == len(others) and all(
+        abs(value / one - second / other) < 1e-9
+        for value, second in zip(values, others, strict=True)
+    )
+
+
+def average_by_load(
+    states: Sequence[Mapping[str, AnyArray]], loads: Sequence[Mapping[str, float]]
+) -> tuple[dict[str, AnyArray], dict[str, float]]:
+    """Average each tensor over those that have it, by load.
+
+    Parameters
+    ----------
+    states : sequence of mapping
+        Tensors by name, in worker order; names may differ, since a worker may have trained other
+        parameters.
+    loads : sequence of mapping
+        Of each state, the load that stands behind each of its tensors, above 0.
+
+    Returns
+    -------
+    tuple of dict
+        The averages, and the load behind each: with these they can be averaged again.
+    """
+    behind: dict[str, float] = {}
+    # Tensors with the same loads behind them are averaged together: mostly that is all of them.
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for name in dict.fromkeys(name for state in states for name in state):
+        shares = tuple(
+            load[name] if name in state else 0.0 for state, load in zip(states, loads, strict=True)
+        )
+        alike.setdefault(shares, []).append(name)
+        behind[name] = sum(shares)
+    average: dict[str, AnyArray] = {}
+    for shares, names in alike.items():
+        having = [
+            {name: state[name] for name in names} if share else {}
+            for state, share in zip(states, shares, strict=True)
+        ]
+        average |= weighted_average(having, LoadWeighting().weights(shares))
+    return {name: average[name] for name in behind}, behind

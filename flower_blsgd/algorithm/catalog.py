@@ -6,12 +6,47 @@ algorithm is adding a row.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from .averaging import EqualWeighting, LoadWeighting, NormalizedWeighting, Weighting
-from .batch_shares import BalancedBatches
-from .local_steps import BySpeedSteps, SameSteps, StepPolicy, SystemAwareSteps
+from .local_steps import (
+    BalancedBatches,
+    BySpeedSteps,
+    Participant,
+    SameSteps,
+    StepPolicy,
+    SystemAwareSteps,
+)
 from .sampling import Sampler, SeparatedSampler, TierName, UnifiedSampler, UniformSampler
-from .train_on import TrainOn, TrainOnAll, TrainOnFast
+
+
+class TrainOn:
+    """Decides which workers train: all of them, unless a subclass says otherwise."""
+
+    slow_reduce: bool = False
+    """Whether the slow workers sum the models of the others, as parameter servers."""
+
+    def trains(self, participant: Participant) -> bool:
+        """Return whether this worker trains."""
+        return True
+
+
+@dataclass(frozen=True)
+class TrainOnFast(TrainOn):
+    """Only fast workers train; a slow one is never sent an order.
+
+    Parameters
+    ----------
+    slow_reduce : bool (default: False)
+        Each slow worker sums its slice of the fast ones' models, as the CPUs of BytePS do
+        (Jiang et al. 2020, "A Unified Architecture for Accelerating Distributed DNN Training").
+    """
+
+    slow_reduce: bool = False
+
+    def trains(self, participant: Participant) -> bool:
+        """Return whether it is fast."""
+        return participant.fast
 
 
 @dataclass(frozen=True)
@@ -48,61 +83,72 @@ ALGORITHMS: Mapping[str, Choices] = {
 }
 
 
-@dataclass(frozen=True)
-class PartSettings:
-    """What the parts are built from; each takes what it needs.
+class AlgorithmSettings(Protocol):
+    """The settings that an algorithm's parts are built from; `config.RunConfig` has them."""
 
-    Parameters
-    ----------
-    local_steps_fast : int (default: 32)
-        tau_fast.
-    local_steps_slow : int, optional
-        Of every slow worker; None: from their speed.
-    shrink_slow_batch : bool (default: True)
-        Smaller batches for workers too slow for one step.
-    high_loss_ratio : float (default: 0.5)
-        lambda.
-    high_loss_to : {"fast", "slow"} (default: "fast")
-        The tier that gets the highest losses.
-    momentum : float (default: 0.9)
-        Of the local steps; 0 for AdamW.
-    nesterov : bool (default: False)
-        Of the local steps.
-    """
+    @property
+    def local_steps_fast(self) -> int:
+        """tau_fast."""
 
-    local_steps_fast: int = 32
-    local_steps_slow: int | None = None
-    shrink_slow_batch: bool = True
-    high_loss_ratio: float = 0.5
-    high_loss_to: TierName = "fast"
-    momentum: float = 0.9
-    nesterov: bool = False
+    @property
+    def local_steps_slow(self) -> int | str:
+        """Steps of every slow worker; "auto": from their speed."""
+
+    @property
+    def shrink_slow_batch(self) -> bool:
+        """Whether workers that are too slow for one step get smaller batches."""
+
+    @property
+    def high_loss_ratio(self) -> float:
+        """Share of a tier's samples that are chosen by loss: lambda."""
+
+    @property
+    def high_loss_to(self) -> TierName:
+        """The tier that gets the highest losses."""
+
+    @property
+    def optimizer(self) -> str:
+        """Of the local steps: "sgd" or "adamw"."""
+
+    @property
+    def momentum(self) -> float:
+        """Of SGD."""
+
+    @property
+    def nesterov(self) -> bool:
+        """Of SGD."""
 
 
-STEPS: Mapping[str, Callable[[PartSettings], StepPolicy]] = {
+STEPS: Mapping[str, Callable[[AlgorithmSettings], StepPolicy]] = {
     "system-aware": lambda s: SystemAwareSteps(
-        s.local_steps_fast, s.local_steps_slow, s.shrink_slow_batch
+        s.local_steps_fast,
+        None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
+        s.shrink_slow_batch,
     ),
-    "by-speed": lambda s: BySpeedSteps(s.local_steps_fast, s.shrink_slow_batch),
+    "by-speed": lambda s: BySpeedSteps(s.local_steps_fast, shrink_slow_batch=s.shrink_slow_batch),
     "same": lambda s: SameSteps(s.local_steps_fast),
     "one": lambda _: SameSteps(1),
     "one-by-throughput": lambda _: BalancedBatches(),
 }
 
-SAMPLERS: Mapping[str, Callable[[PartSettings], Sampler]] = {
+SAMPLERS: Mapping[str, Callable[[AlgorithmSettings], Sampler]] = {
     "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.high_loss_to),
     "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.high_loss_to),
     "uniform": lambda _: UniformSampler(),
 }
 
-WEIGHTS: Mapping[str, Callable[[PartSettings], Weighting]] = {
+WEIGHTS: Mapping[str, Callable[[AlgorithmSettings], Weighting]] = {
     "load": lambda _: LoadWeighting(),
     "equal": lambda _: EqualWeighting(),
-    "normalized": lambda s: NormalizedWeighting(s.momentum, s.nesterov),
+    "normalized": lambda s: (
+        NormalizedWeighting(s.momentum, s.nesterov)
+        if s.optimizer == "sgd"
+        else NormalizedWeighting(0.0)
+    ),
 }
 
-TRAIN_ON: Mapping[str, Callable[[PartSettings], TrainOn]] = {
-    "all": lambda _: TrainOnAll(),
+TRAIN_ON: Mapping[str, Callable[[AlgorithmSettings], TrainOn]] = {
+    "all": lambda _: TrainOn(),
     "fast": lambda _: TrainOnFast(),
-    "fast-slow-sums": lambda _: TrainOnFast(slow_sums=True),
+    "fast-slow-sums": lambda _: TrainOnFast(slow_reduce=True),
 }

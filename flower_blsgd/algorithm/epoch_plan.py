@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
-from .local_steps import Participant, StepPolicy, batch_sizes_of, shrunk_steps
-from .loss_table import IntArray, LossTable
-from .sampling import EpochRequest, Pool, Sampler
+from .local_steps import Participant, StepPolicy
+from .sampling import EpochRequest, IntArray, LossTable, SampleList, Sampler
 
 EpochMode = Literal["samples", "table"]
 
 
 @dataclass(frozen=True)
 class RoundShape:
-    """What every round of an epoch looks like.
+    """Local steps and batch sizes of every round of an epoch.
 
     Parameters
     ----------
@@ -25,17 +22,14 @@ class RoundShape:
         tau_i of each worker, in worker order.
     batch_sizes : tuple of int
         b_i of each worker.
-    table_samples : int (default: 0)
-        B P tau_F of the rule for the paper's table; P counts those that do not train as well.
-    table_rounds : tuple of int (default: (1, 1))
-        Our rounds for one of its rounds, as a fraction: tau_F for synchronous SGD, times P / P_F
-        where only fast workers train.
+    table_rounds : int, optional
+        Rounds of every epoch by the rule of the paper's table; by default they follow from the
+        number of samples.
     """
 
     local_steps: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    table_samples: int = 0
-    table_rounds: tuple[int, int] = (1, 1)
+    table_rounds: int | None = None
 
     @property
     def samples_per_round(self) -> tuple[int, ...]:
@@ -43,10 +37,14 @@ class RoundShape:
         pairs = zip(self.local_steps, self.batch_sizes, strict=True)
         return tuple(steps * batch_size for steps, batch_size in pairs)
 
+    def mean_rounds_per_epoch(self, num_samples: int) -> float:
+        """Return the rounds of an average epoch: those of the paper's table, or N / S."""
+        return self.table_rounds or num_samples / sum(self.samples_per_round)
+
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Who trains on which samples, round by round.
+    """The samples of every worker in every round of one epoch.
 
     Parameters
     ----------
@@ -56,30 +54,27 @@ class EpochPlan:
         Communication rounds of this epoch, >= 1.
     shape : RoundShape
         Steps and batch sizes of every worker.
-    pools : tuple of Pool
-        The samples, and who shares them.
-    num_samples : int
-        N.
+    sample_lists : tuple of SampleList
+        The samples, and the workers that share them.
     """
 
     epoch: int
     rounds: int
     shape: RoundShape
-    pools: tuple[Pool, ...]
-    num_samples: int
+    sample_lists: tuple[SampleList, ...]
 
     def indices(self, round_in_epoch: int, worker: int) -> IntArray:
         """Return the samples of one order, in training order.
 
-        A pool is cut into one block per round, and a block is dealt in list order to the pool's
-        workers in worker order.
+        A list is cut into one block per round; the workers that share it take consecutive parts of
+        each block, in worker order.
 
         Parameters
         ----------
         round_in_epoch : int
             Counted from 0.
         worker : int
-            Position of the worker among the participants.
+            Index of the worker among the participants.
 
         Returns
         -------
@@ -95,42 +90,32 @@ class EpochPlan:
             raise ValueError(f"epoch {self.epoch} has {self.rounds} rounds, not {round_in_epoch}")
         if worker not in self._deals:
             raise ValueError(f"worker {worker} has no samples in epoch {self.epoch}")
-        pool, block, first, count = self._deals[worker]
+        sample_list, block, first, count = self._deals[worker]
         start = round_in_epoch * block + first
-        return pool.indices[start : start + count]
+        return sample_list.indices[start : start + count]
 
     @functools.cached_property
-    def _deals(self) -> dict[int, tuple[Pool, int, int, int]]:
-        """Each worker's pool, the pool's samples per round, and the worker's place in them."""
+    def _deals(self) -> dict[int, tuple[SampleList, int, int, int]]:
+        """By worker: its list, the size of the list's blocks, and its part of each: start, size."""
         per_round = self.shape.samples_per_round
-        deals: dict[int, tuple[Pool, int, int, int]] = {}
-        for pool in self.pools:
-            ends = list(itertools.accumulate(per_round[worker] for worker in pool.members))
-            for worker, end in zip(pool.members, ends, strict=True):
+        deals: dict[int, tuple[SampleList, int, int, int]] = {}
+        for sample_list in self.sample_lists:
+            ends = list(itertools.accumulate(per_round[worker] for worker in sample_list.members))
+            for worker, end in zip(sample_list.members, ends, strict=True):
                 count = per_round[worker]
-                deals.setdefault(worker, (pool, ends[-1], end - count, count))
+                deals.setdefault(worker, (sample_list, ends[-1], end - count, count))
         return deals
 
     @property
     def num_planned(self) -> int:
-        """Samples, with repeats, that all workers are given in this epoch."""
-        return sum(len(pool.indices) for pool in self.pools)
-
-    def share_left_out(self, participants: Sequence[Participant]) -> float:
-        """Return the share of the N samples that no fast worker is given in this epoch."""
-        given = np.zeros(self.num_samples, np.bool_)
-        for worker, participant in enumerate(participants):
-            if participant.fast:
-                for round_in_epoch in range(self.rounds):
-                    given[self.indices(round_in_epoch, worker)] = True
-        return 1.0 - np.count_nonzero(given) / self.num_samples
+        """Samples of this epoch over all workers; one that comes twice counts twice."""
+        return sum(len(sample_list.indices) for sample_list in self.sample_lists)
 
 
 def plan_epoch(
     *,
     seed: int,
     epoch: int,
-    mode: EpochMode,
     participants: Sequence[Participant],
     shape: RoundShape,
     sampler: Sampler,
@@ -145,9 +130,6 @@ def plan_epoch(
         The run's seed.
     epoch : int
         Counted from 1.
-    mode : {"samples", "table"}
-        ``"samples"``: E epochs are E N samples to within one round. ``"table"``: the rule that
-        reproduces the communications per epoch of the paper's table.
     participants : sequence of Participant
         All workers that take part, in worker order.
     shape : RoundShape
@@ -166,16 +148,13 @@ def plan_epoch(
     """
     num_samples = len(table)
     samples_per_round = shape.samples_per_round
-    if mode == "samples":
-        # With an unchanged team this is floor(e N / S) - floor((e - 1) N / S).
-        rounds = (epoch * num_samples - samples_before) // sum(samples_per_round)
-    else:
-        rounds = _table_rounds(num_samples, shape)
+    # With unchanged workers this is floor(e N / S) - floor((e - 1) N / S).
+    rounds = shape.table_rounds or (epoch * num_samples - samples_before) // sum(samples_per_round)
     request = EpochRequest(
         seed, epoch, rounds, tuple(participants), samples_per_round, samples_before
     )
-    pools = tuple(sampler.pools(request, table))
-    return EpochPlan(epoch, rounds, shape, pools, num_samples)
+    sample_lists = tuple(sampler.sample_lists(request, table))
+    return EpochPlan(epoch, rounds, shape, sample_lists)
 
 
 def round_shape(
@@ -186,7 +165,7 @@ def round_shape(
     local_steps_fast: int,
     num_workers: int | None = None,
 ) -> RoundShape:
-    """Ask the policy for everybody's steps and shrink them until a round fits into an epoch.
+    """Return the steps and batch sizes of all workers, shrunk until a round fits into an epoch.
 
     Parameters
     ----------
@@ -197,11 +176,13 @@ def round_shape(
     num_samples : int
         N.
     mode : {"samples", "table"}
-        As in `plan_epoch`.
+        ``"samples"``: E epochs are E N samples to within one round. ``"table"``: the rule that
+        reproduces the communications per epoch of the paper's table.
     local_steps_fast : int
         tau_fast of the run; in table mode synchronous SGD does that many rounds for one.
     num_workers : int, optional
-        P with those that do not train, which the table counts too; all train by default.
+        P including workers that do not train, which the paper's table counts; all train by
+        default.
 
     Returns
     -------
@@ -214,76 +195,42 @@ def round_shape(
         If not even one step of every worker fits; names the largest batch size that does.
     """
     steps = policy.local_steps(participants)
-    batch_sizes = tuple(batch_sizes_of(policy, participants))
-    if mode == "table":
-        shape = _table_shape(
-            steps,
-            batch_sizes,
-            participants,
-            num_samples,
-            local_steps_fast,
-            num_workers or len(participants),
-        )
-    else:
-        shape = _samples_shape(steps, batch_sizes, num_samples)
-    if shape is not None:
-        return shape
-    counted = (num_workers or len(steps)) if mode == "table" else len(steps)
+    batch_sizes = tuple(policy.batch_sizes(participants))
     batch_size = max(participant.batch_size for participant in participants)
-    largest = num_samples // counted
-    while mode == "samples" and largest + 1 < batch_size:  # those with smaller batches need less
-        larger = [replace(p, batch_size=largest + 1) for p in participants]
-        if sum(batch_sizes_of(policy, larger)) > num_samples:
-            break
-        largest += 1
-    way_out = (
-        f"the largest that fits is batch-size = {largest}"
-        if largest >= 2
-        else "use fewer workers or more data"
-    )
-    raise ValueError(
-        f"batch-size = {batch_size} is too large: one step of all {counted} workers "
-        f"needs more than the {num_samples} samples there are; {way_out}"
-    )
+    counted = (num_workers if mode == "table" else None) or len(participants)
 
+    def samples_of_one_step(batch_size: int) -> int:
+        if mode == "table":
+            return counted * batch_size
+        same = [replace(participant, batch_size=batch_size) for participant in participants]
+        return sum(policy.batch_sizes(same))
 
-def mean_rounds_per_epoch(shape: RoundShape, num_samples: int, mode: EpochMode) -> float:
-    """Return the rounds of an average epoch: N / S, or those of the paper's table."""
-    if mode == "table":
-        return _table_rounds(num_samples, shape)
-    return num_samples / sum(shape.samples_per_round)
-
-
-def _samples_shape(
-    steps: Sequence[int], batch_sizes: tuple[int, ...], num_samples: int
-) -> RoundShape | None:
-    for longest in range(max(steps), 0, -1):
-        shape = RoundShape(tuple(shrunk_steps(steps, longest)), batch_sizes)
-        if sum(shape.samples_per_round) <= num_samples:
-            return shape
-    return None
-
-
-def _table_shape(
-    steps: Sequence[int],
-    batch_sizes: tuple[int, ...],
-    participants: Sequence[Participant],
-    num_samples: int,
-    local_steps_fast: int,
-    num_workers: int,
-) -> RoundShape | None:
+    if samples_of_one_step(batch_size) > num_samples:
+        smaller = range(batch_size - 1, 1, -1)
+        largest = next((b for b in smaller if samples_of_one_step(b) <= num_samples), None)
+        way_out = (
+            f"the largest that fits is batch-size = {largest}"
+            if largest
+            else "use fewer workers or more data"
+        )
+        raise ValueError(
+            f"batch-size = {batch_size} is too large: one step of all {counted} workers "
+            f"needs more than the {num_samples} samples there are; {way_out}"
+        )
+    if mode == "samples":
+        most = max(steps)
+        shapes = (RoundShape(_shrunk(steps, k, most), batch_sizes) for k in range(most, 0, -1))
+        return next(shape for shape in shapes if sum(shape.samples_per_round) <= num_samples)
     synchronous = max(steps) == 1
     fast = [s for s, participant in zip(steps, participants, strict=True) if participant.fast]
     wanted = local_steps_fast if synchronous else max(fast or steps)
-    one_step = num_workers * max(participant.batch_size for participant in participants)
-    fitting = min(wanted, num_samples // one_step)
-    if fitting < 1:
-        return None
-    shrunk = tuple(shrunk_steps(steps, fitting, wanted))
-    rounds = (fitting * num_workers, len(steps)) if synchronous else (1, 1)
-    return RoundShape(shrunk, batch_sizes, one_step * fitting, rounds)
+    longest = min(wanted, num_samples // (counted * batch_size))
+    rounds = num_samples // (counted * batch_size * longest)
+    if synchronous:  # as many steps of each of all workers, though some of them do not train
+        rounds = rounds * longest * counted // len(steps)
+    return RoundShape(_shrunk(steps, longest, wanted), batch_sizes, rounds)
 
 
-def _table_rounds(num_samples: int, shape: RoundShape) -> int:
-    ours, for_theirs = shape.table_rounds
-    return num_samples // shape.table_samples * ours // for_theirs
+def _shrunk(steps: Sequence[int], longest: int, largest: int) -> tuple[int, ...]:
+    """Scale all steps by longest / largest, rounded down, each at least 1."""
+    return tuple(max(1, number * longest // largest) for number in steps)

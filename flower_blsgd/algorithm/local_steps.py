@@ -1,14 +1,19 @@
-"""Who does how many local steps in one communication round (tau in the paper)."""
+"""Decide how many local steps each worker does in one communication round (tau in the paper).
+
+Also how many samples a step has, where that differs between workers (`SystemAwareSteps` with
+very slow workers; `BalancedBatches`, which is ``dlb``), and which changes of speed count.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 FAST_SPEED_RATIO = 0.7
-"""A worker that nobody named is fast when its speed ratio is above this."""
+"""A worker without a named tier is fast when its speed ratio is above this."""
 
 _ONE_STEP_FITS = 0.75
+_SMALLEST_BATCH = 2
 
 Clock = Literal["wall", "device"]
 """Which speeds count: those with all workers computing at once, or each worker's alone."""
@@ -16,7 +21,7 @@ Clock = Literal["wall", "device"]
 
 @dataclass(frozen=True)
 class Participant:
-    """What the mathematics needs to know of one worker.
+    """One worker, as step policies and samplers see it.
 
     Parameters
     ----------
@@ -39,18 +44,37 @@ class Participant:
 
 
 class StepPolicy(Protocol):
-    """Decides the local steps of every worker from what is known of all of them.
+    """Decides the local steps of every worker, given all of them.
 
-    It may have more, and each part is optional: an attribute ``needs_speeds`` that is true, and
-    it is given the speed ratios of slow workers, with ``of_fast_ones_too`` of all;
-    ``follows_speeds`` that is true, and these are brought up to
-    date after every epoch; a method ``batch_sizes(participants)`` that decides b_i as well, and
-    ``check(participants)`` that raises ``ValueError`` before the first epoch.
+    Subclass it and write `local_steps`; the rest has defaults.
     """
+
+    @property
+    def needs_speeds(self) -> bool:
+        """Whether it needs the speed ratios of slow workers, which are then measured."""
+        return False
+
+    @property
+    def needs_fast_speeds(self) -> bool:
+        """Whether it needs the speed ratios of fast workers as well."""
+        return False
+
+    @property
+    def follows_speeds(self) -> bool:
+        """Whether it should see new speed ratios after every epoch."""
+        return False
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return the steps of each participant, in order, each >= 1."""
         ...
+
+    def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
+        """Return b_i, the samples per step, of each participant, each >= 2."""
+        return [participant.batch_size for participant in participants]
+
+    def check(self, participants: Sequence[Participant]) -> None:
+        """Raise ValueError, before the first epoch, if it does not work with these participants."""
+        return None
 
 
 def speed_ratios(seconds_per_step: Sequence[float | None]) -> list[float | None]:
@@ -85,23 +109,8 @@ def shrunk_batch(speed_ratio: float, local_steps_fast: int, batch_size: int) -> 
     return min(batch_size, max(2, math.floor(steps * batch_size + 0.5)))
 
 
-def batch_sizes_of(policy: StepPolicy, participants: Sequence[Participant]) -> list[int]:
-    """Return b_i of every worker: as the policy decides, or else the common one."""
-    decide = getattr(policy, "batch_sizes", None)
-    return [p.batch_size for p in participants] if decide is None else list(decide(participants))
-
-
-def shrunk_steps(local_steps: Sequence[int], longest: int, largest: int | None = None) -> list[int]:
-    """Scale all step counts by longest / largest, rounded down, each at least 1.
-
-    `largest` is the largest of them unless it is given.
-    """
-    largest = largest or max(local_steps)
-    return [max(1, steps * longest // largest) for steps in local_steps]
-
-
 @dataclass(frozen=True)
-class SameSteps:
+class SameSteps(StepPolicy):
     """Every worker does the same number of steps: balanced local SGD; with 1, synchronous SGD."""
 
     steps: int
@@ -115,37 +124,11 @@ class SameSteps:
 
 
 @dataclass(frozen=True)
-class FixedSteps:
-    """The caller names the steps of every worker, in the order of the worker index."""
-
-    steps: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        for steps in self.steps:
-            _at_least_one("steps", steps)
-
-    def local_steps(self, participants: Sequence[Participant]) -> list[int]:
-        """Return the named numbers.
-
-        Raises
-        ------
-        ValueError
-            If there are more or fewer workers than numbers.
-        """
-        if len(participants) != len(self.steps):
-            raise ValueError(
-                f"steps names {len(self.steps)} workers, but {len(participants)} take part; "
-                "give one number for each"
-            )
-        return list(self.steps)
-
-
-@dataclass(frozen=True)
-class SystemAwareSteps:
+class SystemAwareSteps(StepPolicy):
     """Each worker does as many steps as its speed allows (the paper's method).
 
-    First that holds: the worker's own ``given_steps``; for a fast one `local_steps_fast`; for a
-    slow one `local_steps_slow`; its speed ratio times `local_steps_fast`.
+    A worker's own ``given_steps`` come first. Otherwise a fast one does `local_steps_fast`, a slow
+    one `local_steps_slow` or, if that is None, its speed ratio times `local_steps_fast`.
 
     Parameters
     ----------
@@ -178,87 +161,188 @@ class SystemAwareSteps:
         Raises
         ------
         ValueError
-            If a slow worker has neither steps nor a known speed.
+            If a worker whose steps come from its speed has no known one.
         """
         return [self._steps_of(participant) for participant in participants]
 
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
         """Return b_i of each participant: the common one, or a shrunk one."""
         return [
-            _batch_by_speed(participant, self.local_steps_fast)
-            if self.shrink_slow_batch and not participant.fast and self.local_steps_slow is None
-            else participant.batch_size
-            for participant in participants
+            shrunk_batch(p.speed_ratio, self.local_steps_fast, p.batch_size)
+            if self.shrink_slow_batch and p.speed_ratio is not None and self._goes_by_speed(p)
+            else p.batch_size
+            for p in participants
         ]
+
+    def _goes_by_speed(self, participant: Participant) -> bool:
+        if participant.given_steps is not None or self.local_steps_slow is not None:
+            return False
+        return not participant.fast or self.needs_fast_speeds
 
     def _steps_of(self, participant: Participant) -> int:
         if participant.given_steps is not None:
             return participant.given_steps
-        if participant.fast:
-            return self.local_steps_fast
-        if self.local_steps_slow is not None:
-            return self.local_steps_slow
-        return _steps_by_speed(participant, self.local_steps_fast, "local-steps-slow = 'auto'")
+        if not self._goes_by_speed(participant):
+            slow = None if participant.fast else self.local_steps_slow
+            return slow or self.local_steps_fast
+        if participant.speed_ratio is None:
+            raise ValueError(
+                "local-steps-slow = 'auto' and steps = 'by-speed' need the speed of every worker, "
+                "and none is known; give a number, such as local-steps-slow = 8, or steps= in the "
+                "worker specification"
+            )
+        return proportional_steps(participant.speed_ratio, self.local_steps_fast)
 
 
 @dataclass(frozen=True)
-class BySpeedSteps:
+class BySpeedSteps(SystemAwareSteps):
     """The steps of every worker, fast or slow, come from its speed: for more than two speeds.
 
-    A worker's own ``given_steps`` hold first. The fastest worker does `local_steps_fast`.
-
-    Parameters
-    ----------
-    local_steps_fast : int
-        tau_fast.
-    shrink_slow_batch : bool (default: True)
-        As for `SystemAwareSteps`.
+    A worker's own ``given_steps`` come first. The fastest worker does `local_steps_fast`. The
+    parameters are those of `SystemAwareSteps`, but `local_steps_slow`, which is None.
     """
 
-    local_steps_fast: int = 32
-    shrink_slow_batch: bool = True
-    needs_speeds: bool = True
-    of_fast_ones_too: bool = True
+    local_steps_slow: None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        _at_least_one("local_steps_fast", self.local_steps_fast)
+    @property
+    def needs_fast_speeds(self) -> bool:
+        """True."""
+        return True
+
+
+@dataclass(frozen=True)
+class BalancedBatches(StepPolicy):
+    """One step each, batch sizes by throughput, their sum constant (the policy of ``dlb``).
+
+    The shares follow the throughput of the last epoch; while no speed is known they are equal.
+    A worker whose share would be under 2 samples gets 2.
+    """
+
+    @property
+    def follows_speeds(self) -> bool:
+        """True."""
+        return True
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
-        """Return the steps of each participant.
+        """Return 1 for every worker."""
+        return [1] * len(participants)
+
+    def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
+        """Return b_i of each participant; together they are the sum of the common ones."""
+        shares = throughput_shares([participant.speed_ratio for participant in participants])
+        return balanced_batches(sum(p.batch_size for p in participants), shares)
+
+    def check(self, participants: Sequence[Participant]) -> None:
+        """Refuse a batch that is too small to be shared by speed.
 
         Raises
         ------
         ValueError
-            If a worker has neither steps nor a known speed.
+            If the share of a worker does not round to two samples; the message names a batch size
+            for which it does.
         """
-        return [
-            p.given_steps or _steps_by_speed(p, self.local_steps_fast, 'steps = "by-speed"')
-            for p in participants
-        ]
-
-    def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
-        """Return b_i of each participant: the common one, or a shrunk one."""
-        return [
-            _batch_by_speed(participant, self.local_steps_fast)
-            if self.shrink_slow_batch
-            else participant.batch_size
-            for participant in participants
-        ]
+        shares = throughput_shares([participant.speed_ratio for participant in participants])
+        total = sum(participant.batch_size for participant in participants)
+        smallest = min(shares)
+        if total * smallest < _SMALLEST_BATCH - 0.5:
+            enough = 1 + int((_SMALLEST_BATCH - 0.5) / smallest / len(shares))
+            raise ValueError(
+                f"batch-size = {max(p.batch_size for p in participants)} is too small for batches "
+                f"by throughput (dlb): the slowest worker's share of the {total} samples of a "
+                f"step is {total * smallest:.2g}, and it needs 2; use batch-size = {enough} or more"
+            )
 
 
-def _steps_by_speed(participant: Participant, local_steps_fast: int, wanted_by: str) -> int:
-    if participant.speed_ratio is not None:
-        return proportional_steps(participant.speed_ratio, local_steps_fast)
-    raise ValueError(
-        f"{wanted_by} needs the speed of every worker, and none is known; "
-        "give a number, such as local-steps-slow = 8, or steps= in the worker specification"
+def throughput_shares(speed_ratios: Sequence[float | None]) -> list[float]:
+    """Return every worker's share of all samples per second; equal ones if a speed is unknown.
+
+    >>> throughput_shares([1.0, 0.25])
+    [0.8, 0.2]
+    """
+    if any(ratio is None for ratio in speed_ratios):
+        return [1 / len(speed_ratios)] * len(speed_ratios)
+    known = [float(ratio) for ratio in speed_ratios if ratio is not None]
+    total = sum(known)
+    return [ratio / total for ratio in known]
+
+
+def whole_parts(total: int, shares: Sequence[float]) -> list[int]:
+    """Split a whole number by shares into whole parts that sum exactly (largest remainder).
+
+    Ties go to the lowest index.
+
+    >>> whole_parts(10, [0.5, 0.25, 0.25])
+    [5, 3, 2]
+    """
+    whole = sum(shares)
+    ideal = [total * share / whole for share in shares]
+    parts = [int(part) for part in ideal]
+    # Rounded, since equal remainders of large and small parts differ in their last bits.
+    by_remainder = sorted(range(len(parts)), key=lambda i: (round(parts[i] - ideal[i], 9), i))
+    for i in by_remainder[: total - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
+def balanced_batches(total: int, shares: Sequence[float]) -> list[int]:
+    """Split a batch by shares; no part is smaller than 2 samples, and the parts sum exactly.
+
+    Raises
+    ------
+    ValueError
+        If the batch holds fewer than two samples for each.
+    """
+    if total < _SMALLEST_BATCH * len(shares):
+        raise ValueError(
+            f"a batch of {total} cannot be shared by {len(shares)} workers: each step needs "
+            f"{_SMALLEST_BATCH} samples"
+        )
+    batches = [_SMALLEST_BATCH] * len(shares)
+    rest = list(range(len(shares)))
+    while rest:
+        left = total - _SMALLEST_BATCH * (len(shares) - len(rest))
+        parts = whole_parts(left, [shares[i] for i in rest])
+        enough = [i for i, part in zip(rest, parts, strict=True) if part >= _SMALLEST_BATCH]
+        if len(enough) == len(rest):
+            for i, part in zip(rest, parts, strict=True):
+                batches[i] = part
+            break
+        rest = enough
+    return batches
+
+
+def speeds_changed(
+    used: Mapping[int, float], measured: Mapping[int, float], fall: float, rise: float
+) -> bool:
+    """Return whether some worker's gamma left the dead band around the one in use.
+
+    The band may be wider upwards: a worker with too many steps makes all others wait, which costs
+    more than one with too few, which only waits itself.
+
+    Parameters
+    ----------
+    used, measured : mapping of int to float
+        Seconds per step by worker index. A worker that is in one of them only has come or gone,
+        and counts as a change.
+    fall, rise : float
+        Relative change of gamma, down and up, that is still ignored, >= 0.
+
+    Examples
+    --------
+    >>> speeds_changed({0: 1.0, 1: 4.0}, {0: 2.0, 1: 8.4}, 0.1, 0.25)
+    False
+    >>> speeds_changed({0: 1.0, 1: 4.0}, {0: 1.0, 1: 4.6}, 0.1, 0.25)
+    True
+    """
+    if used.keys() != measured.keys():
+        return True
+    workers = list(used)
+    old = speed_ratios([used[worker] for worker in workers])
+    new = speed_ratios([measured[worker] for worker in workers])
+    return any(
+        a is not None and b is not None and not -fall <= b / a - 1 <= rise
+        for a, b in zip(old, new, strict=True)
     )
-
-
-def _batch_by_speed(participant: Participant, local_steps_fast: int) -> int:
-    if participant.given_steps is not None or participant.speed_ratio is None:
-        return participant.batch_size
-    return shrunk_batch(participant.speed_ratio, local_steps_fast, participant.batch_size)
 
 
 def _at_least_one(name: str, value: int) -> None:

@@ -1,4 +1,4 @@
-"""What the server makes of the averaged update: the outer step of DiLoCo."""
+"""Outer optimizers: how the server applies the averaged update to the global model (DiLoCo)."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from .averaging import AnyArray
+from .tensor_sum import AnyArray
 
 
 class OuterOptimizer(Protocol):
-    """Moves the global model along the averaged update of a round."""
+    """Computes the next global model from the average of a round."""
 
     def step(
         self,
@@ -26,7 +26,7 @@ class OuterOptimizer(Protocol):
         before : mapping
             The tensors that the workers began with.
         averaged : mapping
-            The average of what they made of them.
+            The average of their models after the round.
         parameters : collection of str
             Which tensors are parameters. All others, such as BatchNorm's statistics, and all
             that are not floating, are taken from `averaged`.
@@ -40,20 +40,6 @@ class OuterOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class AverageOnly:
-    """The average is the next model: FedAvg, and the paper."""
-
-    def step(
-        self,
-        before: Mapping[str, AnyArray],
-        averaged: Mapping[str, AnyArray],
-        parameters: Collection[str],
-    ) -> dict[str, AnyArray]:
-        """Return `averaged`."""
-        return dict(averaged)
-
-
-@dataclass(frozen=True)
 class OuterSGD:
     """SGD with momentum on the averaged update (Douillard et al. 2023, DiLoCo).
 
@@ -63,7 +49,7 @@ class OuterSGD:
         x <- before + learning_rate v                    (Hsu et al. 2019, FedAvgM)
         x <- before + learning_rate (d + momentum v)     (nesterov)
 
-    DiLoCo found the second best, with learning rate 0.7 and momentum 0.9, for many local steps
+    DiLoCo found Nesterov best, with learning rate 0.7 and momentum 0.9, for many local steps
     a round. The velocity begins with zero, in float32 or the parameter's wider dtype, and belongs
     to this object: a run needs one of its own.
 
@@ -126,7 +112,7 @@ class OuterSGD:
 
 
 OUTER_OPTIMIZERS: Mapping[str, Callable[[float, float], OuterOptimizer]] = {
-    "none": lambda learning_rate, momentum: AverageOnly(),
+    "none": lambda learning_rate, momentum: OuterSGD(1.0),  # the average: FedAvg, and the paper
     "sgd": OuterSGD,
     "nesterov": lambda learning_rate, momentum: OuterSGD(learning_rate, momentum, nesterov=True),
 }

@@ -1,7 +1,9 @@
-"""Which samples of an epoch go to which tier.
+"""Choose the samples of one epoch for fast and slow workers, by their recorded losses.
 
-A sampler fills *pools*. A pool is one list of sample indices for a whole epoch and the workers
-that it is dealt to; ``epoch_plan`` cuts it into rounds.
+A sampler makes the sample lists of an epoch, commonly one for each tier: sample indices, and the
+workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sampler, write a class
+with a method ``sample_lists`` and add it to ``SAMPLERS`` in ``catalog.py`` (or pass an instance of
+it to the strategy).
 """
 
 from collections.abc import Sequence
@@ -9,28 +11,165 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from .local_steps import Participant
-from .loss_table import IntArray, LossTable
 from .randomness import generator
-from .sample_draws import draw_samples, mark, permutation_stream, shuffled_marked
 
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
 TierName = Literal["fast", "slow"]
 
+HIGH_LOSS_RATIO = 0.5
+"""The default of lambda."""
+
+UNSEEN = np.float32(np.inf)
+"""The loss of a sample that was never seen: it ranks above every number."""
+
 _DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
-"""What each tier's draw is called in the seed."""
+"""The purpose of each tier's draw, for its random generator."""
+
+
+class LossTable:
+    """The last recorded training loss of each of N samples, and the round that produced it.
+
+    The losses are those of the training forward pass (train mode, before the step), so they
+    cost nothing; a sample that is not drawn keeps its old one.
+
+    Parameters
+    ----------
+    num_samples : int
+        N, >= 1.
+
+    Attributes
+    ----------
+    losses : numpy.ndarray
+        float32 of shape (N,); infinity for a sample that was never seen.
+    rounds : numpy.ndarray
+        int32 of shape (N,); the round of the record, 0 for a sample that was never seen.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        if num_samples < 1:
+            raise ValueError(f"num_samples = {num_samples} must be at least 1")
+        self.losses: FloatArray = np.full(num_samples, UNSEEN, np.float32)
+        self.rounds: IntArray = np.zeros(num_samples, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    def record(self, indices: IntArray, losses: FloatArray, server_round: int) -> None:
+        """Record one worker's losses of one round.
+
+        Call it in descending worker order: where two workers had the same sample, the lowest
+        worker index is written last and wins. Where one worker had it twice, its later loss
+        wins. Losses that are not finite are left out.
+        """
+        finite = np.isfinite(losses)
+        indices, losses = indices[finite], losses[finite]
+        self.losses[indices] = losses
+        self.rounds[indices] = server_round
+
+    def mean_age_rounds(self, server_round: int) -> float:
+        """Return the mean age, in rounds, of the losses that are recorded; nan without any."""
+        num_seen = int(np.count_nonzero(self.rounds))
+        if not num_seen:
+            return float("nan")
+        return server_round - int(self.rounds.sum(dtype=np.int64)) / num_seen
+
+
+def highest_losses(
+    losses: FloatArray, count: int, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Mark the `count` highest losses; ties are broken at random.
+
+    Parameters
+    ----------
+    losses : numpy.ndarray
+        float32 of shape (N,), no nan; infinity ranks highest.
+    count : int
+        How many to mark, in [0, N].
+    rng : numpy.random.Generator
+        Breaks the ties.
+
+    Returns
+    -------
+    numpy.ndarray
+        bool of shape (N,) with exactly `count` True.
+    """
+    num_samples = len(losses)
+    if not 0 <= count <= num_samples:
+        raise ValueError(f"count = {count} must lie in [0, {num_samples}]")
+    if count == 0:
+        return np.zeros(num_samples, np.bool_)
+    threshold = np.partition(losses, num_samples - count)[num_samples - count]
+    marked: npt.NDArray[np.bool_] = losses > threshold
+    if missing := count - int(np.count_nonzero(marked)):
+        ties = np.flatnonzero(losses == threshold)
+        marked[rng.choice(ties, missing, replace=False, shuffle=False)] = True
+    return marked
+
+
+def draw_samples(
+    losses: FloatArray, count: int, high_loss_ratio: float, rng: np.random.Generator
+) -> IntArray:
+    """Draw `count` samples, a share of them those with the highest loss.
+
+    Where `count` exceeds N, the result is all N samples shuffled, followed by a list of the
+    excess that the same rule chose: no index comes twice within one such list.
+
+    Parameters
+    ----------
+    losses : numpy.ndarray
+        float32 of shape (N,); infinity for a sample that was never seen.
+    count : int
+        How many to draw, >= 0.
+    high_loss_ratio : float
+        Share, in [0, 1], chosen by loss; the rest is uniform among the others.
+    rng : numpy.random.Generator
+        Source of the draw.
+
+    Returns
+    -------
+    numpy.ndarray
+        int32 of shape (count,), each list of it shuffled.
+    """
+    drawn = np.empty(count, np.int32)
+    for start in range(0, count, len(losses)):
+        part = drawn[start : start + len(losses)]
+        if len(part) == len(losses):
+            part[:] = rng.permutation(len(losses))
+            continue
+        num_high = int(high_loss_ratio * len(part) + 0.5)
+        high = highest_losses(losses, num_high, rng)
+        rest = rng.choice(np.flatnonzero(~high), len(part) - num_high, replace=False, shuffle=False)
+        chosen = np.concatenate([np.flatnonzero(high), rest])
+        rng.shuffle(chosen)
+        part[:] = chosen
+    return drawn
+
+
+def permutation_stream(seed: int, num_samples: int, start: int, count: int) -> IntArray:
+    """Return elements [start, start + count) of the endless stream of permutations of N samples."""
+    parts = [np.empty(0, np.int32)]
+    while count > 0:
+        number, offset = divmod(start, num_samples)
+        permutation = generator(seed, "permutation", number).permutation(num_samples)
+        parts.append(permutation[offset : offset + count].astype(np.int32))
+        start, count = start + len(parts[-1]), count - len(parts[-1])
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Sample indices of one epoch, and the workers that share them.
+class SampleList:
+    """Sample indices of a whole epoch, and the workers that share them.
 
     Parameters
     ----------
     indices : numpy.ndarray
         int32; in the order in which they are dealt.
     members : tuple of int
-        Positions of the workers among the participants, ascending.
+        Indices of these workers among the participants, ascending.
     """
 
     indices: IntArray
@@ -39,7 +178,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class EpochRequest:
-    """What a sampler is asked for.
+    """The epoch that a sampler chooses samples for.
 
     Parameters
     ----------
@@ -65,7 +204,7 @@ class EpochRequest:
     samples_before: int
 
     def tier(self, fast: bool) -> tuple[int, ...]:
-        """Return the positions of the fast workers, or of the slow ones."""
+        """Return the indices of the fast workers, or of the slow ones, ascending."""
         return tuple(i for i, p in enumerate(self.participants) if p.fast is fast)
 
     def set_size(self, members: Sequence[int]) -> int:
@@ -74,60 +213,73 @@ class EpochRequest:
 
 
 class Sampler(Protocol):
-    """Chooses the samples of one epoch. About 20 lines are enough for one's own."""
+    """Chooses the samples of one epoch. Subclass it and write `sample_lists`."""
 
     @property
     def needs_both_tiers(self) -> bool:
-        """Whether it makes no sense without a fast and a slow worker."""
-        ...
+        """Whether it requires at least one fast and one slow worker when a run starts."""
+        return False
 
-    def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
-        """Return the epoch's pools; together their members are all participants."""
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        """Return the epoch's lists; every participant is a member of exactly one."""
         ...
 
 
 @dataclass(frozen=True)
-class UniformSampler:
+class UniformSampler(Sampler):
     """All workers read one endless stream of seeded permutations (the unbiased algorithms).
 
     An epoch may end inside a permutation; the next one goes on from there.
     """
 
-    needs_both_tiers: bool = False
-
-    def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
-        """Return one pool for everybody."""
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        """Return one list, shared by all workers."""
         members = tuple(range(len(request.participants)))
         count = request.set_size(members)
         indices = permutation_stream(request.seed, len(table), request.samples_before, count)
-        return [Pool(indices, members)]
+        return [SampleList(indices, members)]
 
 
 @dataclass(frozen=True)
-class SeparatedSampler:
-    """Fast workers get the hardest samples and a random rest, slow ones a uniform draw.
-
-    The paper's method. The two draws are independent, so they may overlap.
+class HighLossSampler(Sampler):
+    """A sampler that gives one tier the samples with the highest recorded losses.
 
     Parameters
     ----------
-    high_loss_ratio : float (default: 0.5)
-        lambda: share of a tier's samples that are those with the highest recorded loss, in
-        [0, 1].
+    high_loss_ratio : float (default: HIGH_LOSS_RATIO)
+        lambda: share of that tier's samples that are those with the highest recorded loss, in
+        [0, 1]; the rest of them is drawn uniformly.
     high_loss_to : {"fast", "slow"} (default: "fast")
-        Which tier that is; the other draws uniformly.
+        Which tier that is.
     """
 
-    high_loss_ratio: float = 0.5
+    high_loss_ratio: float = HIGH_LOSS_RATIO
     high_loss_to: TierName = "fast"
-    needs_both_tiers: bool = True
 
     def __post_init__(self) -> None:
-        _check_high_loss(self.high_loss_ratio, self.high_loss_to)
+        if not 0.0 <= self.high_loss_ratio <= 1.0:  # also refuses nan
+            raise ValueError(f"high_loss_ratio = {self.high_loss_ratio} must lie in [0, 1]")
+        if self.high_loss_to not in _DRAWS:
+            raise ValueError(
+                f"high_loss_to = {self.high_loss_to!r} must be one of {', '.join(_DRAWS)}"
+            )
 
-    def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
-        """Return the fast workers' pool and the slow workers' pool."""
-        pools = []
+    @property
+    def needs_both_tiers(self) -> bool:
+        """True."""
+        return True
+
+
+@dataclass(frozen=True)
+class SeparatedSampler(HighLossSampler):
+    """One tier gets the hardest samples and a random rest, the other a uniform draw.
+
+    The paper's method, with the fast tier. The two draws are independent, so they may overlap.
+    """
+
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        """Return the fast workers' list and the slow workers' list."""
+        sample_lists = []
         for tier, purpose in _DRAWS.items():
             members = request.tier(tier == "fast")
             if not members:
@@ -135,37 +287,23 @@ class SeparatedSampler:
             rng = generator(request.seed, purpose, request.epoch)
             ratio = self.high_loss_ratio if tier == self.high_loss_to else 0.0
             count = request.set_size(members)
-            pools.append(Pool(draw_samples(table.losses, count, ratio, rng), members))
-        return pools
+            sample_lists.append(SampleList(draw_samples(table.losses, count, ratio, rng), members))
+        return sample_lists
 
 
 @dataclass(frozen=True)
-class UnifiedSampler:
+class UnifiedSampler(HighLossSampler):
     """One tier chooses first, the hardest samples and a random rest; the other gets what is left.
 
     So no sample is trained on by both, as far as N suffices: where what is left is too short,
     the rest is drawn uniformly from all samples.
-
-    Parameters
-    ----------
-    high_loss_ratio : float (default: 0.5)
-        lambda of the tier that chooses first, in [0, 1].
-    high_loss_to : {"fast", "slow"} (default: "fast")
-        The tier that chooses first.
     """
 
-    high_loss_ratio: float = 0.5
-    high_loss_to: TierName = "fast"
-    needs_both_tiers: bool = True
-
-    def __post_init__(self) -> None:
-        _check_high_loss(self.high_loss_ratio, self.high_loss_to)
-
-    def pools(self, request: EpochRequest, table: LossTable) -> list[Pool]:
-        """Return the pools, that of the fast workers first."""
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        """Return the fast workers' list and the slow workers' list."""
         first, second = ("fast", "slow") if self.high_loss_to == "fast" else ("slow", "fast")
         taken = np.zeros(len(table), np.bool_)
-        pools = {}
+        sample_lists = {}
         for tier in (first, second):
             members = request.tier(tier == "fast")
             if not members:
@@ -174,17 +312,11 @@ class UnifiedSampler:
             count = request.set_size(members)
             if tier == first:
                 indices = draw_samples(table.losses, count, self.high_loss_ratio, rng)
-                mark(taken, indices)
+                taken[indices] = True
             else:
-                left = shuffled_marked(np.logical_not(taken, out=taken), rng)
+                left = np.flatnonzero(~taken)
+                rng.shuffle(left)
                 more = draw_samples(table.losses, max(0, count - len(left)), 0.0, rng)
-                indices = np.concatenate([left[:count], more]) if len(more) else left[:count]
-            pools[tier] = Pool(indices, members)
-        return [pools[tier] for tier in _DRAWS if tier in pools]
-
-
-def _check_high_loss(ratio: float, to: str) -> None:
-    if not 0.0 <= ratio <= 1.0:  # also refuses nan
-        raise ValueError(f"high_loss_ratio = {ratio} must lie in [0, 1]")
-    if to not in _DRAWS:
-        raise ValueError(f"high_loss_to = {to!r} must be one of {', '.join(_DRAWS)}")
+                indices = np.concatenate([left[:count].astype(np.int32), more])
+            sample_lists[tier] = SampleList(indices, members)
+        return [sample_lists[tier] for tier in _DRAWS if tier in sample_lists]

@@ -1,3 +1,5 @@
+# mypy: implicit-reexport
+# ruff: noqa: F401
 """Every record and key that crosses the wire, once.
 
 A message holds Flower records only: arrays in an ArrayRecord, settings in a ConfigRecord,
@@ -5,10 +7,10 @@ figures in a MetricRecord. Sample indices travel as int32 bytes and losses as fl
 both little-endian; nothing is pickled.
 """
 
-from ..wire import ProtocolError
 from .evaluation import EvaluateOrder, EvaluateReport
-from .hosting import HOST, Failure, HostOrders, HostReply
-from .names import (
+from .hosts import HOST, Failure, HostOrders, HostReply
+from .profile import ProfileQuery, WorkerProfile
+from .records import (
     ARRAYS,
     COMPLETED_STEPS,
     CONFIG,
@@ -23,53 +25,20 @@ from .names import (
     SERVER_ROUND,
     SUMS,
     TIMING_KEYS,
-    TRACE,
+    TRACE_FOLDER,
     TRAIN_LOSS,
     TRAIN_SUM,
+    ProtocolError,
 )
-from .optimizer_state import COUNTERS, SLOTS, state_copies, state_name
-from .profile import ProfileQuery, WorkerProfile
-from .summing import SumOrder, SumReport
-from .tracing import Operators, WorkerTrace
-from .training import MOMENTUM_POLICIES, MomentumPolicy, TrainOrder, TrainReport
-
-__all__ = [
-    "ARRAYS",
-    "COMPLETED_STEPS",
-    "CONFIG",
-    "COUNTERS",
-    "EVALUATE",
-    "HOST",
-    "LOSSES",
-    "METRICS",
-    "MOMENTUM",
-    "MOMENTUM_LOADS",
-    "MOMENTUM_POLICIES",
-    "NUM_EXAMPLES",
-    "PROFILE",
-    "QUERY_PROFILE",
-    "SERVER_ROUND",
-    "SLOTS",
-    "SUMS",
-    "TIMING_KEYS",
-    "TRACE",
-    "TRAIN_LOSS",
-    "TRAIN_SUM",
-    "EvaluateOrder",
-    "EvaluateReport",
-    "Failure",
-    "HostOrders",
-    "HostReply",
-    "MomentumPolicy",
-    "Operators",
-    "ProfileQuery",
-    "ProtocolError",
-    "SumOrder",
-    "SumReport",
-    "TrainOrder",
-    "TrainReport",
-    "WorkerProfile",
-    "WorkerTrace",
-    "state_copies",
-    "state_name",
-]
+from .training import (
+    COUNTERS,
+    MOMENTUM_POLICIES,
+    SLOTS,
+    MomentumPolicy,
+    SumOrder,
+    SumReport,
+    TrainOrder,
+    TrainReport,
+    state_copies,
+    state_name,
+)

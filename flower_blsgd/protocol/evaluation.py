@@ -5,8 +5,17 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from ..wire import ProtocolError, from_wire, to_wire
-from .names import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND, SUMS
+from .records import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
+    SERVER_ROUND,
+    SUMS,
+    ProtocolError,
+    from_wire,
+    to_wire,
+)
 
 
 @dataclass(frozen=True)
@@ -16,7 +25,7 @@ class EvaluateOrder:
     Parameters
     ----------
     round : int
-        The round after which it is done.
+        The round after which the model is evaluated.
     first, last : int
         The slice [first, last) of the test set.
     arrays : ArrayRecord
@@ -119,19 +128,14 @@ class EvaluateReport:
         return Message(RecordDict({METRICS: metrics, SUMS: sums}), reply_to=message)
 
     @classmethod
-    def from_reply(cls, reply: Message, order: EvaluateOrder) -> "EvaluateReport":
-        """Read the reply to an order.
+    def from_content(cls, content: RecordDict, order: EvaluateOrder) -> "EvaluateReport":
+        """Read the content of the reply to an order.
 
         Raises
         ------
         ProtocolError
-            If it holds no sums, or such of other samples, or sums that are not finite.
+            If it holds no sums, or sums of other samples, or sums that are not finite.
         """
-        return cls.from_content(reply.content, order)
-
-    @classmethod
-    def from_content(cls, content: RecordDict, order: EvaluateOrder) -> "EvaluateReport":
-        """Read the content of the reply to an order; see `from_reply`."""
         sums = content.config_records.get(SUMS)
         if sums is None:
             raise ProtocolError("the reply holds no sums")

@@ -1,19 +1,18 @@
-"""Who a worker is: the query before the first round, and its answer."""
+"""The query before the first round, and the profile of each worker in the answer."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from ..wire import ProtocolError, from_wire, to_wire
-from .names import CONFIG, PROFILE
+from .records import CONFIG, PROFILE, ProtocolError, by_rank, from_wire, to_wire
 
-_PLACES = "places"
+_RANKS = "ranks"
 
 
 @dataclass(frozen=True)
 class ProfileQuery:
-    """What the strategy asks of a node: who it is, and perhaps how fast.
+    """Ask a node which workers it has and, with `calibrate`, how fast they are.
 
     Parameters
     ----------
@@ -23,25 +22,25 @@ class ProfileQuery:
         Samples per step to measure with; needed with `calibrate`.
     seconds : float (default: 1.0)
         About how long to measure.
-    places : tuple of int (default: ())
-        Which of a node's devices are to measure, all at once; only for one with several.
+    ranks : tuple of int (default: ())
+        Local ranks of the workers that measure, all at once; only for a node with several.
     """
 
     calibrate: bool = False
     batch_size: int = 0
     seconds: float = 1.0
-    places: tuple[int, ...] = field(default=(), metadata={"wire": False})
+    ranks: tuple[int, ...] = field(default=(), metadata={"wire": False})
 
     def to_records(self) -> RecordDict:
         """Return the content of the query's message."""
         config = ConfigRecord(to_wire(self))
-        if self.places:
-            config[_PLACES] = list(self.places)
+        if self.ranks:
+            config[_RANKS] = list(self.ranks)
         return RecordDict({CONFIG: config})
 
     @classmethod
     def from_message(cls, message: Message) -> "ProfileQuery":
-        """Read a profile query; one without our keys asks only who the node is.
+        """Read a profile query; without our keys it asks for the profile only.
 
         Raises
         ------
@@ -49,10 +48,10 @@ class ProfileQuery:
             If a key has the wrong type, or there is no batch size to measure with.
         """
         record = message.content.config_records.get(CONFIG, ConfigRecord())
-        places: Any = record.get(_PLACES, [])
-        if not isinstance(places, list) or not all(type(place) is int for place in places):
-            raise ProtocolError(f"the message's places are {places!r}, not whole numbers")
-        query = cls(**from_wire(cls, {**to_wire(cls()), **record}), places=tuple(places))
+        ranks: Any = record.get(_RANKS, [])
+        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+            raise ProtocolError(f"the message's ranks are {ranks!r}, not whole numbers")
+        query = cls(**from_wire(cls, {**to_wire(cls()), **record}), ranks=tuple(ranks))
         if query.calibrate and query.batch_size < 1:
             raise ProtocolError(f"batch-size = {query.batch_size}: nothing to measure with")
         return query
@@ -60,7 +59,7 @@ class ProfileQuery:
 
 @dataclass(frozen=True)
 class WorkerProfile:
-    """What a node says of its worker before the first round.
+    """A worker: its device, its name and its speed, as its node reports them.
 
     Parameters
     ----------
@@ -77,7 +76,7 @@ class WorkerProfile:
     seconds_per_step : float (default: 0.0)
         How long one step takes; 0 if that is not known.
     seconds_per_step_alone : float (default: 0.0)
-        The same while nobody else computes, where both are known; 0 if not.
+        The same while no other worker computes; 0 if that is not known.
     data_fingerprint : str (default: "")
         Equal for nodes that hold equal training data; empty if unknown.
     model_fingerprint : str (default: "")
@@ -107,27 +106,25 @@ class WorkerProfile:
         ProtocolError
             If there is none, or a key is missing or of the wrong type.
         """
-        return list(cls.by_place(reply).values())
+        return list(cls.by_local_rank(reply).values())
 
     @classmethod
-    def by_place(cls, reply: Message) -> dict[int | None, "WorkerProfile"]:
-        """Read the profiles in an answer; the one of an ordinary node has no place.
+    def by_local_rank(cls, reply: Message) -> dict[int | None, "WorkerProfile"]:
+        """Read the profiles in an answer by local rank; None for that of an ordinary node.
 
         Raises
         ------
         ProtocolError
             As `list_from_reply`.
         """
-        records: dict[int | None, ConfigRecord] = {}
-        for name, record in reply.content.config_records.items():
-            base, _, place = name.rpartition("-")
-            if name == PROFILE:
-                records[None] = record
-            elif base == PROFILE and place.isascii() and place.isdecimal():
-                records[int(place)] = record
+        own, shared = by_rank(reply.content)
+        records: dict[int | None, Any] = {
+            rank: named[PROFILE] for rank, named in own.items() if PROFILE in named
+        }
+        if PROFILE in shared:
+            if records:
+                raise ProtocolError("the answer to the profile query holds profiles of two kinds")
+            records[None] = shared[PROFILE]
         if not records:
             raise ProtocolError("the answer to the profile query holds no profile")
-        if None in records and len(records) > 1:
-            raise ProtocolError("the answer to the profile query holds profiles of two kinds")
-        ordered = sorted(records.items(), key=lambda item: item[0] or 0)
-        return {place: cls(**from_wire(cls, record)) for place, record in ordered}
+        return {rank: cls(**from_wire(cls, record)) for rank, record in records.items()}

@@ -1,15 +1,14 @@
-"""What is ordered in a round, and what was done of it."""
+"""Orders to train and their reports; slices of models to add up (parameter-server reduce)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from ..quick_records import AnyRecord, quick_content, quick_record, records_of
-from ..wire import ProtocolError, array_from, from_wire, to_wire
-from .names import (
+from .records import (
     ARRAYS,
     COMPLETED_STEPS,
     CONFIG,
@@ -19,7 +18,17 @@ from .names import (
     NUM_EXAMPLES,
     SERVER_ROUND,
     TRAIN_LOSS,
+    AnyRecord,
+    ProtocolError,
+    array_from,
+    from_wire,
+    records_of,
+    to_wire,
+    unchecked_content,
+    unchecked_record,
 )
+
+AnyArray = npt.NDArray[Any]
 
 MomentumPolicy = Literal["keep", "reset", "average"]
 MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
@@ -27,10 +36,22 @@ MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
 
+_WEIGHTS = "weights"
+_STARTED_AT, _ENDED_AT = "started-at", "ended-at"
+
+SLOTS: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("momentum_buffer",),
+    "adamw": ("exp_avg", "exp_avg_sq", "step"),
+}
+"""The state that each optimizer keeps of a parameter, as torch names it."""
+
+COUNTERS = frozenset({"step"})
+"""Slots that are one float32, on the CPU; all others have the parameter's shape and dtype."""
+
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """One worker's work of one round.
+    """What one worker has to do in one round, and the model that it starts from.
 
     Parameters
     ----------
@@ -71,7 +92,7 @@ class TrainOrder:
 
     def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        config = quick_record(
+        config = unchecked_record(
             ConfigRecord,
             {
                 **to_wire(self),
@@ -83,7 +104,7 @@ class TrainOrder:
         records: dict[str, AnyRecord] = {arrays_key: self.arrays, config_key: config}
         if self.momentum is not None:
             records[MOMENTUM] = self.momentum
-        return quick_content(records)
+        return unchecked_content(records)
 
     @classmethod
     def from_message(
@@ -123,7 +144,7 @@ class TrainOrder:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a worker did of an order.
+    """The result of an order: the trained model, what was completed, and the losses.
 
     Parameters
     ----------
@@ -172,12 +193,12 @@ class TrainReport:
         losses = self.losses.astype(_LOSS_DTYPE).tobytes()
         records: dict[str, AnyRecord] = {
             ARRAYS: self.arrays,
-            METRICS: quick_record(MetricRecord, metrics),
-            LOSSES: quick_record(ConfigRecord, {LOSSES: losses}),
+            METRICS: unchecked_record(MetricRecord, metrics),
+            LOSSES: unchecked_record(ConfigRecord, {LOSSES: losses}),
         }
         if self.momentum is not None:
             records[MOMENTUM] = self.momentum
-        return Message(quick_content(records), reply_to=message)
+        return Message(unchecked_content(records), reply_to=message)
 
     @classmethod
     def from_reply(cls, reply: Message, order: TrainOrder) -> "TrainReport":
@@ -226,3 +247,126 @@ class TrainReport:
                 f"{len(report.losses)} losses"
             )
         return report
+
+
+@dataclass(frozen=True)
+class SumOrder:
+    """One worker's slice of all models, of which it computes the weighted sum.
+
+    Parameters
+    ----------
+    weights : tuple of float
+        One per model, >= 0, adding up to 1.
+    slices : tuple of ArrayRecord
+        The slice of each model: one flat array for each dtype of the model, by its name.
+    """
+
+    weights: tuple[float, ...]
+    slices: tuple[ArrayRecord, ...]
+
+    def models(self) -> list[dict[str, AnyArray]]:
+        """Return the slices as arrays by name."""
+        return [{name: a.numpy() for name, a in record.items()} for record in self.slices]
+
+    def to_records(self) -> RecordDict:
+        """Return the content of the order's message; the slices are shared, not copied."""
+        records = RecordDict({CONFIG: ConfigRecord({_WEIGHTS: list(self.weights)})})
+        for i, record in enumerate(self.slices):
+            records[f"{ARRAYS}-{i}"] = record
+        return records
+
+    @classmethod
+    def from_message(cls, message: Message) -> "SumOrder":
+        """Read the order in a message to sum.
+
+        Raises
+        ------
+        ProtocolError
+            If there are no weights, or not a slice for each.
+        """
+        config = message.content.config_records.get(CONFIG, ConfigRecord())
+        weights = config.get(_WEIGHTS)
+        if not isinstance(weights, list) or not all(isinstance(w, float) for w in weights):
+            raise ProtocolError("the message to sum holds no weights")
+        arrays = message.content.array_records
+        names = [f"{ARRAYS}-{i}" for i in range(len(weights))]
+        if not names or set(names) != set(arrays):
+            raise ProtocolError(f"{len(weights)} weights came with {len(arrays)} slices")
+        return cls(tuple(map(float, weights)), tuple(arrays[name] for name in names))
+
+
+@dataclass(frozen=True)
+class SumReport:
+    """The weighted sum of a slice of all models.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        As in the order.
+    started_at, ended_at : float
+        Unix time in seconds.
+    """
+
+    arrays: ArrayRecord
+    started_at: float
+    ended_at: float
+
+    def to_reply(self, message: Message) -> Message:
+        """Return the reply to a message to sum."""
+        times = MetricRecord({_STARTED_AT: self.started_at, _ENDED_AT: self.ended_at})
+        return Message(RecordDict({ARRAYS: self.arrays, METRICS: times}), reply_to=message)
+
+    @classmethod
+    def from_reply(cls, reply: Message, expected: Sequence[ArrayRecord]) -> "SumReport":
+        """Read a reply, and check it against a slice that was in the order.
+
+        Raises
+        ------
+        ProtocolError
+            If names, shapes or dtypes differ, a sum is not finite, or the times are missing.
+        """
+        arrays = reply.content.array_records.get(ARRAYS, ArrayRecord())
+        # Compare the arrays themselves: the dtypes and shapes in the record may be wrong.
+        tensors = {name: array.numpy() for name, array in arrays.items()}
+        wanted = {name: array.numpy() for name, array in expected[0].items()}
+        if _kinds(tensors) != _kinds(wanted):
+            raise ProtocolError("its sums have other shapes than the slices in the order")
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+            raise ProtocolError("its sums are not finite")
+        times = reply.content.metric_records.get(METRICS, MetricRecord())
+        started_at, ended_at = times.get(_STARTED_AT), times.get(_ENDED_AT)
+        if not isinstance(started_at, float) or not isinstance(ended_at, float):
+            raise ProtocolError("its reply does not say how long it summed")
+        return cls(arrays, started_at, ended_at)
+
+
+def _kinds(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def state_name(slot: str, parameter: str) -> str:
+    """Return the name of a parameter's optimizer state in a record.
+
+    Examples
+    --------
+    >>> state_name("momentum_buffer", "layer.weight")
+    'layer.weight'
+    >>> state_name("exp_avg", "layer.weight")
+    'exp_avg/layer.weight'
+    """
+    return parameter if slot == "momentum_buffer" else f"{slot}/{parameter}"
+
+
+def state_copies(optimizer: str, momentum: float) -> int:
+    """Return how many tensors of its own size an optimizer keeps of each parameter.
+
+    Parameters
+    ----------
+    optimizer : {"sgd", "adamw"}
+        Its name.
+    momentum : float
+        Of SGD, which keeps nothing without it.
+    """
+    if optimizer == "sgd" and momentum == 0:
+        return 0
+    return len(set(SLOTS[optimizer]) - COUNTERS)

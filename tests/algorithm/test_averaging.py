@@ -1,4 +1,6 @@
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,94 +8,69 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.averaging import (
+    AnyArray,
     EqualWeighting,
     LoadWeighting,
+    NodeAveraging,
     NormalizedWeighting,
+    Weighting,
+    average_by_load,
     moved_by_updates,
+    node_weight,
     weighted_average,
 )
 
-from .teams import QUICK
+Model = dict[str, AnyArray]
 
-_loads = st.lists(
-    st.one_of(st.just(0.0), st.integers(1, 4096).map(float), st.floats(1e-3, 1e6)),
-    min_size=1,
-    max_size=12,
-).filter(any)
-
-_big = 3 * (1 << 16) + 5  # more than one cache chunk, and no multiple of it
+# weights
 
 
-def _average(arrays: list[np.ndarray], weights: list[float]) -> np.ndarray:
-    return weighted_average([{"x": array} for array in arrays], weights)["x"]
+@pytest.mark.parametrize(
+    ("weighting", "loads", "weights"),
+    [
+        # 2C+8G at (32, 1): 8 * 32 + 2 * 1 = 258 steps
+        (LoadWeighting(), [32] * 8 + [1] * 2, [32 / 258] * 8 + [1 / 258] * 2),
+        # the second stopped at its deadline after 4 of 32 steps, the third failed: 32 + 4 + 0 + 4
+        (LoadWeighting(), [32, 4, 0, 4], [0.8, 0.1, 0.0, 0.1]),
+        # two one-step workers out of ten get 20 % of the model
+        (EqualWeighting(), [32] * 8 + [1] * 2, [0.1] * 10),
+        # over those with at least one step
+        (EqualWeighting(), [32, 0, 1, 0], [0.5, 0.0, 0.5, 0.0]),
+        (NormalizedWeighting(), [32, 0, 1, 0], [0.5, 0.0, 0.5, 0.0]),
+    ],
+)
+def test_weights_worked(weighting: Weighting, loads: list[float], weights: list[float]) -> None:
+    assert weighting.weights(loads) == pytest.approx(weights)
 
 
-def test_load_weighting_paper_setting() -> None:
-    # 2C+8G at (32, 1): 8 * 32 + 2 * 1 = 258 steps
-    weights = LoadWeighting().weights([32] * 8 + [1] * 2)
-    assert weights == pytest.approx([32 / 258] * 8 + [1 / 258] * 2)
-
-
-def test_load_weighting_counts_what_was_completed() -> None:
-    # the second stopped at its deadline after 4 of 32 steps, the third failed: 32 + 4 + 0 + 4
-    assert LoadWeighting().weights([32, 4, 0, 4]) == pytest.approx([0.8, 0.1, 0.0, 0.1])
-
-
-def test_equal_weighting_paper_setting() -> None:
-    # two one-step workers out of ten get 20 % of the model
-    weights = EqualWeighting().weights([32] * 8 + [1] * 2)
-    assert sum(weights[8:]) == pytest.approx(0.2)
-    assert len(set(weights)) == 1
-
-
-def test_equal_weighting_is_over_those_with_at_least_one_step() -> None:
-    assert EqualWeighting().weights([32, 0, 1, 0]) == pytest.approx([0.5, 0.0, 0.5, 0.0])
-
-
-@QUICK
-@given(_loads)
-def test_load_weighting_adds_up_and_is_proportional(loads: list[float]) -> None:
-    weights = LoadWeighting().weights(loads)
-    assert math.fsum(weights) == pytest.approx(1, abs=1e-12)
-    for load, weight in zip(loads, weights, strict=True):
-        assert (weight == 0) == (load == 0)
-        assert weight == pytest.approx(load / math.fsum(loads))
-
-
-@QUICK
-@given(_loads)
-def test_equal_weighting_adds_up_and_is_equal(loads: list[float]) -> None:
-    weights = EqualWeighting().weights(loads)
-    assert math.fsum(weights) == pytest.approx(1, abs=1e-12)
-    counted = sum(load > 0 for load in loads)
-    assert weights == [1 / counted if load > 0 else 0 for load in loads]
-
-
-@pytest.mark.parametrize("weighting", [LoadWeighting(), EqualWeighting()])
-@pytest.mark.parametrize("loads", [[], [0], [0, 0.0, 0]])
-def test_weighting_fails_loudly_if_nobody_succeeded(
-    weighting: LoadWeighting | EqualWeighting, loads: list[float]
-) -> None:
-    with pytest.raises(ValueError, match="nobody"):
-        weighting.weights(loads)
-
-
-@pytest.mark.parametrize("weighting", [LoadWeighting(), EqualWeighting()])
-def test_weighting_negative_load_refused(weighting: LoadWeighting | EqualWeighting) -> None:
+@pytest.mark.parametrize("weighting", [LoadWeighting(), EqualWeighting(), NormalizedWeighting()])
+def test_weights_of_nobody_and_of_negative_loads_refused(weighting: Weighting) -> None:
+    for loads in ([], [0], [0, 0.0, 0]):
+        with pytest.raises(ValueError, match="nobody"):
+            weighting.weights(loads)
     with pytest.raises(ValueError, match="negative"):
         weighting.weights([3, -1])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+# the average
+
+
+def _average(arrays: Sequence[AnyArray], weights: Sequence[float]) -> AnyArray:
+    return weighted_average([{"x": array} for array in arrays], weights)["x"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
 def test_weighted_average_worked(dtype: str) -> None:
     # 0.75 * 1 + 0.25 * 5 = 2; 0.75 * 2 + 0.25 * -10 = -1
     mean = _average([np.array([1, 2], dtype), np.array([5, -10], dtype)], [0.75, 0.25])
     assert mean.tolist() == [2.0, -1.0]
     assert mean.dtype == dtype
+    if dtype == "complex64":  # 0.75 (1 + 2i) + 0.25 (5 - 2i) = 2 + i
+        assert _average([mean * 0 + 1 + 2j, mean * 0 + 5 - 2j], [0.75, 0.25])[0] == 2 + 1j
 
 
 def test_weighted_average_of_a_model_with_batchnorm() -> None:
-    def model(weight: float, mean: float, var: float, batches: int) -> dict[str, np.ndarray]:
+    def model(weight: float, mean: float, var: float, batches: int) -> Model:
         return {
             "conv.weight": np.full((2, 3), weight, np.float32),
             "bn.running_mean": np.array([mean], np.float32),
@@ -103,45 +80,33 @@ def test_weighted_average_of_a_model_with_batchnorm() -> None:
 
     average = weighted_average([model(1, 0, 1, 32), model(3, 4, 9, 40)], [0.75, 0.25])
     # 0.75 * 1 + 0.25 * 3 = 1.5; 0.25 * 4 = 1; 0.75 * 1 + 0.25 * 9 = 3; max(32, 40) = 40
-    assert list(average) == list(model(0, 0, 0, 0))
-    assert (average["conv.weight"] == 1.5).all()
-    assert average["conv.weight"].shape == (2, 3)
-    assert average["bn.running_mean"].tolist() == [1.0]
-    assert average["bn.running_var"].tolist() == [3.0]
-    assert average["bn.num_batches_tracked"].tolist() == 40
-    assert average["bn.num_batches_tracked"].shape == ()
-    assert average["bn.num_batches_tracked"].dtype == np.int64
+    expected = model(1.5, 1, 3, 40)
+    assert list(average) == list(expected)
+    assert _bits(average) == _bits(expected)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint64"])
-def test_weighted_average_integers_take_the_maximum_and_stay_integer(dtype: str) -> None:
-    models = [np.array([3, 100, 0], dtype), np.array([7, 2, 0], dtype), np.array([5, 5, 0], dtype)]
-    largest = _average(models, [0.2, 0.3, 0.5])
-    assert largest.tolist() == [7, 100, 0]
-    assert largest.dtype == dtype
-
-
-def test_weighted_average_large_integers_are_exact() -> None:
-    # 2^53 + 1 is no float64
-    largest = _average([np.array(2**53), np.array(2**53 + 1)], [0.5, 0.5])
-    assert largest.tolist() == 2**53 + 1
-
-
-def test_weighted_average_negative_integers() -> None:
-    assert _average([np.array([-5]), np.array([-3])], [0.5, 0.5]).tolist() == [-3]
-
-
-def test_weighted_average_booleans_stay_boolean() -> None:
-    models = [np.array([True, False, False]), np.array([False, False, True])]
-    largest = _average(models, [0.9, 0.1])
-    assert largest.tolist() == [True, False, True]
-    assert largest.dtype == np.bool_
+@pytest.mark.parametrize(
+    ("dtype", "values", "largest"),
+    [
+        *((dtype, [3, 100, 7], 100) for dtype in ("int8", "uint8", "int16", "int32", "uint64")),
+        ("int64", [2**53, 2**53 + 1], 2**53 + 1),  # which is no float64
+        ("int64", [-5, -3], -3),
+        ("bool", [False, True, False], True),
+    ],
+)
+def test_weighted_average_of_integers_is_the_maximum(
+    dtype: str, values: list[int], largest: int
+) -> None:
+    weights = EqualWeighting().weights([1] * len(values))
+    average = _average([np.array([value, 0], dtype) for value in values], weights)
+    assert average.tolist() == [largest, 0]
+    assert average.dtype == dtype
 
 
 def test_weighted_average_weight_zero_counts_in_nothing() -> None:
     good = {"w": np.array([1.0], np.float32), "n": np.array(3)}
     failed = {"w": np.array([math.nan], np.float32), "n": np.array(99)}
-    for models, weights in [([good, failed], [1.0, 0.0]), ([failed, good], [0.0, 1.0])]:
+    for models, weights in [([good, failed, {}], [1, 0, 0]), ([failed, good], [0, 1])]:
         average = weighted_average(models, weights)
         assert average["w"].tolist() == [1.0]
         assert average["n"].tolist() == 3
@@ -149,27 +114,17 @@ def test_weighted_average_weight_zero_counts_in_nothing() -> None:
 
 @pytest.mark.parametrize("weights", [[], [0.0], [0.0, 0.0]])
 def test_weighted_average_of_nobody_refused(weights: list[float]) -> None:
-    models = [{"x": np.zeros(1)} for _ in weights]
     with pytest.raises(ValueError, match="nothing to average"):
-        weighted_average(models, weights)
+        weighted_average([{"x": np.zeros(1)} for _ in weights], weights)
 
 
-def test_weighted_average_needs_one_weight_per_model() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        weighted_average([{"x": np.zeros(1)}] * 2, [1.0])
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("count", [1, 3, 7, 10, 700])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("count", [1, 3, 10, 700])
 def test_weighted_average_of_equal_models_is_that_model_to_the_bit(dtype: str, count: int) -> None:
     info = np.finfo(dtype)
-    drawn = np.random.default_rng(0).normal(size=200).astype(dtype)
-    model = np.concatenate(
-        [
-            drawn,
-            np.array([0.1, 1 / 3, info.max, info.min, info.tiny, info.smallest_subnormal], dtype),
-        ]
-    )
+    edges = [0.1, 1 / 3, info.max, info.min, info.tiny, info.smallest_subnormal]
+    drawn = np.random.default_rng(0).normal(size=200)
+    model = np.concatenate([drawn.astype(dtype), np.array(edges, dtype)])
     loads = np.random.default_rng(count).integers(1, 33, count).tolist()
     for weighting in (LoadWeighting(), EqualWeighting()):
         average = _average([model] * count, weighting.weights(loads))
@@ -177,84 +132,40 @@ def test_weighted_average_of_equal_models_is_that_model_to_the_bit(dtype: str, c
         assert average.tobytes() == model.tobytes()
 
 
-def test_weighted_average_of_equal_float64_models_is_that_model_to_the_bit() -> None:
-    model = np.array([0.1, 0.3])
-    assert _average([model] * 10, EqualWeighting().weights([1] * 10)).tolist() == model.tolist()
-
-
-def test_weighted_average_of_equal_float64_models_to_an_ulp() -> None:
-    model = np.random.default_rng(0).normal(size=100)
-    average = _average([model] * 10, EqualWeighting().weights([1] * 10))
-    assert average.dtype == np.float64
-    np.testing.assert_array_max_ulp(average, model, 4)
-
-
-@QUICK
-@given(st.data(), st.sampled_from(["float16", "float32", "float64"]))
-def test_weighted_average_is_the_sum_within_rounding(data: st.DataObject, dtype: str) -> None:
-    values = st.lists(st.floats(-1000, 1000, width=16), min_size=4, max_size=4)
-    models = data.draw(st.lists(values, min_size=1, max_size=5))
-    size = len(models)
-    loads = data.draw(st.lists(st.integers(0, 64), min_size=size, max_size=size).filter(any))
-    weights = LoadWeighting().weights(loads)
-    average = _average([np.array(model, dtype).reshape(2, 2) for model in models], weights)
-    assert average.shape == (2, 2)
-    assert average.dtype == dtype
-    for place, got in enumerate(average.reshape(-1).tolist()):
-        terms = [w * model[place] for w, model in zip(weights, models, strict=True)]
-        exact = math.fsum(terms)
-        # half an ulp of the result's dtype, and what float32 sums may lose
-        slack = float(np.spacing(np.array(abs(exact), dtype))) * 0.51
-        slack += 1e-6 * sum(map(abs, terms)) if dtype != "float64" else 1e-12
-        assert abs(got - exact) <= slack
-
-
-def test_weighted_average_of_large_tensors_is_right_everywhere() -> None:
-    first = np.arange(_big, dtype=np.float32)
-    second = np.flip(first)
-    average = _average([first, second], [0.25, 0.75])
-    expected = 0.25 * first.astype(np.float64) + 0.75 * second.astype(np.float64)
-    np.testing.assert_array_equal(average, expected.astype(np.float32))
-
-
-def test_weighted_average_of_tensors_in_another_memory_order() -> None:
+def test_weighted_average_of_other_memory_orders_and_shapes() -> None:
     plain = np.arange(6, dtype=np.float32).reshape(2, 3)
-    column_major = np.asfortranarray(plain)
     strided = np.repeat(plain, 2, axis=1)[:, ::2]
-    np.testing.assert_array_equal(
-        _average([plain, column_major, strided], [0.5, 0.25, 0.25]), plain
-    )
-
-
-def test_weighted_average_of_scalars_and_empty_tensors_keeps_the_shape() -> None:
+    average = _average([plain, np.asfortranarray(plain), strided], [0.5, 0.25, 0.25])
+    np.testing.assert_array_equal(average, plain)
     assert _average([np.array(1.0, np.float32)] * 2, [0.5, 0.5]).shape == ()
     assert _average([np.empty((0, 3), np.float16)] * 2, [0.5, 0.5]).shape == (0, 3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_weighted_average_leaves_the_models_alone(dtype: str) -> None:
-    models = [np.array([1, 2, 3], dtype), np.array([3, 2, 1], dtype)]
-    for model in models:
-        model.flags.writeable = False  # the views on a worker's shared memory may be
-    average = _average(models, [0.5, 0.5])
-    assert models[0].tolist() == [1, 2, 3]
-    assert models[1].tolist() == [3, 2, 1]
-    assert not any(np.shares_memory(average, model) for model in models)
+# updates from the global model
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_weighted_average_of_one_model_is_a_copy(dtype: str) -> None:
-    """Its buffer is used again in the next round."""
-    model = np.array([1, 2, 3], dtype)
-    average = _average([model], [1.0])
-    assert average.tolist() == [1, 2, 3]
-    assert not np.shares_memory(average, model)
+def test_moved_by_updates_worked() -> None:
+    before = {"x": np.array([1.0, 2.0], np.float32)}
+    models = [{"x": np.array([3.0, 2.0], np.float32)}, {"x": np.array([0.0, 6.0], np.float32)}]
+    # 1 + 0.5 x 2 + 2 x (-1) = 0;  2 + 0.5 x 0 + 2 x 4 = 10
+    moved = moved_by_updates(before, models, [0.5, 2.0])
+    assert moved["x"].tolist() == [0.0, 10.0]
+    assert moved["x"].dtype == np.float32
+    assert before["x"].tolist() == [1.0, 2.0]
 
 
-# --- where the result goes
+def test_moved_by_updates_leaves_out_a_scale_of_0_and_other_names() -> None:
+    failed: Model = {}  # a worker whose order failed has no tensors
+    trained = {"x": np.full(2, 3.0), "y": np.ones(1)}
+    moved = moved_by_updates({"x": np.ones(2)}, [failed, trained], [0.0, 0.5])
+    assert set(moved) == {"x"}
+    assert moved["x"].tolist() == [2.0, 2.0]
 
 
-def _several(seed: int) -> dict[str, np.ndarray]:
+# where the result goes
+
+
+def _several(seed: int) -> Model:
     rng = np.random.default_rng(seed)
     return {
         "large": rng.normal(size=(400, 500)).astype(np.float32),
@@ -269,161 +180,240 @@ def _several(seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _bits(model: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+def _bits(model: Mapping[str, AnyArray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (str(t.dtype), t.shape, t.tobytes()) for name, t in model.items()}
 
 
-def test_weighted_average_is_written_to_out() -> None:
+def test_result_is_written_to_out_which_may_have_more_names() -> None:
     models = [_several(seed) for seed in range(3)]
-    out = {name: np.full_like(tensor, 1) for name, tensor in reversed(models[0].items())}
-    found = weighted_average(models, [0.5, 0.3, 0.2], out)
-    assert list(found) == list(models[0])
-    assert all(found[name] is out[name] for name in out)
-    assert _bits(found) == _bits(weighted_average(models, [0.5, 0.3, 0.2]))
-
-
-def test_moved_by_updates_is_written_to_out_which_may_have_more_names() -> None:
-    before, *models = (_several(seed) for seed in range(3))
-    out = {"another": np.array(7.0)} | {name: np.empty_like(t) for name, t in before.items()}
-    found = moved_by_updates(before, models, [0.5, 2.0], out)
-    assert list(found) == list(before)
-    assert all(found[name] is out[name] for name in found)
-    assert _bits(found) == _bits(moved_by_updates(before, models, [0.5, 2.0]))
-    assert out["another"] == 7.0
-
-
-def test_average_is_written_to_out_in_another_memory_order() -> None:
-    models = [_several(seed) for seed in range(2)]
-    expected = weighted_average(models, [0.75, 0.25])
-    out = {
-        name: np.asfortranarray(empty) if (empty := np.zeros_like(tensor)).ndim == 2 else empty
-        for name, tensor in expected.items()
-    }
-    out["double"] = np.zeros(14)[::2]
-    out["counter"], out["mask"] = np.array(0), np.zeros(8, np.bool_)[::2]
-    weighted_average(models, [0.75, 0.25], out)
-    for name, tensor in expected.items():
-        np.testing.assert_array_equal(out[name], tensor)
-
-
-def test_average_in_out_of_one_model_is_a_copy() -> None:
-    model = _several(0)
-    out = {name: np.zeros_like(tensor) for name, tensor in model.items()}
-    assert _bits(weighted_average([model, {}], [1.0, 0.0], out)) == _bits(model)
-    assert not any(np.shares_memory(out[name], model[name]) for name in model)
-
-
-def test_average_into_what_is_no_array_is_refused() -> None:
-    """It would be lost: a numpy scalar can be read like an array."""
-    model = {"x": np.zeros((), np.float32)}
-    with pytest.raises(TypeError, match="'x' is a float32"):
-        weighted_average([model] * 2, [0.5, 0.5], {"x": np.float32(0)})  # type: ignore[dict-item]
+    before = _several(3)
+    for out_of in (
+        lambda out: weighted_average(models, [0.5, 0.3, 0.2], out),
+        lambda out: weighted_average([models[0], {}], [1.0, 0.0], out),
+    ):
+        out = {name: np.full_like(tensor, 1) for name, tensor in reversed(before.items())}
+        out["another"], out["double"] = np.array(7.0), np.zeros(14)[::2]  # of any memory order
+        for tensor in (t for model in (before, *models) for t in model.values()):
+            tensor.flags.writeable = False  # as views on a worker's shared memory may be
+        found = out_of(out)
+        assert list(found) == list(before)
+        assert all(found[name] is out[name] for name in found)
+        assert _bits(found) == _bits(out_of(None))
+        assert not any(np.shares_memory(out[name], models[0][name]) for name in before)
+        assert out["another"] == 7.0
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         (np.zeros(3, np.float32), r"'x' has shapes \(2,\) and \(3,\)"),
         (np.zeros(2), "'x' has dtypes float32 and float64"),
     ],
 )
-def test_average_of_tensors_that_do_not_fit_is_refused(wrong: np.ndarray, told: str) -> None:
+def test_average_of_tensors_that_do_not_fit_is_refused(wrong: AnyArray, expected: str) -> None:
     right = np.zeros(2, np.float32)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         weighted_average([{"x": right}, {"x": wrong}], [0.5, 0.5])
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         weighted_average([{"x": right}, {"x": right}], [0.5, 0.5], {"x": wrong})
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         moved_by_updates({"x": right}, [{"x": wrong}], [0.5])
-
-
-def test_weighted_average_of_complex_numbers() -> None:
-    # 0.75 (1 + 2i) + 0.25 (5 - 2i) = 2 + i
-    mean = _average(
-        [np.array([1 + 2j], np.complex64), np.array([5 - 2j], np.complex64)], [0.75, 0.25]
-    )
-    assert mean.tolist() == [2 + 1j]
-    assert mean.dtype == np.complex64
 
 
 # FedNova: normalised updates
 
-_NOVA = NormalizedWeighting(0.9)
 
-
-def test_normalized_weighting_worked() -> None:
-    # With momentum 0.9 from zero, the gradient of a step enters the update once directly and
-    # again, 0.9 times weaker, in every later step. Three steps: the first gradient counts
-    # 1 + 0.9 + 0.81 = 2.71, the second 1.9, the third 1: a = 5.61. One step: a = 1.
-    # tau_eff = (5.61 + 1) / 2 = 3.305. Scales: 3.305 x 0.5 / 5.61 and 3.305 x 0.5 / 1.
-    scales = _NOVA.update_scales([0.5, 0.5], [3, 1])
-    assert scales == pytest.approx([0.29456327985739754, 1.6525], rel=1e-12)
-
-
-def test_normalized_weighting_nesterov_worked() -> None:
-    # Nesterov adds 0.9 times the buffer after the step to the gradient: 1 + 0.9 x 1 = 1.9 in the
-    # first, 1 + 0.9 x 1.9 = 2.71 in the second: a = 4.61 for two steps, 1.9 for one.
-    # tau_eff = (4.61 + 1.9) / 2 = 3.255.
-    scales = NormalizedWeighting(0.9, nesterov=True).update_scales([0.5, 0.5], [2, 1])
-    assert scales == pytest.approx([3.255 / 2 / 4.61, 3.255 / 2 / 1.9], rel=1e-12)
-
-
-def test_normalized_weighting_without_momentum_counts_steps() -> None:
-    # a_i = tau_i; tau_eff = (4 + 2 + 0 + 0) / 2 for the two that did something
-    weighting = NormalizedWeighting(0.0)
-    weights = weighting.weights([8.0, 4.0, 0.0])
-    assert weights == [0.5, 0.5, 0.0]
-    assert weighting.update_scales(weights, [4, 2, 0]) == pytest.approx([0.375, 0.75, 0.0])
-
-
-@QUICK
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any), st.floats(0, 0.99))
-def test_normalized_weighting_equal_gradients_move_by_the_mean_update(
-    steps: list[int], momentum: float
+@pytest.mark.parametrize(
+    ("weighting", "weights", "steps", "scales"),
+    [
+        # With momentum 0.9 from zero, the gradient of a step enters the update once directly and
+        # again, 0.9 times weaker, in every later step. Three steps: the first gradient counts
+        # 1 + 0.9 + 0.81 = 2.71, the second 1.9, the third 1: a = 5.61. One step: a = 1.
+        # tau_eff = (5.61 + 1) / 2 = 3.305. Scales: 3.305 x 0.5 / 5.61 and 3.305 x 0.5 / 1.
+        (NormalizedWeighting(0.9), [0.5, 0.5], [3, 1], [0.29456327985739754, 1.6525]),
+        # Nesterov adds 0.9 times the buffer after the step to the gradient: 1 + 0.9 x 1 = 1.9 in
+        # the first, 1 + 0.9 x 1.9 = 2.71 in the second: a = 4.61 for two steps, 1.9 for one.
+        # tau_eff = (4.61 + 1.9) / 2 = 3.255.
+        (
+            NormalizedWeighting(0.9, nesterov=True),
+            [0.5, 0.5],
+            [2, 1],
+            [3.255 / 2 / 4.61, 3.255 / 2 / 1.9],
+        ),
+        # without momentum a_i = tau_i; tau_eff = (4 + 2) / 2 for the two that did something
+        (NormalizedWeighting(0.0), [0.5, 0.5, 0.0], [4, 2, 0], [0.375, 0.75, 0.0]),
+    ],
+)
+def test_normalized_scales_worked(
+    weighting: NormalizedWeighting, weights: list[float], steps: list[int], scales: list[float]
 ) -> None:
-    """If everybody's gradient is 1, x_i - x = -lr a_i, and the mean of these is applied."""
-    weighting = NormalizedWeighting(momentum)
-    weights = weighting.weights([float(s) for s in steps])
-    scales = weighting.update_scales(weights, steps)
-    updates = [sum((1 - momentum ** (s - j)) / (1 - momentum) for j in range(s)) for s in steps]
-    moved = sum(s * u for s, u in zip(scales, updates, strict=True))
-    assert moved == pytest.approx(sum(w * u for w, u in zip(weights, updates, strict=True)))
-    for done, scale in zip(steps, scales, strict=True):
-        assert (scale == 0) == (done == 0)
-    if len({s for s in steps if s}) == 1:  # equal steps: the plain mean of the models
-        assert scales == pytest.approx(weights)
+    assert weighting.update_scales(weights, steps) == pytest.approx(scales, rel=1e-12)
+    assert weighting.scales_updates
+    assert weighting.momentum_buffers == "reset"  # it holds for no other
 
 
-def test_normalized_weighting_holds_with_momentum_reset_only() -> None:
-    assert _NOVA.momentum_buffers == "reset"
+# hierarchical averaging: several workers behind one node
 
 
-def test_moved_by_updates_worked() -> None:
-    before = {"x": np.array([1.0, 2.0], np.float32)}
-    models = [{"x": np.array([3.0, 2.0], np.float32)}, {"x": np.array([0.0, 6.0], np.float32)}]
-    # 1 + 0.5 x 2 + 2 x (-1) = 0;  2 + 0.5 x 0 + 2 x 4 = 10
-    moved = moved_by_updates(before, models, [0.5, 2.0])
-    assert moved["x"].tolist() == [0.0, 10.0]
-    assert moved["x"].dtype == np.float32
-    assert before["x"].tolist() == [1.0, 2.0]
+def _model(value: float, counter: int = 0) -> Model:
+    return {
+        "weight": np.full(2, value, np.float32),
+        "mean": np.full(1, value, np.float64),
+        "counter": np.array(counter, np.int64),
+    }
 
 
-def test_moved_by_updates_leaves_out_a_scale_of_0_and_names_not_asked_for() -> None:
-    before = {"x": np.ones(2)}
-    failed: dict[str, np.ndarray] = {}  # a worker whose order failed has no tensors
-    moved = moved_by_updates(before, [failed, {"x": np.full(2, 3.0), "y": np.ones(1)}], [0.0, 0.5])
-    assert set(moved) == {"x"}
-    assert moved["x"].tolist() == [2.0, 2.0]
+def test_node_average_by_load_worked() -> None:
+    """Loads 4 and 2 here give (4 x 1 + 2 x 4) / 6 = 2; with a node of 6 at 8: (12 + 48) / 12."""
+    here = NodeAveraging("load").average([_model(1.0, 3), _model(4.0, 5)], [4.0, 2.0], [2, 1])
+    assert here["weight"].tolist() == [2.0, 2.0]
+    assert here["counter"] == 5
+    assert weighted_average([here, _model(8.0)], [0.5, 0.5])["weight"][0] == 5.0
 
 
-@QUICK
-@given(_loads, st.integers(0, 99))
-def test_moved_by_updates_with_weights_is_the_weighted_average(
-    loads: list[float], seed: int
-) -> None:
+def test_node_average_of_equals_counts_workers_that_completed_a_step() -> None:
+    """(1 + 4) / 2 = 2.5; the third did nothing."""
+    models = [_model(1.0), _model(4.0), _model(90.0)]
+    here = NodeAveraging("equal").average(models, [64.0, 2.0, 0.0], [32, 1, 0])
+    assert here["weight"].tolist() == [2.5, 2.5]
+
+
+def test_node_average_of_normalised_updates_worked() -> None:
+    """Without momentum a is the number of steps; from 10, steps 3, 1 and 2 lead to 4, 12 and 7.
+
+    tau_eff = (3 + 1 + 2) / 3 = 2, so the scales are 2/9, 2/3, 1/3, and the next model is
+    10 - 4/3 + 4/3 - 1 = 9. A node of the first two: (4/3 + 12) / (1/3 + 1) = 10, with scale 8/9.
+    Its buffers are averaged with equal weights: (4 + 12) / 2.
+    """
+    rule = NodeAveraging("equal", (0.0, 1.0, 2.0, 3.0), ("weight",))
+    here = rule.average([_model(4.0), _model(12.0)], [6.0, 2.0], [3, 1])
+    assert here["weight"] == pytest.approx([10.0, 10.0])
+    assert here["mean"].tolist() == [8.0]
+    assert list(here) == list(_model(0.0))
+    moved = moved_by_updates(_model(10.0), [here, _model(7.0)], [8 / 9, 1 / 3])
+    assert moved["weight"] == pytest.approx([9.0, 9.0])
+
+
+def test_node_average_by_an_unknown_rule_or_of_nobody_refused() -> None:
+    with pytest.raises(ValueError, match="'median' must be one of load, equal"):
+        NodeAveraging("median")
+    with pytest.raises(ValueError, match="nobody completed a step"):
+        NodeAveraging("load").average([_model(1.0)], [0.0], [0])
+
+
+class _ByRoot(LoadWeighting):
+    def weights(self, completed_loads: Sequence[float]) -> list[float]:
+        return super().weights([load**0.5 for load in completed_loads])
+
+
+class _OwnLoad(Weighting):
+    def weights(self, completed_loads: Sequence[float]) -> list[float]:
+        return [load / sum(completed_loads) for load in completed_loads]
+
+
+class _OwnScales(NormalizedWeighting):
+    def update_scales(
+        self, weights: Sequence[float], completed_steps: Sequence[int]
+    ) -> list[float]:
+        return [weight * weight for weight in weights]
+
+
+@pytest.mark.parametrize(
+    ("weighting", "expected"),
+    [
+        (LoadWeighting(), "load"),
+        (EqualWeighting(), "equal"),
+        (NormalizedWeighting(0.5, nesterov=True), "equal"),
+        (_OwnLoad(), "load"),
+        (_ByRoot(), ""),
+        (_OwnScales(), ""),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_node_weight_is_found_on_an_example(weighting: Weighting, expected: str) -> None:
+    assert node_weight(weighting) == expected
+
+
+@st.composite
+def _nodes(draw: st.DrawFn) -> tuple[list[int], list[float], list[list[int]], list[Model]]:
+    """Steps, loads and models of workers, and which of those with a step are behind each node."""
+    steps = draw(st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(any))
+    sizes = draw(st.lists(st.integers(2, 64), min_size=len(steps), max_size=len(steps)))
+    nodes = draw(st.lists(st.integers(0, 3), min_size=len(steps), max_size=len(steps)))
+    members = [[i for i, n in enumerate(nodes) if n == node and steps[i]] for node in range(4)]
+    loads = [float(s * b) for s, b in zip(steps, sizes, strict=True)]
+    models = _models(len(steps), draw(st.integers(0, 2**16)))
+    return steps, loads, [node for node in members if node], models
+
+
+def _models(count: int, seed: int) -> list[Model]:
     rng = np.random.default_rng(seed)
-    models = [{"x": rng.normal(size=5).astype(np.float32)} for _ in loads]
-    weights = LoadWeighting().weights(loads)
-    before = {"x": rng.normal(size=5).astype(np.float32)}
-    moved = moved_by_updates(before, models, weights)["x"]
-    assert moved == pytest.approx(weighted_average(models, weights)["x"], abs=1e-5)
+    return [
+        {
+            "weight": rng.normal(size=3).astype(np.float32),
+            "mean": rng.normal(size=2),
+            "counter": np.array(rng.integers(50), np.int64),
+        }
+        for _ in range(count)
+    ]
+
+
+def _assert_close(found: Model, expected: Model, bound: float = 1e-5) -> None:
+    assert set(found) == set(expected)
+    for name in expected:
+        assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=bound), name
+        assert found[name].dtype == expected[name].dtype
+
+
+@given(
+    _nodes(),
+    st.one_of(
+        st.sampled_from([LoadWeighting(), EqualWeighting()]),
+        st.builds(NormalizedWeighting, st.floats(0, 0.95), st.booleans()),
+    ),
+)
+def test_average_of_nodes_is_that_of_their_workers(nodes: Any, weighting: Weighting) -> None:
+    steps, loads, members, models = nodes
+    weights = weighting.weights(loads)
+    moving = ("weight",) if weighting.scales_updates else ()
+    norms = tuple(weighting.update_norm(count) for count in range(max(steps) + 1))
+    rule = NodeAveraging(node_weight(weighting), norms, moving)
+    averages = [rule.average(*([x[i] for i in n] for x in (models, loads, steps))) for n in members]
+    flat = weighted_average(models, weights)
+    nested = weighted_average(averages, [sum(weights[i] for i in node) for node in members])
+    bound = 1e-5
+    if moving:
+        before = {"weight": _models(1, 2**17)[0]["weight"]}
+        scales = weighting.update_scales(weights, steps)
+        flat |= moved_by_updates(before, models, scales)
+        of_nodes = [sum(scales[i] for i in node) for node in members]
+        nested |= moved_by_updates(before, averages, of_nodes)
+        # A norm of 30 beside one of 1 stretches what float32 rounded off.
+        bound *= 1 + sum(scales)
+    _assert_close(nested, flat, bound)
+
+
+@given(_nodes(), st.integers(0, 2**16))
+def test_momentum_by_load_of_nodes_is_that_of_their_workers(nodes: Any, mask: int) -> None:
+    _, loads, members, states = nodes
+    for i, state in enumerate(states):
+        if mask >> i & 1:
+            del state["weight"]  # a worker that did not train this parameter
+
+    def averaged(workers: Sequence[int]) -> tuple[Model, dict[str, float]]:
+        behind = [dict.fromkeys(states[i], loads[i]) for i in workers]
+        return average_by_load([states[i] for i in workers], behind)
+
+    flat, load_behind = averaged([i for i, load in enumerate(loads) if load])
+    inner = [averaged(node) for node in members]
+    nested, nested_behind = average_by_load([s for s, _ in inner], [b for _, b in inner])
+    _assert_close(nested, flat)
+    assert nested_behind == pytest.approx(load_behind)
+
+
+def test_momentum_by_load_worked() -> None:
+    """Two of three have "b": (1 x 2 + 3 x 6) / 4 = 5, with a load of 4 behind it."""
+    states = [{"a": np.ones(1), "b": np.full(1, 2.0)}, {"a": np.ones(1)}, {"b": np.full(1, 6.0)}]
+    average, behind = average_by_load(states, [dict.fromkeys("ab", x) for x in (1.0, 2.0, 3.0)])
+    assert average["b"].tolist() == [5.0]
+    assert behind == {"a": 3.0, "b": 4.0}

@@ -1,24 +1,38 @@
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.local_steps import (
     FAST_SPEED_RATIO,
+    BalancedBatches,
     BySpeedSteps,
-    FixedSteps,
     Participant,
     SameSteps,
+    StepPolicy,
     SystemAwareSteps,
-    batch_sizes_of,
+    balanced_batches,
     proportional_steps,
     shrunk_batch,
-    shrunk_steps,
     speed_ratios,
+    speeds_changed,
+    whole_parts,
 )
 
-from .teams import QUICK, team
+from .workers import by_speed, workers
+
+_ratios = st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=10)
+
+
+# speed ratios, and steps in proportion to them
+
+
+def test_speed_ratios_compare_with_the_fastest_that_is_known() -> None:
+    # fastest 0.1 s: 0.1/0.2, 0.1/0.1, 0.1/0.4
+    assert speed_ratios([0.2, 0.1, 0.4]) == pytest.approx([0.5, 1.0, 0.25])
+    assert speed_ratios([None, 0.2, None, 0.1]) == [None, 0.5, None, 1.0]
+    assert speed_ratios([None, None]) == [None, None]
+    assert speed_ratios([]) == []
+    assert FAST_SPEED_RATIO == 0.7
 
 
 @pytest.mark.parametrize(
@@ -35,176 +49,9 @@ from .teams import QUICK, team
     ],
 )
 def test_proportional_steps_worked(gamma: float, tau_fast: int, expected: int) -> None:
-    assert proportional_steps(gamma, tau_fast) == expected
-
-
-@QUICK
-@given(st.floats(0.001, 1.0), st.integers(1, 1000))
-def test_proportional_steps_is_the_nearest_number_of_steps(gamma: float, tau_fast: int) -> None:
     steps = proportional_steps(gamma, tau_fast)
+    assert steps == expected
     assert isinstance(steps, int)
-    assert 1 <= steps <= tau_fast
-    assert steps == 1 or abs(steps - gamma * tau_fast) <= 0.5 + 1e-9
-
-
-def test_speed_ratios_compare_with_the_fastest() -> None:
-    # fastest 0.1 s: 0.1/0.2, 0.1/0.1, 0.1/0.4
-    assert speed_ratios([0.2, 0.1, 0.4]) == pytest.approx([0.5, 1.0, 0.25])
-
-
-def test_speed_ratios_unknown_stay_unknown() -> None:
-    assert speed_ratios([None, 0.2, None, 0.1]) == [None, 0.5, None, 1.0]
-    assert speed_ratios([None, None]) == [None, None]
-    assert speed_ratios([]) == []
-
-
-@QUICK
-@given(st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=8))
-def test_speed_ratios_lie_in_0_to_1_and_the_fastest_has_1(seconds: list[float]) -> None:
-    ratios = speed_ratios(seconds)
-    assert ratios[seconds.index(min(seconds))] == 1.0
-    assert all(0 < ratio <= 1 for ratio in ratios)
-
-
-def test_fast_speed_ratio_is_the_specified_one() -> None:
-    assert FAST_SPEED_RATIO == 0.7
-
-
-def test_shrunk_steps_worked() -> None:
-    # floor(32 * 22 / 32) = 22, floor(16 * 22 / 32) = 11, floor(5 * 22 / 32) = 3, floor(22/32) -> 1
-    assert shrunk_steps([32, 16, 5, 1], 22) == [22, 11, 3, 1]
-
-
-@QUICK
-@given(st.lists(st.integers(1, 64), min_size=1, max_size=6), st.data())
-def test_shrunk_steps_are_floors_of_at_least_one(steps: list[int], data: st.DataObject) -> None:
-    longest = data.draw(st.integers(1, max(steps)))
-    shrunk = shrunk_steps(steps, longest)
-    for before, after in zip(steps, shrunk, strict=True):
-        exact = before * longest / max(steps)
-        assert after == 1 or exact - 1 < after <= exact
-        assert after >= 1
-    assert max(shrunk) == longest
-
-
-def test_shrunk_steps_to_the_largest_changes_nothing() -> None:
-    assert shrunk_steps([7, 3, 1], 7) == [7, 3, 1]
-
-
-def test_same_steps_is_one_number_for_all_whatever_is_known_of_them() -> None:
-    workers = [
-        Participant(True, 32),
-        Participant(False, 32, speed_ratio=0.1),
-        Participant(False, 32, given_steps=5),  # steps= holds for system-aware only
-    ]
-    assert SameSteps(32).local_steps(workers) == [32, 32, 32]
-    assert SameSteps(1).local_steps(workers) == [1, 1, 1]
-
-
-def test_fixed_steps_are_returned_in_order() -> None:
-    assert FixedSteps((4, 2, 3)).local_steps(team(1, 2)) == [4, 2, 3]
-
-
-@pytest.mark.parametrize("steps", [(4, 2), (4, 2, 3, 1)])
-def test_fixed_steps_for_another_number_of_workers_refused(steps: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=rf"{len(steps)} workers, but 3"):
-        FixedSteps(steps).local_steps(team(1, 2))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SameSteps(0),
-        lambda: FixedSteps((3, 0)),
-        lambda: SystemAwareSteps(0),
-        lambda: SystemAwareSteps(32, 0),
-        lambda: SystemAwareSteps(32, -1),
-        lambda: BySpeedSteps(0),
-    ],
-)
-def test_step_policy_below_one_step_refused(make: object) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        make()  # type: ignore[operator]
-
-
-def test_system_aware_fast_default_is_32() -> None:
-    assert SystemAwareSteps().local_steps(team(2, 0)) == [32, 32]
-
-
-def test_system_aware_paper_setting() -> None:
-    assert SystemAwareSteps(32, 1).local_steps(team(8, 2)) == [32] * 8 + [1] * 2
-
-
-def test_system_aware_every_slow_worker_has_its_own_speed() -> None:
-    # 0.5 * 32 = 16; 0.1 * 32 + 0.5 = 3.7 -> 3; 0.3 * 32 + 0.5 = 10.1 -> 10
-    workers = [
-        Participant(True, 32, speed_ratio=1.0),
-        Participant(False, 32, speed_ratio=0.5),
-        Participant(False, 32, speed_ratio=0.1),
-        Participant(False, 32, speed_ratio=0.3),
-    ]
-    assert SystemAwareSteps(32).local_steps(workers) == [32, 16, 3, 10]
-
-
-def test_system_aware_given_steps_come_first() -> None:
-    workers = [
-        Participant(True, 32, speed_ratio=1.0, given_steps=5),
-        Participant(False, 32, speed_ratio=0.5, given_steps=3),
-        Participant(False, 32, speed_ratio=0.5),
-    ]
-    assert SystemAwareSteps(32, 8).local_steps(workers) == [5, 3, 8]
-
-
-def test_system_aware_local_steps_slow_come_before_gamma() -> None:
-    workers = [Participant(True, 32), Participant(False, 32, speed_ratio=0.5)]
-    assert SystemAwareSteps(32, 4).local_steps(workers) == [32, 4]
-
-
-def test_system_aware_local_steps_fast_come_before_gamma() -> None:
-    workers = [Participant(True, 32, speed_ratio=1.0), Participant(True, 32, speed_ratio=0.8)]
-    assert SystemAwareSteps(32, 4).local_steps(workers) == [32, 32]
-
-
-def test_system_aware_slow_without_steps_or_speed_refused() -> None:
-    workers = [Participant(True, 32, speed_ratio=1.0), Participant(False, 32)]
-    with pytest.raises(ValueError, match="local-steps-slow"):
-        SystemAwareSteps(32).local_steps(workers)
-
-
-@QUICK
-@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), st.integers(1, 64))
-def test_system_aware_from_gamma_is_the_formula(gammas: list[float], tau_fast: int) -> None:
-    workers = [Participant(False, 32, speed_ratio=gamma) for gamma in gammas]
-    expected = [max(1, math.floor(gamma * tau_fast + 0.5)) for gamma in gammas]
-    assert SystemAwareSteps(tau_fast).local_steps(workers) == expected
-
-
-# steps of everybody by speed
-
-
-def test_by_speed_five_speeds() -> None:
-    # 0.1 / 0.1, 0.125, 0.2, 0.4 and 0.8 s a step: gamma 1, 0.8, 0.5, 0.25, 0.125
-    gammas = speed_ratios([0.1, 0.125, 0.2, 0.4, 0.8])
-    assert gammas == pytest.approx([1.0, 0.8, 0.5, 0.25, 0.125])
-    workers = [Participant(place < 2, 32, gamma) for place, gamma in enumerate(gammas)]
-    # 32 x gamma: 32, 25.6, 16, 8, 4; fast and slow alike
-    assert BySpeedSteps(32).local_steps(workers) == [32, 26, 16, 8, 4]
-    assert batch_sizes_of(BySpeedSteps(32), workers) == [32] * 5
-    # the paper's rule gives every fast worker tau_fast
-    assert SystemAwareSteps(32).local_steps(workers) == [32, 32, 16, 8, 4]
-
-
-def test_by_speed_asks_for_the_speed_of_fast_workers_too() -> None:
-    policy = BySpeedSteps()
-    assert (policy.needs_speeds, policy.of_fast_ones_too) == (True, True)
-    with pytest.raises(ValueError, match=r"by-speed.*none is known"):
-        policy.local_steps([Participant(True, 32), Participant(False, 32, 0.5)])
-
-
-def test_by_speed_given_steps_come_first() -> None:
-    workers = [Participant(True, 32, 1.0), Participant(True, 32, 0.01, given_steps=5)]
-    assert BySpeedSteps(32).local_steps(workers) == [32, 5]
-    assert batch_sizes_of(BySpeedSteps(32), workers) == [32, 32]
 
 
 # smaller batches for workers that are too slow for one step
@@ -220,7 +67,6 @@ def test_by_speed_given_steps_come_first() -> None:
         (0.25 / 32, 32, 11, 3),  # 2.75 + 0.5 = 3.25
         (0.01, 32, 128, 41),  # 0.32 x 128 + 0.5 = 41.46
         (1e-6, 32, 64, 2),  # never below 2
-        (0.5, 1, 2, 2),
         (0.1, 1, 2, 2),
     ],
 )
@@ -228,40 +74,194 @@ def test_shrunk_batch_worked(gamma: float, tau_fast: int, batch: int, expected: 
     assert shrunk_batch(gamma, tau_fast, batch) == expected
 
 
-@QUICK
-@given(st.floats(1e-5, 1.0), st.integers(1, 64), st.integers(2, 256))
-def test_shrunk_batch_load_is_the_speed(gamma: float, tau_fast: int, batch: int) -> None:
-    """load = tau b / B is within half a step of gamma tau_fast, or half a sample below a step."""
-    size = shrunk_batch(gamma, tau_fast, batch)
-    steps = proportional_steps(gamma, tau_fast)
-    assert 2 <= size <= batch
-    load = steps * size / batch
-    if size < batch:
-        assert steps == 1
-        assert size == 2 or abs(load - gamma * tau_fast) <= 0.5 / batch + 1e-9
-    elif steps > 1:
-        assert abs(load - gamma * tau_fast) <= 0.5 + 1e-9
+# step policies
 
 
-def test_system_aware_shrinks_the_batch_only_where_tau_comes_from_gamma() -> None:
-    slow = Participant(False, 64, speed_ratio=0.25 / 32)
-    workers = [
-        Participant(True, 64, speed_ratio=1.0),
-        slow,
-        Participant(False, 64, speed_ratio=0.25 / 32, given_steps=1),
-        Participant(True, 64, speed_ratio=0.25 / 32),  # a slow card that is called fast
-        Participant(False, 64, speed_ratio=0.5),
+@pytest.mark.parametrize(
+    ("policy", "participants", "steps"),
+    [
+        (SystemAwareSteps(), workers(2, 0), [32, 32]),
+        (SystemAwareSteps(32, 1), workers(8, 2), [32] * 8 + [1] * 2),
+        # 0.5 * 32 = 16; 0.1 * 32 + 0.5 = 3.7 -> 3; 0.3 * 32 + 0.5 = 10.1 -> 10
+        (SystemAwareSteps(32), by_speed(32, 1.0, 0.5, 0.1, 0.3), [32, 16, 3, 10]),
+        # the numbers of the settings come before gamma, for fast and slow workers
+        (SystemAwareSteps(32, 4), by_speed(32, 1.0, 0.8, 0.5), [32, 32, 4]),
+        # given steps come first
+        (
+            SystemAwareSteps(32, 8),
+            [Participant(True, 32, 1.0, 5), Participant(False, 32, 0.5, 3), *by_speed(32, 0.5)],
+            [5, 3, 8],
+        ),
+        # 32 x gamma: 32, 25.6, 16, 8, 4; fast and slow alike
+        (BySpeedSteps(32), by_speed(32, 1.0, 0.8, 0.5, 0.25, 0.125), [32, 26, 16, 8, 4]),
+        (BySpeedSteps(32), [*by_speed(32, 1.0), Participant(True, 32, 0.01, 5)], [32, 5]),
+        # one number for all, whatever is known of them: steps= holds for system-aware only
+        (SameSteps(32), [*by_speed(32, 0.1), Participant(False, 32, given_steps=5)], [32, 32]),
+        (SameSteps(1), workers(1, 1), [1, 1]),
+    ],
+)
+def test_local_steps_worked(
+    policy: StepPolicy, participants: list[Participant], steps: list[int]
+) -> None:
+    assert policy.local_steps(participants) == steps
+    assert policy.batch_sizes(participants) == [32] * len(participants)
+    policy.check(participants)
+
+
+def test_batches_shrink_only_where_the_steps_come_from_the_speed() -> None:
+    very_slow = 0.25 / 32
+    participants = [
+        Participant(True, 64, 1.0),
+        Participant(False, 64, very_slow),
+        Participant(False, 64, very_slow, given_steps=1),
+        Participant(True, 64, very_slow),  # a slow card that is named fast
+        Participant(False, 64, 0.5),
     ]
-    policy = SystemAwareSteps(32)
-    assert policy.local_steps(workers) == [32, 1, 1, 32, 16]
-    assert policy.batch_sizes(workers) == [64, 16, 64, 64, 64]
-    assert SystemAwareSteps(32, 1).batch_sizes(workers) == [64] * 5
-    assert SystemAwareSteps(32, None, False).batch_sizes(workers) == [64] * 5
-    assert batch_sizes_of(SameSteps(1), workers) == [64] * 5
+    assert SystemAwareSteps(32).local_steps(participants) == [32, 1, 1, 32, 16]
+    assert SystemAwareSteps(32).batch_sizes(participants) == [64, 16, 64, 64, 64]
+    assert BySpeedSteps(32).batch_sizes(participants) == [64, 16, 64, 16, 64]
+    for policy in (
+        SystemAwareSteps(32, 1),
+        SystemAwareSteps(32, None, False),
+        BySpeedSteps(32, shrink_slow_batch=False),
+        SameSteps(1),
+    ):
+        assert policy.batch_sizes(participants) == [64] * 5
 
 
-def test_batch_sizes_of_a_policy_that_decides_none_are_the_common_one() -> None:
-    assert batch_sizes_of(FixedSteps((1, 2)), [Participant(True, 8), Participant(False, 8)]) == [
-        8,
-        8,
+def test_policies_say_which_speeds_they_need() -> None:
+    needs = {
+        policy: (policy.needs_speeds, policy.needs_fast_speeds, policy.follows_speeds)
+        for policy in (
+            SystemAwareSteps(32),
+            SystemAwareSteps(32, 4),
+            BySpeedSteps(),
+            SameSteps(4),
+            BalancedBatches(),
+        )
+    }
+    assert list(needs.values()) == [
+        (True, False, False),
+        (False, False, False),
+        (True, True, False),
+        (False, False, False),
+        (False, False, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "participants", "expected"),
+    [
+        (SystemAwareSteps(32), [*by_speed(32, 1.0), Participant(False, 32)], "local-steps-slow"),
+        (BySpeedSteps(), [Participant(True, 32), *by_speed(32, 0.5)], "by-speed.*give a number"),
+    ],
+)
+def test_local_steps_that_cannot_be_known_refused(
+    policy: StepPolicy, participants: list[Participant], expected: str
+) -> None:
+    with pytest.raises(ValueError, match=expected):
+        policy.local_steps(participants)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SameSteps(0),
+        lambda: SystemAwareSteps(0),
+        lambda: SystemAwareSteps(32, 0),
+        lambda: BySpeedSteps(0),
+    ],
+)
+def test_step_policy_below_one_step_refused(make: object) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        make()  # type: ignore[operator]
+
+
+# dynamic load balancing: batches by throughput
+
+
+@pytest.mark.parametrize(
+    ("total", "shares", "parts"),
+    [
+        (10, [0.5, 0.25, 0.25], [5, 3, 2]),  # 5, 2.5, 2.5: the tie goes to the lower index
+        (7, [1, 1, 1], [3, 2, 2]),
+        (100, [1, 2, 3.5], [15, 31, 54]),  # 15.38, 30.77, 53.85: two more, to .85 and .77
+        (0, [1, 2], [0, 0]),
+        (3, [1e-9, 1.0], [0, 3]),
+    ],
+)
+def test_whole_parts_worked(total: int, shares: list[float], parts: list[int]) -> None:
+    assert whole_parts(total, shares) == parts
+
+
+@pytest.mark.parametrize(
+    ("total", "shares", "batches"),
+    [
+        (96, [0.5, 0.25, 0.25], [48, 24, 24]),
+        # 60.6, 2.4, 1.0: the last gets 2, the others share 62 as 25 : 1 (59.6 and 2.4)
+        (64, [0.947, 0.0375, 0.0155], [60, 2, 2]),
+        # 18.2, 1.6, 0.2: first only 0.2 is too small; of 18 the other two would get 16.5 and 1.5,
+        # a tie of remainders that gives the second 1; so it is 2 as well
+        (20, [0.91, 0.08, 0.01], [16, 2, 2]),
+        (6, [0.98, 0.01, 0.01], [2, 2, 2]),
+    ],
+)
+def test_balanced_batches_worked(total: int, shares: list[float], batches: list[int]) -> None:
+    assert balanced_batches(total, shares) == batches
+
+
+@given(_ratios, st.integers(2, 300))
+def test_balanced_batches_sum_exactly_and_none_is_below_two(
+    ratios: list[float], batch_size: int
+) -> None:
+    batches = BalancedBatches().batch_sizes(by_speed(batch_size, *ratios))
+    assert sum(batches) == batch_size * len(ratios)
+    assert min(batches) >= 2
+    for one in range(len(ratios) - 1):
+        if ratios[one] > ratios[one + 1]:  # the faster never has less, but for a rounding
+            assert batches[one] >= batches[one + 1] - 1
+
+
+def test_dlb_is_one_step_each_and_the_sum_of_the_common_batches() -> None:
+    participants = by_speed(32, 1.0, 1.0, 0.25)
+    # 96 samples by 4 : 4 : 1: 42.67, 42.67, 10.67; two more, to the lowest indices
+    assert BalancedBatches().local_steps(participants) == [1, 1, 1]
+    assert BalancedBatches().batch_sizes(participants) == [43, 43, 10]
+    assert BalancedBatches().batch_sizes(by_speed(32, None, 0.5)) == [32, 32]
+    with pytest.raises(ValueError, match="a batch of 5 cannot be shared by 3"):
+        balanced_batches(5, [1, 1, 1])
+
+
+def test_dlb_check_worked() -> None:
+    # shares 1/1.01 and 0.01/1.01: of 2 B samples the slow one has 0.0198 B >= 1.5 from B = 75.75
+    policy = BalancedBatches()
+    with pytest.raises(ValueError, match=r"batch-size = 32 .*use batch-size = 76 or more"):
+        policy.check(by_speed(32, 1.0, 0.01))
+    with pytest.raises(ValueError, match="batch-size = 75"):
+        policy.check(by_speed(75, 1.0, 0.01))
+    policy.check(by_speed(76, 1.0, 0.01))
+    policy.check(by_speed(2, None, None, None))
+
+
+# speeds that change
+
+
+@pytest.mark.parametrize(
+    ("measured", "changed"),
+    [
+        ({0: 1.0, 1: 4.0}, False),
+        ({0: 2.0, 1: 8.4}, False),  # all twice as slow: gamma 0.25 -> 0.238, - 4.8 %
+        ({0: 1.0, 1: 4.39}, False),  # gamma - 8.9 %
+        ({0: 1.0, 1: 4.45}, True),  # gamma - 10.1 %
+        ({0: 1.0, 1: 3.22}, False),  # gamma + 24.2 %
+        ({0: 1.0, 1: 3.18}, True),  # gamma + 25.8 %
+        ({0: 1.2, 1: 4.0}, False),  # the fast one alone is slower: gamma + 20 %
+        ({0: 1.3, 1: 4.0}, True),  # + 30 %
+        ({0: 1.0}, True),
+        ({0: 1.0, 1: 4.0, 2: 4.0}, True),
+    ],
+)
+def test_dead_band_of_a_tenth_down_and_a_quarter_up(
+    measured: dict[int, float], changed: bool
+) -> None:
+    assert speeds_changed({0: 1.0, 1: 4.0}, measured, 0.1, 0.25) is changed

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer
 
-from .teams import QUICK
-
 
 def made(name: str, learning_rate: float = 1.0, momentum: float = 0.0) -> OuterOptimizer:
     return OUTER_OPTIMIZERS[name](learning_rate, momentum)
@@ -20,24 +18,14 @@ def moved(optimizer: OuterOptimizer, before: float, averaged: float) -> float:
     return float(optimizer.step(*models, {"x"})["x"][0])
 
 
-def test_sgd_by_hand() -> None:
-    optimizer = made("sgd", 0.5, 0.5)
-    assert moved(optimizer, 1.0, 3.0) == 2.0  # d = 2, v = 2, 1 + 0.5 x 2
-    assert moved(optimizer, 2.0, 1.0) == 2.0  # d = -1, v = 1 - 1 = 0
-    assert moved(optimizer, 2.0, 6.0) == 4.0  # d = 4, v = 4
-
-
-def test_nesterov_by_hand() -> None:
-    optimizer = made("nesterov", 0.5, 0.5)
-    assert moved(optimizer, 1.0, 3.0) == 2.5  # d = 2, v = 2, 1 + 0.5 (2 + 0.5 x 2)
-    assert moved(optimizer, 2.5, 5.5) == 5.0  # d = 3, v = 1 + 3 = 4, 2.5 + 0.5 (3 + 0.5 x 4)
-
-
-@pytest.mark.parametrize("name", ["sgd", "nesterov"])
-def test_without_momentum_by_hand(name: str) -> None:
-    optimizer = made(name, 0.5)
-    assert moved(optimizer, 1.0, 3.0) == 2.0
-    assert moved(optimizer, 2.0, 1.0) == 1.5  # nothing is left of the first
+def test_steps_by_hand() -> None:
+    sgd = made("sgd", 0.5, 0.5)
+    assert moved(sgd, 1.0, 3.0) == 2.0  # d = 2, v = 2, 1 + 0.5 x 2
+    assert moved(sgd, 2.0, 1.0) == 2.0  # d = -1, v = 1 - 1 = 0
+    assert moved(sgd, 2.0, 6.0) == 4.0  # d = 4, v = 4
+    nesterov = made("nesterov", 0.5, 0.5)  # with a velocity of its own
+    assert moved(nesterov, 1.0, 3.0) == 2.5  # d = 2, v = 2, 1 + 0.5 (2 + 0.5 x 2)
+    assert moved(nesterov, 2.5, 5.5) == 5.0  # d = 3, v = 1 + 3 = 4, 2.5 + 0.5 (3 + 0.5 x 4)
 
 
 def random_model(seed: int) -> dict[str, np.ndarray]:
@@ -64,7 +52,7 @@ def same_bits(one: Any, two: Any) -> bool:
     ("name", "learning_rate", "momentum"),
     [("none", 0.3, 0.9), ("none", -1.0, 7.0), ("sgd", 1.0, 0.0), ("nesterov", 1.0, 0.0)],
 )
-def test_nothing_to_do_returns_the_average_to_the_bit(
+def test_without_an_outer_step_returns_the_average_to_the_bit(
     name: str, learning_rate: float, momentum: float
 ) -> None:
     optimizer = made(name, learning_rate, momentum)
@@ -73,7 +61,6 @@ def test_nothing_to_do_returns_the_average_to_the_bit(
         assert same_bits(optimizer.step(random_model(0), averaged, PARAMETERS), averaged)
 
 
-@QUICK
 @given(
     st.sampled_from(["sgd", "nesterov"]),
     st.floats(0.01, 2.0),
@@ -121,28 +108,11 @@ def test_update_is_computed_in_float64() -> None:
     assert found[0] == -(2.0**24) - 2  # 2^24 - 2 (2^24 + 1)
 
 
-def test_velocity_belongs_to_the_object() -> None:
-    one, two = made("sgd", 0.5, 0.5), made("sgd", 0.5, 0.5)
-    moved(one, 1.0, 3.0)
-    assert moved(two, 1.0, 3.0) == 2.0
-
-
 @pytest.mark.parametrize("name", ["sgd", "nesterov"])
-@pytest.mark.parametrize(
-    ("learning_rate", "momentum", "told"),
-    [
-        (0.0, 0.9, "learning_rate = 0.0"),
-        (-1.0, 0.9, "learning_rate = -1.0"),
-        (float("inf"), 0.9, "learning_rate = inf"),
-        (float("nan"), 0.9, "learning_rate = nan"),
-        (0.7, 1.0, "momentum = 1.0"),
-        (0.7, -0.1, "momentum = -0.1"),
-        (0.7, float("nan"), "momentum = nan"),
-    ],
-)
-def test_refused_by_name_and_value(
-    name: str, learning_rate: float, momentum: float, told: str
-) -> None:
-    with pytest.raises(ValueError, match=told) as refusal:
-        made(name, learning_rate, momentum)
-    assert "\n" not in str(refusal.value)
+def test_refused_by_name_and_value(name: str) -> None:
+    for learning_rate in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"learning_rate = {learning_rate}"):
+            made(name, learning_rate, 0.9)
+    for momentum in (1.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match=f"momentum = {momentum}"):
+            made(name, 0.7, momentum)

@@ -1,3 +1,4 @@
+import hashlib
 import math
 
 import numpy as np
@@ -5,18 +6,198 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.algorithm.loss_table import LossTable
-from flower_blsgd.algorithm.sample_draws import permutation_stream
 from flower_blsgd.algorithm.sampling import (
     EpochRequest,
-    Pool,
+    LossTable,
+    Sampler,
     SeparatedSampler,
     TierName,
     UnifiedSampler,
     UniformSampler,
+    draw_samples,
+    highest_losses,
+    permutation_stream,
 )
 
-from .teams import QUICK, distinct_losses, table_of, team
+from .workers import distinct_losses, highest, table_of, workers
+
+# few values, so that ties are common; infinity is a sample that was never seen
+_tied_losses = st.lists(
+    st.sampled_from([0.0, -0.0, 0.25, 1.0, 1e-30, 7.5, 3.4e38, math.inf]),
+    min_size=1,
+    max_size=30,
+)
+
+
+# the loss table
+
+
+def _record(table: LossTable, indices: list[int], losses: list[float], server_round: int) -> None:
+    table.record(np.array(indices, np.int32), np.array(losses, np.float32), server_round)
+
+
+def test_loss_table_starts_unseen() -> None:
+    table = LossTable(4)
+    assert len(table) == 4
+    assert table.losses.dtype == np.float32
+    assert (table.losses > np.finfo(np.float32).max).all()
+    assert table.rounds.tolist() == [0, 0, 0, 0]
+    assert math.isnan(table.mean_age_rounds(4))
+    with pytest.raises(ValueError, match="num_samples"):
+        LossTable(0)
+
+
+def test_record_writes_losses_and_rounds_of_these_samples_only() -> None:
+    table = LossTable(5)
+    _record(table, [3, 1], [0.5, 2.0], 7)
+    assert table.losses.tolist() == [math.inf, 2.0, math.inf, 0.5, math.inf]
+    assert table.rounds.tolist() == [0, 7, 0, 7, 0]
+    _record(table, [1], [0.25], 8)
+    _record(table, [], [], 9)
+    assert table.losses.tolist() == [math.inf, 0.25, math.inf, 0.5, math.inf]
+    assert table.rounds.tolist() == [0, 8, 0, 7, 0]
+
+
+def test_record_in_descending_worker_order_lets_the_lowest_index_win() -> None:
+    table = LossTable(3)
+    of_worker = {0: ([0, 1], [1.0, 1.5]), 1: ([1, 2], [2.0, 2.5]), 2: ([2, 0], [3.0, 3.5])}
+    for worker in sorted(of_worker, reverse=True):
+        _record(table, *of_worker[worker], 1)
+    assert table.losses.tolist() == [1.0, 1.5, 2.5]
+    _record(table, [0, 1, 0], [5.0, 1.0, 0.25], 2)  # twice in one order: the later loss
+    assert table.losses.tolist() == [0.25, 1.0, 2.5]
+
+
+def test_record_leaves_out_what_is_not_finite() -> None:
+    table = table_of([1.0, 1.0, 1.0, 1.0])
+    _record(table, [0, 1, 2, 3], [math.nan, math.inf, -math.inf, 2.0], 2)
+    assert table.losses.tolist() == [1.0, 1.0, 1.0, 2.0]
+    assert table.rounds.tolist() == [1, 1, 1, 2]
+
+
+def test_mean_age_counts_recorded_losses_only() -> None:
+    # ages at round 6: 4, 4, 1; the seven unseen do not count: 9 / 3 = 3
+    table = table_of([1.0] * 3 + [math.inf] * 7, [2, 2, 5] + [0] * 7)
+    assert table.mean_age_rounds(6) == pytest.approx(3.0)
+
+
+# the highest losses
+
+
+def _marked(losses: list[float], count: int, seed: int = 0) -> list[bool]:
+    rng = np.random.default_rng(seed)
+    return highest_losses(np.array(losses, np.float32), count, rng).tolist()
+
+
+def test_highest_losses_worked() -> None:
+    assert _marked([0.1, 5.0, 3.0, 4.0, 0.2], 2) == [False, True, False, True, False]
+    assert _marked([0.1, 5.0, 3.0, 4.0, 0.2], 3) == [False, True, True, True, False]
+    assert _marked([1.0, 2.0, 2.0], 0) == [False] * 3
+    assert _marked([1.0, 2.0, 2.0], 3) == [True] * 3
+    for count in (-1, 4):
+        with pytest.raises(ValueError, match="count"):
+            _marked([1.0, 2.0, 3.0], count)
+    largest = float(np.finfo(np.float32).max)  # unseen ranks above every number
+    assert _marked([largest, math.inf, largest, math.inf], 2) == [False, True, False, True]
+
+
+@given(_tied_losses, st.data())
+def test_highest_losses_is_top_k(losses: list[float], data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, len(losses)))
+    values = np.array(losses, np.float32)
+    marked = highest_losses(values, count, np.random.default_rng(data.draw(st.integers(0, 99))))
+    assert (marked.dtype, marked.shape) == (np.bool_, values.shape)
+    assert np.count_nonzero(marked) == count
+    if 0 < count < len(losses):
+        assert values[marked].min() >= values[~marked].max()
+    assert values.tobytes() == np.array(losses, np.float32).tobytes()
+
+
+def test_highest_losses_ties_every_tied_sample_is_as_likely() -> None:
+    # 9.0 is always in; 2 more out of five tied ones: each in 2/5 of 1,000 draws = 400,
+    # standard deviation sqrt(1000 * 0.4 * 0.6) = 15.5; the seeds are fixed
+    losses = [1.0, 2.0, 2.0, 9.0, 2.0, 2.0, 2.0]
+    hits = np.sum([_marked(losses, 3, seed) for seed in range(1000)], axis=0)
+    assert hits[0] == 0
+    assert hits[3] == 1000
+    assert (abs(hits[[1, 2, 4, 5, 6]] - 400) < 78).all()
+
+
+# the uniform stream
+
+
+@given(st.integers(0, 99), st.integers(1, 40), st.integers(0, 200), st.integers(0, 120))
+def test_permutation_stream_is_one_stream_of_permutations(
+    seed: int, num_samples: int, start: int, count: int
+) -> None:
+    whole = permutation_stream(seed, num_samples, 0, start + count)
+    part = permutation_stream(seed, num_samples, start, count)
+    assert part.dtype == np.int32
+    assert part.tolist() == whole[start:].tolist()
+    for begin in range(0, len(whole), num_samples):
+        permutation = whole[begin : begin + num_samples].tolist()
+        assert len(set(permutation)) == len(permutation)
+        assert set(permutation) <= set(range(num_samples))
+
+
+# one draw
+
+
+def _drawn(losses: object, count: int, ratio: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return draw_samples(np.asarray(losses, np.float32), count, ratio, rng)
+
+
+@given(_tied_losses, st.floats(0, 1), st.data())
+def test_draw_samples_lists(losses: list[float], ratio: float, data: st.DataObject) -> None:
+    """No index twice within a list; all full lists but the last; the top of each is the top-k."""
+    num_samples = len(losses)
+    count = data.draw(st.integers(0, 3 * num_samples + 1))
+    values = np.array(losses, np.float32)
+    drawn = _drawn(values, count, ratio, data.draw(st.integers(0, 99)))
+    assert drawn.dtype == np.int32
+    assert len(drawn) == count
+    for start in range(0, count, num_samples):
+        one = drawn[start : start + num_samples]
+        assert len(np.unique(one)) == len(one)
+        assert one.min() >= 0
+        assert one.max() < num_samples
+        top = math.floor(ratio * len(one) + 1e-9)
+        chosen = np.sort(values[one])[::-1][:top]
+        assert chosen.tolist() == np.sort(values)[::-1][:top].tolist()
+    assert values.tobytes() == np.array(losses, np.float32).tobytes()
+
+
+def test_draw_samples_worked() -> None:
+    losses = distinct_losses(60)
+    assert set(_drawn(losses, 20, 1.0).tolist()) == highest(losses, 20)
+    # 20 of 60: the 10 highest, and 10 of the other 50
+    half = set(_drawn(losses, 20, 0.5).tolist())
+    assert len(half - highest(losses, 10)) == 10
+    # 100 of 60: all shuffled, then 40 more: the 20 highest and 20 others, shuffled together
+    drawn = _drawn(losses, 100, 0.5)
+    assert sorted(drawn[:60].tolist()) == list(range(60))
+    excess = drawn[60:]
+    assert len(set(excess.tolist()) - highest(losses, 20)) == 20
+    assert not set(excess[:20].tolist()) <= highest(losses, 20)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 0.75])
+def test_draw_samples_rest_is_uniform_among_the_others(ratio: float) -> None:
+    # 8 of 20 in 800 draws: the 8 * ratio highest always; each other in (8 - high) / (20 - high)
+    # of them; the widest standard deviation is sqrt(800 / 4) = 14.1
+    losses = distinct_losses(20)
+    hits = np.zeros(20, int)
+    for seed in range(800):
+        hits[_drawn(losses, 8, ratio, seed)] += 1
+    high = int(8 * ratio)
+    top = sorted(highest(losses, high))
+    others = np.setdiff1d(np.arange(20), top)
+    assert (hits[top] == 800).all()
+    assert (abs(hits[others] - 800 * (8 - high) / (20 - high)) < 70).all()
+
+
+# the samplers
 
 
 def _request(
@@ -34,206 +215,141 @@ def _request(
         seed,
         epoch,
         rounds,
-        team(num_fast, num_slow),
+        workers(num_fast, num_slow),
         (fast_samples,) * num_fast + (slow_samples,) * num_slow,
         samples_before,
     )
 
 
 def _fast_and_slow(
-    table: LossTable, high_loss_ratio: float = 0.5, **changes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    fast, slow = SeparatedSampler(high_loss_ratio).pools(_request(**changes), table)
-    return fast.indices, slow.indices
+    table: LossTable, sampler: Sampler | None = None, **changes: int
+) -> tuple[list[int], list[int]]:
+    sampler = sampler or SeparatedSampler()
+    fast, slow = sampler.sample_lists(_request(**changes), table)
+    assert fast.indices.dtype == slow.indices.dtype == np.int32
+    return fast.indices.tolist(), slow.indices.tolist()
 
 
-def _highest(losses: np.ndarray, count: int) -> set[int]:
-    return set(np.argsort(-losses)[:count].tolist())
-
-
-# the request
-
-
-def test_request_tiers_and_set_sizes() -> None:
-    request = _request(2, 3, fast_samples=20, slow_samples=7, rounds=4)
-    assert request.tier(True) == (0, 1)
-    assert request.tier(False) == (2, 3, 4)
-    assert request.set_size((0, 1)) == 160  # 4 * (20 + 20)
-    assert request.set_size((2, 3, 4)) == 84  # 4 * (7 + 7 + 7)
-
-
-# the uniform stream
-
-
-def test_uniform_sampler_is_one_pool_for_everybody() -> None:
-    request = _request(2, 1, rounds=3, samples_before=17, seed=5)
-    pools = UniformSampler().pools(request, LossTable(90))
-    assert [pool.members for pool in pools] == [(0, 1, 2)]
-    # 3 * (20 + 20 + 10) = 150 samples from place 17 on
-    assert pools[0].indices.tolist() == permutation_stream(5, 90, 17, 150).tolist()
-
-
-def test_uniform_sampler_reads_no_losses() -> None:
-    request = _request()
-    unseen = UniformSampler().pools(request, LossTable(100))[0].indices
-    seen = UniformSampler().pools(request, table_of(distinct_losses(100)))[0].indices
-    assert unseen.tolist() == seen.tolist()
-
-
-def test_uniform_sampler_does_with_one_tier() -> None:
-    assert not UniformSampler().needs_both_tiers
-    assert [p.members for p in UniformSampler().pools(_request(2, 0), LossTable(9))] == [(0, 1)]
-    assert [p.members for p in UniformSampler().pools(_request(0, 2), LossTable(9))] == [(0, 1)]
-
-
-# the paper's method
-
-
-@pytest.mark.parametrize("ratio", [-0.01, 1.01, math.nan, math.inf])
-def test_separated_sampler_impossible_ratio_refused(ratio: float) -> None:
-    with pytest.raises(ValueError, match="high_loss_ratio"):
-        SeparatedSampler(ratio)
-
-
-def test_separated_sampler_default_ratio_is_a_half() -> None:
-    assert SeparatedSampler().high_loss_ratio == 0.5
-
-
-def test_separated_sampler_pools_are_the_tiers_in_worker_order() -> None:
-    pools = SeparatedSampler().pools(_request(3, 2, rounds=2), LossTable(500))
-    assert [pool.members for pool in pools] == [(0, 1, 2), (3, 4)]
-    assert [len(pool.indices) for pool in pools] == [120, 40]  # 2 * 3 * 20, 2 * 2 * 10
-
-
-def test_separated_sampler_needs_both_tiers_but_outlives_the_loss_of_one() -> None:
-    """At the start a missing tier is refused; one lost in mid-run is not (DESIGN.md, section 3)."""
-    assert SeparatedSampler().needs_both_tiers
-    for request in (_request(2, 0), _request(0, 2)):
-        pools: list[Pool] = SeparatedSampler().pools(request, LossTable(100))
-        assert [pool.members for pool in pools] == [(0, 1)]
-
-
-def test_separated_sampler_fast_workers_get_the_hard_half() -> None:
-    # 80 fast samples of 200: the 40 highest and 40 of the other 160
-    losses = distinct_losses(200)
-    fast, _ = _fast_and_slow(table_of(losses), rounds=2)
-    assert len(fast) == len(set(fast.tolist())) == 80
-    assert _highest(losses, 40) <= set(fast.tolist())
-    # were all by loss, none would lie outside the highest 80; by chance 40 * 120 / 160 = 30 do
-    assert 15 < len(set(fast.tolist()) - _highest(losses, 80)) <= 40
-
-
-def test_separated_sampler_slow_workers_get_a_uniform_draw() -> None:
-    # lambda 1, 20 of 100 in 400 epochs: each sample 80 times, standard deviation 8
-    table = table_of(distinct_losses(100))
-    hits = np.zeros(100, int)
-    for epoch in range(1, 401):
-        slow = _fast_and_slow(table, 1.0, epoch=epoch, rounds=2)[1]
-        assert len(set(slow.tolist())) == 20
-        hits[slow] += 1
-    assert (abs(hits - 80) < 40).all()
-
-
-def test_separated_sampler_slow_draw_ignores_the_losses_and_lambda() -> None:
-    draws = [
-        _fast_and_slow(table, ratio)[1].tolist()
-        for table in (LossTable(100), table_of(distinct_losses(100)))
-        for ratio in (0.0, 0.5, 1.0)
-    ]
-    assert all(draw == draws[0] for draw in draws)
-
-
-def test_separated_sampler_draws_are_independent_and_may_overlap() -> None:
-    # 400 of 1,000 each: 160 in both, standard deviation sqrt(400 * 0.4 * 0.6 * 0.6) = 7.6
-    changes = {"num_slow": 2, "fast_samples": 200, "slow_samples": 200, "rounds": 1}
-    for epoch in range(1, 6):
-        fast, slow = _fast_and_slow(LossTable(1000), 0.0, epoch=epoch, **changes)
-        assert abs(len(np.intersect1d(fast, slow)) - 160) < 40
-
-
-def test_separated_sampler_first_epoch_is_uniform() -> None:
-    # nothing is recorded: 8 of 20 in 600 runs: each 240 times, standard deviation 12
-    hits = np.zeros(20, int)
-    for seed in range(600):
-        fast, _ = _fast_and_slow(
-            LossTable(20), 0.5, seed=seed, rounds=1, fast_samples=4, slow_samples=2
+def test_samples_of_all_samplers_are_these_for_ever() -> None:
+    """So that a run of an earlier version can be repeated to the bit."""
+    rng = np.random.default_rng(1)
+    losses = rng.integers(0, 9, 5000).astype(np.float32)
+    losses[rng.random(5000) < 0.1] = np.inf
+    table = table_of(losses)
+    digest = hashlib.sha256()
+    for epoch, (fast, slow) in enumerate([(500, 300), (1500, 700), (3000, 900)], start=1):
+        request = _request(
+            fast_samples=fast,
+            slow_samples=slow,
+            seed=7,
+            epoch=epoch,
+            samples_before=4321 * (epoch - 1),
         )
-        hits[fast] += 1
-    assert (abs(hits - 240) < 62).all()
+        for sampler in (
+            UniformSampler(),
+            SeparatedSampler(0.5),
+            SeparatedSampler(0.3, "slow"),
+            UnifiedSampler(0.5),
+            UnifiedSampler(0.7, "slow"),
+        ):
+            for sample_list in sampler.sample_lists(request, table):
+                digest.update(sample_list.indices.astype("<i4").tobytes())
+    assert digest.hexdigest() == "005e036a0293faf3bab6ae3489838e800581d7d77a063985c0e2b2d75e538386"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "members"),
+    [
+        (UniformSampler(), [(0, 1, 2, 3, 4)]),
+        (SeparatedSampler(), [(0, 1, 2), (3, 4)]),
+        (SeparatedSampler(0.5, "slow"), [(0, 1, 2), (3, 4)]),
+        (UnifiedSampler(), [(0, 1, 2), (3, 4)]),
+        (UnifiedSampler(0.5, "slow"), [(0, 1, 2), (3, 4)]),
+    ],
+)
+def test_lists_are_the_tiers_in_worker_order(
+    sampler: Sampler, members: list[tuple[int, ...]]
+) -> None:
+    table, request = table_of(distinct_losses(500)), _request(3, 2)
+    lists = sampler.sample_lists(request, table)
+    assert [one.members for one in lists] == members
+    assert [len(one.indices) for one in lists] == [request.set_size(m) for m in members]
+    assert table.losses.tolist() == distinct_losses(500).tolist()
+    # At the start a missing tier is refused; one that is lost in mid-run is not.
+    assert sampler.needs_both_tiers is (len(members) == 2)
+    for one_tier in (_request(2, 0), _request(0, 2)):
+        assert [one.members for one in sampler.sample_lists(one_tier, table)] == [(0, 1)]
+
+
+@pytest.mark.parametrize("make", [SeparatedSampler, UnifiedSampler])
+def test_high_loss_settings_default_and_range(make: type[SeparatedSampler]) -> None:
+    assert (make().high_loss_ratio, make().high_loss_to) == (0.5, "fast")
+    for ratio in (-0.01, 1.01, math.nan, math.inf):
+        with pytest.raises(ValueError, match="high_loss_ratio"):
+            make(ratio)
+    with pytest.raises(ValueError, match="high_loss_to = 'both'"):
+        make(0.5, "both")  # type: ignore[arg-type]
+
+
+def test_uniform_sampler_reads_the_stream_and_no_losses() -> None:
+    request = _request(2, 1, rounds=3, samples_before=17, seed=5)
+    for table in (LossTable(90), table_of(distinct_losses(90))):
+        (everybody,) = UniformSampler().sample_lists(request, table)
+        # 3 * (20 + 20 + 10) = 150 samples, the 18th of the stream is the first
+        assert everybody.indices.tolist() == permutation_stream(5, 90, 17, 150).tolist()
+
+
+@pytest.mark.parametrize("to", ["fast", "slow"])
+def test_separated_sampler_worked(to: TierName) -> None:
+    """N_F = 80 and N_S = 20 of 200: one of them is half by loss, the other uniform."""
+    losses = distinct_losses(200)
+    fast, slow = _fast_and_slow(table_of(losses), SeparatedSampler(0.5, to))
+    assert (len(set(fast)), len(set(slow))) == (len(fast), len(slow)) == (80, 20)
+    by_loss, uniform, size = (fast, slow, 80) if to == "fast" else (slow, fast, 20)
+    top = highest(losses, size // 2)
+    assert top <= set(by_loss)
+    assert not top <= set(uniform)
+    # the other half is no choice by loss, or none would lie outside the highest
+    assert len(set(by_loss) - highest(losses, size)) > size / 8
+    # with lambda 1 it is all by loss
+    lists = _fast_and_slow(table_of(losses), SeparatedSampler(1.0, to))
+    assert set(lists[to == "slow"]) == highest(losses, size)
+    # the uniform tier's draw depends on neither losses nor lambda
+    for table in (table_of(losses), LossTable(200)):
+        for ratio in (0.0, 1.0):
+            assert _fast_and_slow(table, SeparatedSampler(ratio, to))[to == "fast"] == uniform
 
 
 def test_separated_sampler_unseen_are_picked_first() -> None:
     # 80 fast samples, 40 of them by loss: 30 unseen and the 10 highest of the seen 170
     losses = distinct_losses(200) * np.float32(1e30)
     losses[50:80] = math.inf
-    fast, _ = _fast_and_slow(table_of(losses), rounds=2)
-    assert set(range(50, 80)) <= set(fast.tolist())
+    fast, _ = _fast_and_slow(table_of(losses))
+    assert set(range(50, 80)) <= set(fast)
     losses[50:80] = 0
-    assert _highest(losses, 10) <= set(fast.tolist())
-
-
-def test_separated_sampler_more_unseen_than_fit() -> None:
-    losses = np.full(200, 1e30, np.float32)
+    assert highest(losses, 10) <= set(fast)
+    # more unseen than fit: another choice of them for each seed
+    losses[:] = 1e30
     losses[60:] = math.inf
-    fast, _ = _fast_and_slow(table_of(losses), 1.0, rounds=2)
-    assert fast.min() >= 60
-    again, _ = _fast_and_slow(table_of(losses), 1.0, rounds=2, seed=1)
-    assert set(again.tolist()) != set(fast.tolist())
-
-
-@QUICK
-@given(st.integers(0, 10**9), st.integers(1, 500), st.floats(0, 1), st.integers(0, 10**6))
-def test_separated_sampler_is_a_function_of_seed_epoch_and_losses(
-    seed: int, epoch: int, ratio: float, samples_before: int
-) -> None:
-    losses = np.random.default_rng(seed).integers(0, 3, 60).astype(np.float32)  # many ties
-    first = _fast_and_slow(table_of(losses), ratio, seed=seed, epoch=epoch)
-    np.random.default_rng(0).random(5)
-    again = _fast_and_slow(
-        table_of(losses), ratio, seed=seed, epoch=epoch, samples_before=samples_before
+    one, other = (
+        _fast_and_slow(table_of(losses), SeparatedSampler(1.0), seed=seed)[0] for seed in (0, 1)
     )
-    for one, other in zip(first, again, strict=True):
-        assert one.tolist() == other.tolist()
+    assert min(one) >= 60
+    assert set(one) != set(other)
 
 
-def test_separated_sampler_every_epoch_and_seed_is_another_draw() -> None:
-    table = table_of(distinct_losses(100))
-    draws = [_fast_and_slow(table, seed=s, epoch=e) for s in (0, 1) for e in (1, 2, 3)]
+@pytest.mark.parametrize("sampler", [SeparatedSampler(), UnifiedSampler()])
+def test_draws_are_a_function_of_seed_epoch_and_losses(sampler: Sampler) -> None:
+    table = table_of(np.arange(100) // 30)  # many ties
+    draws = {
+        (seed, epoch): _fast_and_slow(table, sampler, seed=seed, epoch=epoch)
+        for seed in (0, 1)
+        for epoch in (1, 2, 3)
+    }
     for tier in (0, 1):
-        assert len({tuple(draw[tier].tolist()) for draw in draws}) == 6
-
-
-def test_separated_sampler_leaves_the_table_as_it_was() -> None:
-    table = table_of(distinct_losses(100))
-    _fast_and_slow(table, rounds=4)
-    assert table.losses.tolist() == distinct_losses(100).tolist()
-    assert (table.rounds == 1).all()
-
-
-# the tier that gets the highest losses
-
-
-def test_separated_high_loss_to_slow_worked() -> None:
-    """N_F = 80 uniform, N_S = 20: half of these are the 10 highest."""
-    losses = distinct_losses(200)
-    request = _request()
-    fast, slow = SeparatedSampler(0.5, "slow").pools(request, table_of(losses))
-    assert (len(fast.indices), len(slow.indices)) == (80, 20)
-    assert (fast.members, slow.members) == ((0, 1), (2,))
-    top = _highest(losses, 10)
-    assert top <= set(slow.indices.tolist())
-    # 80 of 200 drawn uniformly hold all ten with a probability below 1e-4
-    assert not top <= set(fast.indices.tolist())
-    assert len(set(fast.indices.tolist())) == 80
-
-
-def test_separated_high_loss_to_slow_with_all_of_them() -> None:
-    losses = distinct_losses(200)
-    fast, slow = SeparatedSampler(1.0, "slow").pools(_request(), table_of(losses))
-    assert set(slow.indices.tolist()) == _highest(losses, 20)
-    # with lambda = 0 for it, the fast tier's draw is the same as that of a uniform one
-    other, _ = SeparatedSampler(0.0).pools(_request(), table_of(losses))
-    assert fast.indices.tolist() == other.indices.tolist()
+        assert len({tuple(lists[tier]) for lists in draws.values()}) == 6
+    np.random.default_rng(0).random(5)
+    assert _fast_and_slow(table, sampler, seed=1, epoch=2, samples_before=99) == draws[1, 2]
 
 
 # unified: the second tier gets what the first one left
@@ -241,83 +357,23 @@ def test_separated_high_loss_to_slow_with_all_of_them() -> None:
 
 @pytest.mark.parametrize("to", ["fast", "slow"])
 def test_unified_worked(to: TierName) -> None:
-    """N = 100: the first tier takes its half by loss, the other takes all that is left."""
+    """N = 100 = 80 + 20: the first tier takes its half by loss, the other takes all the rest."""
     losses = distinct_losses(100)
-    fast, slow = UnifiedSampler(0.5, to).pools(_request(), table_of(losses))
-    assert (fast.members, slow.members) == ((0, 1), (2,))
-    both = fast.indices.tolist() + slow.indices.tolist()
-    assert (len(fast.indices), len(slow.indices)) == (80, 20)
-    assert sorted(both) == list(range(100))  # 80 + 20 = N: everything exactly once
+    fast, slow = _fast_and_slow(table_of(losses), UnifiedSampler(0.5, to))
+    assert (len(fast), len(slow)) == (80, 20)
+    assert sorted(fast + slow) == list(range(100))
     first = fast if to == "fast" else slow
-    assert _highest(losses, len(first.indices) // 2) <= set(first.indices.tolist())
+    assert highest(losses, len(first) // 2) <= set(first)
 
 
-def test_unified_rest_is_uniform_where_too_little_is_left() -> None:
+def test_unified_rest_is_drawn_from_all_where_too_little_is_left() -> None:
     """N = 90: of the slow worker's 20, the 10 that are left come first, then 10 of all 90."""
-    losses = distinct_losses(90)
-    counts = np.zeros(90)
-    for seed in range(300):
-        fast, slow = UnifiedSampler(0.5).pools(_request(seed=seed), table_of(losses))
-        left = set(range(90)) - set(fast.indices.tolist())
-        assert len(slow.indices) == 20
-        assert set(slow.indices[:10].tolist()) == left
-        rest = slow.indices[10:].tolist()
-        assert len(set(rest)) == 10
-        counts[rest] += 1
-    # 300 x 10 / 90 = 33.3 each, standard deviation 5.4: within 5.5 of them
-    assert counts.min() > 3
-    assert counts.max() < 64
-
-
-def test_unified_nothing_left_at_all_is_uniform() -> None:
-    fast, slow = UnifiedSampler(0.5).pools(_request(), table_of(distinct_losses(80)))
-    assert sorted(fast.indices.tolist()) == list(range(80))
-    assert len(set(slow.indices.tolist())) == 20
-
-
-def test_unified_needs_both_tiers() -> None:
-    assert UnifiedSampler().needs_both_tiers
-    (pool,) = UnifiedSampler().pools(_request(2, 0), table_of(distinct_losses(100)))
-    assert pool.members == (0, 1)  # a tier that was lost in mid-run
-
-
-@QUICK
-@given(
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.integers(1, 30),
-    st.integers(1, 30),
-    st.integers(20, 300),
-    st.floats(0, 1),
-    st.sampled_from(["fast", "slow"]),
-    st.integers(0, 99),
-)
-def test_unified_tiers_are_disjoint_as_far_as_n_suffices(
-    num_fast: int,
-    num_slow: int,
-    fast_samples: int,
-    slow_samples: int,
-    num_samples: int,
-    ratio: float,
-    to: TierName,
-    seed: int,
-) -> None:
-    request = _request(
-        num_fast, num_slow, fast_samples=fast_samples, slow_samples=slow_samples, seed=seed
-    )
-    table = table_of(distinct_losses(num_samples, seed))
-    fast, slow = UnifiedSampler(ratio, to).pools(request, table)
-    sizes = 2 * num_fast * fast_samples, 2 * num_slow * slow_samples
-    assert (len(fast.indices), len(slow.indices)) == sizes
-    first, second = (fast, slow) if to == "fast" else (slow, fast)
-    taken = set(first.indices.tolist())
-    left = num_samples - len(taken)
-    own = second.indices[: min(left, len(second.indices))]
-    assert len(np.unique(own)) == len(own)
-    assert not taken & set(own.tolist())
-    for indices in (fast.indices, slow.indices):
-        assert indices.dtype == np.int32
-        assert indices.min() >= 0
-        assert indices.max() < num_samples
-    again = UnifiedSampler(ratio, to).pools(request, table)
-    assert [p.indices.tolist() for p in again] == [fast.indices.tolist(), slow.indices.tolist()]
+    for seed in range(5):
+        table = table_of(distinct_losses(90))
+        fast, slow = _fast_and_slow(table, UnifiedSampler(), seed=seed)
+        assert len(slow) == 20
+        assert set(slow[:10]) == set(range(90)) - set(fast)
+        assert len(set(slow[10:])) == 10
+    fast, slow = _fast_and_slow(table_of(distinct_losses(80)), UnifiedSampler())
+    assert sorted(fast) == list(range(80))  # nothing is left at all
+    assert len(set(slow)) == 20

@@ -1,0 +1,249 @@
+"""Sums of models, ``x + sum_i s_i (x_i - x)``, near the bandwidth of the memory.
+
+Tensors are cut into chunks that fit a core's cache, and a few threads work through them. Every
+operation is one of IEEE arithmetic on one element, in a fixed order: each element of the result is
+the same to the bit however the tensors are cut, whatever the number of threads, and on every
+machine.
+"""
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+AnyArray = npt.NDArray[Any]
+_Part = TypeVar("_Part")
+
+CHUNK_BYTES = 1 << 19
+"""Large enough that a call of numpy costs little beside it, small enough for a core's cache."""
+
+_MOST_THREADS = 8  # a few cores saturate the memory
+_ONE_THREAD_BYTES = 1 << 25
+"""Below this, a millisecond or two, other threads save little, and cost much on a busy machine."""
+
+
+class _Scratch(threading.local):
+    """Three buffers of a chunk's size for each thread, kept for reuse."""
+
+    def __init__(self) -> None:
+        # An element may be twice as wide in a buffer (float16 is summed in float32).
+        self._memory = np.empty((3, 2 * CHUNK_BYTES), np.uint8)
+
+    def buffers(self, dtype: np.dtype[Any], size: int) -> AnyArray:
+        """Return the buffers as rows of `size` elements."""
+        return self._memory.view(dtype)[:, :size]
+
+
+_scratch = _Scratch()
+
+
+def num_threads() -> int:
+    """Return how many threads to use: the cores of this process, or torch's setting if lower."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    # Only if torch is loaded: importing it takes seconds.
+    of_torch: Callable[[], int] | None = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return max(1, min(cores, _MOST_THREADS, of_torch() if of_torch else cores))
+
+
+def threads_for(num_bytes: int) -> int:
+    """Return how many threads pay off for a sum that reads and writes so many bytes."""
+    return num_threads() if num_bytes >= _ONE_THREAD_BYTES else 1
+
+
+def share(parts: Iterable[_Part], work: Callable[[_Part], object], threads: int) -> None:
+    """Call `work` with every part once, in several threads, and return when all are done.
+
+    The parts must not depend on one another; each thread takes the next as soon as it is free. The
+    first error of a thread is raised when all threads have ended.
+    """
+    waiting = iter(list(parts))  # a list's iterator may be shared by threads
+
+    def work_on() -> None:
+        for part in waiting:
+            work(part)
+
+    if threads == 1:
+        work_on()
+        return
+    running = [_executor(os.getpid()).submit(work_on) for _ in range(threads)]
+    wait(running)
+    for thread in running:
+        thread.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _executor(process: int) -> ThreadPoolExecutor:
+    """Return this process's threads; those of a parent do not exist in its fork."""
+    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"average-{process}")
+
+
+def _chunks(flat: Sequence[AnyArray]) -> list[tuple[int, slice]]:
+    """Return parts that cover every element of flat tensors once: the tensor's index, a slice."""
+    chunks = []
+    for i, tensor in enumerate(flat):
+        step = CHUNK_BYTES // tensor.itemsize
+        chunks += [(i, slice(start, start + step)) for start in range(0, tensor.size, step)]
+    return chunks
+
+
+def move(
+    first: Mapping[str, AnyArray],
+    others: Sequence[Mapping[str, AnyArray]],
+    scales: Sequence[float],
+    out: Mapping[str, AnyArray] | None = None,
+) -> dict[str, AnyArray]:
+    """Return ``x + sum_i s_i (x_i - x)`` of floating tensors, and the maximum of all others.
+
+    Parameters
+    ----------
+    first : mapping
+        x by name.
+    others : sequence of mapping
+        x_i by name, at least the same names, with the same shapes and dtypes.
+    scales : sequence of float
+        s_i > 0.
+    out : mapping, optional
+        Tensors that the result is written to, which may not overlap what is read; new ones by
+        default.
+
+    Raises
+    ------
+    ValueError
+        If a tensor's shapes or dtypes differ, also from those of `out`.
+    """
+    names = list(first)
+    models = [[model[name] for name in names] for model in (first, *others)]
+    if out is None:
+        moved = [np.empty(tensor.shape, tensor.dtype) for tensor in models[0]]
+    else:
+        moved = [out[name] for name in names]
+    for tensors in (*models[1:], moved):
+        _require_alike(names, models[0], tensors)
+    flat_out, *flat = ([tensor.ravel() for tensor in tensors] for tensors in (moved, *models))
+    terms, unit = _terms(scales), max(scales, default=1.0)
+
+    def work(chunk: tuple[int, slice]) -> None:
+        i, part = chunk
+        target, rows = flat_out[i][part], [model[i][part] for model in flat]
+        if target.dtype.kind not in "fc":
+            np.maximum.reduce(rows, out=target)
+            return
+        try:
+            with np.errstate(over="raise", invalid="ignore"):
+                _sum(target, rows, terms, unit)
+        except FloatingPointError:  # differences of numbers near the largest
+            with np.errstate(over="ignore", invalid="ignore"):
+                _sum(target, rows, terms, unit)
+                _sum_in_float64(target, rows, scales)
+
+    share(_chunks(flat_out), work, threads_for(_num_bytes(flat_out) * (1 + len(models))))
+    for tensor, result in zip(moved, flat_out, strict=True):
+        if not tensor.flags.c_contiguous:  # what was written to is a copy
+            tensor[...] = result.reshape(tensor.shape)
+    return dict(zip(names, moved, strict=True))
+
+
+def _require_alike(
+    names: Sequence[str], tensors: Sequence[AnyArray], others: Sequence[AnyArray]
+) -> None:
+    for name, one, other in zip(names, tensors, others, strict=True):
+        if one.shape != other.shape:
+            raise ValueError(f"tensor {name!r} has shapes {one.shape} and {other.shape}")
+        if one.dtype != other.dtype:
+            raise ValueError(f"tensor {name!r} has dtypes {one.dtype} and {other.dtype}")
+
+
+def _num_bytes(tensors: Sequence[AnyArray]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+class _Term(NamedTuple):
+    """One model, or two of the largest scale, and the scale in units of the largest."""
+
+    models: tuple[int, ...]
+    factor: float
+
+
+def _terms(scales: Sequence[float]) -> list[_Term]:
+    terms: list[_Term] = []
+    for i, scale in enumerate(scales, start=1):
+        if scale == max(scales) and terms and terms[-1].factor == 1 and len(terms[-1].models) == 1:
+            terms[-1] = _Term((*terms[-1].models, i), 1)
+        else:
+            terms.append(_Term((i,), scale / max(scales)))
+    return terms
+
+
+def _sum(out: AnyArray, rows: Sequence[AnyArray], terms: Sequence[_Term], unit: float) -> None:
+    """Write ``x + sum_i s_i (x_i - x)`` of one chunk, in float32 or the tensors' wider dtype."""
+    working = np.result_type(out.dtype, np.float32)
+    base, *others = (row.astype(working, copy=False) for row in rows)
+    if not terms:
+        out[...] = base
+        return
+    total, part, twice = _scratch.buffers(working, out.size)
+    if any(len(term.models) == 2 for term in terms):
+        np.add(base, base, out=twice)
+    for n, ((i, *second), factor) in enumerate(terms):
+        row, target = others[i - 1], part if n else total
+        if factor != 1:
+            np.subtract(row, base, out=target)
+            np.multiply(target, factor, out=target)
+            if n:
+                np.add(total, part, out=total)
+            continue
+        if n:
+            row = np.add(total, row, out=total)
+        if second:
+            # Workers of one kind have equal scales: two of them in three passes. Twice a number
+            # is exact, so that equal models still leave a difference of 0.
+            row = np.add(row, others[second[0] - 1], out=total)
+        np.subtract(row, twice if second else base, out=total)
+    np.multiply(total, unit, out=total)
+    np.add(total, base, out=out, casting="same_kind")
+
+
+def _sum_in_float64(out: AnyArray, rows: Sequence[AnyArray], scales: Sequence[float]) -> None:
+    """Sum again in float64 where the result is not finite, and only there.
+
+    Otherwise the bits would depend on how the tensors are cut.
+    """
+    wrong = ~np.isfinite(out)
+    wide = np.result_type(out.dtype, np.float64)
+    base, *others = (row[wrong].astype(wide) for row in rows)
+    total = np.zeros_like(base)
+    for scale, other in zip(scales, others, strict=True):
+        total += scale * (other - base)
+    out[wrong] = base + total
+
+
+def first_not_finite(tensors: Mapping[str, AnyArray]) -> str | None:
+    """Return the name of the first tensor that holds an infinity or nan; None if none does.
+
+    Integers are finite. An infinity or nan makes every sum with it infinite or nan, so a finite sum
+    clears a whole chunk; others are checked element by element, since large finite numbers may
+    also add up to infinity.
+    """
+    names = [name for name, tensor in tensors.items() if tensor.dtype.kind in "fc"]
+    flat = [tensors[name].ravel() for name in names]
+    found: list[int] = []
+
+    def work(chunk: tuple[int, slice]) -> None:
+        i, part = chunk
+        values = flat[i][part]
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = np.einsum("i->", values)  # five times as fast as numpy.sum
+        if not np.isfinite(total) and not np.isfinite(values).all():
+            found.append(i)
+
+    share(_chunks(flat), work, threads_for(_num_bytes(flat)))
+    return names[min(found)] if found else None

@@ -1,0 +1,45 @@
+"""Workers, loss tables and figures that the tests of the algorithm share."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flower_blsgd.algorithm.epoch_plan import EpochPlan
+from flower_blsgd.algorithm.local_steps import Participant
+from flower_blsgd.algorithm.sampling import LossTable
+
+
+def workers(num_fast: int, num_slow: int, batch_size: int = 32) -> tuple[Participant, ...]:
+    """Fast workers first, as the worker index ranks them."""
+    fast = (Participant(True, batch_size),) * num_fast
+    return fast + (Participant(False, batch_size),) * num_slow
+
+
+def by_speed(batch_size: int, *speed_ratios: float | None) -> list[Participant]:
+    """One worker of each speed; above 0.7 it is fast."""
+    return [Participant((ratio or 1) > 0.7, batch_size, ratio) for ratio in speed_ratios]
+
+
+def table_of(losses: object, rounds: object = 1) -> LossTable:
+    """A loss table with these losses, recorded in these rounds; infinity: never seen."""
+    table = LossTable(np.size(losses))
+    table.losses[:] = losses
+    table.rounds[:] = np.where(np.isfinite(table.losses), rounds, 0)
+    return table
+
+
+def distinct_losses(num_samples: int, seed: int = 0) -> np.ndarray:
+    """A random order of the losses 0, 1, ..., N - 1, so that the highest ones are unique."""
+    return np.random.default_rng(seed).permutation(num_samples).astype(np.float32)
+
+
+def highest(losses: np.ndarray, count: int) -> set[int]:
+    """The samples with the highest losses."""
+    return set(np.argsort(-losses)[:count].tolist())
+
+
+def share_left_out(plan: EpochPlan, participants: Sequence[Participant], num_samples: int) -> float:
+    """Share of all samples that no fast worker trains on in this epoch."""
+    fast = [worker for worker, participant in enumerate(participants) if participant.fast]
+    picked = [plan.indices(r, worker) for r in range(plan.rounds) for worker in fast]
+    return 1 - len(np.unique(np.concatenate(picked))) / num_samples

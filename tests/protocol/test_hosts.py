@@ -1,0 +1,111 @@
+"""Messages to and from a node with several devices."""
+
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from flower_blsgd.protocol import Failure, HostOrders, HostReply, ProtocolError
+
+from ..in_process_grid import over_the_wire, same_bits, toy_arrays
+
+
+def orders() -> HostOrders:
+    arrays, momentum = toy_arrays(1.0), toy_arrays(2.0)
+    contents = {
+        rank: RecordDict(
+            {"model": arrays, "momentum": momentum, "settings": ConfigRecord({"steps": rank})}
+        )
+        for rank in (2, 0, 11)
+    }
+    return HostOrders(contents, "model", "settings", "weight", "equal", [0.0, 1.5], ["weight"])
+
+
+def sent() -> Message:
+    return over_the_wire(Message(orders().to_records(), 7, "train"))
+
+
+def replied() -> RecordDict:
+    reply = HostReply(
+        {
+            0: RecordDict({"metrics": MetricRecord({"x": 1})}),
+            12: RecordDict({"metrics": MetricRecord({"x": 2})}),
+            3: RecordDict(),  # it did what was asked, and has no record of its own
+        },
+        {1: Failure(205, "Traceback\nRuntimeError: the fan stands still\n"), 4: Failure(0, "")},
+        RecordDict({"arrays": toy_arrays(5.0)}),
+    )
+    return over_the_wire(reply.to_reply(sent())).content
+
+
+def test_orders_survive_the_wire_and_shared_records_travel_once() -> None:
+    message = sent()
+    assert set(message.content) == {"host", "model", "momentum", "order-0", "order-2", "order-11"}
+    found, expected = HostOrders.from_message(message), orders()
+    assert list(found.contents) == [0, 2, 11]
+    for rank, content in found.contents.items():
+        assert set(content) == {"model", "momentum", "settings"}
+        assert content["settings"] == expected.contents[rank]["settings"]
+        assert same_bits(content["momentum"], expected.contents[rank]["momentum"])
+    for name in ("arrays_key", "config_key", "weighted_by", "worker_weight"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert (found.update_norms, found.moving) == ([0.0, 1.5], ["weight"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("update-norms", ["a"]),
+        ("update-norms", 1.0),
+        ("moving", [1]),
+        ("worker-weight", 3),
+        ("config-key", None),
+    ],
+)
+def test_orders_with_a_broken_value_are_refused_by_name(key: str, value: object) -> None:
+    message = sent()
+    del message.content["host"][key]
+    if value is not None:
+        message.content["host"][key] = value
+    with pytest.raises(ProtocolError, match=key):
+        HostOrders.from_message(message)
+
+
+def test_orders_without_an_order_are_refused() -> None:
+    message = sent()
+    for rank in (0, 2, 11):
+        del message.content[f"order-{rank}"]
+    with pytest.raises(ProtocolError, match="no orders"):
+        HostOrders.from_message(message)
+
+
+def test_reply_survives_the_wire() -> None:
+    found = HostReply.from_content(replied())
+    assert sorted(found.parts) == [0, 3, 12]
+    assert [len(found.parts[rank]) for rank in (0, 3, 12)] == [1, 0, 1]
+    assert found.parts[12]["metrics"] == MetricRecord({"x": 2})
+    assert set(found.shared) == {"arrays"}
+    assert found.failures[1].code == 205
+    assert found.failures[1].brief == "RuntimeError: the fan stands still"
+    assert found.failures[4].brief == "error 0"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("ranks", [0, 3], "contradicts"),  # 12 has records
+        ("codes", [205], "contradicts"),
+        ("reasons", [1, 2], "reasons"),
+        ("failed", "1, 4", "failed"),
+    ],
+)
+def test_reply_that_contradicts_itself_is_refused(key: str, value: object, expected: str) -> None:
+    content = replied()
+    content["host"][key] = value
+    with pytest.raises(ProtocolError, match=expected):
+        HostReply.from_content(content)
+
+
+def test_reply_of_another_node_is_refused() -> None:
+    content = replied()
+    del content["host"]
+    with pytest.raises(ProtocolError, match="several devices"):
+        HostReply.from_content(content)

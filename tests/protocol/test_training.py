@@ -1,0 +1,288 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from flower_blsgd.protocol import (
+    COUNTERS,
+    SLOTS,
+    ProtocolError,
+    SumOrder,
+    SumReport,
+    TrainOrder,
+    TrainReport,
+    state_copies,
+)
+from flower_blsgd.worker.optimizers import make_optimizer, slots_of
+
+from ..in_process_grid import over_the_wire, same_bits, toy_arrays
+
+
+def order_of(steps: int = 2, batch_size: int = 3, **changes: object) -> TrainOrder:
+    order = TrainOrder(
+        round=4,
+        epoch=2,
+        local_steps=steps,
+        batch_size=batch_size,
+        learning_rate=0.125,
+        seed=2**62 + 1,
+        deadline_seconds=1.5,
+        momentum_policy="keep",
+        indices=np.arange(steps * batch_size, dtype=np.int32)[::-1].copy(),
+        arrays=toy_arrays(1.0),
+    )
+    return dataclasses.replace(order, **changes)
+
+
+def report_of(order: TrainOrder, steps: int | None = None, **changes: object) -> TrainReport:
+    steps = order.local_steps if steps is None else steps
+    report = TrainReport(
+        completed_steps=steps,
+        batch_size=order.batch_size,
+        compute_seconds=0.5,
+        started_at=1000.25,
+        ended_at=1000.75,
+        losses=np.arange(steps * order.batch_size, dtype=np.float32),
+        arrays=toy_arrays(2.0),
+    )
+    return dataclasses.replace(report, **changes)
+
+
+def sent(order: TrainOrder) -> Message:
+    return over_the_wire(Message(order.to_records(), 7, "train"))
+
+
+def answered(order: TrainOrder, report: TrainReport) -> Message:
+    return over_the_wire(report.to_reply(sent(order)))
+
+
+# --- orders
+
+
+@pytest.mark.parametrize("momentum", [None, toy_arrays(3.0)])
+def test_order_survives_the_wire(momentum: ArrayRecord | None) -> None:
+    order = order_of(momentum=momentum, momentum_policy="average")
+    message = Message(order.to_records("model", "settings"), 7, "train")
+    assert set(message.content) - {"momentum"} == {"model", "settings"}
+    found = TrainOrder.from_message(over_the_wire(message), "model", "settings")
+    for field in dataclasses.fields(TrainOrder):
+        if field.name not in ("indices", "arrays", "momentum"):
+            assert getattr(found, field.name) == getattr(order, field.name), field.name
+    assert found.indices.tolist() == [5, 4, 3, 2, 1, 0]
+    assert found.indices.dtype == np.int32
+    assert same_bits(found.arrays, order.arrays)
+    assert same_bits(found.momentum, momentum) if momentum else found.momentum is None
+
+
+def test_order_has_flowers_own_names_beside_ours_and_shares_the_model() -> None:
+    order = order_of(1, 2, indices=np.array([1, 258], np.int32))
+    config = order.to_records().config_records["config"]
+    assert config["server-round"] == config["round"] == 4
+    assert config["lr"] == config["learning-rate"] == 0.125
+    assert config["indices"] == b"\x01\x00\x00\x00\x02\x01\x00\x00"  # little-endian int32
+    assert order.to_records()["arrays"] is order.arrays
+    assert order.to_records()["config"] is not config
+
+
+def test_order_of_another_strategy_is_refused_with_the_way_out() -> None:
+    records = RecordDict(
+        {"arrays": toy_arrays(), "config": ConfigRecord({"server-round": 1, "lr": 0.1})}
+    )
+    without_model = order_of().to_records()
+    del without_model["arrays"]
+    for content in (records, without_model):
+        with pytest.raises(ProtocolError, match="BiasedLocalSGD"):
+            TrainOrder.from_message(Message(content, 7, "train"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("indices", b"\x00" * 20, "5 indices"),
+        ("indices", b"\x00" * 23, "indices"),
+        ("indices", [0, 1, 2, 3, 4, 5], "indices"),
+        ("local-steps", 3, "3 steps of 3"),
+        ("local-steps", 2.0, "local-steps"),
+        ("epoch", "two", "epoch"),
+        ("learning-rate", True, "learning-rate"),
+        ("momentum-policy", 1, "momentum-policy"),
+        ("seed", None, "seed"),
+    ],
+)
+def test_order_broken_value_is_refused_by_name(key: str, value: object, expected: str) -> None:
+    message = sent(order_of())
+    del message.content["config"][key]
+    if value is not None:
+        message.content["config"][key] = value
+    with pytest.raises(ProtocolError, match=expected):
+        TrainOrder.from_message(message)
+
+
+# --- reports
+
+
+@pytest.mark.parametrize("momentum", [None, toy_arrays(5.0)])
+def test_report_survives_the_wire(momentum: ArrayRecord | None) -> None:
+    order = order_of()
+    report = report_of(order, 1, momentum=momentum)
+    found = TrainReport.from_reply(answered(order, report), order)
+    assert (found.completed_steps, found.batch_size) == (1, 3)
+    assert (found.compute_seconds, found.started_at, found.ended_at) == (0.5, 1000.25, 1000.75)
+    assert found.losses.tolist() == [0.0, 1.0, 2.0]
+    assert same_bits(found.arrays, report.arrays)
+    assert same_bits(found.momentum, momentum) if momentum else found.momentum is None
+
+
+def test_report_counts_examples_and_their_mean_loss() -> None:
+    order = order_of(2, 3)
+    report = report_of(order)  # losses 0, 1, 2, 3, 4, 5
+    raw = report.to_reply(sent(order)).content["losses"]["losses"]
+    assert raw[:8] == b"\x00\x00\x00\x00\x00\x00\x80\x3f"  # little-endian float32
+    assert report.num_examples == 6
+    assert report.mean_loss == 2.5
+    (metrics,) = answered(order, report).content.metric_records.values()
+    assert metrics["num-examples"] == 6
+    assert metrics["train-loss"] == 2.5
+    nothing_done = report_of(order, 0)
+    assert np.isnan(nothing_done.mean_loss)
+    found = TrainReport.from_reply(answered(order, nothing_done), order)
+    assert found.completed_steps == found.num_examples == len(found.losses) == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "value", "expected"),
+    [
+        ("metrics", "completed-steps", -1, "-1 steps were completed of 2"),
+        ("metrics", "completed-steps", 3, "3 steps were completed of 2"),
+        ("metrics", "completed-steps", 1, "6 losses"),
+        ("metrics", "batch-size", 2, "2 steps of 3"),
+        ("losses", "losses", b"", "0 losses"),
+        ("losses", "losses", b"\x00" * 20, "5 losses"),
+        ("losses", "losses", b"\x00" * 23, "losses"),
+        ("losses", "losses", [0.0] * 6, "losses"),
+    ],
+)
+def test_report_of_what_was_not_ordered_is_refused(
+    record: str, key: str, value: object, expected: str
+) -> None:
+    order = order_of(2, 3)
+    reply = answered(order, report_of(order))
+    reply.content[record][key] = value
+    with pytest.raises(ProtocolError, match=expected):
+        TrainReport.from_reply(reply, order)
+
+
+def test_report_can_be_averaged_by_flowers_own_fedavg() -> None:
+    order = order_of(2, 3)
+    replies = []
+    for value, steps in ((1.0, 2), (4.0, 1)):
+        report = report_of(order, steps, arrays=toy_arrays(value))
+        replies.append(answered(order, report))
+    arrays, metrics = FedAvg().aggregate_train(1, replies)
+    assert arrays is not None
+    assert arrays["weight"].numpy() == pytest.approx(np.full((2, 1), 2.0))  # (6 x 1 + 3 x 4) / 9
+    assert metrics is not None
+    assert metrics["train-loss"] == pytest.approx((6 * 2.5 + 3 * 1.0) / 9)
+
+
+def test_report_of_a_client_that_knows_only_fedavg_counts_as_all_steps() -> None:
+    order = order_of(2, 3)
+    records = RecordDict(
+        {"weights": toy_arrays(9.0), "numbers": MetricRecord({"num-examples": 6, "acc": 0.5})}
+    )
+    found = TrainReport.from_reply(Message(records, reply_to=sent(order)), order)
+    assert found.completed_steps == 2
+    assert found.num_examples == 6
+    assert len(found.losses) == 0
+    assert same_bits(found.arrays, toy_arrays(9.0))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "another"),
+    [("arrays", ArrayRecord({"x": Array(np.zeros(1))})), ("metrics", MetricRecord({"x": 1}))],
+)
+def test_report_needs_exactly_one_model_and_one_metric_record(
+    name: str, another: ArrayRecord | MetricRecord, count: int
+) -> None:
+    order = order_of()
+    reply = answered(order, report_of(order))
+    if count == 0:
+        del reply.content[name]
+    else:
+        reply.content["more"] = another
+    expected = f"one {type(another).__name__} in the reply, found {count}"
+    with pytest.raises(ProtocolError, match=expected):
+        TrainReport.from_reply(reply, order)
+
+
+# --- slices to add up
+
+
+def sum_message() -> Message:
+    order = SumOrder((0.25, 0.75), (toy_arrays(1.0), toy_arrays(5.0)))
+    return over_the_wire(Message(order.to_records(), 7, "train.sum"))
+
+
+def test_sum_order_survives_the_wire() -> None:
+    found = SumOrder.from_message(sum_message())
+    assert found.weights == (0.25, 0.75)
+    assert same_bits(found.slices[1], toy_arrays(5.0))
+    assert found.models()[1]["weight"].tolist() == toy_arrays(5.0)["weight"].numpy().tolist()
+
+
+@pytest.mark.parametrize("weights", [None, 0.5, ["a", "b"], [0.5], [0.2, 0.3, 0.5]])
+def test_sum_order_without_a_weight_for_each_slice_is_refused(weights: object) -> None:
+    message = sum_message()
+    del message.content["config"]["weights"]
+    if weights is not None:
+        message.content["config"]["weights"] = weights
+    with pytest.raises(ProtocolError, match="weights"):
+        SumOrder.from_message(message)
+
+
+def test_sum_report_survives_the_wire_and_is_checked() -> None:
+    message = sum_message()
+    slices = SumOrder.from_message(message).slices
+    good = SumReport(toy_arrays(4.0), 1.25, 2.5)
+    found = SumReport.from_reply(over_the_wire(good.to_reply(message)), slices)
+    assert (found.started_at, found.ended_at) == (1.25, 2.5)
+    assert same_bits(found.arrays, good.arrays)
+    mis_shaped = ArrayRecord({name: Array(np.zeros(7, np.float32)) for name in slices[0]})
+    for arrays, expected in ((toy_arrays(float("nan")), "not finite"), (mis_shaped, "shapes")):
+        reply = SumReport(arrays, 1.0, 2.0).to_reply(message)
+        with pytest.raises(ProtocolError, match=expected):
+            SumReport.from_reply(reply, slices)
+    reply = good.to_reply(message)
+    del reply.content["metrics"]
+    with pytest.raises(ProtocolError, match="how long"):
+        SumReport.from_reply(reply, slices)
+
+
+# --- the state of optimizers
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "copies"),
+    [("sgd", 0.9, 1), ("sgd", 0.0, 0), ("adamw", 0.9, 2), ("adamw", 0.0, 2)],
+)
+def test_slots_are_what_torch_keeps(optimizer: str, momentum: float, copies: int) -> None:
+    parameter = torch.nn.Parameter(torch.ones(50))
+    made = make_optimizer(
+        optimizer, [parameter], momentum=momentum, nesterov=False, weight_decay=0.0
+    )
+    parameter.grad = torch.ones(50)
+    made.step()
+    kept = {slot: tensor for slot, tensor in made.state[parameter].items() if tensor is not None}
+    assert state_copies(optimizer, momentum) == copies
+    assert sum(tensor.numel() for tensor in kept.values()) // 50 == copies
+    if kept:
+        assert set(kept) == set(SLOTS[optimizer]) == set(slots_of(made))
+    for slot, tensor in kept.items():
+        if slot in COUNTERS:
+            assert (tensor.shape, tensor.dtype) == ((), torch.float32)
+        else:
+            assert (tensor.shape, tensor.dtype) == (parameter.shape, parameter.dtype)
