@@ -8,8 +8,30 @@ import signal
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from flower_blsgd.runtime.flower_internals import become_server
+
+# `make test` draws the same examples every time, `make fuzz` new ones, and more of them. No test
+# sets these itself; a busy machine is no failure.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "fuzz",
+    derandomize=False,
+    database=None,
+    deadline=None,
+    max_examples=1000,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # A shell starts what it puts into the background (`make test &`) with Ctrl-C ignored, and every
 # process started from there inherits that: the tests that press Ctrl-C would wait for ever.

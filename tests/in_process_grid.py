@@ -34,28 +34,22 @@ Handler = Callable[[Message, int], Message]
 
 Order = Literal["sent", "reversed", "shuffled"]
 
-FailureKind = Literal[
-    "raises",
-    "dies",
-    "missing",
-    "non-finite",
-    "infinite",
-    "mis-shaped",
-    "wrong dtype",
-    "missing tensor",
-    "extra tensor",
-    "wrong losses",
-]
 
-BROKEN_REPLIES: tuple[FailureKind, ...] = (
-    "non-finite",
-    "infinite",
-    "mis-shaped",
-    "wrong dtype",
-    "missing tensor",
-    "extra tensor",
-    "wrong losses",
-)
+def _with_nan(tensor: np.ndarray) -> np.ndarray:
+    tensor = tensor.copy()
+    tensor.flat[-1] = np.nan
+    return tensor
+
+
+_BROKEN_TENSORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "non-finite": _with_nan,
+    "mis-shaped": lambda tensor: tensor[None],
+    "wrong dtype": lambda tensor: tensor.astype(np.float16),
+}
+BROKEN_REPLIES = (*_BROKEN_TENSORS, "missing tensor", "extra tensor", "wrong losses")
+
+FailureKind = str
+"""One of BROKEN_REPLIES, or "raises", "dies" or "missing"."""
 
 TRACEBACK = (
     "Traceback (most recent call last):\n"
@@ -177,21 +171,12 @@ def _round_of(message: Message) -> int:
 def _break(reply: Message, kind: FailureKind) -> None:
     arrays = reply.content.array_records["arrays"]
     name = next(name for name, array in arrays.items() if array.dtype.startswith("float"))
-    tensor = arrays[name].numpy().copy()
-    if kind == "non-finite":
-        tensor.flat[-1] = np.nan
-        arrays[name] = Array(tensor)
-    elif kind == "infinite":
-        tensor.flat[0] = -np.inf
-        arrays[name] = Array(tensor)
-    elif kind == "mis-shaped":
-        arrays[name] = Array(tensor[None])
-    elif kind == "wrong dtype":
-        arrays[name] = Array(tensor.astype(np.float16))
+    if kind in _BROKEN_TENSORS:
+        arrays[name] = Array(_BROKEN_TENSORS[kind](arrays[name].numpy()))
     elif kind == "missing tensor":
         del arrays[name]
     elif kind == "extra tensor":
-        arrays["smuggled"] = Array(tensor)
+        arrays["smuggled"] = arrays[name]
     elif kind == "wrong losses":
         raw = reply.content.config_records["losses"]["losses"]
         reply.content.config_records["losses"]["losses"] = raw[:-4]

@@ -26,17 +26,6 @@ IMAGES = {
 """Columns of images and labels, number of classes, size of the images, splits."""
 
 
-def write_image_folders(task: str, folder: Path) -> Path:
-    """Write image folders with one image of each class in each split."""
-    _, _, classes, size, names = IMAGES[task]
-    for split in names:
-        for number in range(classes):
-            file = folder / split / f"class {number:03}" / "image.jpg"
-            file.parent.mkdir(parents=True)
-            file.write_bytes(_picture(split, number, size)["bytes"])
-    return folder
-
-
 def write_stand_in(task: str, folder: Path, train: int = 64, test: int = 16) -> Path:
     """Write parquet files that look like the hub's; labels count 0, 1, 2, ..."""
     if task == "ag-news":

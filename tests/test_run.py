@@ -13,23 +13,27 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from clients.blsgd_client import app as client_app
-from flower_blsgd.app_folder import built_in_app
+from flower_blsgd import Task
+from flower_blsgd.api import evaluate_run
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.progress import ProgressView
-from flower_blsgd.results.report import RunReport
-from flower_blsgd.roster import Roster
-from flower_blsgd.run import make_strategy, train_on
-from flower_blsgd.runtime.devices import parse_workers
+from flower_blsgd.results.recorder import RunRecorder
+from flower_blsgd.run import make_local_grid, make_strategy, train_on
+from flower_blsgd.runtime.devices import WorkerSpec, parse_workers, usable_cores
+from flower_blsgd.runtime.flower_app import built_in_app
 from flower_blsgd.runtime.local_grid import LocalGrid
-from flower_blsgd.runtime.machine import usable_cores
-from flower_blsgd.tasks import load_task
+from flower_blsgd.strategy.workers import WorkerRegistry
+from flower_blsgd.tasks import load_task, register_task
+from flower_blsgd.tasks.task import correct
 from server.blsgd_server import app as server_app
 
 from .in_process_grid import Handler, InProcessGrid, fast_profile, slow_profile
 from .log_capture import captured_log
+from .results.profiles import made_profile
 
 CORE = usable_cores()[0]
 NODES = ({"tier": "fast", "partition-id": 0}, {"tier": "slow", "partition-id": 1})
@@ -73,7 +77,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(config: RunConfig, grid: InProcessGrid | None = None) -> RunReport:
+def run(config: RunConfig, grid: InProcessGrid | None = None) -> RunRecorder:
     return train_on(grid or grid_of(config), config)
 
 
@@ -101,26 +105,6 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
     assert [row["epoch"] for row in epochs] == ["1", "2", "3", "4", "5", "6"]
     assert summary["rounds"] == len(rounds) == 6 * 1437 // 320
     assert summary["samples"] == len(rounds) * 320
-    assert {
-        "algorithm",
-        "task",
-        "accuracy",
-        "best_accuracy",
-        "loss",
-        "wall_seconds",
-        "training_seconds",
-        "device_seconds",
-        "evaluation_seconds",
-        "epochs",
-        "rounds",
-        "samples",
-        "fast_waiting_share",
-        "slow_waiting_share",
-        "workers",
-        "failures",
-        "versions",
-        "seed",
-    } <= summary.keys()
     fast, slow = summary["workers"]
     assert (fast["tier"], fast["local_steps"], slow["tier"], slow["local_steps"]) == (
         "fast",
@@ -148,89 +132,67 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
     assert told[-1].startswith("slow devices: 20.0% of the samples, 20.0% of the weight")
 
 
-def test_run_again_gets_its_own_folder() -> None:
-    config = config_of(epochs=1)
-    names = [run(config).folder.path.name for _ in range(2)]
-    assert names == ["digits-1", "digits-2"]
-    assert (Path("runs") / "latest").resolve().name == "digits-2"
-
-
 def test_run_same_seed_same_bits_another_seed_others() -> None:
     models = []
-    for seed in (1, 1, 2):
-        config = config_of(epochs=1, seed=seed, model="cnn-batchnorm")
-        models.append((run(config).folder.path / "model.safetensors").read_bytes())
+    for seed, clock in ((1, "wall"), (1, "device"), (2, "wall")):  # measuring changes no bit
+        config = config_of(epochs=1, seed=seed, clock=clock, model="cnn-batchnorm")
+        report = run(config)
+        models.append((report.folder.path / "model.safetensors").read_bytes())
+        assert (report.summary["predicted"] is None) is (clock == "wall")  # no speed is known
     assert models[0] == models[1]
     assert models[0] != models[2]
-
-
-def test_run_folder_of_ones_own() -> None:
-    report = run(config_of(epochs=1, out="deep/down"))
-    assert report.folder.path == Path("deep/down").resolve()
-    assert not Path("runs").exists()
-
-
-def test_run_momentum_is_kept_in_the_nodes_state() -> None:
-    config = config_of(epochs=1)
-    state = RecordDict()
-
-    def handle(message: Message, node_id: int) -> Message:
-        node = {"device": f"cpu:{CORE}", "tier": "fast"}
-        return client_app(message, Context(1, node_id, node, state, config.to_run_config()))
-
-    grid = InProcessGrid({50: handle, 51: node_of(config, NODES[1])})
-    run(config, grid)
-    assert set(state.array_records["momentum"]) == {
-        name for name, _ in load_task("digits").model().named_parameters()
-    }
-
-
-@pytest.mark.parametrize("algorithm", ["sync-sgd", "balanced-local-sgd", "sampled-local-sgd"])
-def test_run_other_algorithms_by_name(algorithm: str) -> None:
-    config = config_of(epochs=1, algorithm=algorithm, local_steps_fast=4)
-    summary = run(config).summary
-    assert summary["algorithm"] == algorithm
-    steps = {"sync-sgd": [1, 1], "balanced-local-sgd": [4, 4], "sampled-local-sgd": [4, 2]}
-    assert [worker["local_steps"] for worker in summary["workers"]] == steps[algorithm]
-    assert [worker["weight"] for worker in summary["workers"]] == pytest.approx([0.5, 0.5])
-
-
-def test_run_evaluates_as_often_as_asked() -> None:
-    report = run(config_of(epochs=3, evaluate_every_epochs=2))
-    rows = list(csv.DictReader((report.folder.path / "epochs.csv").open()))
-    assert [bool(row["accuracy"]) for row in rows] == [False, True, True]
 
 
 def test_run_evaluation_on_workers_or_server_gives_the_same_figures_and_bits() -> None:
     found = {}
     for place in ("workers", "server"):
-        config = config_of(evaluate_on=place, model="cnn-batchnorm", momentum_buffers="keep")
+        settings = {"epochs": 3, "evaluate_every_epochs": 2, "model": "cnn-batchnorm"}
+        config = config_of(evaluate_on=place, **settings)
         grid = grid_of(config, (*NODES, {"tier": "fast", "partition-id": 2}))
         report = run(config, grid)
         asked = [m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")]
         assert asked == ([50, 52] * 2 if place == "workers" else [])
         assert report.summary["evaluation_seconds"] > 0
+        rows = list(csv.DictReader((report.folder.path / "epochs.csv").open()))
+        assert [bool(row["accuracy"]) for row in rows] == [False, True, True]
         found[place] = (report.folder.path / "model.safetensors").read_bytes(), report.summary
     assert found["workers"][0] == found["server"][0]
     for key in ("accuracy", "loss"):
         assert found["workers"][1][key] == pytest.approx(found["server"][1][key], abs=1e-6)
 
 
-def test_run_evaluation_goes_on_when_a_worker_cannot() -> None:
-    config = config_of(epochs=1)
-    broken, whole = node_of(config, NODES[0]), run(config).summary
+def task_of(sizes: list[int]) -> Task:
+    """Return a task of 60 points, 20 to test on, which notes how many it is tested on at once."""
 
-    def handle(message: Message, node_id: int) -> Message:
-        if message.metadata.message_type == "evaluate":
-            raise MemoryError("no memory left")
-        return broken(message, node_id)
+    def noting(outputs: Tensor, targets: Tensor) -> Tensor:
+        sizes.append(len(targets))
+        return correct(outputs, targets)
 
-    with captured_log() as log:
-        summary = run(config, InProcessGrid({50: handle, 51: node_of(config, NODES[1])})).summary
-    assert summary["accuracy"] == whole["accuracy"]
-    assert summary["loss"] == pytest.approx(whole["loss"], abs=1e-6)  # threads may differ
-    (warning,) = log.warnings
-    assert "no memory left" in warning
+    points = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+    labels = (points[:, 0] > 0).long()
+    return Task(
+        model=lambda: nn.Linear(3, 2),
+        train=(points[:60], labels[:60]),
+        test=(points[60:], labels[60:]),
+        metric=noting,
+        evaluation_batch_size=7,
+    )
+
+
+@pytest.mark.parametrize("where", ["workers", "server"])
+def test_run_and_its_saved_model_are_evaluated_in_batches_of_the_task(where: str) -> None:
+    sizes: list[int] = []
+    task = task_of(sizes)
+    name = register_task(task, f"batches-{where}")
+    config = config_of(
+        task=name, epochs=1, batch_size=5, local_steps_fast=2, evaluate_on=where, out="run"
+    )
+    report = run(config, grid_of(config))
+    assert sizes == [2, 7, 7, 6]  # the first is the try of two samples before the run
+    sizes.clear()
+    evaluation = evaluate_run("run", task, device="cpu")
+    assert sizes == [7, 7, 6]
+    assert evaluation.accuracy == report.summary["accuracy"]
 
 
 # --- steps from speeds
@@ -248,34 +210,6 @@ def test_run_auto_steps_follow_measured_speeds(capsys: pytest.CaptureFixture[str
     assert f"slow-1 (cpu:{CORE}): 0." in told
 
 
-def test_run_auto_steps_with_given_speeds_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    config = config_of(epochs=1, local_steps_slow="auto")
-    nodes = (
-        {**NODES[0], "seconds-per-step": 0.02},
-        {**NODES[1], "seconds-per-step": 0.05},  # gamma 0.4: floor(3.2 + 1/2)
-        {"tier": "slow", "partition-id": 2, "seconds-per-step": 9.0},  # less than a step
-        {"tier": "slow", "partition-id": 3, "seconds-per-step": 9.0, "steps": 5},
-    )
-    summary = run(config, grid_of(config, nodes)).summary
-    assert [worker["local_steps"] for worker in summary["workers"]] == [8, 3, 1, 5]
-    assert f"slow-1 (cpu:{CORE}): 0.05 s a step given, gamma 0.40" in capsys.readouterr().out
-
-
-def test_run_unnamed_workers_get_their_tier_from_the_speed() -> None:
-    config = config_of(epochs=1)
-    nodes = ({"partition-id": 0, "slowdown": 8.0}, {"partition-id": 1})
-    summary = run(config, grid_of(config, nodes)).summary
-    assert [worker["tier"] for worker in summary["workers"]] == ["slow", "fast"]
-
-
-def test_run_measuring_changes_no_bit_of_training() -> None:
-    models = []
-    for clock in ("wall", "device"):
-        config = config_of(epochs=1, clock=clock, model="cnn-batchnorm")
-        models.append((run(config).folder.path / "model.safetensors").read_bytes())
-    assert models[0] == models[1]
-
-
 # --- budgets, clocks, and what was expected
 
 
@@ -286,10 +220,13 @@ def given(**seconds: float) -> tuple[dict[str, Any], ...]:
     )
 
 
-def test_run_summary_holds_what_was_expected_beside_what_was_measured() -> None:
+def test_run_summary_holds_what_was_expected_beside_what_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """8 steps of 0.5 s and 2 of 1.5 s, and 4 or 5 rounds of 320 samples in an epoch."""
     config = config_of()
     summary = run(config, grid_of(config, given(fast=0.5, slow=1.5))).summary
+    assert f"slow-1 (cpu:{CORE}): 1.5 s a step given, gamma 0.33" in capsys.readouterr().out
     expected, measured = summary["predicted"], summary["measured"]
     assert expected == {
         "clock": "wall",
@@ -305,12 +242,6 @@ def test_run_summary_holds_what_was_expected_beside_what_was_measured() -> None:
     assert measured["fast_waiting_share"] == summary["fast_waiting_share"]
 
 
-def test_run_without_a_known_speed_expects_nothing() -> None:
-    summary = run(config_of(epochs=1)).summary
-    assert summary["predicted"] is None
-    assert summary["measured"]["round_seconds"] > 0
-
-
 def test_run_on_the_device_clock_ends_after_that_many_device_seconds() -> None:
     """Rounds of 8 x 0.5 s alone, and a little transfer: 11 s are over in the third."""
     config = config_of(clock="device", seconds=11.0, epochs=99)
@@ -323,14 +254,9 @@ def test_run_on_the_device_clock_ends_after_that_many_device_seconds() -> None:
     assert summary["slow_waiting_share"] == pytest.approx(0.25, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"algorithm": "dlb"}, {"local_steps_slow": "auto", "rebalance": True}]
-)
-def test_run_that_follows_speeds_keeps_the_given_ones_for_the_device_clock(
-    changes: dict[str, Any],
-) -> None:
+def test_run_that_follows_speeds_keeps_the_given_ones_for_the_device_clock() -> None:
     """On one core the two are equally fast, so the speeds in use change after an epoch."""
-    config = config_of(**changes)
+    config = config_of(local_steps_slow="auto", rebalance=True)
     with captured_log() as log:
         summary = run(config, grid_of(config, given(fast=0.5, slow=1.5))).summary
     assert any(line.startswith("speeds changed") for line in log.lines())
@@ -366,19 +292,13 @@ def test_table_mode_has_the_rounds_of_the_papers_table(
     config = RunConfig(algorithm=algorithm, epoch="table", batch_size=batch, local_steps_slow=1)
     strategy = make_strategy(config, num_samples, 10)
     profiles = [fast_profile(i) for i in range(8)] + [slow_profile(i) for i in (8, 9)]
-    workers = Roster.of_profiles(profiles).workers
+    workers = WorkerRegistry.of_profiles(profiles).workers
     planner = strategy.planner
     shape = planner.check(workers)
     assert planner.mean_rounds_per_epoch(shape) == TABLE[algorithm][place]
     orders = planner.orders(1, workers, ArrayRecord(), None)
     assert planner.plan.rounds == TABLE[algorithm][place]
     assert len(orders) == (8 if algorithm in ("sync-sgd-fast-only", "byteps") else 10)
-
-
-def test_run_through_the_server_app() -> None:
-    config = config_of(epochs=1, name="mine")
-    server_app(grid_of(config), Context(1, 1, {}, RecordDict(), config.to_run_config()))
-    assert (Path("runs") / "mine-1" / "summary.json").is_file()
 
 
 # --- workers that fail
@@ -389,7 +309,8 @@ def test_run_goes_on_without_a_worker_that_raised() -> None:
     grid = grid_of(config)
     grid.fail_at(1, 2, "raises")
     with captured_log() as log:
-        summary = run(config, grid).summary
+        server_app(grid, Context(1, 1, {}, RecordDict(), config.to_run_config()))
+    summary = json.loads((Path("runs") / "digits-1" / "summary.json").read_text())
     assert summary["rounds"] > 4
     assert summary["failures"] == [
         {
@@ -403,34 +324,29 @@ def test_run_goes_on_without_a_worker_that_raised() -> None:
     assert f"slow-1 (cpu:{CORE})" in told
 
 
-def test_run_that_stops_keeps_what_was_reached() -> None:
+@pytest.mark.parametrize("reason", [AggregationError, KeyboardInterrupt])
+def test_run_that_stops_keeps_what_was_reached(reason: type[BaseException]) -> None:
+    class Interrupted(ProgressView):
+        def round(self, record: Any, accounts: Any) -> None:
+            if record.round == 5:
+                raise KeyboardInterrupt
+
     config = config_of()
     grid = grid_of(config)
-    for worker in (0, 1):
-        grid.fail_at(worker, 6, "dies")
-    with pytest.raises(AggregationError, match="round 6"):
-        run(config, grid)
+    view = None
+    if reason is KeyboardInterrupt:
+        view = Interrupted(2, Console(file=io.StringIO()))
+    else:
+        for worker in (0, 1):
+            grid.fail_at(worker, 6, "dies")
+    with pytest.raises(reason):
+        train_on(grid, config, view)
     folder = Path("runs") / "digits-1"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["interrupted"] is True
     assert summary["rounds"] == 5
     assert summary["accuracy"] is not None  # of epoch 1
     assert (folder / "model.safetensors").is_file()
-
-
-def test_run_that_is_interrupted_keeps_what_was_reached() -> None:
-    class Interrupted(ProgressView):
-        def round(self, record: Any, accounts: Any) -> None:
-            if record.round == 5:
-                raise KeyboardInterrupt
-
-    config = config_of(epochs=9)
-    view = Interrupted(2, Console(file=io.StringIO()))
-    with pytest.raises(KeyboardInterrupt):
-        train_on(grid_of(config), config, view)
-    summary = json.loads((Path("runs") / "digits-1" / "summary.json").read_text())
-    assert summary["interrupted"] is True
-    assert summary["rounds"] == 5
 
 
 # --- SuperNodes name their devices themselves (DESIGN section 3.0)
@@ -442,7 +358,7 @@ def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_dev
     def would_wait(seconds: float) -> None:
         raise AssertionError("the run waits for workers that the run config names")
 
-    monkeypatch.setattr("flower_blsgd.roster.time.sleep", would_wait)
+    monkeypatch.setattr("flower_blsgd.strategy.workers.time.sleep", would_wait)
     config = config_of(epochs=1, workers="4x cpu fast; 2x cpu slow")
     with captured_log() as log:
         report = run(config)
@@ -451,73 +367,43 @@ def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_dev
     assert len([line for line in told if "workers" in line and "ignored" in line]) == 1
 
 
-def test_run_waits_for_two_nodes_where_the_workers_are_left_open() -> None:
-    config = config_of()
-    strategy = make_strategy(config, 1437, 2)
-    assert strategy.min_available_nodes == 2
-    assert strategy.planner.batch_size == 32
-
-
 # --- refused before the first message, with nothing written
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reason"),
     [
         ({"task": "digit"}, "did you mean digits"),
-        ({"model": "cnm"}, "did you mean cnn"),
-        ({"batch_size": 1438}, "1437"),
+        ({"batch_size": 1438}, "1437 samples; use a smaller batch"),
         ({"out": "there"}, "out = 'there' exists"),
+        ({"trace": True}, "trace = true: .* on the local grid only; use blsgd run"),
+        ({"algorithm": "byteps"}, r'\(byteps\): .* on the local grid only; .*train-on = "fast"'),
     ],
 )
-def test_refused_before_the_first_message(changes: dict[str, Any], told: str) -> None:
+def test_refused_before_the_first_message(changes: dict[str, Any], reason: str) -> None:
     Path("there").mkdir()
     config = config_of(**changes)
     grid = grid_of(config)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=reason):
         run(config, grid)
     assert grid.sent == []
     assert [path.name for path in Path.cwd().iterdir()] == ["there"]
 
 
-@pytest.mark.parametrize(
-    ("free", "way_out"),
-    [
-        (3_100_000, r"3\.1 MB is free; name fewer workers \(1 would fit\)"),
-        (2_000_000, r"2\.0 MB is free; use a smaller model"),
-    ],
-)
 def test_refused_where_memory_is_short_of_the_shared_buffers(
-    free: int, way_out: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """605,224 bytes of model: one and its momentum for each of 3 workers, and two, is 4.84 MB."""
-    monkeypatch.setattr("flower_blsgd.run.free_bytes", lambda: free)
-    monkeypatch.setattr("flower_blsgd.runtime.memory.free_bytes", lambda: free)
+    monkeypatch.setattr("flower_blsgd.runtime.memory.free_bytes", lambda: 3_100_000)
     config = config_of(workers="2x cpu fast; 1x cpu slow")
     app = built_in_app()
     grid = LocalGrid(
         parse_workers(config.workers), app.client_app, app.path, config.to_run_config()
     )
-    told = rf"sharing the model \(605\.2 kB\) with 3 workers needs 4\.8 MB, but only {way_out}"
-    with grid, pytest.raises(UsageError, match=told):
+    reason = r"sharing the model \(605\.2 kB\) with 3 workers needs 4\.8 MB, .* fewer workers"
+    with grid, pytest.raises(UsageError, match=reason):
         train_on(grid, config)
     assert grid.process_ids == {}
-    assert list(Path.cwd().iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("nodes", "told"),
-    [
-        (({"tier": "slow", "partition-id": 0}, {"tier": "slow", "partition-id": 1}), "no fast"),
-        (({"tier": "fast", "partition-id": 0}, {"tier": "fast", "partition-id": 1}), "no slow"),
-    ],
-)
-def test_refused_team_of_nodes_leaves_nothing_behind(
-    nodes: tuple[dict[str, Any], ...], told: str
-) -> None:
-    config = config_of()
-    with pytest.raises(UsageError, match=told):
-        run(config, grid_of(config, nodes))
     assert list(Path.cwd().iterdir()) == []
 
 
@@ -561,3 +447,29 @@ def test_client_app_leaves_threads_and_cores_as_they_were() -> None:
 
     run(config, InProcessGrid({1: handle, 2: node_of(config, NODES[1])}))
     assert set(used) == {(cores, threads)}
+
+
+# --- the local grid of the settings
+
+BOTH = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow slowdown=4"
+
+
+def test_local_grid_has_the_workers_and_speeds_of_the_settings(tmp_path: Path) -> None:
+    path = str(tmp_path / "mine.json")
+    made_profile(RunConfig(workers=BOTH), parse_workers(BOTH), machine=None).write(Path(path))
+    with make_local_grid(RunConfig(workers=BOTH)) as grid:
+        assert list(grid.workers) == parse_workers(BOTH)
+        assert grid.process_ids == {}
+    for clock, speeds in (("wall", [0.02, 0.05]), ("device", [0.01, 0.04])):
+        with make_local_grid(RunConfig(workers=BOTH, profile=path, clock=clock)) as grid:
+            assert [worker.seconds_per_step for worker in grid.workers] == speeds
+    others = [WorkerSpec("cpu", (CORE,))]  # given ones are used as they are
+    with make_local_grid(RunConfig(workers=BOTH, profile=path), workers=others) as grid:
+        assert list(grid.workers) == others
+    for changes, expected in (
+        ({"workers": "1x cuda:99 fast"}, "device cuda:99 is not there"),
+        ({"profile": "none.json"}, "profile = 'none.json' cannot be read"),
+        ({"workers": f"2x cpu:{CORE} fast", "profile": path}, "does not hold here"),
+    ):
+        with pytest.raises(UsageError, match=expected):
+            make_local_grid(RunConfig(**{"workers": BOTH, **changes}))

@@ -1,0 +1,155 @@
+"""The loop of `BiasedLocalSGD.fit`: epochs or seconds, with evaluation outside the timed part."""
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from .round_metrics import RoundRecord
+
+if TYPE_CHECKING:
+    from .biased_local_sgd import BiasedLocalSGD
+
+_LOG = logging.getLogger("flwr")
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """An epoch that is over.
+
+    Parameters
+    ----------
+    epoch, round : int
+        Both counted from 1.
+    arrays : ArrayRecord
+        The global model.
+    metrics : MetricRecord, optional
+        What `evaluate_fn` returned; None if it was not called after this epoch.
+    """
+
+    epoch: int
+    round: int
+    arrays: ArrayRecord
+    metrics: MetricRecord | None
+
+
+def fit(
+    strategy: "BiasedLocalSGD",
+    grid: Grid,
+    initial_arrays: ArrayRecord,
+    *,
+    epochs: int | None = None,
+    seconds: float | None = None,
+    seconds_of: Callable[[RoundRecord], float] | None = None,
+    should_stop: Callable[[int, Result], bool] | None = None,
+    timeout: float = 3600,
+    train_config: ConfigRecord | None = None,
+    evaluate_fn: EvaluateFn | None = None,
+    evaluate_every_epochs: int = 1,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    on_epoch: Callable[[EpochEnd], None] | None = None,
+) -> Result:
+    """Train until the budget is used up.
+
+    Parameters
+    ----------
+    strategy : BiasedLocalSGD
+        Its hooks do the work.
+    grid : Grid
+        Any Flower grid.
+    initial_arrays : ArrayRecord
+        The global model to begin with.
+    epochs : int, optional
+        Stop after this many, >= 1.
+    seconds : float, optional
+        Stop after the round in which this much training time is over, > 0. Evaluation does not
+        count. At least one of `epochs` and `seconds` is needed.
+    seconds_of : callable, optional
+        What a round counts of these seconds; by default its planning and its duration.
+    should_stop : callable, optional
+        ``(server_round, result) -> bool``, called after every round.
+    timeout : float (default: 3600)
+        Seconds to wait for the replies of one round.
+    train_config : ConfigRecord, optional
+        Sent along with every order; an order's own keys win.
+    evaluate_fn : callable, optional
+        ``(server_round, arrays) -> MetricRecord``, as for Flower's `start`.
+    evaluate_every_epochs : int (default: 1)
+        Call `evaluate_fn` after every so many epochs, and always at the end.
+    on_round, on_epoch : callable, optional
+        Called with a RoundRecord, and with an EpochEnd after its evaluation. The workers wait
+        meanwhile.
+
+    Returns
+    -------
+    flwr.serverapp.strategy.Result
+        The model and the metrics by round.
+
+    Raises
+    ------
+    ValueError
+        If there is no budget, or it is not above 0.
+    UsageError
+        If the settings do not fit the workers or the data.
+    AggregationError
+        If a round had no usable reply.
+    """
+    if epochs is None and seconds is None:
+        raise ValueError("fit needs a budget: give epochs=, seconds=, or both")
+    for name, value in (("epochs", epochs), ("seconds", seconds)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} = {value} must be above 0")
+    planner = strategy.planner
+    training_seconds = 0.0
+
+    def budget_share() -> float:
+        by_epochs = (planner.epoch - 1) / epochs if epochs else 0.0
+        return max(by_epochs, training_seconds / seconds if seconds else 0.0)
+
+    def count(record: RoundRecord) -> None:
+        nonlocal training_seconds
+        if on_round is not None:
+            on_round(record)
+        if seconds_of is not None:
+            training_seconds += seconds_of(record)
+        else:
+            training_seconds += record.planning_seconds + record.round_seconds
+
+    planner.budget_share = budget_share
+    strategy.on_round = count
+    strategy.summary()
+    result = Result(arrays=initial_arrays)
+    config = train_config or ConfigRecord()
+    for server_round in itertools.count(1):
+        orders = strategy.configure_train(server_round, result.arrays, config, grid)
+        replies = grid.send_and_receive(orders, timeout=timeout)
+        arrays, metrics = strategy.aggregate_train(server_round, replies)
+        del orders, replies  # they may hold shared memory that the next round can use
+        assert arrays is not None
+        assert metrics is not None
+        result.arrays = arrays
+        result.train_metrics_clientapp[server_round] = metrics
+        over = (
+            (epochs is not None and planner.epoch_ended and planner.epoch >= epochs)
+            or (seconds is not None and training_seconds >= seconds)
+            or (should_stop is not None and should_stop(server_round, result))
+        )
+        if planner.epoch_ended or over:
+            evaluated = None
+            if evaluate_fn and (over or planner.epoch % evaluate_every_epochs == 0):
+                evaluated = evaluate_fn(server_round, arrays)
+            if evaluated is not None:
+                result.evaluate_metrics_serverapp[server_round] = evaluated
+                _LOG.info("epoch %d: %s", planner.epoch, evaluated)
+            if on_epoch is not None:
+                on_epoch(EpochEnd(planner.epoch, server_round, arrays, evaluated))
+        if over:
+            break
+    return result

@@ -1,0 +1,219 @@
+"""The record of a round: each worker's work, weight and times, and who waited for whom."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .planner import Planner
+    from .replies import Outcome
+    from .workers import Worker
+
+
+@dataclass(frozen=True)
+class WorkerRound:
+    """One worker's part of one round.
+
+    Parameters
+    ----------
+    worker : int
+        Worker index.
+    label : str
+        Such as ``fast-0 (cpu:0)``.
+    fast : bool
+        Its tier.
+    local_steps, completed_steps : int
+        Ordered and done.
+    batch_scale : float
+        b_i / B.
+    num_examples : int
+        Samples that it trained on.
+    weight : float
+        Its share of the average.
+    loss : float
+        Mean training loss; nan without a step.
+    start_seconds : float
+        First order sent to the start of its computing.
+    summing_seconds : float
+        How long it summed models of others, instead of training; from `start_seconds` on.
+    compute_seconds, waiting_seconds, transfer_seconds : float
+        They add up to the time from the first order sent to the last reply received. Waiting
+        is the last worker's end of computing minus the own one.
+    failure : str
+        Why it counts 0; empty if it does not.
+    """
+
+    worker: int
+    label: str
+    fast: bool
+    local_steps: int
+    completed_steps: int = 0
+    batch_scale: float = 1.0
+    num_examples: int = 0
+    weight: float = 0.0
+    loss: float = float("nan")
+    start_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    summing_seconds: float = 0.0
+    failure: str = ""
+
+    @property
+    def completed_load(self) -> float:
+        """Completed work in steps of the common batch size."""
+        return self.completed_steps * self.batch_scale
+
+    @property
+    def trained(self) -> bool:
+        """Whether it had an order to train, also one that failed."""
+        return self.local_steps > 0
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round.
+
+    Parameters
+    ----------
+    round, epoch : int
+        Both counted from 1.
+    rounds_in_epoch, round_in_epoch : int
+        How many there are, and which one this is, counted from 1.
+    learning_rate : float
+        That all workers used.
+    planning_seconds : float
+        How long the workers waited for the choice of samples, before the first order.
+    round_seconds : float
+        First order sent to new global model ready.
+    averaging_seconds : float
+        The last part of it: replies received to new global model ready.
+    bytes_moved : int
+        Bytes of model tensors sent and received.
+    train_loss : float
+        Mean over the samples of all workers.
+    workers : tuple of WorkerRound
+        In worker order.
+    """
+
+    round: int
+    epoch: int
+    rounds_in_epoch: int
+    round_in_epoch: int
+    learning_rate: float
+    planning_seconds: float
+    round_seconds: float
+    averaging_seconds: float
+    bytes_moved: int
+    train_loss: float
+    workers: tuple[WorkerRound, ...]
+
+
+def split_times(
+    sent_at: float,
+    received_at: float,
+    computing: Mapping[int, tuple[float, float]],
+) -> dict[int, dict[str, float]]:
+    """Split the time between orders and replies for each worker.
+
+    Parameters
+    ----------
+    sent_at, received_at : float
+        Unix time in seconds of the first order and of the last reply.
+    computing : mapping of int to (float, float)
+        Each worker's start and end of computing. Clocks of other hosts may be off: both are
+        moved into [sent_at, received_at].
+
+    Returns
+    -------
+    dict of int to dict
+        The times in seconds by their names in `WorkerRound`. Compute, waiting and transfer add up
+        to received_at - sent_at.
+    """
+    clamped = {
+        worker: (
+            min(max(start, sent_at), received_at),
+            min(max(end, start, sent_at), received_at),
+        )
+        for worker, (start, end) in computing.items()
+    }
+    last_end = max((end for _, end in clamped.values()), default=received_at)
+    return {
+        worker: {
+            "start_seconds": start - sent_at,
+            "compute_seconds": end - start,
+            "waiting_seconds": last_end - end,
+            "transfer_seconds": (start - sent_at) + (received_at - last_end),
+        }
+        for worker, (start, end) in clamped.items()
+    }
+
+
+def round_record(
+    planner: "Planner",
+    outcomes: Sequence["Outcome"],
+    weights: Sequence[float],
+    *,
+    sent_at: float,
+    received_at: float,
+    planning_seconds: float,
+    model_bytes: int,
+    summing: Sequence[tuple["Worker", tuple[float, float]]] = (),
+) -> RoundRecord:
+    """Return the record of the round that just ended; the planner counts it as over already.
+
+    Outcomes are in worker order, at least one with a load. Times are Unix times in seconds: of the
+    first order, of the last reply, and of the start and the end of those that summed models.
+    """
+    computing = {
+        o.worker.index: (o.report.started_at, o.report.ended_at)
+        for o in outcomes
+        if o.report is not None and o.report.ended_at > 0
+    }
+    times = split_times(sent_at, received_at, computing)
+    workers = [
+        WorkerRound(
+            worker=outcome.worker.index,
+            label=outcome.worker.label,
+            fast=outcome.worker.fast,
+            local_steps=outcome.order.local_steps,
+            completed_steps=outcome.report.completed_steps if outcome.report else 0,
+            batch_scale=outcome.order.batch_size / planner.batch_size,
+            num_examples=outcome.report.num_examples if outcome.report else 0,
+            weight=weight,
+            loss=outcome.report.mean_loss if outcome.report else float("nan"),
+            failure=outcome.failure,
+            **times.get(outcome.worker.index, {}),
+        )
+        for outcome, weight in zip(outcomes, weights, strict=True)
+    ]
+    samples = sum(row.num_examples for row in workers)
+    loss = sum(row.loss * row.num_examples for row in workers if row.num_examples) / samples
+    sent = {outcome.worker.node_id for outcome in outcomes}  # one model for all behind a node
+    answered = {outcome.worker.node_id for outcome in outcomes if not outcome.failure}
+    sums = [
+        WorkerRound(
+            worker=worker.index,
+            label=worker.label,
+            fast=worker.fast,
+            local_steps=0,
+            start_seconds=max(0.0, started - sent_at),
+            summing_seconds=ended - started,
+        )
+        for worker, (started, ended) in summing
+    ]
+    now = time.time()
+    return RoundRecord(
+        round=outcomes[0].order.round,
+        epoch=planner.epoch,
+        rounds_in_epoch=planner.plan.rounds,
+        round_in_epoch=planner.rounds_done,
+        learning_rate=outcomes[0].order.learning_rate,
+        planning_seconds=planning_seconds,
+        round_seconds=now - sent_at,
+        averaging_seconds=now - received_at,
+        bytes_moved=model_bytes * (len(sent) + len(answered)),
+        train_loss=loss,
+        workers=tuple(sorted([*workers, *sums], key=lambda row: row.worker)),
+    )

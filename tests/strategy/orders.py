@@ -1,0 +1,45 @@
+"""Orders of a round for two workers, and replies to them, without a strategy."""
+
+from flwr.app import Message
+
+from flower_blsgd.algorithm.local_steps import SystemAwareSteps
+from flower_blsgd.algorithm.sampling import SeparatedSampler
+from flower_blsgd.algorithm.schedules import LearningRate
+from flower_blsgd.protocol import TrainOrder
+from flower_blsgd.strategy.planner import OrderSettings, Planner
+from flower_blsgd.strategy.replies import ModelShape, Outcome, read_replies
+from flower_blsgd.strategy.workers import Worker, WorkerRegistry
+
+from ..in_process_grid import ToyWorker, fast_profile, slow_profile, toy_arrays
+
+Orders = list[tuple[Worker, TrainOrder]]
+
+
+def planner_of(num_samples: int = 24, batch_size: int = 2, **changes: object) -> Planner:
+    """Return a planner; a fast and a slow worker do 2 and 1 steps, an epoch has 4 rounds."""
+    arguments: dict[str, object] = {
+        "step_policy": SystemAwareSteps(2, 1),
+        "local_steps_fast": 2,
+        "sampler": SeparatedSampler(0.5),
+        "mode": "samples",
+        "settings": OrderSettings(LearningRate(0.1), "keep", 0.0, seed=3),
+    }
+    return Planner(num_samples, batch_size, **(arguments | changes))  # type: ignore[arg-type]
+
+
+def orders_of_two() -> Orders:
+    """Return the orders of round 5: 2 and 1 steps of 2 samples, for nodes 0 and 1."""
+    workers = WorkerRegistry.of_profiles([fast_profile(0), slow_profile(1)]).workers
+    return planner_of().orders(5, workers, toy_arrays(), None)
+
+
+def sent(orders: Orders, node_id: int) -> Message:
+    return Message(orders[node_id][1].to_records(), node_id, "train")
+
+
+def good_reply(orders: Orders, node_id: int, value: float = 1.0) -> Message:
+    return ToyWorker(value=value)(sent(orders, node_id), node_id)
+
+
+def outcomes_of(orders: Orders, *replies: Message) -> list[Outcome]:
+    return read_replies(replies, orders, ModelShape(toy_arrays()))

@@ -1,0 +1,547 @@
+"""BiasedLocalSGD on a grid: own orders, checked replies, loud failure, nodes that come and go."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.exception import AggregationError
+from flwr.serverapp.strategy import Result
+
+import flower_blsgd
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting
+from flower_blsgd.algorithm.local_steps import (
+    BalancedBatches,
+    BySpeedSteps,
+    SameSteps,
+    SystemAwareSteps,
+)
+from flower_blsgd.algorithm.schedules import LearningRate
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import TrainOrder, TrainReport
+from flower_blsgd.strategy.round_metrics import RoundRecord
+
+from ..in_process_grid import (
+    BROKEN_REPLIES,
+    FailureKind,
+    InProcessGrid,
+    ToyWorker,
+    fast_profile,
+    same_bits,
+    slow_profile,
+    tensors_of,
+    toy_arrays,
+)
+from ..log_capture import captured_log
+
+Workers = dict[int, ToyWorker]
+
+
+def strategy_of(num_samples: int = 24, **changes: Any) -> BiasedLocalSGD:
+    """Return a strategy; with `two()` weights are 2/3 and 1/3, an epoch of 24 has 4 rounds."""
+    arguments: dict[str, Any] = {
+        "batch_size": 2,
+        "local_steps": 2,
+        "local_steps_slow": 1,
+        "fraction_evaluate": 0.0,
+        "seed": 5,
+    }
+    arguments |= changes
+    return BiasedLocalSGD(num_samples, **arguments)
+
+
+def two(**changes: Any) -> Workers:
+    """Return a fast worker with weights 1.0 and a slow one with weights 4.0."""
+    return {
+        10: ToyWorker(fast_profile(0), 1.0, **changes),
+        20: ToyWorker(slow_profile(1), 4.0, **changes),
+    }
+
+
+def three() -> Workers:
+    """Loads 2, 2, 1: weights 0.4, 0.4, 0.2; an epoch of 30 samples has 3 rounds."""
+    return {
+        10: ToyWorker(fast_profile(0), 1.0),
+        20: ToyWorker(fast_profile(1), 2.0),
+        30: ToyWorker(slow_profile(2), 6.0),
+    }
+
+
+def play_round(
+    strategy: BiasedLocalSGD, grid: InProcessGrid, server_round: int = 1, **config: Any
+) -> tuple[ArrayRecord, MetricRecord]:
+    orders = strategy.configure_train(server_round, toy_arrays(), ConfigRecord(config), grid)
+    arrays, metrics = strategy.aggregate_train(server_round, grid.send_and_receive(orders))
+    assert arrays is not None
+    assert metrics is not None
+    return arrays, metrics
+
+
+def weight_of(arrays: ArrayRecord) -> float:
+    return float(arrays["weight"].numpy()[0, 0])
+
+
+# --- the average
+
+
+def test_average_by_completed_load() -> None:
+    arrays, metrics = play_round(strategy_of(), InProcessGrid(two()))
+    found = tensors_of(arrays)
+    assert found["weight"].tolist() == [[2.0], [2.0]]  # (2 x 1 + 1 x 4) / 3
+    assert found["bias"].tolist() == [2.0]
+    assert {name: str(t.dtype) for name, t in found.items()} == {
+        "weight": "float32",
+        "bias": "float64",
+        "counter": "int64",
+    }
+    assert metrics["num-examples"] == 6
+
+
+def test_average_weight_follows_steps_that_a_deadline_cut() -> None:
+    nodes = two()
+    nodes[10].steps = 1  # of 2: loads 1 and 1
+    records: list[RoundRecord] = []
+    strategy = strategy_of(deadline_seconds=3.0)
+    strategy.on_round = records.append
+    arrays, metrics = play_round(strategy, InProcessGrid(nodes))
+    assert nodes[10].orders[0].deadline_seconds == 3.0
+    assert weight_of(arrays) == 2.5
+    assert metrics["num-examples"] == 4
+    done, left = np.split(nodes[10].orders[0].indices, 2)  # losses cover what was done
+    other = set(nodes[20].orders[0].indices.tolist())
+    losses = strategy.planner.table.losses
+    assert np.isfinite(losses[done]).all()
+    assert all(np.isinf(losses[i]) for i in left if i not in other)
+    assert [row.weight for row in records[0].workers] == [0.5, 0.5]
+    assert [row.completed_steps for row in records[0].workers] == [1, 1]
+
+
+@pytest.mark.parametrize("order", ["reversed", "shuffled"])
+def test_nothing_depends_on_the_order_of_replies(order: Any) -> None:
+    def run(grid: InProcessGrid) -> tuple[ArrayRecord, BiasedLocalSGD, dict[int, Any]]:
+        strategy = strategy_of(30, momentum_buffers="average")
+        result = strategy.fit(grid, toy_arrays(0.3), epochs=3)
+        return result.arrays, strategy, result.train_metrics_clientapp
+
+    def nodes() -> Workers:
+        rng = np.random.default_rng(0)
+        values = rng.normal(size=7)
+        profiles = [fast_profile(i) for i in range(4)] + [slow_profile(i) for i in range(4, 7)]
+        return {
+            50 - i: Momentous(profile, float(value), losses=_bumpy_losses)
+            for i, (profile, value) in enumerate(zip(profiles, values, strict=True))
+        }
+
+    expected, first, metrics = run(InProcessGrid(nodes()))
+    for seed in range(3):
+        found, second, other_metrics = run(InProcessGrid(nodes(), order, seed))
+        assert same_bits(found, expected)
+        assert second.planner.table.losses.tobytes() == first.planner.table.losses.tobytes()
+        assert other_metrics == metrics
+        assert first._momentum is not None
+        assert second._momentum is not None
+        assert same_bits(second._momentum, first._momentum)
+
+
+def _bumpy_losses(indices: np.ndarray) -> np.ndarray:
+    return np.sin(np.arange(len(indices)) + 7.0 * indices[0]).astype(np.float32)
+
+
+class Momentous(ToyWorker):
+    """Reports momentum buffers: its value in every place."""
+
+    shape = (2, 1)
+
+    def report(self, order: TrainOrder) -> TrainReport:
+        report = super().report(order)
+        buffer = np.full(self.shape, self.value, np.float32)
+        object.__setattr__(report, "momentum", ArrayRecord({"weight": Array(buffer)}))
+        return report
+
+
+# --- orders
+
+
+def test_orders_each_node_gets_its_own_payload() -> None:
+    strategy, grid = strategy_of(), InProcessGrid(two())
+    messages = list(strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid))
+    first, second = messages
+    assert first.content is not second.content
+    assert first.content["config"] is not second.content["config"]
+    orders = [TrainOrder.from_message(message) for message in messages]
+    assert [order.local_steps for order in orders] == [2, 1]
+    assert [message.metadata.dst_node_id for message in messages] == [10, 20]
+    assert [message.metadata.message_type for message in messages] == ["train", "train"]
+    assert orders[0].seed != orders[1].seed
+
+
+def test_orders_carry_the_callers_config_under_the_callers_record_names() -> None:
+    strategy = strategy_of(learning_rate=0.25, arrayrecord_key="model", configrecord_key="settings")
+    config = ConfigRecord({"lr": 9.0, "augment": "flip"})
+    messages = strategy.configure_train(1, toy_arrays(), config, InProcessGrid(two()))
+    assert dict(config) == {"lr": 9.0, "augment": "flip"}
+    for message in messages:
+        assert set(message.content) == {"model", "settings"}
+        sent = message.content.config_records["settings"]
+        assert sent["augment"] == "flip"
+        assert sent["lr"] == 0.25  # an order's own keys win
+
+
+@pytest.mark.parametrize(
+    ("policy", "fast", "steps", "rounds"),
+    [
+        (SystemAwareSteps(4, 3), None, [4, 3], 2),  # floor(40 / (2 x 2 x 4))
+        (SameSteps(1), 4, [1, 1], 8),  # the same, x 4
+    ],
+)
+def test_orders_of_own_step_policies_in_table_epochs(
+    policy: Any, fast: int | None, steps: list[int], rounds: int
+) -> None:
+    nodes = two()
+    own = {"local_steps": policy, "local_steps_slow": None, "local_steps_fast": fast}
+    strategy = strategy_of(40, **own, epoch="table", momentum_buffers="reset")
+    play_round(strategy, InProcessGrid(nodes))
+    orders = [nodes[n].orders[0] for n in (10, 20)]
+    assert [order.local_steps for order in orders] == steps
+    assert {order.momentum_policy for order in orders} == {"reset"}
+    assert strategy.planner.plan.rounds == rounds
+
+
+# --- losses
+
+
+def test_losses_reach_the_table_with_their_round() -> None:
+    nodes = two()
+    strategy = strategy_of(24)
+    play_round(strategy, InProcessGrid(nodes), server_round=6)
+    trained = {int(i) for node in nodes.values() for i in node.orders[0].indices}
+    table = strategy.planner.table
+    for index in range(24):
+        if index in trained:
+            assert table.losses[index] == index
+            assert table.rounds[index] == 6
+        else:
+            assert np.isinf(table.losses[index])
+            assert table.rounds[index] == 0
+
+
+@pytest.mark.parametrize("order", ["sent", "reversed"])
+def test_losses_lowest_worker_index_wins_on_the_same_sample(order: Any) -> None:
+    # 6 samples, one round of 4 (fast) and 2 (slow): the two draws are independent and overlap
+    # for this seed.
+    nodes = two()
+    nodes[10].losses = lambda indices: np.full(len(indices), 1.0, np.float32)
+    nodes[20].losses = lambda indices: np.full(len(indices), 2.0, np.float32)
+    strategy = strategy_of(6)
+    play_round(strategy, InProcessGrid(nodes, order))
+    fast, slow = (set(nodes[n].orders[0].indices.tolist()) for n in (10, 20))
+    assert fast & slow
+    for index in fast | slow:
+        assert strategy.planner.table.losses[index] == (1.0 if index in fast else 2.0)
+
+
+def test_losses_of_a_failed_order_are_dropped_and_its_samples_counted() -> None:
+    nodes = two(losses=lambda indices: np.full(len(indices), np.nan, np.float32))
+    nodes[20].losses = lambda indices: indices.astype(np.float32)
+    grid = InProcessGrid(nodes)
+    strategy = strategy_of()
+    _, metrics = play_round(strategy, grid)  # losses that are not finite leave the old ones
+    assert np.isnan(metrics["train-loss"])
+    seen = {int(i) for i in nodes[20].orders[0].indices}
+    assert {int(i) for i in np.flatnonzero(np.isfinite(strategy.planner.table.losses))} == seen
+    nodes[10].losses = nodes[20].losses
+    grid.fail_at(0, 2, "non-finite")
+    play_round(strategy, grid, 2)
+    seen |= {int(i) for i in nodes[20].orders[1].indices}
+    assert {int(i) for i in np.flatnonzero(np.isfinite(strategy.planner.table.losses))} == seen
+    assert strategy.planner.samples_given_up == 4
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("kind", [*BROKEN_REPLIES, "dies", "missing", "raises"])
+def test_failure_counts_zero_the_rest_is_renormalised_and_only_who_raised_stays_out(
+    kind: FailureKind,
+) -> None:
+    grid = InProcessGrid(three())
+    grid.fail_at(1, 1, kind)
+    strategy = strategy_of(30)
+    records: list[RoundRecord] = []
+    strategy.on_round = records.append
+    with captured_log() as log:
+        arrays, metrics = play_round(strategy, grid)
+        later, _ = play_round(strategy, grid, 2)
+    assert weight_of(arrays) == pytest.approx((2 * 1.0 + 1 * 6.0) / 3)
+    assert metrics["num-examples"] == 6
+    rows = records[0].workers
+    assert [row.weight for row in rows] == pytest.approx([2 / 3, 0.0, 1 / 3])
+    assert [bool(row.failure) for row in rows] == [False, True, False]
+    all_three = 0.4 * 1 + 0.4 * 2 + 0.2 * 6
+    expected = weight_of(arrays) if kind == "raises" else all_three
+    assert weight_of(later) == pytest.approx(expected)
+    assert strategy.planner.samples_given_up == (8 if kind == "raises" else 4)
+    (line,) = log.lines(logging.WARNING)
+    assert "fast-1 (cpu:1)" in line
+    assert "round 1" in line
+    if kind in ("mis-shaped", "wrong dtype", "missing tensor", "non-finite"):
+        assert "'weight'" in line
+
+
+def _slow(node_id: int) -> Workers:
+    return {node_id: ToyWorker(slow_profile(2), 6.0)}
+
+
+@pytest.mark.parametrize("kind", ["dies", "raises"])
+def test_nobody_succeeded_stops_the_run(kind: FailureKind) -> None:
+    grid = InProcessGrid(two())
+    grid.fail_at(0, 2, kind)
+    grid.fail_at(1, 2, kind)
+    strategy = strategy_of()
+    with pytest.raises(AggregationError) as stopped:
+        strategy.fit(grid, toy_arrays(), epochs=3)
+    for fragment in ("round 2", "fast-0 (cpu:0)", "slow-1 (cpu:1)"):
+        assert fragment in str(stopped.value)
+    if kind == "raises":
+        with pytest.raises(AggregationError, match="no worker is left"):
+            strategy.configure_train(3, toy_arrays(), ConfigRecord(), grid)
+    nodes = two()
+    nodes[10].steps = nodes[20].steps = 0  # nobody completed a step
+    with pytest.raises(AggregationError, match="no worker succeeded"):
+        play_round(strategy_of(), InProcessGrid(nodes))
+
+
+def test_reply_without_num_examples_counts_zero() -> None:
+    def silent_about_examples(message: Message, node_id: int) -> Message:
+        if message.metadata.message_type == "query.profile":
+            return fast_profile(1).to_reply(message)
+        content = RecordDict({"a": toy_arrays(9.0), "m": MetricRecord({"loss": 1.0})})
+        return Message(content, reply_to=message)
+
+    nodes = {10: ToyWorker(fast_profile(0), 1.0), 20: silent_about_examples, **_slow(30)}
+    arrays, metrics = play_round(strategy_of(30), InProcessGrid(nodes))
+    assert weight_of(arrays) == pytest.approx((2 * 1.0 + 1 * 6.0) / 3)
+    assert metrics["num-examples"] == 6
+
+
+# --- momentum
+
+
+@pytest.mark.parametrize("weights", [None, EqualWeighting()])
+@pytest.mark.parametrize("policy", ["average", "keep", "reset"])
+def test_momentum_is_averaged_by_completed_load_and_sent_by_that_policy_only(
+    policy: Any, weights: Any
+) -> None:
+    nodes = {10: Momentous(fast_profile(0), 1.0), 20: Momentous(slow_profile(1), 4.0)}
+    strategy = strategy_of(momentum_buffers=policy, weights=weights)
+    grid = InProcessGrid(nodes)
+    play_round(strategy, grid, 1)
+    play_round(strategy, grid, 2)
+    for node in nodes.values():
+        assert node.orders[0].momentum is None  # zero in the first round
+        buffer = node.orders[1].momentum
+        if policy == "average":
+            assert buffer is not None
+            assert buffer["weight"].numpy().tolist() == [[2.0], [2.0]]
+        else:
+            assert buffer is None
+
+
+# --- nodes that come and go
+
+
+def fit_with(
+    grid: InProcessGrid, events: dict[int, Callable[[], Any]], **changes: Any
+) -> BiasedLocalSGD:
+    """Fit, calling an event after the round it is filed under."""
+    strategy = strategy_of(24)
+
+    def after(record: RoundRecord) -> None:
+        events.get(record.round, lambda: None)()
+
+    strategy.fit(grid, toy_arrays(), on_round=after, **changes)
+    return strategy
+
+
+def test_node_back_under_the_same_identity_takes_up_its_own_slices() -> None:
+    steady = two()
+    strategy_of(24).fit(InProcessGrid(steady), toy_arrays(), epochs=1)
+
+    nodes = two()
+    grid = InProcessGrid(nodes)
+    again = ToyWorker(slow_profile(1), 4.0)
+    strategy = fit_with(
+        grid,
+        {1: lambda: grid.disconnect(20), 2: lambda: grid.connect(99, again)},
+        epochs=1,
+    )
+    assert len(nodes[20].orders) == 1
+    assert [order.round for order in again.orders] == [3, 4]
+    expected = [order.indices.tolist() for order in steady[20].orders]
+    assert [order.indices.tolist() for order in again.orders] == expected[2:]
+    assert strategy.planner.samples_given_up == 2
+
+
+def test_node_that_is_new_is_asked_at_once_and_joins_at_the_next_epoch() -> None:
+    grid = InProcessGrid(two())
+    late = ToyWorker(slow_profile(2), 4.0)
+    fit_with(grid, {1: lambda: grid.connect(5, late)}, epochs=2)
+    assert late.messages[0].metadata.message_type == "query.profile"
+    asked_before_round_2 = [m.metadata.dst_node_id for m in grid.sent][:7]
+    assert asked_before_round_2 == [10, 20, 10, 20, 5, 10, 20]
+    assert {order.epoch for order in late.orders} == {2}
+    assert late.orders[0].round == 5
+
+
+def test_node_of_an_ordinary_flower_app_takes_part() -> None:
+    app = ClientApp()
+    app.query("profile")(flower_blsgd.answer_profile)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        records = RecordDict(
+            {"arrays": toy_arrays(7.0), "metrics": MetricRecord({"num-examples": 4, "x": 0.5})}
+        )
+        return Message(records, reply_to=message)
+
+    def node(message: Message, node_id: int) -> Message:
+        config = {"device": "cpu", "tier": "fast", "partition-id": 0}
+        return app(message, Context(1, node_id, config, RecordDict(), {}))
+
+    arrays, _ = play_round(strategy_of(), InProcessGrid({10: node, **_slow(30)}))
+    assert weight_of(arrays) == pytest.approx((2 * 7.0 + 1 * 6.0) / 3)
+
+
+# --- Flower's own loop
+
+
+def test_start_works_unmodified_and_counts_epochs_itself() -> None:
+    nodes = two()
+    rate = LearningRate(1.0, decay_shares=(0.4,))
+    strategy = strategy_of(12, learning_rate=rate)  # 2 rounds an epoch
+    result = strategy.start(InProcessGrid(nodes), toy_arrays(), num_rounds=5)
+    assert isinstance(result, Result)
+    assert weight_of(result.arrays) == 2.0
+    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4, 5]
+    assert [order.epoch for order in nodes[10].orders] == [1, 1, 2, 2, 3]
+    assert [order.round for order in nodes[10].orders] == [1, 2, 3, 4, 5]
+    rates = [order.learning_rate for order in nodes[10].orders]  # by the share of the rounds
+    assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.1])
+
+
+def test_start_asks_nodes_to_evaluate_at_epoch_ends_only() -> None:
+    grid = InProcessGrid(two())
+    strategy = strategy_of(12, fraction_evaluate=1.0)
+    train, evaluate = ConfigRecord({"a": 1}), ConfigRecord({"b": 2})
+    result = strategy.start(
+        grid, toy_arrays(), num_rounds=5, train_config=train, evaluate_config=evaluate
+    )
+    assert (dict(train), dict(evaluate)) == ({"a": 1}, {"b": 2})
+    assert list(result.evaluate_metrics_clientapp) == [2, 4]
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == 2.5
+    assert len(grid.sent_of_type("evaluate")) == 4
+
+
+def test_start_goes_on_when_a_node_is_gone_at_the_end_of_an_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def would_wait(seconds: float) -> None:
+        raise AssertionError("the strategy waits for a node that is gone")
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", would_wait)
+    grid = InProcessGrid(two())
+    strategy = strategy_of(12, fraction_evaluate=1.0)
+    strategy.on_round = lambda record: grid.disconnect(20) if record.round == 1 else None
+    result = strategy.start(grid, toy_arrays(), num_rounds=4)
+    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
+    assert [m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")] == [10]
+
+
+def test_start_and_fit_give_the_same_bits() -> None:
+    by_start = strategy_of(12).start(InProcessGrid(two()), toy_arrays(), num_rounds=4)
+    by_fit = strategy_of(12).fit(InProcessGrid(two()), toy_arrays(), epochs=2)
+    assert same_bits(by_start.arrays, by_fit.arrays)
+    assert by_start.train_metrics_clientapp == by_fit.train_metrics_clientapp
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"fraction_train": 0.5}, "fraction_train = 0.5"),
+        ({"batch_size": 1}, "batch_size = 1 must be at least 2"),
+        ({"epoch": "tables"}, "epoch = 'tables' is not known; did you mean table"),
+        ({"momentum_buffers": "kept"}, "momentum_buffers = 'kept'"),
+        ({"clock": "walls"}, "clock = 'walls'"),
+        ({"deadline_seconds": float("nan")}, "deadline_seconds = nan"),
+        ({"high_loss_ratio": 1.5}, "1.5"),
+        ({"local_steps": 0}, "0"),
+        ({"local_steps_slow": 0}, "0"),
+        ({"learning_rate": 0.0}, "0.0"),
+        ({"num_samples": 0}, "num_samples = 0"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused_in_one_line(
+    changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match="=") as refused:
+        strategy_of(**changes)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+FEDNOVA = NormalizedWeighting()
+FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"weights": FEDNOVA},
+            'momentum-buffers = "keep" does not go with NormalizedWeighting, which needs "reset"',
+        ),
+        ({"weights": FEDNOVA, "momentum_buffers": "average"}, 'momentum-buffers = "average"'),
+        ({"weights": FEDNOVA, "momentum_buffers": "reset"}, ""),
+        ({"rebalance": True}, "local_steps_slow=1, shrink"),  # `strategy_of` gives a number
+        (FROM_SPEEDS | {"local_steps": SameSteps(4)}, "needs steps that come from speeds, not Sam"),
+        (FROM_SPEEDS | {"local_steps": BalancedBatches()}, 'use local-steps-slow = "auto" or'),
+        (FROM_SPEEDS | {"clock": "device"}, 'rebalance = true follows .*use clock = "wall"'),
+        (FROM_SPEEDS, ""),
+        (FROM_SPEEDS | {"local_steps": BySpeedSteps(16)}, ""),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], reason: str) -> None:
+    if not reason:
+        strategy_of(**changes)
+        return
+    with pytest.raises(UsageError, match=reason) as refused:
+        strategy_of(**changes)
+    assert "\n" not in str(refused.value)
+
+
+def _losses_of_length(indices: np.ndarray) -> np.ndarray:
+    return np.full(len(indices), len(indices), np.float32)
+
+
+def test_round_is_reported_with_its_mean_loss() -> None:
+    strategy = strategy_of(24)
+    records: list[RoundRecord] = []
+    strategy.on_round = records.append
+    _, metrics = play_round(strategy, InProcessGrid(two(losses=_losses_of_length)), 3)
+    assert metrics == {"train-loss": pytest.approx(20 / 6), "num-examples": 6}  # and no times
+    (record,) = records
+    assert (record.round, record.epoch) == (3, 1)
+    assert (record.rounds_in_epoch, record.round_in_epoch) == (4, 1)
+    assert record.train_loss == pytest.approx(20 / 6)  # (4 x 4 + 2 x 2) / 6
+    assert record.bytes_moved == 24 * 4  # two models sent, two received
+    assert [row.label for row in record.workers] == ["fast-0 (cpu:0)", "slow-1 (cpu:1)"]
+    assert record.round_seconds >= record.averaging_seconds >= 0

@@ -1,0 +1,179 @@
+"""Predictions of a round and of whole runs, worked by hand."""
+
+from typing import Any
+
+import pytest
+
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import WorkerProfile
+from flower_blsgd.results.metrics import RunMetrics
+from flower_blsgd.results.summary import measured_figures
+from flower_blsgd.run import make_strategy
+from flower_blsgd.strategy.cost_model import (
+    Prediction,
+    predict_run,
+    predicted_figures,
+    throughput_ceiling,
+)
+from flower_blsgd.strategy.workers import WorkerRegistry
+
+from ..in_process_grid import fast_profile, slow_profile
+from ..results.records import record, row
+
+# --- of a strategy and its workers
+
+WORKERS = (
+    fast_profile(0, seconds_per_step=0.5),
+    fast_profile(1, seconds_per_step=0.5),
+    slow_profile(2, seconds_per_step=2.0),
+)
+
+
+def prediction_of(
+    *profiles: WorkerProfile, num_samples: int = 800, overhead: float = 0.0, **settings: Any
+) -> Prediction | None:
+    arguments = {"batch_size": 10, "local_steps_fast": 8, "local_steps_slow": "auto"} | settings
+    team = profiles or WORKERS
+    strategy = make_strategy(RunConfig(**arguments), num_samples, len(team))
+    return predict_run(strategy, WorkerRegistry.of_profiles(team).workers, overhead)
+
+
+def test_biased_worked() -> None:
+    """8 steps of 0.5 s, and gamma 1/4: 2 of 2 s. 180 samples a round, 800 in an epoch."""
+    found = prediction_of(overhead=1.0)
+    assert found is not None
+    assert found.local_steps == (8, 8, 2)
+    assert found.round_seconds == 5.0
+    assert found.rounds_per_epoch == pytest.approx(800 / 180)
+    assert found.epoch_seconds == pytest.approx(5 * 800 / 180)
+    assert found.weights == pytest.approx((8 / 18, 8 / 18, 2 / 18))
+    assert [worker.index for worker in found.workers] == [0, 1, 2]
+    assert found.samples_per_second == 180 / 5
+    assert (found.fast_waiting_share, found.slow_waiting_share) == (0.0, 0.0)
+
+
+def test_paper_setting_worked() -> None:
+    """8 + 2 workers at (32, 1), the slow ones 22 times slower: 32 s against 22 s."""
+    team = [fast_profile(i, seconds_per_step=1.0) for i in range(8)]
+    team += [slow_profile(i, seconds_per_step=22.0) for i in (8, 9)]
+    settings = {"num_samples": 50_000, "batch_size": 32, "local_steps_fast": 32}
+    found = prediction_of(*team, **settings, shrink_slow_batch=False, overhead=0.5)
+    assert found is not None
+    assert found.local_steps == (32,) * 8 + (1,) * 2
+    assert found.round_seconds == 32.5
+    assert found.fast_waiting_share == 0.0
+    assert found.slow_waiting_share == pytest.approx(10 / 32.5)
+    assert found.epoch_seconds == pytest.approx(32.5 * 50_000 / 8256)
+    assert found.samples_per_second == pytest.approx(8256 / 32.5)
+    # Synchronous: the fast ones wait 21 of 22 s, for 320 samples.
+    sync = prediction_of(*team, **settings, algorithm="sync-sgd")
+    assert sync is not None
+    assert sync.fast_waiting_share == pytest.approx(21 / 22)
+    assert sync.epoch_seconds == pytest.approx(3437.5)
+    assert sync.weights == pytest.approx((0.1,) * 10)
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "expected"),
+    [
+        ([1.0] * 8, [22.0] * 2, 89 / 88),  # the paper's, 1.011
+        ([1.0], [4.0, 4.0], 1.5),
+        ([], [1.0], None),
+    ],
+)
+def test_ceiling_worked(fast: list[float], slow: list[float], expected: float | None) -> None:
+    team = [fast_profile(i, seconds_per_step=s) for i, s in enumerate(fast)]
+    team += [slow_profile(i, seconds_per_step=s) for i, s in enumerate(slow, len(fast))]
+    found = throughput_ceiling(WorkerRegistry.of_profiles(team).workers)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "seconds", "fast_waits", "per_round"),
+    [
+        ("balanced-local-sgd", (8, 8, 8), 16.0, 0.75, 240),
+        ("sync-sgd", (1, 1, 1), 2.0, 0.75, 30),
+        ("fast-only-local-sgd", (8, 8), 4.0, 0.0, 160),
+        ("sync-sgd-fast-only", (1, 1), 0.5, 0.0, 20),
+        ("byteps", (1, 1), 0.5, 0.0, 20),
+        ("fednova", (8, 8, 2), 4.0, 0.0, 180),
+    ],
+)
+def test_other_algorithms_worked(
+    algorithm: str, steps: tuple[int, ...], seconds: float, fast_waits: float, per_round: int
+) -> None:
+    found = prediction_of(algorithm=algorithm)
+    assert found is not None
+    assert (found.local_steps, found.round_seconds) == (steps, seconds)
+    assert found.fast_waiting_share == fast_waits
+    assert found.rounds_per_epoch == pytest.approx(800 / per_round)
+    assert (found.slow_waiting_share is None) == (len(steps) == 2)
+
+
+def test_dlb_shares_by_given_speeds_worked() -> None:
+    """30 samples in the proportion 4 : 4 : 1: 13.3, 13.3 and 3.3; the odd one to the first."""
+    found = prediction_of(algorithm="dlb")
+    assert found is not None
+    assert found.local_steps == (1, 1, 1)
+    assert found.batch_sizes == (14, 13, 3)
+    assert found.round_seconds == pytest.approx(0.7)  # 1.4 steps of 0.5 s
+    assert found.waiting_shares == pytest.approx((0.0, 0.05 / 0.7, 0.1 / 0.7))
+
+
+def test_slow_batch_is_shrunk_where_a_step_is_too_long() -> None:
+    """Gamma 1/40 of 8 steps is a fifth of a step: 2 samples of 10, 4 s as for the fast one."""
+    team = (fast_profile(0, seconds_per_step=0.5), slow_profile(1, seconds_per_step=20.0))
+    found = prediction_of(*team)
+    assert found is not None
+    assert (found.local_steps, found.batch_sizes) == ((8, 1), (10, 2))
+    assert found.weights == pytest.approx((8 / 8.2, 0.2 / 8.2))
+    assert found.round_seconds == 4.0
+    unshrunk = prediction_of(*team, shrink_slow_batch=False)
+    assert unshrunk is not None
+    assert (unshrunk.batch_sizes, unshrunk.round_seconds) == ((10, 10), 20.0)
+    assert unshrunk.fast_waiting_share == 0.8
+
+
+def test_table_mode_has_the_rounds_of_the_table() -> None:
+    # floor(800 / (10 x 3 x 8)) = 3; times 8 x 3 / 2 for fast-only synchronous SGD
+    rounds = {"biased-local-sgd": 3, "sync-sgd": 24, "sync-sgd-fast-only": 36, "byteps": 36}
+    for algorithm, expected in rounds.items():
+        found = prediction_of(algorithm=algorithm, epoch="table")
+        assert found is not None
+        assert found.rounds_per_epoch == expected
+
+
+def test_nothing_is_predicted_where_a_speed_of_one_who_trains_is_not_known() -> None:
+    team = (fast_profile(0, seconds_per_step=0.5), slow_profile(1))
+    assert prediction_of(*team, local_steps_slow=2) is None
+    found = prediction_of(*team, algorithm="sync-sgd-fast-only")  # the slow one does nothing
+    assert found is not None
+    assert found.local_steps == (1,)
+
+
+def test_workers_that_cannot_begin_is_refused() -> None:
+    with pytest.raises(UsageError, match="no slow worker"):
+        prediction_of(*WORKERS[:2])
+    # a speed is known of all, but the batch does not fit
+    with pytest.raises(UsageError, match="largest that fits is batch-size = 8"):
+        prediction_of(num_samples=24)
+
+
+def test_predicted_figures_are_those_of_the_measured_ones() -> None:
+    found = prediction_of(algorithm="balanced-local-sgd")
+    assert found is not None
+    figures = predicted_figures(found, "wall")
+    assert figures == {
+        "clock": "wall",
+        "round_seconds": 16.0,
+        "epoch_seconds": pytest.approx(16 * 800 / 240),
+        "fast_waiting_share": 0.75,
+        "slow_waiting_share": 0.0,
+    }
+    one = record(row(0))
+    metrics = RunMetrics()
+    metrics.add(one)
+    measured = measured_figures(metrics)
+    assert measured is not None
+    assert list(measured) == list(figures)

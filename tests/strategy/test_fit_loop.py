@@ -1,0 +1,239 @@
+"""The loop of `fit`: budgets, evaluation, callbacks."""
+
+import dataclasses
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Result
+
+import flower_blsgd.strategy.biased_local_sgd as strategy_module
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.sampling import UniformSampler
+from flower_blsgd.algorithm.schedules import LearningRate
+from flower_blsgd.strategy.fit_loop import EpochEnd
+from flower_blsgd.strategy.round_metrics import RoundRecord, round_record
+
+from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
+
+
+def strategy_of(num_samples: int = 12, **changes: Any) -> BiasedLocalSGD:
+    """Return a strategy whose epoch has 2 rounds of 6 samples."""
+    arguments: dict[str, Any] = {"batch_size": 2, "local_steps": 2, "local_steps_slow": 1}
+    return BiasedLocalSGD(num_samples, **(arguments | changes))
+
+
+def grid_of_two() -> InProcessGrid:
+    return InProcessGrid({1: ToyWorker(fast_profile(0), 1.0), 2: ToyWorker(slow_profile(1), 4.0)})
+
+
+def orders_of(grid: InProcessGrid) -> list[Any]:
+    return grid.handlers[1].orders  # type: ignore[attr-defined]
+
+
+class Recorder:
+    """Keeps what the callbacks are given, in the order in which they are called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.epochs: list[EpochEnd] = []
+        self.rounds: list[RoundRecord] = []
+
+    def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        self.calls.append(("evaluate", server_round))
+        return MetricRecord({"accuracy": server_round / 10})
+
+    def on_round(self, record: RoundRecord) -> None:
+        self.calls.append(("round", record.round))
+        self.rounds.append(record)
+
+    def on_epoch(self, end: EpochEnd) -> None:
+        self.calls.append(("epoch", end.epoch))
+        self.epochs.append(end)
+
+    @property
+    def evaluated(self) -> list[int]:
+        return [server_round for name, server_round in self.calls if name == "evaluate"]
+
+
+def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> None:
+    grid = grid_of_two()
+    arrays, config = toy_arrays(0.5), ConfigRecord({"augment": "flip"})
+    result = strategy_of(15).fit(grid, arrays, epochs=4, timeout=12.5, train_config=config)
+    # 15 / 6 = 2.5, 5, 7.5, 10 rounds
+    assert [order.epoch for order in orders_of(grid)] == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4]
+    assert list(result.train_metrics_clientapp) == list(range(1, 11))
+    assert [order.round for order in orders_of(grid)] == list(range(1, 11))
+    sent = [float(order.arrays["bias"].numpy()[0]) for order in orders_of(grid)]
+    assert sent == [0.5] + [2.0] * 9  # the model of one round is sent in the next
+    assert grid.timeouts[1:] == [12.5] * 10  # the first is that of the profile query
+    for message in grid.sent_of_type("train"):
+        assert message.content.config_records["config"]["augment"] == "flip"
+    assert dict(config) == {"augment": "flip"}
+    assert arrays["bias"].numpy().tolist() == [0.5]
+
+
+def test_callbacks_come_round_evaluate_epoch() -> None:
+    seen = Recorder()
+    strategy_of().fit(
+        grid_of_two(),
+        toy_arrays(),
+        epochs=2,
+        evaluate_fn=seen.evaluate,
+        on_round=seen.on_round,
+        on_epoch=seen.on_epoch,
+    )
+    assert seen.calls == [
+        ("round", 1),
+        ("round", 2),
+        ("evaluate", 2),
+        ("epoch", 1),
+        ("round", 3),
+        ("round", 4),
+        ("evaluate", 4),
+        ("epoch", 2),
+    ]
+    first, second = seen.epochs
+    assert (first.epoch, first.round, second.epoch, second.round) == (1, 2, 2, 4)
+    assert first.metrics == MetricRecord({"accuracy": 0.2})
+    assert float(second.arrays["bias"].numpy()[0]) == 2.0
+
+
+def test_evaluation_every_so_many_epochs_and_at_the_end() -> None:
+    seen = Recorder()
+    result = strategy_of().fit(
+        grid_of_two(),
+        toy_arrays(),
+        epochs=5,
+        evaluate_fn=seen.evaluate,
+        evaluate_every_epochs=2,
+        on_epoch=seen.on_epoch,
+    )
+    assert seen.evaluated == [4, 8, 10]
+    assert list(result.evaluate_metrics_serverapp) == [4, 8, 10]
+    assert [end.metrics is None for end in seen.epochs] == [True, False, True, False, False]
+
+
+def test_should_stop_ends_after_that_round_with_an_evaluation() -> None:
+    seen = Recorder()
+
+    def should_stop(server_round: int, result: Result) -> bool:
+        assert server_round in result.train_metrics_clientapp
+        return server_round == 3
+
+    result = strategy_of().fit(
+        grid_of_two(),
+        toy_arrays(),
+        epochs=9,
+        should_stop=should_stop,
+        evaluate_fn=seen.evaluate,
+        on_epoch=seen.on_epoch,
+    )
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]
+    assert seen.evaluated == [2, 3]
+    assert [(end.epoch, end.round) for end in seen.epochs] == [(1, 2), (2, 3)]
+
+
+def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each round is made to take 2 s of planning and rounds, whatever this machine does."""
+
+    def two_seconds(*arguments: Any, **more: Any) -> RoundRecord:
+        record = round_record(*arguments, **more)
+        return dataclasses.replace(record, planning_seconds=0.5, round_seconds=1.5)
+
+    monkeypatch.setattr(strategy_module, "round_record", two_seconds)
+    seen, grid = Recorder(), grid_of_two()
+    result = strategy_of().fit(grid, toy_arrays(), seconds=5.0, evaluate_fn=seen.evaluate)
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]  # 2, 4, 6 seconds
+    assert seen.evaluated == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("decay", "budget", "rates"),
+    [
+        ((0.6, 0.8), {"epochs": 5}, [1.0] * 6 + [0.1] * 2 + [0.01] * 2),
+        ((0.5,), {"seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
+        ((0.5,), {"epochs": 100, "seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
+    ],
+    ids=str,
+)
+def test_learning_rate_decays_at_shares_of_the_budget(
+    decay: tuple[float, ...], budget: dict[str, Any], rates: list[float]
+) -> None:
+    grid = grid_of_two()
+    strategy = strategy_of(learning_rate=LearningRate(1.0, decay_shares=decay))
+    strategy.fit(grid, toy_arrays(), seconds_of=lambda record: 1.0, **budget)
+    assert [order.learning_rate for order in orders_of(grid)] == pytest.approx(rates)
+
+
+def test_seconds_and_epochs_whichever_ends_first() -> None:
+    result = strategy_of().fit(grid_of_two(), toy_arrays(), epochs=1, seconds=1e9)
+    assert len(result.train_metrics_clientapp) == 2
+    assert isinstance(result, Result)
+    result = strategy_of().fit(grid_of_two(), toy_arrays(), epochs=10**6, seconds=1e-9)
+    assert len(result.train_metrics_clientapp) == 1
+
+
+def test_replies_of_a_round_are_gone_before_the_next_is_sent() -> None:
+    """Their arrays may be views on memory that the next round's replies need."""
+    alive: list[list[bool]] = []
+
+    class Watched(InProcessGrid):
+        replies: list[weakref.ref[Message]]
+
+        def __init__(self) -> None:
+            super().__init__(grid_of_two().handlers)
+            self.replies = []
+
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            alive.append([reply() is not None for reply in self.replies])
+            received = list(super().send_and_receive(messages, timeout=timeout))
+            self.replies = [weakref.ref(reply) for reply in received]
+            return received
+
+    gc.collect()
+    gc.disable()  # the memory must be free at once, not some time later
+    try:
+        strategy_of(momentum_buffers="average").fit(Watched(), toy_arrays(), epochs=2)
+    finally:
+        gc.enable()
+    assert alive[1:] == [[False, False]] * 4
+
+
+def test_model_and_momentum_share_no_memory_with_the_replies() -> None:
+    class Kept(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            self.received = list(super().send_and_receive(messages, timeout=timeout))
+            return self.received
+
+    grid = Kept({1: ToyWorker(fast_profile(0), 1.0)})
+    strategy = strategy_of(sampler=UniformSampler(), min_available_nodes=1)
+    arrays = strategy.fit(grid, toy_arrays(), epochs=1).arrays
+    sent = grid.received[0].content.array_records["arrays"]
+    for name, array in arrays.items():
+        assert not np.shares_memory(array.numpy(), sent[name].numpy()), name
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [
+        ({}, "budget"),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"epochs": -1}, "epochs = -1"),
+        ({"seconds": 0.0}, "seconds = 0.0"),
+        ({"seconds": float("nan")}, "seconds = nan"),
+    ],
+    ids=str,
+)
+def test_budget_that_means_nothing_is_refused_before_any_message(
+    budget: dict[str, Any], reason: str
+) -> None:
+    grid = grid_of_two()
+    with pytest.raises(ValueError, match=reason):
+        strategy_of().fit(grid, toy_arrays(), **budget)
+    assert grid.sent == []

@@ -1,0 +1,239 @@
+"""Epoch after epoch: each worker's orders, also when workers leave and join."""
+
+import numpy as np
+import pytest
+from flwr.serverapp.exception import AggregationError
+
+from flower_blsgd.algorithm.catalog import TrainOnFast
+from flower_blsgd.algorithm.local_steps import BalancedBatches
+from flower_blsgd.algorithm.sampling import SeparatedSampler, UniformSampler
+from flower_blsgd.algorithm.schedules import LearningRate
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import TrainOrder, WorkerProfile
+from flower_blsgd.strategy.planner import OrderSettings, Planner
+from flower_blsgd.strategy.workers import Worker, WorkerRegistry
+
+from ..in_process_grid import fast_profile, slow_profile, toy_arrays
+from ..log_capture import captured_log
+from .orders import planner_of
+
+
+def workers_of(*profiles: WorkerProfile) -> list[Worker]:
+    """Return workers; with the two by default a round has 2 x (2 + 1) = 6 samples."""
+    return WorkerRegistry.of_profiles(profiles or (fast_profile(0), slow_profile(1))).workers
+
+
+def three() -> list[Worker]:
+    """Return workers whose round has 10 samples."""
+    return workers_of(fast_profile(0), fast_profile(1), slow_profile(2))
+
+
+def play(planner: Planner, server_round: int, workers: list[Worker]) -> list[TrainOrder]:
+    orders = planner.orders(server_round, workers, toy_arrays(), None)
+    planner.finish_round()
+    return [order for _, order in orders]
+
+
+def rates_of(rate: LearningRate) -> list[float]:
+    """Return the learning rates of three epochs of two rounds."""
+    planner = planner_of(12, settings=OrderSettings(rate, "keep", 0.0, 0))
+    return [play(planner, r, workers_of())[0].learning_rate for r in range(1, 7)]
+
+
+def test_orders_carry_steps_batch_size_and_settings() -> None:
+    settings = OrderSettings(LearningRate(0.1), "average", 2.5, seed=3)
+    planner = planner_of(settings=settings)
+    arrays, momentum = toy_arrays(1.0), toy_arrays(2.0)
+    (fast_worker, fast), (slow_worker, slow) = planner.orders(9, workers_of(), arrays, momentum)
+    assert (fast_worker.fast, slow_worker.fast) == (True, False)
+    assert (fast.local_steps, slow.local_steps) == (2, 1)
+    assert (len(fast.indices), len(slow.indices)) == (4, 2)
+    for order in (fast, slow):
+        assert (order.round, order.epoch, order.batch_size) == (9, 1, 2)
+        assert (order.momentum_policy, order.deadline_seconds) == ("average", 2.5)
+        assert order.learning_rate == 0.1
+        assert order.arrays is arrays
+        assert order.momentum is momentum
+
+
+def test_orders_an_epoch_has_as_many_rounds_as_samples_allow() -> None:
+    planner = planner_of(25)  # 25 / 6 = 4.17, 8.33, 12.5, 16.67, 20.83, 25
+    epochs = [play(planner, r, workers_of())[0].epoch for r in range(1, 26)]
+    assert [epochs.count(epoch) for epoch in range(1, 7)] == [4, 4, 4, 4, 4, 5]
+    assert epochs == sorted(epochs)
+    assert planner.epoch_ended
+    assert planner.rounds_total == 25
+    assert planner.samples_planned == 150
+
+
+def test_orders_seed_differs_by_round_and_worker_and_repeats_with_the_run() -> None:
+    def seeds(run_seed: int) -> list[int]:
+        planner = planner_of(settings=OrderSettings(LearningRate(0.1), "keep", 0.0, run_seed))
+        return [order.seed for r in (1, 2, 3) for order in play(planner, r, workers_of())]
+
+    assert len(set(seeds(3))) == 6
+    assert seeds(3) == seeds(3)
+    assert not set(seeds(3)) & set(seeds(4))
+
+
+def test_orders_hardest_samples_go_to_the_fast_worker_in_the_second_epoch() -> None:
+    planner = planner_of(24, sampler=SeparatedSampler(1.0))
+    for server_round in range(1, 5):
+        play(planner, server_round, workers_of())
+    planner.table.record(np.arange(24, dtype=np.int32), np.arange(24, dtype=np.float32), 4)
+    chosen = [i for r in range(5, 9) for i in play(planner, r, workers_of())[0].indices]
+    assert sorted(chosen) == list(range(8, 24))  # the 4 x 4 highest of 24
+    stats = planner.sampling_stats
+    assert stats.share_left_out == pytest.approx(8 / 24)
+    assert stats.fast_picked_loss_mean == 15.5  # of 8 to 23
+    assert stats.all_loss_mean == 11.5
+
+
+def test_sampling_stats_are_those_of_the_losses_before_the_epoch() -> None:
+    """Four rounds an epoch; the ages are those when the second one begins."""
+    planner = planner_of(24)
+    play(planner, 1, workers_of())
+    planner.table.record(np.arange(12, dtype=np.int32), np.ones(12, np.float32), 1)
+    assert planner.sampling_stats.share_never_seen == 1.0
+    for server_round in (2, 3, 4, 5):
+        play(planner, server_round, workers_of())
+    planner.table.record(np.arange(24, dtype=np.int32), np.full(24, 9.0, np.float32), 5)
+    assert planner.epoch == 2
+    stats = planner.sampling_stats
+    assert (stats.all_loss_mean, stats.share_never_seen) == (1.0, 0.5)
+    assert stats.loss_age_epochs_mean == 3 / 4  # of round 1, after round 4
+
+
+def test_sampling_stats_age_counts_epochs_as_long_as_they_were() -> None:
+    """A worker more makes this epoch shorter, not the losses older."""
+    planner = planner_of(60)
+    for server_round in range(1, 11):
+        play(planner, server_round, workers_of())
+    planner.table.record(np.arange(60, dtype=np.int32), np.ones(60, np.float32), 5)
+    play(planner, 11, three())
+    assert (planner.epoch, planner.plan.rounds) == (2, 6)
+    assert planner.sampling_stats.loss_age_epochs_mean == 5 / 10
+
+
+def test_learning_rate_follows_plain_epochs_and_warms_up_round_by_round() -> None:
+    rates = rates_of(LearningRate(1.0, decay_epochs=(1, 2)))
+    assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
+    rates = rates_of(LearningRate(1.0, warmup_epochs=2))
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+
+
+# --- workers leave and join
+
+
+def test_absent_worker_has_no_order_and_takes_up_its_own_slices_when_it_is_back() -> None:
+    steady, changing = planner_of(), planner_of()
+    workers = workers_of()
+    expected = [play(steady, r, workers)[1].indices.tolist() for r in (1, 2, 3)]
+    play(changing, 1, workers)
+    (order,) = play(changing, 2, workers[:1])
+    assert order.local_steps == 2
+    assert changing.samples_given_up == 2
+    assert play(changing, 3, workers)[1].indices.tolist() == expected[2]
+    assert changing.samples_given_up == 2
+
+
+def test_epochs_stay_on_the_budget_when_a_worker_leaves() -> None:
+    planner = planner_of(60)
+    workers = three()
+    for server_round in range(1, 7):
+        play(planner, server_round, workers)
+    assert planner.epoch_ended
+    rounds = 0
+    while planner.epoch == 1 or not planner.epoch_ended:
+        play(planner, 7, [workers[0], workers[2]])
+        rounds += 1
+    assert rounds == 10  # (2 x 60 - 60) / 6
+
+
+def test_all_planned_workers_gone_begins_a_new_epoch_with_the_others() -> None:
+    planner = planner_of()
+    registry = WorkerRegistry.of_profiles([fast_profile(0), slow_profile(1)])
+    first = list(registry.workers)
+    trained = sum(len(order.indices) for order in play(planner, 1, first))
+    registry.register({(8, None): fast_profile(2), (9, None): slow_profile(3)})
+    others = registry.workers[2:]
+    orders = play(planner, 2, others)
+    assert (planner.epoch, planner.rounds_done, len(orders)) == (2, 1, 2)
+    trained += sum(len(order.indices) for order in orders)
+    while not planner.epoch_ended:
+        trained += sum(len(order.indices) for order in play(planner, 3, others))
+    assert trained + planner.samples_given_up == planner.samples_planned
+
+
+@pytest.mark.parametrize(("left", "gone"), [(0, "slow"), (1, "fast")])
+def test_lost_tier_makes_one_warning_and_the_rest_goes_on(left: int, gone: str) -> None:
+    planner = planner_of(12)
+    workers = workers_of()
+    play(planner, 1, workers)
+    with captured_log() as log:
+        for server_round in range(2, 12):
+            (order,) = play(planner, server_round, [workers[left]])
+            assert len(order.indices) == order.local_steps * 2
+            assert len(log.warnings) == 1  # at once, not when the next epoch is planned
+    assert gone in log.warnings[0]
+    assert planner.epoch >= 3
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("profile", "missing"), [(slow_profile(0), "no fast worker"), (fast_profile(0), "no slow")]
+)
+def test_separated_sampler_needs_both_tiers(profile: WorkerProfile, missing: str) -> None:
+    workers = workers_of(profile)
+    with pytest.raises(UsageError, match=rf'{missing}.*use sampler = "uniform"'):
+        planner_of().check(workers)
+    with pytest.raises(UsageError, match=missing):
+        planner_of().orders(1, workers, toy_arrays(), None)
+    assert planner_of(sampler=UniformSampler()).check(workers).batch_sizes == (2,)
+
+
+@pytest.mark.parametrize("slow_reduce", [True, False])
+@pytest.mark.parametrize("sampler", [UniformSampler(), SeparatedSampler()])
+def test_training_on_fast_workers_needs_one(slow_reduce: bool, sampler: object) -> None:
+    planner = planner_of(sampler=sampler, train_on=TrainOnFast(slow_reduce))
+    with pytest.raises(UsageError, match=r"no fast worker among slow-0.*name one fast"):
+        planner.check(workers_of(slow_profile(0)))
+    with pytest.raises(UsageError, match="no fast worker"):
+        planner.orders(1, workers_of(slow_profile(0)), toy_arrays(), None)
+    assert planner.check(workers_of()).local_steps == (2,)
+    if slow_reduce:
+        with pytest.raises(UsageError, match=r'no slow worker among fast-0.*train-on = "fast"'):
+            planner.check(workers_of(fast_profile(0)))
+    else:
+        assert planner.check(workers_of(fast_profile(0))).local_steps == (2,)
+
+
+def test_policy_that_refuses_the_workers_names_a_batch_that_it_accepts() -> None:
+    workers = workers_of(
+        fast_profile(0, seconds_per_step=0.01), slow_profile(1, seconds_per_step=1.0)
+    )
+    changes = {"step_policy": BalancedBatches(), "sampler": UniformSampler()}
+    with pytest.raises(UsageError, match="use batch-size = 76 or more"):
+        planner_of(1000, batch_size=32, **changes).check(workers)
+    assert planner_of(1000, batch_size=76, **changes).check(workers).batch_sizes == (150, 2)
+    with pytest.raises(UsageError, match=r"batch-size = 13 .*batch-size = 12"):
+        planner_of(24, batch_size=13).check(workers_of())
+
+
+def test_orders_go_to_those_that_train_only_and_end_with_the_last_of_them() -> None:
+    planner = planner_of(24, sampler=UniformSampler(), train_on=TrainOnFast())
+    workers = workers_of()
+    dealt = []
+    for server_round in range(1, 7):  # 24 samples, 4 in a round
+        ((worker, order),) = planner.orders(server_round, workers, toy_arrays(), None)
+        planner.finish_round()
+        assert worker.fast
+        dealt += order.indices.tolist()
+    assert planner.epoch_ended
+    assert sorted(dealt) == list(range(24))
+    assert planner.sampling_stats.share_left_out == 0.0
+    with captured_log() as log, pytest.raises(AggregationError, match="no worker is left"):
+        play(planner, 7, workers[1:])
+    assert "the last fast worker is gone" in log.warnings[0]

@@ -1,0 +1,233 @@
+"""Speeds measured before the first round: whose, when, and what follows from them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord
+
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.local_steps import SystemAwareSteps
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import ProfileQuery, WorkerProfile
+from flower_blsgd.strategy.profiles import SpeedRule, assume_speeds
+from flower_blsgd.strategy.workers import WorkerRegistry
+
+from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
+from ..log_capture import captured_log
+
+
+class Clocked(ToyWorker):
+    """Measures made-up seconds per step when it is queried to."""
+
+    def __init__(self, profile: WorkerProfile, seconds: float | None = None) -> None:
+        super().__init__(profile)
+        self.seconds = seconds
+        self.queries: list[ProfileQuery] = []
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        if message.metadata.message_type == "query.profile":
+            query = ProfileQuery.from_message(message)
+            self.queries.append(query)
+            assert self.profile is not None
+            if query.calibrate:
+                if self.seconds is None:
+                    raise RuntimeError("out of memory\nwhile measuring")
+                if not self.profile.seconds_per_step:
+                    measured = dataclasses.replace(self.profile, seconds_per_step=self.seconds)
+                    return measured.to_reply(message)
+        return super().__call__(message, node_id)
+
+    @property
+    def measured(self) -> int:
+        return sum(query.calibrate for query in self.queries)
+
+
+class Batches(InProcessGrid):
+    """Notes which nodes measure together."""
+
+    def __init__(self, *nodes: Any) -> None:
+        super().__init__({50 + i: node for i, node in enumerate(nodes)})
+        self.together: list[list[int]] = []
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        messages = list(messages)
+        queried = [
+            m.metadata.dst_node_id
+            for m in messages
+            if m.metadata.message_type == "query.profile" and ProfileQuery.from_message(m).calibrate
+        ]
+        if queried:
+            self.together.append(queried)
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+def unnamed(place: int, **values: Any) -> WorkerProfile:
+    return WorkerProfile(f"cpu:{place}", partition_id=place, **values)
+
+
+def registry_on(grid: InProcessGrid, auto: bool = True, clock: Any = "wall") -> WorkerRegistry:
+    policy = SystemAwareSteps(8, None if auto else 1)
+    registry = WorkerRegistry(len(grid.handlers), SpeedRule(16, policy, clock))
+    registry.update(grid)
+    return registry
+
+
+# --- when
+
+
+@pytest.mark.parametrize(
+    ("profiles", "auto", "clock", "queried"),
+    [
+        ([fast_profile(0), slow_profile(1)], True, "wall", True),
+        ([fast_profile(0), slow_profile(1)], False, "wall", False),
+        ([fast_profile(0), slow_profile(1)], False, "device", True),
+        ([fast_profile(0), slow_profile(1, steps=3)], True, "wall", False),
+        ([fast_profile(0), fast_profile(1)], True, "wall", False),
+        ([fast_profile(0), unnamed(1)], False, "wall", True),
+        ([unnamed(0), unnamed(1, steps=4)], False, "wall", True),
+        ([slow_profile(0)], True, "wall", True),
+    ],
+    ids=str,
+)
+def test_speeds_are_measured_only_where_something_comes_from_them(
+    profiles: Sequence[WorkerProfile], auto: bool, clock: Any, queried: bool
+) -> None:
+    nodes = [Clocked(profile, 0.5) for profile in profiles]
+    registry = registry_on(Batches(*nodes), auto, clock)
+    assert [node.measured for node in nodes] == [int(queried)] * len(nodes)
+    assert [worker.measured for worker in registry.workers] == [queried] * len(nodes)
+    if queried:
+        assert {q.batch_size for node in nodes for q in node.queries if q.calibrate} == {16}
+
+
+def test_speeds_of_nodes_that_know_theirs_are_not_measured() -> None:
+    given = Clocked(fast_profile(0, seconds_per_step=0.125), 9.0)
+    other = Clocked(slow_profile(1), 0.5)
+    registry = registry_on(Batches(given, other))
+    assert (given.measured, other.measured) == (0, 1)
+    assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.25]
+    assert registry.workers[0].speed == "0.12 s a step given, gamma 1.00"
+
+
+@pytest.mark.parametrize(
+    ("clock", "together"), [("wall", [[50, 51, 52]]), ("device", [[50], [51], [52]])]
+)
+def test_speeds_are_measured_at_once_or_one_by_one(clock: Any, together: list[list[int]]) -> None:
+    nodes = [Clocked(fast_profile(0), 0.021), Clocked(fast_profile(1), 0.021)]
+    grid = Batches(*nodes, Clocked(slow_profile(2), 0.084))
+    registry = registry_on(grid, clock=clock)
+    assert grid.together == together
+    assert [worker.speed for worker in registry.workers] == [
+        "0.021 s a step measured, gamma 1.00",
+        "0.021 s a step measured, gamma 1.00",
+        "0.084 s a step measured, gamma 0.25",
+    ]
+
+
+# --- what becomes of them
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [(2.0, 4), (4.0, 2), (16.0, 1), (1000.0, 1)],  # tau = max(1, floor(8 / seconds + 1/2))
+)
+def test_speeds_decide_the_steps_of_slow_workers(seconds: float, steps: int) -> None:
+    nodes = [
+        Clocked(fast_profile(0), 1.0),
+        Clocked(slow_profile(1), seconds),
+        Clocked(slow_profile(2, steps=7), seconds),  # a group's own steps win
+    ]
+    BiasedLocalSGD(100, 2, local_steps=8).fit(Batches(*nodes), toy_arrays(), epochs=1)
+    assert [node.orders[0].local_steps for node in nodes] == [8, steps, 7]
+
+
+# --- speeds that cannot be measured
+
+
+def test_speed_that_is_not_known_is_logged_in_one_line_and_refused_at_the_start() -> None:
+    nodes = [Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), None)]
+    strategy = BiasedLocalSGD(100, 2)
+    with captured_log() as log, pytest.raises(UsageError, match="local-steps-slow"):
+        strategy.configure_train(1, toy_arrays(), ConfigRecord(), Batches(*nodes))
+    (warning,) = log.lines(30)
+    assert warning == "the speed of slow-1 (cpu:1) is not known: while measuring"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_speed_that_is_no_speed_is_not_taken(seconds: float) -> None:
+    with captured_log() as log:
+        registry = registry_on(
+            Batches(Clocked(fast_profile(0), 1.0), Clocked(unnamed(1), seconds)), auto=False
+        )
+    assert registry.workers[1].speed_ratio is None
+    assert registry.workers[1].fast
+    assert "seconds-per-step" in log.warnings[0]
+
+
+# --- workers that come later
+
+
+@pytest.mark.parametrize(
+    ("clock", "together"),
+    [("wall", [[50, 51], [77, 50, 51]]), ("device", [[50], [51], [77]])],
+)
+def test_late_worker_is_measured_while_the_others_compute_or_alone(
+    clock: Any, together: list[list[int]]
+) -> None:
+    nodes = [Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0)]
+    grid = Batches(*nodes)
+    registry = registry_on(grid, clock=clock)
+    nodes[1].seconds = 99.0  # the others' speeds stay
+    grid.connect(77, Clocked(slow_profile(2), 8.0))
+    registry.update(grid)
+    registry.update(grid)
+    assert grid.together == together
+    assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.25, 0.125]
+
+
+def test_worker_that_comes_back_is_measured_anew() -> None:
+    grid = Batches(Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0))
+    registry = registry_on(grid)
+    grid.disconnect(51)
+    registry.update(grid)
+    grid.connect(77, Clocked(slow_profile(1), 2.0))
+    registry.update(grid)
+    assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.5]
+
+
+def test_late_worker_without_a_speed_that_it_needs_takes_no_part_and_the_run_goes_on() -> None:
+    nodes = [Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0)]
+    grid = Batches(*nodes)
+    late = Clocked(slow_profile(2), None)
+    strategy = BiasedLocalSGD(100, 2, local_steps=8)
+
+    def connect(record: Any) -> None:
+        if record.round == 1:
+            grid.connect(77, late)
+
+    with captured_log() as log:
+        result = strategy.fit(grid, toy_arrays(), epochs=3, on_round=connect)
+    assert isinstance(next(iter(result.train_metrics_clientapp.values())), MetricRecord)
+    assert late.orders == []
+    assert "does not take part" in log.errors[0]
+
+
+# --- before anything is measured
+
+
+def tiers(*profiles: WorkerProfile) -> list[str]:
+    filled = assume_speeds(profiles)
+    assert all(profile.seconds_per_step > 0 for profile in filled)
+    return [profile.tier for profile in filled]
+
+
+def test_assume_speeds_unnamed_workers_may_be_of_either_tier() -> None:
+    assert tiers(unnamed(0), unnamed(1), unnamed(2)) == ["fast", "slow", "fast"]
+    assert tiers(fast_profile(0), unnamed(1)) == ["fast", "slow"]
+    assert tiers(unnamed(0), slow_profile(1)) == ["fast", "slow"]
+    assert tiers(slow_profile(0), slow_profile(1)) == ["slow", "slow"]
+    assert tiers(unnamed(0)) == ["fast"]  # the fastest of all
+    (profile,) = assume_speeds([fast_profile(0, seconds_per_step=0.25)])
+    assert profile.seconds_per_step == 0.25

@@ -1,0 +1,237 @@
+"""Replies: which models can be averaged, what counts 0, and what the log says of it."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message
+
+from flower_blsgd.array_records import FlatTensors, flat_like
+from flower_blsgd.protocol import TrainReport
+from flower_blsgd.protocol.records import ProtocolError
+from flower_blsgd.runtime.flower_internals import CRASHED, NODE_GONE, NOT_LOADED, RAISED
+from flower_blsgd.strategy.replies import ModelShape, Outcome, ReceivedModel, average_momentum
+
+from ..in_process_grid import TRACEBACK, ToyWorker, tensors_of, toy_arrays
+from ..log_capture import captured_log
+from .orders import Orders, good_reply, orders_of_two, outcomes_of, sent
+
+
+def record_of(**tensors: np.ndarray) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor) for name, tensor in tensors.items()})
+
+
+# --- the model in a reply
+
+
+def test_model_returns_the_tensors_whatever_their_order() -> None:
+    for arrays in (toy_arrays(2.0), ArrayRecord(dict(reversed(toy_arrays(2.0).items())))):
+        found = ModelShape(toy_arrays()).checked(arrays)
+        assert found.keys() == {"weight", "bias", "counter"}
+        for name, expected in tensors_of(toy_arrays(2.0)).items():
+            assert found[name].dtype == expected.dtype
+            assert np.array_equal(found[name], expected)
+    assert ModelShape(toy_arrays()).num_bytes == 2 * 4 + 8 + 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"bias": None}, "lacks tensor 'bias'"),
+        ({"mask": np.zeros(2)}, "extra tensor 'mask'"),
+        ({"weight": np.zeros((1, 2), np.float32)}, r"'weight' is float32 of shape \(1, 2\)"),
+        ({"weight": np.zeros((2, 1), np.float64)}, "'weight' is float64"),
+        ({"counter": np.array(7, np.int32)}, "'counter' is int32"),
+        ({"weight": np.array([[1.0], [np.nan]], np.float32)}, "'weight' is not finite"),
+        ({"bias": np.array([np.inf])}, "'bias' is not finite"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_model_is_refused_by_the_name_of_a_tensor(
+    changes: dict[str, np.ndarray | None], reason: str
+) -> None:
+    arrays = toy_arrays(1.0)
+    for name, tensor in changes.items():
+        if tensor is None:
+            del arrays[name]
+        else:
+            arrays[name] = Array(tensor)
+    with pytest.raises(ProtocolError, match=reason):
+        ModelShape(toy_arrays()).checked(arrays)
+
+
+def test_model_in_one_piece_is_refused_by_the_name_of_a_tensor() -> None:
+    shape, arrays = ModelShape(flat_like(toy_arrays())), flat_like(toy_arrays())
+    assert isinstance(shape.checked(arrays), FlatTensors)
+    arrays["bias"].numpy()[...] = np.nan
+    with pytest.raises(ProtocolError, match="'bias' is not finite"):
+        shape.checked(arrays)
+
+
+@pytest.mark.parametrize(
+    ("stype", "data"),
+    [("numpy.ndarray", Array(np.zeros(3)).data), ("numpy.ndarray", b""), ("pickle", b"cos\n.")],
+    ids=["other shape", "nothing", "pickle"],
+)
+def test_read_reply_whose_data_are_not_what_the_header_says_counts_zero(
+    stype: str, data: bytes
+) -> None:
+    orders = orders_of_two()
+    reply = good_reply(orders, 1)
+    reply.content.array_records["arrays"]["bias"] = Array("float64", (1,), stype, data)
+    first, second = outcomes_of(orders, good_reply(orders, 0), reply)
+    assert (first.load, second.load) == (4.0, 0)
+    assert second.failure
+
+
+# --- the optimizer's state in a reply
+
+
+def test_momentum_may_leave_parameters_out_but_adds_none() -> None:
+    shape = ModelShape(record_of(a=np.zeros(2), b=np.ones(3)))
+    assert list(shape.checked_momentum(record_of(b=np.full(3, 2.0)))) == ["b"]
+    with pytest.raises(ProtocolError, match="extra tensor 'c'"):
+        shape.checked_momentum(record_of(c=np.zeros(1)))
+
+
+def adamw_state(parameter: str = "weight", **changes: np.ndarray | None) -> ArrayRecord:
+    """Return AdamW's state of one parameter of the toy model, with some slots changed."""
+    slots: dict[str, np.ndarray | None] = {
+        "exp_avg": np.ones((2, 1), np.float32),
+        "exp_avg_sq": np.ones((2, 1), np.float32),
+        "step": np.array(3.0, np.float32),
+    }
+    return record_of(
+        **{f"{k}/{parameter}": v for k, v in (slots | changes).items() if v is not None}
+    )
+
+
+def test_momentum_of_adamw_has_two_moments_and_a_counter() -> None:
+    found = ModelShape(toy_arrays()).checked_momentum(adamw_state())
+    assert set(found) == {"exp_avg/weight", "exp_avg_sq/weight", "step/weight"}
+    assert (found["step/weight"].shape, found["step/weight"]) == ((), 3.0)
+    shape = ModelShape(record_of(**{"a/b": np.zeros((2, 1), np.float32)}))
+    assert len(shape.checked_momentum(adamw_state("a/b"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (adamw_state("mask"), "extra tensor 'exp_avg/mask'"),
+        (adamw_state(max_exp_avg_sq=np.ones(2)), "extra tensor 'max_exp_avg_sq/weight'"),
+        (adamw_state(step=None), "lacks tensor 'step/weight'"),
+        (adamw_state(exp_avg=np.ones(2, np.float32)), r"'exp_avg/weight' is float32 of shape \(2,"),
+        (adamw_state(step=np.array(3)), "'step/weight' is int64"),
+        (adamw_state(step=np.array(np.nan, np.float32)), "'step/weight' is not finite"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_momentum_of_adamw_is_refused_by_name(state: ArrayRecord, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        ModelShape(toy_arrays()).checked_momentum(state)
+
+
+# --- replies matched with orders
+
+
+def error_reply(orders: Orders, node_id: int, code: int, reason: str) -> Message:
+    return Message(Error(code, reason), reply_to=sent(orders, node_id))
+
+
+def test_read_matches_replies_with_orders_in_worker_order() -> None:
+    orders = orders_of_two()
+    stranger = ToyWorker()(Message(orders[0][1].to_records(), 77, "train"), 77)
+    backwards = (good_reply(orders, 1, 4.0), stranger, good_reply(orders, 0, 1.0))
+    first, second = outcomes_of(orders, *backwards)
+    assert (first.worker.index, second.worker.index) == (0, 1)
+    assert (first.load, second.load) == (4.0, 2.0)  # completed steps x batch size
+    assert [o.model.tensors["bias"][0] for o in (first, second) if o.model] == [1.0, 4.0]
+    assert (first.failure, second.failure) == ("", "")
+
+
+def test_read_missing_reply_counts_zero() -> None:
+    orders = orders_of_two()
+    with captured_log() as log:
+        _, second = outcomes_of(orders, good_reply(orders, 0))
+    assert (second.load, second.report, second.worker.excluded) == (0, None, "")
+    assert "did not answer" in second.failure
+    (warning,) = log.warnings
+    assert second.worker.label in warning
+    assert "round 5" in warning
+
+
+@pytest.mark.parametrize("code", [RAISED, NOT_LOADED])
+def test_read_worker_that_raised_is_excluded_and_its_traceback_logged_once(code: int) -> None:
+    orders = orders_of_two()
+    with captured_log() as log:
+        _, second = outcomes_of(
+            orders, good_reply(orders, 0), error_reply(orders, 1, code, TRACEBACK)
+        )
+    assert second.load == 0
+    assert second.failure == second.worker.excluded == "RuntimeError: the fan stands still"
+    (line,) = log.lines()
+    assert TRACEBACK.strip() in line
+    assert "slow-1 (cpu:1)" in line
+    assert line.count("RuntimeError: the fan stands still") == 1
+
+
+@pytest.mark.parametrize("code", [CRASHED, NODE_GONE])
+@pytest.mark.parametrize("reason", ["killed by signal 9", "", "\n"])
+def test_read_worker_whose_process_died_may_come_back(code: int, reason: str) -> None:
+    orders = orders_of_two()
+    with captured_log() as log:
+        _, second = outcomes_of(orders, good_reply(orders, 0), error_reply(orders, 1, code, reason))
+    assert (second.load, second.worker.excluded) == (0, "")
+    assert second.failure == (reason.strip() or f"error {code}")
+    assert second.failure in log.warnings[0]
+
+
+def test_read_momentum_that_is_not_finite_counts_zero() -> None:
+    orders = orders_of_two()
+    reply = good_reply(orders, 1)
+    reply.content["momentum"] = record_of(weight=np.full((2, 1), np.nan, np.float32))
+    _, second = outcomes_of(orders, good_reply(orders, 0), reply)
+    assert second.load == 0
+    assert "not finite" in second.failure
+
+
+def test_read_no_step_completed_has_no_load_and_is_no_failure() -> None:
+    orders = orders_of_two()
+    lazy = ToyWorker(steps=0)(sent(orders, 1), 1)
+    _, second = outcomes_of(orders, good_reply(orders, 0), lazy)
+    assert (second.load, second.failure) == (0, "")
+    assert second.report is not None
+
+
+# --- momentum
+
+
+def outcome_with(orders: Orders, node_id: int, **momentum: np.ndarray) -> Outcome:
+    worker, order = orders[node_id]
+    losses = np.zeros(len(order.indices), np.float32)
+    report = TrainReport(order.local_steps, order.batch_size, 0, 0, 0, losses, toy_arrays())
+    loads = dict.fromkeys(momentum, float(report.num_examples))
+    return Outcome(worker, order, report, ReceivedModel({}, momentum, loads))
+
+
+def test_average_momentum_by_hand() -> None:
+    """Loads 4 and 2; each tensor over those that have it: others may have been frozen there."""
+    orders = orders_of_two()
+    one = {"weight": np.full(2, 1.0, np.float32), "bias": np.full(1, 5.0)}
+    two = {"weight": np.full(2, 4.0, np.float32), "more": np.full(3, 7.0)}
+    average = average_momentum([outcome_with(orders, 0, **one), outcome_with(orders, 1, **two)])
+    assert average is not None
+    assert average["weight"].dtype == np.float32
+    assert {name: tensor.tolist() for name, tensor in average.items()} == {
+        "weight": [2.0, 2.0],
+        "bias": [5.0],
+        "more": [7.0, 7.0, 7.0],
+    }
+
+
+def test_average_momentum_of_one_is_a_whole_average() -> None:
+    orders = orders_of_two()
+    known = outcome_with(orders, 0, weight=np.full(2, 3.0, np.float32))
+    for other in (outcome_with(orders, 1), Outcome(*orders[1], failure="dead")):
+        average = average_momentum([known, other])
+        assert average is not None
+        assert average["weight"].tolist() == [3.0, 3.0]  # not half of it
+    assert average_momentum([outcome_with(orders, 0), outcome_with(orders, 1)]) is None

@@ -1,0 +1,89 @@
+"""The record of a round: who waited for whom (ALGORITHM section 7), and each worker's row."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+
+from flower_blsgd.strategy.replies import Outcome
+from flower_blsgd.strategy.round_metrics import WorkerRound, round_record, split_times
+
+from ..in_process_grid import ToyWorker, toy_arrays
+from .orders import good_reply, orders_of_two, outcomes_of, sent
+
+
+def times(*seconds: float) -> dict[str, float]:
+    """Return start, compute, waiting and transfer by their names."""
+    names = ("start_seconds", "compute_seconds", "waiting_seconds", "transfer_seconds")
+    return dict(zip(names, seconds, strict=True))
+
+
+def rows_of(outcomes: list[Outcome], weights: list[float]) -> tuple[WorkerRound, ...]:
+    """Return the rows of a round with orders sent at 0 and the last reply at 4."""
+    plan = SimpleNamespace(rounds=4)
+    planner = SimpleNamespace(batch_size=2, epoch=1, rounds_done=1, plan=plan)
+    span = {"sent_at": 0.0, "received_at": 4.0, "planning_seconds": 0.0, "model_bytes": 1}
+    return round_record(planner, outcomes, weights, **span).workers  # type: ignore[arg-type]
+
+
+def test_split_times_hand_worked() -> None:
+    """Orders sent at 100, last reply at 110; the last worker ends computing at 109."""
+    computing = {0: (101.0, 109.0), 1: (102.0, 105.0), 2: (100.5, 107.0), 3: (101.0, 101.0)}
+    assert split_times(100.0, 110.0, computing) == {
+        # start, compute, waiting for the end at 109, transfer = start + (110 - 109)
+        0: times(1.0, 8.0, 0.0, 2.0),
+        1: times(2.0, 3.0, 4.0, 3.0),
+        2: times(0.5, 6.5, 2.0, 1.5),
+        3: times(1.0, 0.0, 8.0, 2.0),
+    }
+    assert split_times(0.0, 4.0, {7: (1.0, 3.5)}) == {7: times(1.0, 2.5, 0.0, 1.5)}
+    assert split_times(0.0, 4.0, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("computing", "expected"),
+    [
+        # a clock that is slow: it seems to begin before the order
+        ((-5.0, 6.0), times(0.0, 6.0, 0.0, 4.0)),
+        # a clock that is fast: it seems to end after the reply
+        ((3.0, 12.0), times(3.0, 7.0, 0.0, 3.0)),
+        ((-5.0, 12.0), times(0.0, 10.0, 0.0, 0.0)),
+        # all of it before, or after
+        ((-9.0, -3.0), times(0.0, 0.0, 0.0, 10.0)),
+        ((20.0, 25.0), times(10.0, 0.0, 0.0, 10.0)),
+    ],
+)
+def test_split_times_moves_other_clocks_into_the_round(
+    computing: tuple[float, float], expected: dict[str, float]
+) -> None:
+    assert split_times(0.0, 10.0, {0: computing}) == {0: expected}
+    both = split_times(0.0, 10.0, {0: (1.0, 8.0), 1: (1.0, 500.0)})
+    assert both[0]["waiting_seconds"] == 2.0  # nobody waits for a clock that is fast
+
+
+def test_rows_hold_steps_weight_loss_times_and_failure() -> None:
+    orders = orders_of_two()
+    lazy = ToyWorker(steps=1, losses=lambda i: np.array([1.0, 2.0], np.float32))
+    outcomes = outcomes_of(orders, lazy(sent(orders, 0), 0))
+    first, second = rows_of(outcomes, [1.0, 0.0])
+    assert (first.worker, first.label, first.fast) == (0, "fast-0 (cpu:0)", True)
+    assert (first.local_steps, first.completed_steps, first.num_examples) == (2, 1, 2)
+    assert (first.weight, first.loss, first.failure) == (1.0, 1.5, "")
+    assert (first.start_seconds, first.compute_seconds) == (1.0, 0.5)  # 1.0 to 1.5 of 4
+    assert first.transfer_seconds == 3.5
+    assert (second.completed_steps, second.num_examples, second.weight) == (0, 0, 0.0)
+    assert math.isnan(second.loss)
+    assert "did not answer" in second.failure
+
+
+def test_row_of_a_client_without_times_has_none() -> None:
+    orders = orders_of_two()
+    content = RecordDict({"a": toy_arrays(), "m": MetricRecord({"num-examples": 4})})
+    plain = Message(content, reply_to=sent(orders, 0))
+    outcomes = outcomes_of(orders, plain, good_reply(orders, 1))
+    first, second = rows_of(outcomes, [0.5, 0.5])
+    assert first.compute_seconds == first.waiting_seconds == 0.0
+    assert first.num_examples == 4
+    assert second.compute_seconds == 0.5

@@ -1,0 +1,332 @@
+"""Slow workers sum the models of the fast ones: the same bits, whatever goes wrong."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Error, Message
+from torch import nn
+
+from flower_blsgd import LocalSGD
+from flower_blsgd.algorithm.averaging import weighted_average
+from flower_blsgd.array_records import view_record
+from flower_blsgd.config import RunConfig
+from flower_blsgd.protocol import TRAIN_SUM, SumOrder, SumReport, WorkerProfile
+from flower_blsgd.run import make_strategy, train_on
+from flower_blsgd.runtime.devices import parse_workers, usable_cores
+from flower_blsgd.runtime.flower_internals import CRASHED
+from flower_blsgd.runtime.local_grid import LocalGrid
+from flower_blsgd.strategy.round_metrics import RoundRecord
+from flower_blsgd.strategy.slow_reduce import SlowWorkerReduce
+from flower_blsgd.strategy.workers import WorkerRegistry
+from flower_blsgd.worker.profile import answer_sum
+
+from ..in_process_grid import (
+    Handler,
+    InProcessGrid,
+    TorchWorker,
+    fast_profile,
+    same_bits,
+    slow_profile,
+)
+from ..log_capture import captured_log
+from ..test_run import node_of
+
+ROOT = Path(__file__).parents[2]
+NUM_SAMPLES = 48
+
+
+class Summer:
+    """A slow worker: answers the profile query, and sums; refuses to train.
+
+    Parameters
+    ----------
+    profile : WorkerProfile
+        Its answer.
+    instead : callable, optional
+        (message, its right reply) -> what it sends.
+    """
+
+    def __init__(
+        self,
+        profile: WorkerProfile,
+        instead: Callable[[Message, Message], Message] = lambda _, reply: reply,
+    ) -> None:
+        self.profile = profile
+        self.instead = instead
+        self.types: list[str] = []
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        self.types.append(message.metadata.message_type)
+        if message.metadata.message_type == "query.profile":
+            return self.profile.to_reply(message)
+        if message.metadata.message_type != TRAIN_SUM:
+            raise AssertionError("a slow worker was given an order")
+        return self.instead(message, answer_sum(message))
+
+
+def numbers(seed: int, size: int = 1000) -> dict[str, np.ndarray]:
+    """Return a model of several dtypes, with an empty and a scalar tensor, out of dtype order."""
+    rng = np.random.default_rng(seed)
+    return {
+        "a": rng.normal(size=(size, 3)).astype(np.float32),
+        "b": rng.normal(size=7),
+        "counter": np.array(rng.integers(100), np.int64),
+        "c": rng.normal(size=(2, 5)).astype(np.float32),
+        "half": rng.normal(size=11).astype(np.float16),
+        "scalar": np.array(rng.normal(), np.float32),
+        "none": np.empty((0, 3), np.float32),
+        "mask": rng.integers(0, 2, 4).astype(np.bool_),
+    }
+
+
+def sums_of(num_slow: int, *handlers: Handler) -> tuple[SlowWorkerReduce, InProcessGrid]:
+    profiles = [slow_profile(place) for place in range(num_slow)]
+    workers = WorkerRegistry.of_profiles(profiles).workers
+    given: list[Handler] = list(handlers) or [Summer(profile) for profile in profiles]
+    grid = InProcessGrid(dict(enumerate(given)))
+    return SlowWorkerReduce(grid, workers), grid
+
+
+def bits(model: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {name: (str(t.dtype), t.shape, t.tobytes()) for name, t in model.items()}
+
+
+# --- one sum
+
+
+@pytest.mark.parametrize(("num_slow", "size"), [(1, 1000), (3, 1000), (7, 1)])
+def test_sums_are_those_of_the_server_to_the_bit(num_slow: int, size: int) -> None:
+    models = [numbers(seed, size) for seed in range(3)]
+    weights = [0.5, 0.3, 0.2]
+    sums, grid = sums_of(num_slow)
+    with captured_log() as log:
+        found = sums(models, weights)
+    assert list(found) == list(models[0])
+    assert bits(found) == bits(weighted_average(models, weights))
+    assert log.warnings == []
+    assert [message.metadata.message_type for message in grid.sent] == [TRAIN_SUM] * num_slow
+    assert [worker.index for worker, _ in sums.summing] == list(range(num_slow))
+    assert all(start <= end for _, (start, end) in sums.summing)
+
+
+def test_sums_leave_out_what_counts_0() -> None:
+    models = [numbers(0), {}, numbers(1)]
+    sums, grid = sums_of(2)
+    found = sums(models, [0.25, 0.0, 0.75])
+    assert bits(found) == bits(weighted_average(models, [0.25, 0.0, 0.75]))
+    assert all(len(SumOrder.from_message(message).slices) == 2 for message in grid.sent)
+
+
+def test_each_slow_worker_gets_an_equal_slice_of_the_flat_buffer() -> None:
+    models = [{"x": np.arange(7, dtype=np.float32).reshape(7, 1), "y": np.arange(3.0)}] * 2
+    sums, grid = sums_of(2)
+    sums(models, [0.5, 0.5])
+    slices = [SumOrder.from_message(message).slices[0] for message in grid.sent]
+    found = [{name: a.numpy().tolist() for name, a in record.items()} for record in slices]
+    # 7 floats as 3 and 4, 3 doubles as 1 and 2
+    assert found == [
+        {"float32": [0, 1, 2], "float64": [0]},
+        {"float32": [3, 4, 5, 6], "float64": [1, 2]},
+    ]
+
+
+# --- a slow worker that sends a wrong reply
+
+
+def _with_arrays(message: Message, reply: Message, arrays: ArrayRecord) -> Message:
+    right = SumReport.from_reply(reply, SumOrder.from_message(message).slices)
+    return SumReport(arrays, right.started_at, right.ended_at).to_reply(message)
+
+
+def _changed(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message, Message], Message]:
+    def instead(message: Message, reply: Message) -> Message:
+        arrays = reply.content.array_records["arrays"]
+        changed = {name: change(array.numpy().copy()) for name, array in arrays.items()}
+        return _with_arrays(message, reply, view_record(changed))
+
+    return instead
+
+
+def _nan(tensor: np.ndarray) -> np.ndarray:
+    if len(tensor):
+        tensor[-1] = np.nan
+    return tensor
+
+
+def _raises(message: Message, reply: Message) -> Message:
+    raise RuntimeError("no memory left")
+
+
+def _without_times(message: Message, reply: Message) -> Message:
+    del reply.content["metrics"]
+    return reply
+
+
+WRONG_REPLIES: dict[str, tuple[Callable[[Message, Message], Message], str]] = {
+    "dies": (lambda m, _: Message(Error(CRASHED, "it was killed"), reply_to=m), "it was killed"),
+    "raises": (_raises, "no memory left"),
+    "shape": (_changed(lambda t: t[:-1]), "other shapes"),
+    "dtype": (_changed(lambda t: t.astype(np.float16)), "other shapes"),
+    "nan": (_changed(_nan), "not finite"),
+    "no arrays": (lambda m, r: _with_arrays(m, r, ArrayRecord()), "other shapes"),
+    "no times": (_without_times, "how long"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_REPLIES)
+def test_server_sums_the_slice_of_a_worker_that_sends_a_wrong_reply(wrong: str) -> None:
+    instead, reason = WRONG_REPLIES[wrong]
+    sums, _ = sums_of(2, Summer(slow_profile(0), instead), Summer(slow_profile(1)))
+    models = [numbers(seed) for seed in range(3)]
+    with captured_log() as log:
+        found = sums(models, [0.5, 0.25, 0.25])
+    assert bits(found) == bits(weighted_average(models, [0.5, 0.25, 0.25]))
+    (warning,) = log.warnings
+    assert warning.startswith("slow-0 (cpu:0) did not sum its slice, so the server does")
+    assert reason in warning
+    assert [worker.index for worker, _ in sums.summing] == [1]
+
+
+# --- whole runs
+
+
+def make_model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def torch_worker(profile: WorkerProfile) -> TorchWorker:
+    inputs = torch.randn(NUM_SAMPLES, 5, generator=torch.Generator().manual_seed(11))
+    targets = (inputs.sum(dim=1) > 0).long() + (inputs[:, 0] > 1).long()
+    return TorchWorker(profile, LocalSGD(make_model(), (inputs, targets), momentum=0.9))
+
+
+def play(
+    algorithm: str,
+    *slow: Handler,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    grids: list[InProcessGrid] | None = None,
+    **changes: Any,
+) -> tuple[ArrayRecord, InProcessGrid]:
+    """Two fast workers and these; two epochs of six rounds."""
+    fast = [torch_worker(fast_profile(0)), torch_worker(fast_profile(1))]
+    config = RunConfig(
+        algorithm=algorithm, batch_size=4, learning_rate=0.05, local_steps_fast=3, **changes
+    )
+    strategy = make_strategy(config, NUM_SAMPLES, 2 + len(slow))
+    grid = InProcessGrid({10 + i: worker for i, worker in enumerate([*fast, *slow])})
+    if grids is not None:
+        grids.append(grid)
+    initial = ArrayRecord(make_model().state_dict())
+    result = strategy.fit(grid, initial, epochs=2, on_round=on_round)
+    assert len(result.train_metrics_clientapp) == len(fast[0].orders)
+    return result.arrays, grid
+
+
+def two_summers() -> list[Summer]:
+    return [Summer(slow_profile(2)), Summer(slow_profile(3))]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"outer_optimizer": "nesterov", "momentum_buffers": "average"}]
+)
+def test_byteps_is_fast_only_sync_sgd_to_the_bit(settings: dict[str, Any]) -> None:
+    records: list[RoundRecord] = []
+    slow = two_summers()
+    summed, grid = play("byteps", *slow, on_round=records.append, **settings)
+    idle = two_summers()
+    alone, other = play("sync-sgd-fast-only", *idle, **settings)
+    assert [worker.types for worker in idle] == [["query.profile"]] * 2
+    assert same_bits(summed, alone)
+    assert not same_bits(summed, ArrayRecord(make_model().state_dict()))
+    assert len(records) == 12
+    assert [worker.types for worker in slow] == [["query.profile"] + [TRAIN_SUM] * 12] * 2
+    assert len(grid.sent_of_type("train")) == len(other.sent_of_type("train")) == 24
+    assert other.sent_of_type(TRAIN_SUM) == []
+
+
+def test_byteps_records_tell_who_summed_and_how_long() -> None:
+    records: list[RoundRecord] = []
+
+    def wait(message: Message, reply: Message) -> Message:
+        right = SumReport.from_reply(reply, SumOrder.from_message(message).slices)
+        now = time.time()
+        return SumReport(right.arrays, now, now + 1000.0).to_reply(message)
+
+    play("byteps", Summer(slow_profile(2), wait), two_summers()[1], on_round=records.append)
+    assert len(records) == 12
+    for record in records:
+        assert [row.worker for row in record.workers] == [0, 1, 2, 3]
+        assert [row.trained for row in record.workers] == [True, True, False, False]
+        trained, (first, second) = record.workers[:2], record.workers[2:]
+        assert all(row.summing_seconds == 0.0 and row.weight == 0.5 for row in trained)
+        assert first.summing_seconds == pytest.approx(1000.0, abs=1e-6)
+        assert first.start_seconds > 0
+        assert 0 <= second.summing_seconds < 900.0
+        for row in (first, second):
+            assert not row.fast
+            assert (row.local_steps, row.completed_steps, row.num_examples) == (0, 0, 0)
+            assert (row.weight, row.compute_seconds, row.waiting_seconds) == (0.0, 0.0, 0.0)
+            assert row.failure == ""
+
+
+def test_byteps_goes_on_to_the_same_bits_when_slow_workers_fail_and_are_gone() -> None:
+    slow = [Summer(slow_profile(2), WRONG_REPLIES["dies"][0]), two_summers()[1]]
+    grids: list[InProcessGrid] = []
+
+    def leave(record: RoundRecord) -> None:
+        if record.round == 3:
+            grids[0].disconnect(12)
+            grids[0].disconnect(13)
+
+    with captured_log() as log:
+        summed, _ = play("byteps", *slow, on_round=leave, grids=grids)
+    assert [worker.types.count(TRAIN_SUM) for worker in slow] == [3, 3]
+    assert any("the last slow worker is gone" in line for line in log.warnings)
+    assert sum("slow-2 (cpu:2) did not sum" in line for line in log.warnings) == 3
+    alone, _ = play("sync-sgd-fast-only")
+    assert same_bits(summed, alone)
+
+
+# --- real processes
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_byteps_on_the_local_grid_has_the_bits_of_fast_only_sync_sgd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two fast workers and a slow one, whose process never has the model as a whole."""
+    monkeypatch.chdir(tmp_path)
+    first, last = usable_cores()[0], usable_cores()[-1]
+    workers = parse_workers(f"1x cpu:{first} fast; 1x cpu:{last} fast; 1x cpu:{last} slow")
+    config = RunConfig(epochs=1, batch_size=64, threads=1, seed=3, algorithm="byteps")
+    settings = config.to_run_config()
+    grid = LocalGrid(workers, "clients.blsgd_client:app", ROOT, settings, threads=1)
+    with grid, captured_log() as log:
+        byteps = train_on(grid, config)
+    assert log.warnings == []  # each fast worker evaluated its half of the test set
+    # The same two apps in this process: what the engine is changes no bit.
+    config = dataclasses.replace(config, algorithm="sync-sgd-fast-only", evaluate_on="server")
+    nodes = [{"tier": tier, "partition-id": i} for i, tier in enumerate(("fast", "fast", "slow"))]
+    alone = train_on(
+        InProcessGrid({50 + i: node_of(config, n) for i, n in enumerate(nodes)}), config
+    )
+    models = [(run.folder.path / "model.safetensors").read_bytes() for run in (byteps, alone)]
+    assert models[0] == models[1]
+    for summary in (byteps.summary, alone.summary):
+        assert summary["rounds"] == 1437 // 128
+        assert summary["slow_waiting_share"] is None
+        assert summary["failures"] == []
+        assert [worker["tier"] for worker in summary["workers"]] == ["fast", "fast"]
+    for key in ("accuracy", "loss"):
+        assert byteps.summary[key] == pytest.approx(alone.summary[key], abs=1e-6)
+    assert byteps.summary["summing_seconds"] > 0
+    assert alone.summary["summing_seconds"] == 0

@@ -1,0 +1,407 @@
+"""The registry of workers: ranks, tiers, nodes that come and go, speeds that change (DESIGN 3)."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.local_steps import SystemAwareSteps
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.strategy.cost_model import predict_run
+from flower_blsgd.strategy.replies import Outcome
+from flower_blsgd.strategy.workers import FALL, RISE, Rebalancing, WorkerRegistry, rank_key
+
+from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
+from ..log_capture import captured_log
+
+
+def named(name: str, tier: str = "fast", **values: object) -> WorkerProfile:
+    return WorkerProfile("cpu", tier, name, **values)  # type: ignore[arg-type]
+
+
+def unnamed(partition: int, seconds: float) -> WorkerProfile:
+    return WorkerProfile(f"cpu:{partition}", partition_id=partition, seconds_per_step=seconds)
+
+
+def registry_on(grid: InProcessGrid, min_workers: int | None = None) -> WorkerRegistry:
+    registry = WorkerRegistry(min_workers or len(list(grid.get_node_ids())))
+    registry.update(grid)
+    return registry
+
+
+def grid_of(*profiles: WorkerProfile | None) -> InProcessGrid:
+    return InProcessGrid({100 + i: ToyWorker(profile) for i, profile in enumerate(profiles)})
+
+
+# --- worker index
+
+
+def test_rank_named_slow_last_then_partition_id_then_name_then_device() -> None:
+    in_order = [
+        WorkerProfile("cuda:9", "fast", partition_id=2),
+        WorkerProfile("cuda:8", "", partition_id=9),
+        WorkerProfile("cuda:7", "fast", partition_id=10),
+        WorkerProfile("cuda:6", "fast", "anna"),
+        WorkerProfile("cuda:5", "", "berta"),
+        WorkerProfile("cuda:3", "fast"),
+        WorkerProfile("cuda:4", ""),
+        WorkerProfile("cpu:0", "slow", partition_id=0),
+        WorkerProfile("cpu:1", "slow", "adam"),
+        WorkerProfile("cpu:2", "slow"),
+    ]
+    assert sorted(set(in_order), key=rank_key) == in_order
+    registry = WorkerRegistry.of_profiles(in_order[::-1])
+    assert [worker.profile for worker in registry.workers] == in_order
+    assert [worker.index for worker in registry.workers] == list(range(10))
+
+
+# --- tiers
+
+
+@pytest.mark.parametrize(
+    ("profiles", "fast"),
+    [
+        ([fast_profile(0, seconds_per_step=8.0), slow_profile(1, seconds_per_step=1.0)], [1, 0]),
+        ([unnamed(0, 1.0), unnamed(1, 1.25), unnamed(2, 1.5)], [1, 1, 0]),  # 0.8 and 2/3
+        ([unnamed(0, 7.0), unnamed(1, 10.0)], [1, 0]),  # exactly 0.7 is slow
+        ([unnamed(0, 9.0), unnamed(1, 1.0)], [0, 1]),  # and keeps its index
+        ([WorkerProfile("cpu:0"), WorkerProfile("cpu:1")], [1, 1]),  # no speed is known
+    ],
+)
+def test_tier_is_as_named_else_by_speed(profiles: list[WorkerProfile], fast: list[int]) -> None:
+    registry = WorkerRegistry.of_profiles(profiles)
+    assert [worker.profile for worker in registry.workers] == profiles
+    assert [worker.fast for worker in registry.workers] == [bool(each) for each in fast]
+
+
+def test_label_and_participant_of_a_worker() -> None:
+    profiles = [
+        fast_profile(0, seconds_per_step=1.0),
+        slow_profile(1, seconds_per_step=4.0, steps=3),
+        named("attic", "slow"),
+    ]
+    workers = WorkerRegistry.of_profiles(profiles).workers
+    assert [w.label for w in workers] == ["fast-0 (cpu:0)", "slow-1 (cpu:1)", "attic (cpu)"]
+    fast, slow, _ = (worker.participant(16) for worker in workers)
+    assert (fast.fast, fast.batch_size, fast.speed_ratio, fast.given_steps) == (True, 16, 1, None)
+    assert (slow.fast, slow.batch_size, slow.speed_ratio, slow.given_steps) == (False, 16, 0.25, 3)
+
+
+# --- the profile query
+
+
+def test_update_waits_for_enough_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = grid_of(fast_profile(0))
+    slept = []
+
+    def connect_another(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            grid.connect(200, ToyWorker(slow_profile(1)))
+
+    monkeypatch.setattr("flower_blsgd.strategy.workers.time.sleep", connect_another)
+    assert len(registry_on(grid, min_workers=2).active) == 2
+    assert len(slept) == 2
+
+
+def test_update_nodes_without_profile_handler_count_as_fast_workers_with_a_warning() -> None:
+    with captured_log() as log:
+        registry = registry_on(grid_of(None, None))
+    assert [(worker.fast, worker.profile.steps) for worker in registry.active] == [(True, 0)] * 2
+    first, second, repeatable = log.warnings
+    assert "node 100" in first
+    assert "node 101" in second
+    assert "answer_profile" in first  # the way out
+    assert "cannot be repeated" in repeatable
+
+
+def _silent(message: Message, node_id: int) -> Message:
+    return None  # type: ignore[return-value]  # the grid has no reply of it
+
+
+def _raises(message: Message, node_id: int) -> Message:
+    raise OSError("no such disk")
+
+
+def _sends_no_profile(message: Message, node_id: int) -> Message:
+    return Message(RecordDict({"config": ConfigRecord()}), reply_to=message)
+
+
+def _sends_profiles_of_two_kinds(message: Message, node_id: int) -> Message:
+    record = fast_profile(0).to_reply(message).content.config_records["profile"]
+    return Message(RecordDict({"profile": record, "profile-1": record}), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (_silent, "no answer in time"),
+        (_raises, "no such disk"),
+        (_sends_no_profile, "no profile"),
+        (_sends_profiles_of_two_kinds, "two kinds"),
+    ],
+)
+def test_update_node_without_a_usable_answer_takes_no_part(
+    handler: Callable[[Message, int], Message], reason: str
+) -> None:
+    grid = InProcessGrid({100: ToyWorker(fast_profile(0)), 101: handler})
+    with captured_log() as log:
+        registry = registry_on(grid)
+        registry.update(grid)
+    assert [worker.node_id for worker in registry.active] == [100]
+    (error,) = log.errors
+    assert "node 101" in error
+    assert reason in error
+    assert len(grid.sent_of_type("query.profile")) == 2  # it is not queried again
+
+
+def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
+    def two(message: Message, node_id: int) -> Message:
+        record = WorkerProfile("cpu", "fast").to_reply(message).content["profile"]
+        return Message(RecordDict({"profile-0": record, "profile-1": record}), reply_to=message)
+
+    with captured_log() as log:
+        registry = registry_on(InProcessGrid({100: two}))
+        assert [worker.address for worker in registry.active] == [(100, 0), (100, 1)]
+        assert log.lines(30) == []  # equal devices of one node are told apart by their rank
+        registry = registry_on(InProcessGrid({100: two, 101: two}))
+    assert [w.address for w in registry.active] == [(100, 0), (101, 0), (100, 1), (101, 1)]
+    assert len([line for line in log.warnings if "repeat" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("data_fingerprint", "slow-1 .* holds other training data than fast-0"),
+        ("model_fingerprint", r"slow-1 .* has another model than fast-0 .*; install"),
+    ],
+)
+def test_update_nodes_with_other_data_or_models_are_refused(key: str, reason: str) -> None:
+    grid = grid_of(fast_profile(0, **{key: "aa"}), slow_profile(1, **{key: "bb"}))
+    with pytest.raises(UsageError, match=reason):
+        registry_on(grid)
+    unknown = grid_of(fast_profile(0), slow_profile(1, **{key: "bb"}), slow_profile(2))
+    assert len(registry_on(unknown).active) == 3
+
+
+@pytest.mark.parametrize(
+    ("profiles", "warnings"),
+    [
+        ([WorkerProfile("cpu", "fast")] * 3, 1),
+        ([named("a"), named("b"), fast_profile(0), fast_profile(1)], 0),
+    ],
+)
+def test_workers_that_cannot_be_told_apart_make_one_warning(
+    profiles: list[WorkerProfile], warnings: int
+) -> None:
+    with captured_log() as log:
+        registry = registry_on(grid_of(*profiles))
+    assert len(registry.active) == len(profiles)
+    assert len(log.warnings) == warnings
+    assert all("repeat" in line and "name=" in line for line in log.warnings)
+
+
+# --- nodes that go and come
+
+
+def test_node_that_comes_back_under_its_old_id_is_not_queried_again() -> None:
+    grid = grid_of(fast_profile(0), slow_profile(1))
+    registry = registry_on(grid)
+    handler = grid.disconnect(101)
+    registry.update(grid)
+    assert [worker.index for worker in registry.active] == [0]
+    assert len(registry.workers) == 2
+    grid.connect(101, handler)
+    registry.update(grid)
+    assert [worker.index for worker in registry.active] == [0, 1]
+    assert len(grid.sent_of_type("query.profile")) == 2
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [slow_profile(1), named("attic", "slow"), WorkerProfile("cpu:5", "slow", "b", partition_id=5)],
+    ids=["partition id", "name", "both"],
+)
+def test_node_that_comes_back_under_a_new_id_takes_its_index(profile: WorkerProfile) -> None:
+    grid = grid_of(fast_profile(0), profile, slow_profile(7))
+    registry = registry_on(grid)
+    (worker,) = [w for w in registry.workers if w.profile == profile]
+    worker.excluded = "RuntimeError: the fan stands still"  # it was started anew
+    grid.disconnect(101)
+    registry.update(grid)
+    grid.connect(555, ToyWorker(profile))
+    with captured_log() as log:
+        registry.update(grid)
+    assert (worker.node_id, worker.present, worker.excluded) == (555, True, "")
+    assert len(registry.workers) == len(registry.active) == 3
+    assert log.warnings == []
+
+
+@pytest.mark.parametrize("key", ["data_fingerprint", "model_fingerprint"])
+def test_node_that_comes_later_with_other_data_or_another_model_takes_no_part(key: str) -> None:
+    grid = grid_of(fast_profile(0, **{key: "aa"}), slow_profile(1, **{key: "aa"}))
+    registry = registry_on(grid)
+    grid.disconnect(101)
+    grid.connect(555, ToyWorker(slow_profile(1, **{key: "bb"})))  # instead of the one that went
+    grid.connect(556, ToyWorker(slow_profile(2, **{key: "bb"})))
+    with captured_log() as log:
+        registry.update(grid)
+    assert [worker.node_id for worker in registry.active] == [100]
+    assert len(registry.workers) == 2
+    assert [line.split(" does not")[0] for line in log.errors] == ["node 555", "node 556"]
+
+
+def test_node_that_is_new_gets_the_next_index() -> None:
+    grid = grid_of(fast_profile(0), slow_profile(2))
+    registry = registry_on(grid)
+    grid.connect(300, ToyWorker(fast_profile(1)))
+    registry.update(grid)
+    assert [w.profile.partition_id for w in registry.workers] == [0, 2, 1]  # nobody moves
+    assert len(registry.active) == 3
+
+
+# --- rebalancing, in whole runs
+
+Pace = Callable[[int], float]
+"""Epoch -> seconds per step of the common batch size, 2."""
+
+
+class Paced(ToyWorker):
+    """Reports that its steps took as long as its pace says."""
+
+    def __init__(self, profile: WorkerProfile, pace: Pace) -> None:
+        super().__init__(profile)
+        self.pace = pace
+
+    def report(self, order: TrainOrder) -> TrainReport:
+        report = super().report(order)
+        seconds = self.pace(order.epoch) * report.num_examples / 2
+        object.__setattr__(report, "compute_seconds", seconds)
+        return report
+
+    @property
+    def steps_of_epochs(self) -> list[int]:
+        """Its steps in each epoch; the same in all rounds of one."""
+        found: dict[int, set[int]] = {}
+        for order in self.orders:
+            found.setdefault(order.epoch, set()).add(order.local_steps)
+        assert all(len(steps) == 1 for steps in found.values()), "steps changed within an epoch"
+        return [steps.pop() for steps in found.values()]
+
+
+def four_times_slower(epoch: int) -> float:
+    return 2.0 if epoch <= 2 else 8.0
+
+
+def play(
+    slow_pace: Pace,
+    epochs: int = 6,
+    fast_pace: Pace = lambda epoch: 1.0,
+    batch_size: int = 2,
+    **changes: Any,
+) -> tuple[Paced, Paced, BiasedLocalSGD]:
+    """A fast worker with 16 steps of 1 s and a slow one: an epoch of 240 samples has 5 rounds."""
+    fast = Paced(fast_profile(0, seconds_per_step=1.0), fast_pace)
+    slow = Paced(slow_profile(1, seconds_per_step=2.0), slow_pace)
+    arguments = {"local_steps": SystemAwareSteps(16), "rebalance": True} | changes
+    strategy = BiasedLocalSGD(240, batch_size, min_available_nodes=2, **arguments)
+    strategy.fit(InProcessGrid({10: fast, 20: slow}), toy_arrays(), epochs=epochs)
+    return fast, slow, strategy
+
+
+def test_worker_that_becomes_four_times_slower_does_fewer_steps_within_two_epochs() -> None:
+    _, slow, _ = play(four_times_slower, rebalance=False)
+    assert slow.steps_of_epochs == [8] * 6
+    with captured_log() as log:
+        fast, slow, strategy = play(four_times_slower)
+    assert fast.steps_of_epochs == [16] * 6
+    # Five rounds at 0.4 of the newest: 8 - 0.6^5 x 6 = 7.53 s, gamma 0.133: 2.13 of 16 steps.
+    # The last 0.5 s come in epoch 4: gamma 0.126 is 5 % off, within the dead band.
+    assert slow.steps_of_epochs == [8, 8, 8, 2, 2, 2]
+    (logged,) = [line for line in log.lines() if line.startswith("speeds changed")]
+    assert "7.5 s a step measured, gamma 0.13" in logged
+    prediction = predict_run(strategy, strategy.registry.active)
+    assert prediction is not None
+    assert prediction.local_steps == (16, 2)
+    assert prediction.fast_waiting_share is not None
+    assert prediction.slow_waiting_share is not None
+    assert max(prediction.fast_waiting_share, prediction.slow_waiting_share) < 0.1
+    per_round = 2 * (16 + 2)
+    assert 6 * 240 - per_round < strategy.planner.samples_planned <= 6 * 240
+
+
+def test_worker_that_becomes_very_slow_gets_a_smaller_batch() -> None:
+    _, slow, _ = play(lambda epoch: 40.0, epochs=4, batch_size=10, local_steps=4)
+    # The pace is that of 2 samples: 200 s for 10, beside 5 s. Gamma 1/40 of 4 steps is a tenth
+    # of a step: 1 of 10 samples, and at least 2.
+    assert slow.steps_of_epochs == [2, 1, 1, 1]
+    assert [order.batch_size for order in slow.orders if order.epoch > 1][:1] == [2]
+
+
+# --- rebalancing, its parts
+
+
+def outcome(worker: Any, seconds_per_step: float, examples: int = 4) -> Outcome:
+    report = SimpleNamespace(
+        num_examples=examples, compute_seconds=seconds_per_step * examples / 2, completed_steps=2
+    )
+    return Outcome(worker, SimpleNamespace(), report)  # type: ignore[arg-type]
+
+
+def registry_of_two() -> WorkerRegistry:
+    return WorkerRegistry.of_profiles(
+        [fast_profile(0, seconds_per_step=1.0), slow_profile(1, seconds_per_step=4.0)]
+    )
+
+
+def test_apply_sets_the_speeds_and_keeps_given_ones_as_those_of_the_worker_alone() -> None:
+    registry = WorkerRegistry.of_profiles([unnamed(place, 1.0) for place in range(3)])
+    first, second, third = registry.workers
+    second.measured = True  # its 1 s were measured with others
+    rebalancing = Rebalancing(follow=False, rebalance=True)
+    assert not rebalancing.apply(registry)  # nothing measured yet
+    for seconds in (8.0, 16.0):
+        rebalancing.add([outcome(first, 1.0), outcome(second, 1.0), outcome(third, seconds)], 2)
+        assert rebalancing.apply(registry)
+        alone = [worker.profile.seconds_per_step_alone for worker in registry.workers]
+        assert alone == [1.0, 0.0, 1.0]
+        assert not rebalancing.apply(registry)  # the same speeds again are no change
+    assert [worker.fast for worker in registry.workers] == [True, True, False]
+    assert third.speed_ratio == pytest.approx(1 / (8 + 0.4 * 8))
+    assert (first.measured, third.measured) == (True, True)
+
+
+def test_failed_orders_and_clients_without_times_say_nothing() -> None:
+    registry = registry_of_two()
+    rebalancing = Rebalancing(follow=True, rebalance=False)
+    failed = Outcome(registry.workers[0], SimpleNamespace(), failure="died")  # type: ignore[arg-type]
+    nothing = outcome(registry.workers[1], 9.0, examples=0)
+    timeless = outcome(registry.workers[1], 0.0)
+    rebalancing.add([failed, nothing, timeless], 2)
+    assert not rebalancing.apply(registry)
+
+
+def test_follow_has_no_dead_band() -> None:
+    for follow in (True, False):
+        registry = registry_of_two()
+        rebalancing = Rebalancing(follow=follow, rebalance=not follow)
+        rebalancing.add([outcome(registry.workers[0], 1.0), outcome(registry.workers[1], 4.1)], 2)
+        assert rebalancing.apply(registry) is follow
+    assert (FALL, RISE) == (0.1, 0.25)
+
+
+def test_worker_that_is_gone_counts_no_more() -> None:
+    registry = registry_of_two()
+    rebalancing = Rebalancing(follow=False, rebalance=True)
+    rebalancing.add([outcome(registry.workers[0], 1.0), outcome(registry.workers[1], 99.0)], 2)
+    registry.workers[1].present = False
+    assert not rebalancing.apply(registry)
+    registry.workers[1].present = True  # perhaps on another device: what was known is forgotten
+    assert not rebalancing.apply(registry)
+    rebalancing.add([outcome(registry.workers[1], 8.0)], 2)
+    assert rebalancing.apply(registry)
+    assert registry.workers[1].profile.seconds_per_step == 8.0
