@@ -1,10 +1,10 @@
 """Our ClientApp under strategies that are not ours, and what it keeps from message to message."""
 
 import dataclasses
-import functools
-import pkgutil
+import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -14,12 +14,17 @@ from clients import blsgd_client
 from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
-from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, ProfileQuery, WorkerProfile
-from flower_blsgd.runtime.devices import WorkerSpec
-from flower_blsgd.runtime.machine import usable_cores
+from flower_blsgd.protocol import (
+    EvaluateOrder,
+    EvaluateReport,
+    ProfileQuery,
+    TrainOrder,
+    TrainReport,
+    WorkerProfile,
+)
+from flower_blsgd.runtime.devices import WorkerSpec, usable_cores
 from flower_blsgd.tasks import load_task
-from flower_blsgd.worker.evaluation import evaluate
-from flower_blsgd.worker.gate import Gate
+from flower_blsgd.worker.evaluation import evaluate_sums
 
 from .in_process_grid import Handler, InProcessGrid, over_the_wire, tensors_of
 
@@ -41,23 +46,38 @@ def model_of(seed: int = 0) -> torch.nn.Module:
     return load_task("digits").initial_model(seed)
 
 
-def whole_test_set(model: torch.nn.Module) -> tuple[float, float]:
+def sums(model: torch.nn.Module, first: int = 0, last: int = 360) -> EvaluateReport:
     task = load_task("digits")
-    return evaluate(model, task.test, task.loss, task.metric)
+    return evaluate_sums(model, task.test, task.loss, task.metric, "cpu", first, last)
 
 
 def answer(message: Message, handler: Handler | None = None) -> Message:
     return over_the_wire((handler or node_of())(over_the_wire(message), 7))
 
 
-def test_evaluate_a_slice_is_answered_with_its_sums() -> None:
-    model, task = model_of(), load_task("digits")
+def test_evaluate_a_slice_is_answered_with_its_sums_and_leaves_the_training_model_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    precisions: list[object] = []
+    monkeypatch.setattr(
+        "flower_blsgd.worker.step.use_precision", lambda *given: precisions.append(given)
+    )
+    config = dataclasses.replace(CONFIG, precision="tf32")
+    handler, model = node_of(config), model_of(5)
+    answer(Message(ProfileQuery().to_records(), 7, "query.profile"), handler)
+    sgd = blsgd_client._local_sgd(config, WorkerSpec("cpu", (CORE,)))
+    sgd.model.train()
+    before = tensors_of(ArrayRecord(sgd.model.state_dict()))
     order = EvaluateOrder(3, 100, 250, ArrayRecord(model.state_dict()))
-    report = EvaluateReport.from_reply(answer(Message(order.to_records(), 7, "evaluate")), order)
-    part = tuple(tensor[100:250] for tensor in task.test)
-    loss, accuracy = evaluate(model, part, task.loss, task.metric)
-    assert (report.loss, report.accuracy) == pytest.approx((loss, accuracy), abs=1e-6)
-    assert report.num_examples == 150
+    reply = answer(Message(order.to_records(), 7, "evaluate"), handler)
+    report = EvaluateReport.from_content(reply.content, order)
+    assert (report.first, report.last) == (100, 250)
+    expected = sums(model, 100, 250)
+    assert (report.loss, report.accuracy) == pytest.approx((expected.loss, expected.accuracy))
+    assert precisions == [("tf32", "cpu")]  # as precisely as it trains
+    assert sgd.model.training
+    for name, tensor in tensors_of(ArrayRecord(sgd.model.state_dict())).items():
+        assert (tensor == before[name]).all(), name
 
 
 def test_evaluate_a_plain_message_is_answered_with_the_means_of_the_whole_test_set() -> None:
@@ -69,10 +89,12 @@ def test_evaluate_a_plain_message_is_answered_with_the_means_of_the_whole_test_s
         }
     )
     metrics = answer(Message(records, 7, "evaluate")).content.metric_records["metrics"]
-    loss, accuracy = whole_test_set(model)
+    expected = sums(model)
     assert set(metrics) == {"accuracy", "loss", "num-examples"}
     assert metrics["num-examples"] == 360
-    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx((loss, accuracy), abs=1e-6)
+    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(
+        (expected.loss, expected.accuracy), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["FedAvg", "BiasedLocalSGD"])
@@ -87,7 +109,7 @@ def test_evaluate_under_flowers_own_loop(kind: str) -> None:
         strategy = FedAvg()
         messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), replies)
         metrics = strategy.aggregate_evaluate(1, replies.send_and_receive(messages))
-        expected = whole_test_set(model_of())
+        expected = sums(model_of())
     else:
         ours = BiasedLocalSGD(1437, 32, 4, local_steps_slow=2)
         rounds = 1437 // (6 * 32)
@@ -95,23 +117,38 @@ def test_evaluate_under_flowers_own_loop(kind: str) -> None:
         metrics = result.evaluate_metrics_clientapp[rounds]
         trained = model_of()
         trained.load_state_dict(result.arrays.to_torch_state_dict())
-        expected = whole_test_set(trained)
+        expected = sums(trained)
     assert metrics is not None
-    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(expected, abs=1e-6)
+    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(
+        (expected.loss, expected.accuracy), abs=1e-6
+    )
 
 
-def test_evaluate_leaves_the_training_model_alone() -> None:
-    handler = node_of()
-    answer(Message(ProfileQuery().to_records(), 7, "query.profile"), handler)
-    worker = WorkerSpec("cpu", (CORE,))
-    sgd = blsgd_client._local_sgd(CONFIG, worker, 0)
-    sgd.model.train()
-    before = tensors_of(ArrayRecord(sgd.model.state_dict()))
-    order = EvaluateOrder(3, 0, 10, ArrayRecord(model_of(5).state_dict()))
-    answer(Message(order.to_records(), 7, "evaluate"), handler)
-    assert sgd.model.training
-    for name, tensor in tensors_of(ArrayRecord(sgd.model.state_dict())).items():
-        assert (tensor == before[name]).all(), name
+# --- train
+
+
+def test_nodes_take_turns_in_a_process_and_a_refused_order_leaves_no_half_state() -> None:
+    def order(seed: int, last: int = 9) -> TrainOrder:
+        indices = np.array([*range(seed, seed + 9), last], np.int32)
+        arrays = ArrayRecord(model_of().state_dict())
+        return TrainOrder(1, 1, 2, 5, 0.1, seed, 0.0, "keep", indices, arrays)
+
+    def run(handler: Handler, given: TrainOrder) -> dict[str, Any]:
+        message = over_the_wire(Message(given.to_records(), 7, "train"))
+        report = TrainReport.from_reply(over_the_wire(handler(message, 7)), given)
+        return tensors_of(report.arrays)
+
+    alone, one, two = node_of(), node_of(), node_of()
+    expected = [run(alone, order(seed)) for seed in (1, 2)]
+    before = torch.get_num_threads(), os.sched_getaffinity(0)
+    first = run(one, order(1))
+    run(two, order(3))
+    with pytest.raises(Exception, match="names sample 1437"):
+        run(one, order(2, last=1437))
+    assert (torch.get_num_threads(), os.sched_getaffinity(0)) == before
+    for found, wanted in zip((first, run(one, order(2))), expected, strict=True):
+        assert all((found[name] == tensor).all() for name, tensor in wanted.items())
+    assert any((run(two, order(2))[name] != tensor).any() for name, tensor in expected[1].items())
 
 
 # --- profile
@@ -124,95 +161,10 @@ def profile_of(calibrate: bool, **node_config: Any) -> WorkerProfile:
     return profile
 
 
-def test_profile_tells_a_speed_only_when_it_is_asked_for() -> None:
+def test_profile_tells_a_speed_only_when_it_is_asked_for_and_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert profile_of(False).seconds_per_step == 0.0
     assert 0 < profile_of(True).seconds_per_step < 1
-
-
-def test_profile_a_given_speed_is_told_and_nothing_is_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*arguments: Any) -> float:
-        raise AssertionError("measured although the node knows its speed")
-
-    monkeypatch.setattr("flower_blsgd.worker.calibration.seconds_per_step", refuse)
+    monkeypatch.setattr("flower_blsgd.worker.local_sgd.seconds_per_step", None)
     assert profile_of(True, **{"seconds-per-step": 0.5}).seconds_per_step == 0.5
-
-
-def test_equal_cpu_workers_of_a_process_take_turns_and_those_of_a_card_have_their_own() -> None:
-    def owners(device: str) -> set[int]:
-        contexts = [Context(1, n, {}, RecordDict(), {}) for n in (7, 8)]
-        return {blsgd_client._owner(WorkerSpec(device), context) for context in contexts}
-
-    assert len(owners("cpu")) == 1
-    assert owners("cuda:0") == {7, 8}
-    assert owners("mps") == {7, 8}
-
-
-# --- what workers beside this one may disturb
-
-
-class OutsideOnly:
-    """In the place of the app's lock: whoever waits for it may hold up no recording."""
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate, self.taken = gate, 0
-
-    def __enter__(self) -> None:
-        assert self.gate._computing == 0
-        self.taken += 1
-
-    def __exit__(self, *error: object) -> None:
-        assert self.gate._computing == 0
-
-
-def test_models_are_made_and_evaluated_while_nobody_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate, seen = Gate(), list[tuple[str, int]]()
-    monkeypatch.setattr("flower_blsgd.worker.gate.gate_of", lambda device: gate)
-    lock = OutsideOnly(gate)
-    monkeypatch.setattr(blsgd_client, "_ONCE", lock)
-
-    def noting(what: str, call: Any) -> Any:
-        def noted(*arguments: Any, **settings: Any) -> Any:
-            seen.append((what, gate._computing))
-            return call(*arguments, **settings)
-
-        return noted
-
-    task = load_task("digits")
-    task = dataclasses.replace(task, model=noting("makes", task.model))
-    monkeypatch.setattr(blsgd_client, "_task", lambda *settings: task)
-    for holder, name in (
-        ("device_samples", "samples_on"),
-        ("model_state", "load_state"),
-        ("evaluation", "evaluate_sums"),
-    ):
-        whole = f"flower_blsgd.worker.{holder}.{name}"
-        monkeypatch.setattr(whole, noting(name, pkgutil.resolve_name(whole)))
-    config = dataclasses.replace(CONFIG, seed=1, replicas="batched", processes_per_device=1)
-    worker = WorkerSpec("cpu", (CORE,))
-    for cached in ("_samples", "_local_sgd", "_evaluation_model", "_team"):  # of this test alone
-        function = getattr(blsgd_client, cached).__wrapped__
-        monkeypatch.setattr(blsgd_client, cached, functools.lru_cache(function))
-    blsgd_client._local_sgd(config, worker, 0)
-    assert seen == [("samples_on", 1), ("makes", 1)]
-    blsgd_client._team_of(config, "cpu")
-    assert seen[2:] == [("makes", 1)]
-    order = EvaluateOrder(3, 0, 10, ArrayRecord(model_of().state_dict()))
-    answer(Message(order.to_records(), 7, "evaluate"), node_of(config))
-    assert seen[3:] == [("makes", 1), ("load_state", 1), ("evaluate_sums", 1)]
-    assert gate._computing == 0
-    assert lock.taken >= 4
-
-
-def test_a_worker_evaluates_as_precisely_as_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    monkeypatch.setattr(
-        "flower_blsgd.worker.precision.use_precision", lambda *told: seen.append(told)
-    )
-    order = EvaluateOrder(3, 0, 10, ArrayRecord(model_of().state_dict()))
-    config = dataclasses.replace(CONFIG, precision="tf32")
-    answer(Message(order.to_records(), 7, "evaluate"), node_of(config))
-    assert seen == [("tf32", "cpu")]

@@ -8,32 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from ..protocol import EvaluateReport
-from .batches import batch_source
-from .device_memory import bytes_to_move, stays_on_host
-from .samples import HostSamples, IndexedSamples, Samples, num_samples, tensor_parts
-
-BATCH_SIZE = 1024
+from .batches import (
+    HostSamples,
+    IndexedSamples,
+    Samples,
+    batch_source,
+    bytes_to_move,
+    num_samples,
+    tensor_parts,
+)
 
 PerSample = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) -> one value per sample, shape (batch_size,)."""
-
-
-def evaluate(
-    model: nn.Module,
-    samples: Samples,
-    loss: PerSample,
-    metric: PerSample,
-    device: str | torch.device = "cpu",
-    first: int = 0,
-    last: int | None = None,
-    batch_size: int = BATCH_SIZE,
-) -> tuple[float, float]:
-    """Return mean loss and mean metric over the samples [first, last), in eval mode.
-
-    See `evaluate_sums` for the parameters.
-    """
-    report = evaluate_sums(model, samples, loss, metric, device, first, last, batch_size)
-    return report.loss, report.accuracy
 
 
 def evaluate_sums(
@@ -44,7 +30,7 @@ def evaluate_sums(
     device: str | torch.device = "cpu",
     first: int = 0,
     last: int | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int = 1024,
 ) -> EvaluateReport:
     """Return loss and metric added up in float64 over the samples [first, last), in eval mode.
 
@@ -67,11 +53,11 @@ def evaluate_sums(
     last = num_samples(samples) if last is None else last
     device = torch.device(device)
     source = batch_source(_between(samples, first, last, device), device)
-    places = torch.arange(last - first, device=device if source.on_device else None)
+    numbers = torch.arange(last - first, device=device if source.on_device else None)
     model = model.to(device).eval()
     loss_sum = metric_sum = 0.0
     with torch.inference_mode():
-        for indices in torch.split(places, batch_size):
+        for indices in torch.split(numbers, batch_size):
             inputs, targets = source.batch(indices)
             outputs = model(inputs)
             # On the CPU, since not every accelerator has float64.
@@ -81,18 +67,15 @@ def evaluate_sums(
 
 
 def _between(samples: Samples, first: int, last: int, device: torch.device) -> Samples:
-    """Return the slice; it is gathered only where that spares the device the rest."""
-    if not isinstance(samples, IndexedSamples):
-        parts = tensor_parts(samples)
-        if parts is None:
-            return IndexedSamples(samples, np.arange(first, last))
-        views = [part[first:last] for part in parts]
-        return HostSamples(views) if isinstance(samples, HostSamples) else views
-    whole, indices = samples.samples, samples.indices[first:last]
-    parts = None if isinstance(whole, HostSamples) else tensor_parts(whole)
-    to_move = 0 if parts is None else bytes_to_move(parts, device)
-    if parts is None or not to_move:
-        return IndexedSamples(whole, indices)
-    if stays_on_host(to_move * len(indices) // max(1, len(parts[0])), device):
-        return IndexedSamples(HostSamples(parts), indices)
-    return [part[torch.from_numpy(indices)] for part in parts]
+    """Return the slice, so that the device need not take more than that."""
+    if isinstance(samples, IndexedSamples):
+        whole = samples.samples
+        parts = tensor_parts(whole)
+        if parts is not None and bytes_to_move(parts, device):
+            whole = HostSamples(parts)
+        return IndexedSamples(whole, samples.indices[first:last])
+    parts = tensor_parts(samples)
+    if parts is None:
+        return IndexedSamples(samples, np.arange(first, last))
+    views = [part[first:last] for part in parts]
+    return HostSamples(views) if isinstance(samples, HostSamples) else views

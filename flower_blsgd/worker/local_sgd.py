@@ -1,8 +1,9 @@
-"""The steps of one order on given samples, with the loss of every sample."""
+"""Training orders on one model and one device, with the loss of every sample."""
 
-import contextlib
+import logging
+import math
+import statistics
 import time
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,19 +11,39 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from ..protocol import MOMENTUM, TrainOrder, TrainReport
-from .batches import Samples, batch_source
-from .device_path import device_path
-from .gate import gate_of
-from .model_state import load_momentum, momentum_record, zero_momentum
-from .model_transfer import ModelTransfer
-from .optimizers import begin_state, make_optimizer, set_learning_rate
-from .out_of_memory import too_large
-from .precision import use_precision
-from .slowdown import Slowdown
-from .steps import Augment, SampleLoss
-from .waiting import synchronize
+from .batches import BatchSource, Samples, batch_source
+from .cuda_graph import Capture, GraphedSteps
+from .memory import too_large
+from .model_io import ModelTransfer, state_record
+from .optimizers import (
+    begin_state,
+    can_fuse,
+    load_momentum,
+    make_optimizer,
+    momentum_record,
+    set_learning_rate,
+    zero_momentum,
+)
+from .step import (
+    Augment,
+    CompiledSteps,
+    SampleLoss,
+    Step,
+    Steps,
+    check_micro_batches,
+    check_precision,
+    use_precision,
+)
 
 __all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
+
+_LOG = logging.getLogger(__name__)
+
+_LONGEST_SLEEP_SECONDS = 0.5
+"""A handler must notice a signal soon, so it never blocks longer in one call."""
+
+_PROBE_STEPS = 3
+_MEASUREMENTS = 3
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -43,8 +64,10 @@ class LocalSGD:
 
     If a step raises, so does `run`: the order fails as a whole, Flower reports it to the
     strategy, and the other workers' models are averaged without this one. Momentum is zero then.
+    An order that does not fit, as it names samples that are not there, is refused before anything
+    changes.
 
-    What is said of momentum holds for all that an optimizer keeps from step to step.
+    Momentum here means all that an optimizer keeps from step to step.
 
     Parameters
     ----------
@@ -81,15 +104,15 @@ class LocalSGD:
         Compile the model with torch.compile. Where that fails, one line in the log says so, and
         it is trained as it is.
     cuda_graph : bool (default: True)
-        On CUDA, record a step as a graph and replay it; see `GraphedSteps` for what a step must
-        not do. Where it cannot be recorded, and on other devices, it is done eagerly.
+        On CUDA, capture a step as a graph and replay it; see `GraphedSteps` for what a step must
+        not do. Where it cannot be captured, and on other devices, it is done eagerly.
     name : str (default: the device)
         How errors and the log call this worker.
     micro_batch_size : int (default: 0)
-        Above 0: a step computes its batch in pieces of at most so many samples, for a device on
-        which the whole does not fit. The batch is read and augmented as a whole, and model,
-        losses and momentum are those of the whole, to rounding; what the model itself draws, as
-        dropout does, may be other numbers.
+        Above 0: a step computes its batch in micro-batches of at most so many samples, for a
+        device on which the whole does not fit. The batch is read and augmented as a whole, and
+        model, losses and momentum are those of the whole, to rounding; what the model itself
+        draws, as dropout does, may be other numbers.
 
     Raises
     ------
@@ -123,32 +146,41 @@ class LocalSGD:
         self._name = name or str(self.device)
         self._slowdown = Slowdown(slowdown)
         self._source = batch_source(dataset, self.device)
-        self._path = device_path(
-            self.model,
-            self._source,
-            self.device,
-            precision=precision,
-            channels_last=channels_last,
-            compile=compile,
-            cuda_graph=cuda_graph,
-            name=self._name,
-            micro_batch_size=micro_batch_size,
-        )
+        self._precision = check_precision(precision, self.device)
+        check_micro_batches(self.model, micro_batch_size)
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._transfer = ModelTransfer(self.model, self.device)
+        fused = can_fuse(self.model, self.device)
+        capture = capture_for(self.device, self._source, fused, self._name) if cuda_graph else None
         self._optimizer = make_optimizer(
             optimizer,
             self.model.parameters(),
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            learning_rate=self._path.learning_rate,
-            fused=self._path.fused or None,
+            # A captured step reads it from a tensor.
+            learning_rate=torch.tensor(1.0, device=self.device) if capture else 1.0,
+            fused=fused or None,
         )
-        if self._path.state_stays:
+        # Whether the optimizer's state is made beforehand, and never moves.
+        self._state_stays = fused or capture is not None
+        if self._state_stays:
             begin_state(self._optimizer)
-        self._steps = self._path.steps(self.model, self._source, loss, augment, self._optimizer)
+        step = Step(
+            self.model,
+            self.model,
+            self._source,
+            loss,
+            self._optimizer,
+            self.device,
+            augment,
+            self._precision,
+            channels_last,
+            micro_batch_size,
+        )
+        eager = CompiledSteps(step, self._name) if compile else Steps(step)
+        self._steps = GraphedSteps(eager, capture, self._name) if capture else eager
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
         """Do the steps of an order.
@@ -171,7 +203,7 @@ class LocalSGD:
         ValueError
             If the model's tensors are not those of the order, or the loss has the wrong shape.
         IndexError
-            If the data set has fewer samples than the order names.
+            If the order names a sample that the data set does not have.
         UsageError
             If the device has too little memory for a step: one line with this worker, its batch,
             and what fits.
@@ -180,42 +212,44 @@ class LocalSGD:
             return self._run(order, state)
         except torch.OutOfMemoryError:
             pass  # only the end of this handler frees what the failed step held
-        with gate_of(self.device).recording():  # memory is given back, which recording forbids
-            refusal = too_large(self._steps, order.indices, order.batch_size, self._name)
-        raise refusal
+        raise too_large(self._steps, order.indices, order.batch_size, self._name)
 
     def forget_momentum(self) -> None:
         """Begin with zero again, where momentum stays in this object."""
-        load_momentum(self.model, self._optimizer, None, in_place=self._path.state_stays)
+        load_momentum(self.model, self._optimizer, None, in_place=self._state_stays)
 
     def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
-        use_precision(self._path.precision, self.device)
-        with gate_of(self.device).computing():
-            self._transfer.load(order.arrays)
-            self._prepare_momentum(order, state)
-            set_learning_rate(self._optimizer, order.learning_rate)
+        for index in (order.indices.min(initial=0), order.indices.max(initial=0)):
+            if not 0 <= index < len(self._source):
+                raise IndexError(
+                    f"the order names sample {index}, but this worker's data set has "
+                    f"{len(self._source)}; all workers must see the same data"
+                )
+        use_precision(self._precision, self.device)
+        self._transfer.load(order.arrays)
+        self._prepare_momentum(order, state)
+        set_learning_rate(self._optimizer, order.learning_rate)
         self.model.train()
         try:
-            completed, losses, started_at, seconds = self._do(order)
+            losses, started_at, seconds = self._do_steps(order)
+            momentum = self._hand_over_momentum(order, state)
+            arrays = self._transfer.record(order.arrays)
         except BaseException:
             zero_momentum(self.model, self._optimizer)
             raise
-        with gate_of(self.device).computing():
-            momentum = self._hand_over_momentum(order, state)
-            arrays = self._transfer.record(order.arrays)
         return TrainReport(
-            completed_steps=completed,
+            completed_steps=len(losses) // order.batch_size,
             batch_size=order.batch_size,
             compute_seconds=seconds,
             started_at=started_at,
             ended_at=started_at + seconds,
-            losses=losses,
+            losses=losses.cpu().numpy(),
             arrays=arrays,
             momentum=momentum,
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
-        stays = self._path.state_stays
+        stays = self._state_stays
         if order.momentum_policy == "reset":
             self.forget_momentum()
         elif order.momentum_policy == "average":
@@ -231,52 +265,144 @@ class LocalSGD:
         if order.momentum_policy == "average":
             return momentum_record(self.model, self._optimizer)
         if order.momentum_policy == "keep" and state is not None:
-            kept = momentum_record(self.model, self._optimizer, copy=self._path.state_stays)
+            kept = momentum_record(self.model, self._optimizer, copy=self._state_stays)
             if kept:
                 state[MOMENTUM] = kept
         return None
 
-    def _do(self, order: TrainOrder) -> tuple[int, np.ndarray[Any, Any], float, float]:
-        if len(order.indices) and int(order.indices.max()) >= len(self._source):
-            raise IndexError(
-                f"the order names sample {int(order.indices.max())}, but this worker's data set "
-                f"has {len(self._source)}; all workers must see the same data"
-            )
-        if not self._steps.is_ready(order.batch_size):
-            with gate_of(self.device).recording():
-                self._steps.prepare(self._indices(order)[: order.batch_size])
-        with gate_of(self.device).computing(), self._own_randomness():
-            indices = self._indices(order)
-            self._steps.prepare(indices[: order.batch_size])
+    def _do_steps(self, order: TrainOrder) -> tuple[Tensor, float, float]:
+        """Return the losses, when the first step started, and the seconds of all steps."""
+        size, completed = order.batch_size, 0
+        indices = torch.from_numpy(order.indices.astype(np.int64))
+        if self._source.on_device:
+            indices = indices.to(self.device)
+        losses = torch.empty(len(indices), device=self.device)
+        cards = [] if self.device.type == "cpu" else [self.device]
+        with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
+            self._steps.prepare(indices[:size])
             torch.manual_seed(order.seed)
             self._steps.seed(order.seed)
-            return self._timed(indices, order)
+            _synchronize(self.device)
+            started_at, start = time.time(), time.perf_counter()
+            for first in range(0, len(indices), size):
+                losses[first : first + size] = self._steps(indices[first : first + size])
+                completed += 1
+                if order.deadline_seconds > 0:
+                    _synchronize(self.device)  # else the host would run ahead of the device
+                    elapsed = time.perf_counter() - start
+                    if self._slowdown.seconds(elapsed, completed) >= order.deadline_seconds:
+                        break
+            _synchronize(self.device)
+            self._slowdown.sleep(start, completed)
+            seconds = time.perf_counter() - start
+        return losses[: completed * size], started_at, seconds
 
-    def _indices(self, order: TrainOrder) -> Tensor:
-        indices = torch.from_numpy(order.indices.astype(np.int64))
-        return indices.to(self.device) if self._source.on_device else indices
 
-    def _own_randomness(self) -> contextlib.AbstractContextManager[None]:
-        cards = [] if self.device.type == "cpu" else [self.device]
-        return torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda")
+def capture_for(
+    device: torch.device, source: BatchSource, fused: bool, name: str
+) -> Capture | None:
+    """Return what captures steps on a device; None where they are done eagerly.
 
-    def _timed(
-        self, indices: Tensor, order: TrainOrder
-    ) -> tuple[int, np.ndarray[Any, Any], float, float]:
-        size = order.batch_size
-        losses = torch.empty(len(indices), device=self.device)
-        completed = 0
-        synchronize(self.device)
-        started_at, start = time.time(), time.perf_counter()
-        for first in range(0, len(indices), size):
-            losses[first : first + size] = self._steps(indices[first : first + size])
-            completed += 1
-            if order.deadline_seconds > 0:
-                synchronize(self.device)  # else the host would run ahead of the device
-                elapsed = time.perf_counter() - start
-                if self._slowdown.seconds(elapsed, completed) >= order.deadline_seconds:
-                    break
-        synchronize(self.device)
-        self._slowdown.sleep(start, completed)
-        seconds = time.perf_counter() - start
-        return completed, losses[: completed * size].cpu().numpy(), started_at, seconds
+    One line in the log tells of a GPU whose steps cannot be captured: those of data that the host
+    makes, and of models whose optimizer is not `fused` into one kernel.
+    """
+    if device.type != "cuda":
+        return None
+    if source.on_device and fused:
+        return Capture(device)
+    obstacle = (
+        "the model has sparse gradients, or parameters that are not floating point"
+        if source.on_device
+        else "the host makes every batch; only a pair of tensors, as far as there is memory for "
+        "it, is on the GPU"
+    )
+    _LOG.warning(
+        "worker %s: steps are not captured as a CUDA graph: %s (cuda-graph = false says the "
+        "same, without this line)",
+        name,
+        obstacle,
+    )
+    return None
+
+
+def seconds_per_step(
+    sgd: LocalSGD, batch_size: int, num_samples: int, seconds: float = 1.0
+) -> float:
+    """Return the seconds of one training step, with everything that slows it on purpose.
+
+    One step to warm up is not counted. Then three steps say how many fit into `seconds`; if
+    they alone took that long they are the measurement, else it is the median of three further
+    orders that share that time.
+
+    The orders are ordinary ones with made-up samples and a learning rate of 0, so they take
+    as long as training does. Nothing that they leave reaches it: every order brings weights and
+    buffers, random numbers are an order's own, and momentum is zero afterwards as before the
+    first order.
+
+    Parameters
+    ----------
+    sgd : LocalSGD
+        What will train.
+    batch_size, num_samples : int
+        b_i and N.
+    seconds : float (default: 1.0)
+        About how long to measure.
+    """
+    arrays = state_record(sgd.model)
+    draw = np.random.default_rng(0)
+
+    def measured(steps: int) -> float:
+        order = TrainOrder(
+            round=0,
+            epoch=0,
+            local_steps=steps,
+            batch_size=batch_size,
+            learning_rate=0.0,
+            seed=0,
+            deadline_seconds=0.0,
+            momentum_policy="reset",
+            indices=draw.integers(0, num_samples, steps * batch_size, dtype=np.int32),
+            arrays=arrays,
+        )
+        return sgd.run(order).compute_seconds / steps
+
+    measured(1)
+    step_seconds = measured(_PROBE_STEPS)
+    if step_seconds * _PROBE_STEPS < seconds:
+        steps = max(1, round(seconds / _MEASUREMENTS / step_seconds))
+        step_seconds = statistics.median(measured(steps) for _ in range(_MEASUREMENTS))
+    sgd.forget_momentum()
+    return step_seconds
+
+
+class Slowdown:
+    """Makes the steps of a worker take a multiple of their time.
+
+    The time of a step is the best mean of all orders so far: a core that just slept computes its
+    first steps more slowly, and that would count `factor` times.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._best_step_seconds = math.inf
+
+    def seconds(self, elapsed: float, steps: int) -> float:
+        """Return how long so many steps take on the slower device, if they took `elapsed` here."""
+        if self._factor == 1:
+            return elapsed
+        self._best_step_seconds = min(self._best_step_seconds, elapsed / steps)
+        return max(elapsed, steps * self._best_step_seconds * self._factor)
+
+    def sleep(self, start: float, steps: int) -> None:
+        """Sleep until a slower device would have done these steps, begun at `start`."""
+        until = self.seconds(time.perf_counter() - start, steps)
+        while (left := start + until - time.perf_counter()) > 0:
+            time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait until the device has done what this thread launched there."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    elif device.type != "cpu":
+        torch.accelerator.synchronize(device)

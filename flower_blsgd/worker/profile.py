@@ -1,11 +1,17 @@
-"""A node says which worker it is."""
+"""What a node answers without a model of its own: which worker it is, and sums of others' models.
+
+Nothing here imports torch at module level: a ClientApp imports this before it knows its device.
+"""
 
 import math
+import time
 
 from flwr.app import Context, Message
 
+from ..algorithm.averaging import weighted_average
+from ..array_records import view_record
 from ..errors import UsageError
-from ..protocol import WorkerProfile
+from ..protocol import SumOrder, SumReport, WorkerProfile
 from ..runtime.devices import WorkerSpec, parse_workers, worker_from_node_config
 
 
@@ -23,14 +29,14 @@ def worker_of(context: Context) -> WorkerSpec:
     if "device" in context.node_config:
         return worker_from_node_config(context.node_config)
     workers = parse_workers(str(context.run_config.get("workers", "auto")))
-    place = int(context.node_config.get("partition-id", 0))
-    if place >= len(workers):
+    rank = int(context.node_config.get("partition-id", 0))
+    if rank >= len(workers):
         raise UsageError(
-            f"node {place} has no worker: workers = "
+            f"node {rank} has no worker: workers = "
             f"{context.run_config.get('workers', 'auto')!r} names {len(workers)}; start "
             f"{len(workers)} SuperNodes (num-supernodes={len(workers)}), or name more workers"
         )
-    return workers[place]
+    return workers[rank]
 
 
 def profile_of(
@@ -101,3 +107,17 @@ def answer_profile(
         data_fingerprint=data_fingerprint,
         model_fingerprint=model_fingerprint,
     ).to_reply(message)
+
+
+def answer_sum(message: Message) -> Message:
+    """Reply to an order to sum with the weighted average of its slices, as workers of ``byteps``.
+
+    Raises
+    ------
+    ProtocolError
+        If the message holds no such order.
+    """
+    order = SumOrder.from_message(message)
+    started_at = time.time()
+    summed = weighted_average(order.models(), order.weights)
+    return SumReport(view_record(summed), started_at, time.time()).to_reply(message)

@@ -1,92 +1,48 @@
-"""Recorded steps against eager ones, with a stand-in for CUDA; `test_on_cuda.py` has the rest."""
+"""Captured steps against eager ones, with a stand-in for CUDA; `test_on_cuda.py` has the rest."""
 
-import dataclasses
-import logging
+import contextlib
+import functools
 import random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from flower_blsgd import LocalSGD, TrainOrder, TrainReport
-from flower_blsgd.array_view import view_record
+from flower_blsgd import LocalSGD
+from flower_blsgd.array_records import view_record
 from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.worker.calibration import seconds_per_step
-from flower_blsgd.worker.local_sgd import cross_entropy
-from flower_blsgd.worker.model_state import state_record
+from flower_blsgd.worker import cuda_graph
+from flower_blsgd.worker.batches import DatasetBatches, TensorBatches
+from flower_blsgd.worker.local_sgd import capture_for, cross_entropy
+from flower_blsgd.worker.model_io import state_record
 
-from .stand_in import StandInCapture, draw_as_cuda_does, record_on_cpu, small_model
-
-NUM_SAMPLES, SIZE, STEPS = 40, 4, 3
-
-
-def data() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(NUM_SAMPLES, 3, 6, 6, generator=generator), torch.arange(NUM_SAMPLES) % 4
-
-
-def order_of(server_round: int, **changes: Any) -> TrainOrder:
-    size = changes.get("batch_size", SIZE)
-    steps = changes.get("local_steps", STEPS)
-    draw = np.random.default_rng(server_round)
-    order = TrainOrder(
-        round=server_round,
-        epoch=1,
-        local_steps=steps,
-        batch_size=size,
-        learning_rate=0.02 / server_round,
-        seed=server_round,
-        deadline_seconds=0.0,
-        momentum_policy="keep",
-        indices=draw.integers(0, NUM_SAMPLES, steps * size, dtype=np.int32),
-        arrays=state_record(small_model()),
-    )
-    return dataclasses.replace(order, **changes)
-
-
-def same_bits(one: ArrayRecord, other: ArrayRecord) -> bool:
-    return set(one) == set(other) and all(
-        one[name].numpy().tobytes() == other[name].numpy().tobytes() for name in one
-    )
-
-
-def same(one: TrainReport, other: TrainReport) -> bool:
-    return (
-        one.completed_steps == other.completed_steps
-        and one.losses.tobytes() == other.losses.tobytes()
-        and same_bits(one.arrays, other.arrays)
-    )
-
-
-def close(one: TrainReport, other: TrainReport) -> bool:
-    """Return whether they agree to rounding: a learning rate in a tensor is float32."""
-    return np.allclose(one.losses, other.losses, rtol=1e-5) and closely(one.arrays, other.arrays)
-
-
-def closely(one: ArrayRecord, other: ArrayRecord) -> bool:
-    return set(one) == set(other) and all(
-        np.allclose(one[name].numpy(), other[name].numpy(), rtol=1e-5, atol=1e-6) for name in one
-    )
+from ..in_process_grid import same_bits
+from .helpers import (
+    STEPS,
+    StandInCapture,
+    capture_on_cpu,
+    close,
+    closely,
+    data,
+    eager_and_graphed,
+    independent_model,
+    independent_order,
+    order_of,
+    same,
+    small_model,
+    warnings_in,
+)
 
 
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> StandInCapture:
     capture = StandInCapture()
-    record_on_cpu(monkeypatch, capture)
+    capture_on_cpu(monkeypatch, capture)
     return capture
-
-
-def eager_and_graphed(**settings: Any) -> tuple[LocalSGD, LocalSGD]:
-    """Return two of a kind; a capture must be in place."""
-    dropout = settings.pop("dropout", False)
-    return tuple(  # type: ignore[return-value]
-        LocalSGD(small_model(dropout), data(), cuda_graph=cuda_graph, **settings)
-        for cuda_graph in (False, True)
-    )
 
 
 # --- equal to eager
@@ -95,47 +51,43 @@ def eager_and_graphed(**settings: Any) -> tuple[LocalSGD, LocalSGD]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"momentum": 0.0},
-        {"momentum": 0.9},
         {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
-        {"augment": random_crop_and_flip},
+        {"augment": random_crop_and_flip, "momentum": 0.0},
         {"channels_last": True},
+        {"micro_batch_size": 3},
     ],
-    ids=["plain", "momentum", "nesterov", "augmented", "channels last"],
+    ids=["nesterov", "augmented with dropout", "channels last", "micro-batches"],
 )
-@pytest.mark.parametrize("policy", ["keep", "reset"])
-def test_equals_eager(capture: StandInCapture, settings: dict[str, Any], policy: str) -> None:
-    eager, graphed = eager_and_graphed(**settings)
-    for server_round in (1, 2, 3):  # each with its own learning rate and model
-        order = order_of(server_round, momentum_policy=policy)
-        assert same(graphed.run(order), eager.run(order))
-    assert capture.replays == [3 * STEPS]
-
-
-def test_adamw_agrees_with_eager(capture: StandInCapture) -> None:
-    eager, graphed = eager_and_graphed(optimizer="adamw", weight_decay=0.1)
-    for server_round in (1, 2, 3):
-        order = order_of(server_round)
-        assert close(graphed.run(order), eager.run(order))
-    assert capture.replays == [3 * STEPS]
-
-
-def test_equals_eager_with_dropout(
-    capture: StandInCapture, monkeypatch: pytest.MonkeyPatch
+def test_equals_eager(
+    capture: StandInCapture, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    draw_as_cuda_does(monkeypatch)
-    eager, graphed = eager_and_graphed(dropout=True, augment=random_crop_and_flip)
-    for server_round in (1, 2, 1):
-        order = order_of(server_round)
-        assert same(graphed.run(order), eager.run(order))
-    assert capture.replays == [3 * STEPS]
+    """Two nodes take turns, each with momentum of its own; the last order begins with zero."""
+    # A step draws from the CPU's generator here, which a step on CUDA would not touch.
+    monkeypatch.setattr(cuda_graph, "same_randomness", lambda *states: True)
+    model = functools.partial(independent_model, dropout="augment" in settings)
+    eager, graphed = eager_and_graphed(model, **settings)
+    states = [RecordDict(), RecordDict()], [RecordDict(), RecordDict()]
+    for server_round in (1, 2, 3, 4):  # each with its own learning rate and model
+        order = independent_order(
+            server_round, momentum_policy="reset" if server_round == 4 else "keep"
+        )
+        ours, expected = (
+            sgd.run(order, nodes[server_round % 2])
+            for sgd, nodes in zip((graphed, eager), states, strict=True)
+        )
+        assert same(ours, expected)
+    assert capture.replays == [4 * STEPS]
+    for one, other in zip(*states, strict=True):
+        assert one.array_records.keys() == other.array_records.keys()
+        for name, record in one.array_records.items():
+            assert same_bits(record, other.array_records[name])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_momentum_of_the_server_is_copied_to_where_the_graph_reads_it(
     capture: StandInCapture, optimizer: str
 ) -> None:
-    eager, graphed = eager_and_graphed(optimizer=optimizer)
+    eager, graphed = eager_and_graphed(small_model, optimizer=optimizer, weight_decay=0.1)
     momentum: ArrayRecord | None = None
     for server_round in (1, 2, 3):
         order = order_of(server_round, momentum_policy="average", momentum=momentum)
@@ -151,154 +103,60 @@ def test_momentum_of_the_server_is_copied_to_where_the_graph_reads_it(
     assert capture.replays == [3 * STEPS]
 
 
-def test_momentum_in_a_state_is_that_of_its_node(capture: StandInCapture) -> None:
-    eager, graphed = eager_and_graphed()
-    states = {"eager": [RecordDict(), RecordDict()], "graphed": [RecordDict(), RecordDict()]}
-    for server_round, node in ((1, 0), (2, 1), (3, 0), (4, 1)):
-        order = order_of(server_round)
-        ours = graphed.run(order, states["graphed"][node])
-        assert same(ours, eager.run(order, states["eager"][node]))
-    for one, other in zip(states["eager"], states["graphed"], strict=True):
-        assert same_bits(one.array_records["momentum"], other.array_records["momentum"])
-
-
-def test_batch_sizes_have_a_graph_each(capture: StandInCapture) -> None:
-    eager, graphed = eager_and_graphed()
+def test_batch_sizes_have_a_graph_each_and_those_used_longest_ago_are_forgotten(
+    capture: StandInCapture,
+) -> None:
+    eager, graphed = eager_and_graphed(small_model)
     for server_round, size in enumerate((4, 6, 4, 6, 2), start=1):
         order = order_of(server_round, batch_size=size)
         assert same(graphed.run(order), eager.run(order))
     assert capture.replays == [2 * STEPS, 2 * STEPS, STEPS]
-
-
-def test_batch_sizes_used_longest_ago_are_forgotten(capture: StandInCapture) -> None:
-    eager, graphed = eager_and_graphed()
-    for size in (*range(2, 10), 2, 10):  # eight stay: 3 goes
+    for size in (3, 5, 7, 8, 9, 2, 10):  # eight stay: 4 goes
         graphed.run(order_of(1, batch_size=size))
-    assert graphed._steps.batch_sizes == (4, 5, 6, 7, 8, 9, 2, 10)  # type: ignore[attr-defined]
-    order = order_of(2, batch_size=3)
-    eager.run(order_of(1, batch_size=10))
-    assert same(
-        graphed.run(dataclasses.replace(order, momentum_policy="reset")),
-        eager.run(dataclasses.replace(order, momentum_policy="reset")),
-    )
-    assert len(capture.recordings) == 10
+    assert list(graphed._steps._captured) == [6, 3, 5, 7, 8, 9, 2, 10]  # type: ignore[attr-defined]
+    order = order_of(2, batch_size=4, momentum_policy="reset")
+    assert same(graphed.run(order), eager.run(order))
+    assert len(capture.graphs) == 10
 
 
-def test_deadline_is_kept(capture: StandInCapture) -> None:
-    eager, graphed = eager_and_graphed()
-    order = order_of(1, deadline_seconds=1e-9)
-    ours = graphed.run(order)
-    assert ours.completed_steps == 1
-    assert same(ours, eager.run(order))
-
-
-def test_slowdown_is_kept(capture: StandInCapture) -> None:
-    graphed = LocalSGD(small_model(), data(), slowdown=3.0)
-    graphed.run(order_of(1))
-    steps = graphed.run(order_of(2))
-    assert steps.compute_seconds >= 3 * STEPS * graphed._slowdown.best_step_seconds * 0.999
-
-
-def test_calibration_leaves_the_graph_in_use(capture: StandInCapture) -> None:
-    eager, graphed = eager_and_graphed()
-    seconds_per_step(graphed, SIZE, NUM_SAMPLES, seconds=0.01)
-    assert same(graphed.run(order_of(1)), eager.run(order_of(1)))
-    assert len(capture.recordings) == 1
-
-
-# --- no trace
-
-
-def test_recording_leaves_no_trace(capture: StandInCapture) -> None:
-    graphed = LocalSGD(small_model(), data(), momentum=0.9)
-    graphed.run(order_of(1))
-    kept = graphed._optimizer.state[next(graphed.model.parameters())]["momentum_buffer"]
-    before = [tensor.clone() for tensor in (*graphed.model.state_dict().values(), kept)]
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    expected = random.random(), np.random.random(), torch.rand(1)
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    graphed._steps.prepare(torch.arange(6))  # another batch size
-    assert len(capture.recordings) == 2
-    assert (random.random(), np.random.random(), torch.rand(1)) == expected
-    after = [*graphed.model.state_dict().values(), kept]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_order_that_fails_leaves_zeros_where_the_graph_reads_them(capture: StandInCapture) -> None:
-    burning = False
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        if burning:
-            raise RuntimeError("the fan stands still")
-        return cross_entropy(outputs, targets)
-
-    graphed = LocalSGD(small_model(), data(), loss)
-    first = graphed.run(order_of(1))
-    burning = True
-    with pytest.raises(RuntimeError, match="the fan"):
-        graphed.run(order_of(2))
-    burning = False
-    assert same(graphed.run(order_of(1)), first)
-
-
-# --- what cannot be recorded
-
-
-def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+# --- what cannot be captured
 
 
 class RefusingCapture(StandInCapture):
-    """As CUDA does with a step that reads a number out of a tensor."""
+    """As CUDA does with a step that it cannot capture."""
 
-    def record(self, body: Any, optimizer: torch.optim.Optimizer) -> Any:
-        super().record(body, optimizer)
+    def graph(self, body: Any, optimizer: torch.optim.Optimizer) -> Any:
+        super().graph(body, optimizer)
         try:
             raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
         finally:
             raise RuntimeError("operation failed due to a previous error during capture")
 
 
-def test_what_cannot_be_recorded_is_done_eagerly(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    record_on_cpu(monkeypatch, RefusingCapture())
-    eager, graphed = eager_and_graphed(name="gpu-7")
-    for server_round in (1, 2):
-        order = order_of(server_round)
-        assert same(graphed.run(order), eager.run(order))
-    (line,) = warnings_in(caplog)
-    assert line == (
-        "worker gpu-7: a step cannot be recorded as a CUDA graph, it goes on without: "
-        "RuntimeError: operation not permitted when stream is capturing"
-    )
-
-
 class WaitingCapture(StandInCapture):
-    """As torch does with such a step where it is told to raise."""
+    """As torch does where the host waits for the device."""
 
     def check(self, body: Any) -> None:
         super().check(body)
-        raise RuntimeError("called a synchronizing CUDA operation")
+        raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def test_step_that_waits_for_the_device_is_not_even_tried_to_be_recorded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", [RefusingCapture, WaitingCapture])
+def test_what_cannot_be_captured_is_done_eagerly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[StandInCapture]
 ) -> None:
-    capture = WaitingCapture()
-    record_on_cpu(monkeypatch, capture)
-    eager, graphed = eager_and_graphed()
+    capture = kind()
+    capture_on_cpu(monkeypatch, capture)
+    eager, graphed = eager_and_graphed(small_model, name="gpu-7")
     for server_round in (1, 2):
         order = order_of(server_round)
         assert same(graphed.run(order), eager.run(order))
-    assert capture.recordings == []
-    assert capture.warm_up_steps == 3
-    (line,) = warnings_in(caplog)
-    assert line.endswith("RuntimeError: called a synchronizing CUDA operation")
+    assert len(capture.graphs) == (kind is RefusingCapture)
+    assert capture.warm_up_steps == 3  # once
+    assert warnings_in(caplog) == [
+        "worker gpu-7: a step cannot be captured as a CUDA graph, it goes on without: "
+        "RuntimeError: operation not permitted when stream is capturing"
+    ]
 
 
 class Averages(nn.Module):
@@ -321,25 +179,22 @@ class Averages(nn.Module):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_new_tensor_in_the_place_of_a_buffer_is_not_recorded(
+def test_new_tensor_in_the_place_of_a_buffer_is_not_captured(
     capture: StandInCapture, caplog: pytest.LogCaptureFixture, in_place: bool
 ) -> None:
-    eager, graphed = (
-        LocalSGD(Averages(in_place), data(), cuda_graph=cuda_graph) for cuda_graph in (False, True)
-    )
+    eager, graphed = eager_and_graphed(functools.partial(Averages, in_place))
     arrays = state_record(eager.model)
     for server_round in (1, 2):
         order = order_of(server_round, arrays=arrays)
         assert same(graphed.run(order), eager.run(order))
-    assert len(capture.recordings) == in_place
+    assert len(capture.graphs) == in_place
     lines = warnings_in(caplog)
     assert len(lines) == (not in_place)
     assert all(line.endswith("puts a new tensor in the place of a buffer") for line in lines)
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: float(torch.rand(()))])
-def test_random_numbers_of_the_host_are_not_recorded(
-    capture: StandInCapture, caplog: pytest.LogCaptureFixture, draw: Any
+def test_random_numbers_of_the_host_are_not_captured(
+    capture: StandInCapture, caplog: pytest.LogCaptureFixture
 ) -> None:
     class SometimesSkips(nn.Module):
         def __init__(self) -> None:
@@ -348,49 +203,88 @@ def test_random_numbers_of_the_host_are_not_recorded(
 
         def forward(self, inputs: Tensor) -> Tensor:
             outputs: Tensor = self.inner(inputs)
-            return outputs if draw() < 0.5 else outputs * 0.5
+            return outputs if random.random() < 0.5 else outputs * 0.5
 
     sgd = LocalSGD(SometimesSkips(), data())
     sgd.run(order_of(1, arrays=state_record(sgd.model)))
-    assert capture.recordings == []
+    assert capture.graphs == []
     (line,) = warnings_in(caplog)
     assert line.endswith("RuntimeError: it draws random numbers on the host")
 
 
-def test_data_that_the_host_makes_are_not_recorded(
+def test_loss_that_is_a_mean_is_refused_and_a_failed_order_leaves_zero_momentum(
     capture: StandInCapture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Pairs(Dataset):
-        def __len__(self) -> int:
-            return NUM_SAMPLES
+    burning = False
 
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            return data()[0][index], data()[1][index]
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs, targets)
+        return losses.mean() if burning else losses
 
-    sgd = LocalSGD(small_model(), Pairs())
-    eager = LocalSGD(small_model(), data(), cuda_graph=False)
-    assert same(sgd.run(order_of(1)), eager.run(order_of(1)))
-    assert capture.recordings == []
-    (line,) = warnings_in(caplog)
-    assert "the host makes every batch" in line
-
-
-def test_mistake_in_the_model_is_told_as_ever(
-    capture: StandInCapture, caplog: pytest.LogCaptureFixture
-) -> None:
-    sgd = LocalSGD(small_model(), data(), lambda outputs, targets: outputs.mean())
+    graphed = LocalSGD(small_model(), data(), loss)
+    first = graphed.run(order_of(1))
+    burning = True
     with pytest.raises(ValueError, match='reduction="none"'):
-        sgd.run(order_of(1))
+        graphed.run(order_of(2))
+    burning = False
+    assert same(graphed.run(order_of(1)), first)
     assert warnings_in(caplog) == []
 
 
-def test_without_the_setting_nothing_is_recorded(capture: StandInCapture) -> None:
-    LocalSGD(small_model(), data(), cuda_graph=False).run(order_of(1))
-    assert capture.warm_up_steps == 0
+@pytest.mark.parametrize(
+    ("on_device", "fused", "told"),
+    [
+        (False, True, "the host makes every batch"),
+        (True, False, "the model has sparse gradients, or parameters that are not floating point"),
+    ],
+)
+def test_what_is_never_captured_is_logged(
+    caplog: pytest.LogCaptureFixture, on_device: bool, fused: bool, told: str
+) -> None:
+    cpu = torch.device("cpu")
+    source = TensorBatches(data(), cpu) if on_device else DatasetBatches([], cpu)
+    assert capture_for(torch.device("cuda:1"), source, fused, "fast-0") is None
+    (line,) = warnings_in(caplog)
+    assert line.startswith(f"worker fast-0: steps are not captured as a CUDA graph: {told}")
+    assert "cuda-graph = false" in line
+    assert capture_for(cpu, source, fused, "fast-0") is None
+    assert len(warnings_in(caplog)) == 1
 
 
-def test_a_cpu_records_nothing() -> None:
-    sgd = LocalSGD(small_model(), data())
-    assert sgd._path.capture is None
-    assert sgd._path.learning_rate == 1.0
-    assert not sgd._path.state_stays
+# --- what is put back where a capture fails, on a torch that only writes its calls down
+
+
+def test_capture_that_fails_puts_the_generator_the_optimizer_and_the_streams_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = MagicMock()
+    fake.device = torch.device
+    default = SimpleNamespace(state="own")
+    default.graphsafe_get_state = lambda: default.state
+    default.graphsafe_set_state = functools.partial(setattr, default, "state")
+    fake.cuda.default_generators = [None, default]
+    for scope in ("device", "stream", "graph"):
+        setattr(fake.cuda, scope, lambda *given, **named: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_graph, "torch", fake)
+    optimizer = torch.optim.AdamW(small_model().parameters())
+    seen: list[Any] = []
+
+    def body(generator: Any) -> None:
+        seen.append((default.state, optimizer.param_groups[0]["capturable"]))
+        if len(seen) == 1:
+            raise RuntimeError("a step reads a number out of a tensor")
+
+    capture = cuda_graph.Capture(torch.device("cuda:1"))
+    with pytest.raises(RuntimeError, match="reads a number"):
+        capture.graph(body, optimizer)
+    fake.cuda.current_stream.return_value.wait_stream.assert_called_with(capture._stream)
+    assert (default.state, optimizer.param_groups[0]["capturable"]) == ("own", False)
+    graph = capture.graph(body, optimizer)
+    assert seen[1] == (graph.dropout, True)
+    assert (default.state, optimizer.param_groups[0]["capturable"]) == ("own", False)
+
+    fake.cuda.get_sync_debug_mode.return_value = 1
+    with pytest.raises(ZeroDivisionError):
+        capture.check(lambda generator: 1 // 0)  # type: ignore[arg-type,return-value]
+    modes = [call.args for call in fake.cuda.set_sync_debug_mode.call_args_list]
+    assert modes == [("error",), (1,)]

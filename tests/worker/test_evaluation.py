@@ -11,10 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, TensorDataset
 
 from flower_blsgd.tasks.task import correct
-from flower_blsgd.worker.batches import batch_source
-from flower_blsgd.worker.evaluation import _between, evaluate, evaluate_sums
+from flower_blsgd.worker.batches import HostSamples, IndexedSamples, batch_source
+from flower_blsgd.worker.evaluation import _between, evaluate_sums
 from flower_blsgd.worker.local_sgd import cross_entropy
-from flower_blsgd.worker.samples import HostSamples, IndexedSamples, tensor_parts
 
 
 def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -30,44 +29,31 @@ class Halve(nn.Module):
         return inputs / 2
 
 
-def test_evaluate_by_hand() -> None:
+def test_sums_and_means_by_hand() -> None:
     inputs = torch.tensor([[2.0], [4.0], [6.0], [1.0]])
-    targets = torch.tensor([1.0, 1.0, 1.0, 1.0])  # errors 0, 1, 2, 1/2
-    loss, metric = evaluate(Halve(), (inputs, targets), absolute, above_one)
-    assert loss == 3.5 / 4
-    assert metric == 0.5
+    targets = torch.ones(4)  # errors 0, 1, 2, 1/2
+    report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one)
+    assert (report.loss_sum, report.metric_sum) == (3.5, 2.0)
+    assert (report.loss, report.accuracy) == (3.5 / 4, 0.5)
+    report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one, first=1, last=3)
+    assert (report.first, report.last, report.num_examples) == (1, 3, 2)
+    assert (report.loss, report.accuracy) == (1.5, 1.0)
 
 
-@pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 2050])
-def test_evaluate_means_over_samples_not_over_batches(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 1024, 1025])
+def test_means_are_over_samples_not_over_batches(count: int) -> None:
     inputs = torch.arange(float(count)).reshape(-1, 1) * 2
-    loss, _ = evaluate(Halve(), (inputs, torch.zeros(count)), absolute, above_one)
-    assert loss == (count - 1) / 2
+    report = evaluate_sums(Halve(), (inputs, torch.zeros(count)), absolute, above_one)
+    assert report.loss == (count - 1) / 2
 
 
-def test_evaluate_reads_data_sets_of_any_kind() -> None:
-    inputs, targets = torch.arange(5.0).reshape(-1, 1), torch.ones(5)
-
-    class Pairs(Dataset):
-        def __len__(self) -> int:
-            return 5
-
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            return inputs[index], targets[index]
-
-    expected = evaluate(Halve(), (inputs, targets), absolute, above_one)
-    for samples in (TensorDataset(inputs, targets), Pairs()):
-        assert evaluate(Halve(), samples, absolute, above_one) == expected
-
-
-def test_evaluate_is_in_eval_mode_and_changes_nothing() -> None:
+def test_evaluation_is_in_eval_mode_and_changes_nothing() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
     model.train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     samples = (torch.randn(10, 3), torch.arange(10) % 2)
-    first = evaluate(model, samples, cross_entropy, correct)
-    second = evaluate(model, samples, cross_entropy, correct)
+    first, second = (evaluate_sums(model, samples, cross_entropy, correct) for _ in range(2))
     assert first == second
     assert not model.training
     for name, tensor in model.state_dict().items():
@@ -75,15 +61,6 @@ def test_evaluate_is_in_eval_mode_and_changes_nothing() -> None:
 
 
 # --- slices
-
-
-def test_slice_by_hand() -> None:
-    inputs = torch.tensor([[2.0], [4.0], [6.0], [1.0]])
-    targets = torch.ones(4)  # errors 0, 1, 2, 1/2
-    report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one, first=1, last=4)
-    assert (report.first, report.last, report.num_examples) == (1, 4, 3)
-    assert (report.loss_sum, report.metric_sum) == (3.5, 2.0)
-    assert evaluate(Halve(), (inputs, targets), absolute, above_one, first=1, last=3) == (1.5, 1.0)
 
 
 class Pairs(Dataset):
@@ -99,37 +76,28 @@ class Pairs(Dataset):
         return torch.tensor([2.0 * index]), torch.tensor(0.0)
 
 
+KINDS = ["tensors", "arrays", "TensorDataset", "Dataset", "host"]
+KINDS += ["indexed tensors", "indexed Dataset", "indexed host"]
+
+
 def whole(kind: str, count: int) -> Any:
     inputs, targets = torch.arange(float(count)).reshape(-1, 1) * 2, torch.zeros(count)
+    host = HostSamples([inputs, targets])
     backwards = np.arange(count)[::-1].copy()
     return {
         "tensors": (inputs, targets),
         "arrays": (inputs.numpy(), targets.numpy()),
         "TensorDataset": TensorDataset(inputs, targets),
         "Dataset": Pairs(count),
+        "host": host,
         "indexed tensors": IndexedSamples((inputs.flip(0), targets), backwards),
         "indexed Dataset": IndexedSamples(Pairs(count), np.arange(count)),
+        "indexed host": IndexedSamples(host, np.arange(count)),
     }[kind]
 
 
-KINDS = [
-    "tensors",
-    "arrays",
-    "TensorDataset",
-    "Dataset",
-    "indexed tensors",
-    "indexed Dataset",
-]
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_slice_of_any_kind_of_data(kind: str) -> None:
-    report = evaluate_sums(Halve(), whole(kind, 9), absolute, above_one, first=2, last=5)
-    assert (report.loss_sum, report.metric_sum) == (2 + 3 + 4, 3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_slices_add_up_to_the_whole(kind: str) -> None:
+def test_slices_of_any_kind_of_data_add_up_to_the_whole(kind: str) -> None:
     samples, count = whole(kind, 2500), 2500
     bounds = [0, 1, 1024, 1025, 2500]
     parts = [
@@ -139,55 +107,20 @@ def test_slices_add_up_to_the_whole(kind: str) -> None:
     assert sum(part.loss_sum for part in parts) == count * (count - 1) / 2
     assert sum(part.metric_sum for part in parts) == count - 2
     assert sum(part.num_examples for part in parts) == count
-
-
-def test_slice_reads_no_other_sample() -> None:
-    samples = Pairs(9)
-    evaluate_sums(Halve(), samples, absolute, above_one, first=7, last=9)
-    assert samples.read == [7, 8]
-
-
-# --- batches
-
-
-@pytest.mark.parametrize(("size", "expected"), [(4, [4, 4, 1]), (9, [9]), (1024, [9]), (None, [9])])
-def test_batches_are_as_large_as_asked(size: int | None, expected: list[int]) -> None:
-    sizes: list[int] = []
+    few, sizes = whole(kind, 9), list[int]()
 
     def counted(outputs: Tensor, targets: Tensor) -> Tensor:
         sizes.append(len(targets))
         return absolute(outputs, targets)
 
-    settings = {} if size is None else {"batch_size": size}
-    report = evaluate_sums(Halve(), whole("tensors", 9), counted, above_one, **settings)
-    assert sizes == expected
-    assert (report.loss_sum, report.metric_sum) == (36.0, 7)
-    assert evaluate(Halve(), whole("tensors", 9), absolute, above_one, **settings) == (4.0, 7 / 9)
+    report = evaluate_sums(Halve(), few, counted, above_one, first=2, last=5, batch_size=2)
+    assert sizes == [2, 1]
+    assert (report.loss_sum, report.metric_sum) == (2 + 3 + 4, 3)
+    if isinstance(few, Pairs):
+        assert few.read == [2, 3, 4]
 
 
-# --- data that do not fit on the device
-
-
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "TensorDataset"])
-def test_host_samples_give_the_same(kind: str) -> None:
-    parts = tensor_parts(whole(kind, 9))
-    assert parts is not None
-    for samples in (HostSamples(parts), IndexedSamples(HostSamples(parts), np.arange(9))):
-        report = evaluate_sums(Halve(), samples, absolute, above_one, first=2, last=5, batch_size=2)
-        assert (report.loss_sum, report.metric_sum) == (2 + 3 + 4, 3)
-
-
-@pytest.mark.parametrize("indexed", [True, False])
-def test_host_samples_stay_on_the_host(monkeypatch: pytest.MonkeyPatch, indexed: bool) -> None:
-    """Also where there is room for them: nobody is asked."""
-    asked: list[int] = []
-    monkeypatch.setattr("flower_blsgd.worker.evaluation.stays_on_host", lambda *a: asked.append(1))
-    host = HostSamples([torch.arange(9.0).reshape(9, 1), torch.zeros(9)])
-    samples = IndexedSamples(host, np.arange(9)) if indexed else host
-    source = batch_source(_between(samples, 3, 5, torch.device("meta")), torch.device("meta"))
-    assert not source.on_device
-    assert len(source) == 2
-    assert not asked
+# --- what is moved
 
 
 class LargestMade(TorchDispatchMode):
@@ -202,47 +135,27 @@ class LargestMade(TorchDispatchMode):
         return made
 
 
-def test_chosen_part_is_never_copied_as_a_whole_on_a_cpu() -> None:
-    """A validation share of 300 rows of 8 bytes is read 50 rows at a time."""
-    inputs, targets = torch.arange(800.0).reshape(400, 2), torch.zeros(400)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_chosen_part_is_never_copied_as_a_whole(on_host: bool) -> None:
+    """A validation share of 300 rows is read 50 rows at a time."""
+    inputs, targets = torch.arange(400.0).reshape(400, 1), torch.zeros(400)
     indices = np.random.default_rng(0).permutation(400)[:300]
-    row_sum, large = inputs.sum(dim=1), inputs[:, 0] > 1
-
-    def total(outputs: Tensor, _: Tensor) -> Tensor:
-        return outputs.sum(dim=1)
-
-    def is_large(outputs: Tensor, _: Tensor) -> Tensor:
-        return (outputs[:, 0] > 0.5).float()
-
+    samples = HostSamples([inputs, targets]) if on_host else (inputs, targets)
     with LargestMade() as largest:
         report = evaluate_sums(
-            Halve(), IndexedSamples((inputs, targets), indices), total, is_large, batch_size=50
+            Halve(), IndexedSamples(samples, indices), absolute, above_one, batch_size=50
         )
-    assert largest.num_bytes == 50 * 2 * 4
-    assert report.loss_sum == float(row_sum[indices].sum()) / 2
-    assert report.metric_sum == float(large[indices].sum())
+    assert largest.num_bytes == 50 * 4
+    assert report.loss_sum == float(indices.sum()) / 2
+    assert report.metric_sum == (indices > 2).sum()
 
 
-@pytest.mark.parametrize("room", [True, False])
-def test_chosen_slice_is_gathered_only_if_it_fits(
-    monkeypatch: pytest.MonkeyPatch, room: bool
-) -> None:
-    """Of 9 samples 2 are asked for; on the meta device each takes 4 + 4 bytes."""
-    asked: list[int] = []
-
-    def stays(num_bytes: int, device: torch.device) -> bool:
-        asked.append(num_bytes)
-        return not room
-
-    monkeypatch.setattr("flower_blsgd.worker.evaluation.stays_on_host", stays)
-    samples = IndexedSamples(
-        (torch.arange(9.0).reshape(9, 1), torch.zeros(9)), np.arange(9)[::-1].copy()
-    )
-    placed = _between(samples, 3, 5, torch.device("meta"))
-    assert asked == [16]
-    if room:
-        assert [part.tolist() for part in placed] == [[[5.0], [4.0]], [0.0, 0.0]]
-    else:
-        assert isinstance(placed, IndexedSamples)
-        assert isinstance(placed.samples, HostSamples)
-        assert placed.indices.tolist() == [5, 4]
+@pytest.mark.parametrize(
+    ("kind", "on_device"),
+    [("tensors", True), ("host", False), ("indexed tensors", False), ("indexed host", False)],
+)
+def test_only_a_slice_of_tensors_moves_to_the_device_at_once(kind: str, on_device: bool) -> None:
+    """The meta device stands for an accelerator, with room for everything."""
+    meta = torch.device("meta")
+    source = batch_source(_between(whole(kind, 9), 3, 5, meta), meta)
+    assert (len(source), source.on_device) == (2, on_device)

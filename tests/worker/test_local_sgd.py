@@ -1,20 +1,19 @@
-"""The steps of one order, by hand-worked numbers."""
+"""The steps of one order, and the seconds of a step, by hand-worked numbers."""
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import Dataset, TensorDataset
 
 from flower_blsgd import LocalSGD, TrainOrder, TrainReport
+from flower_blsgd.worker.local_sgd import seconds_per_step
+
+from ..in_process_grid import same_bits
 
 # One weight w and the loss (w x)^2. A batch of x = 1 and x = 2 has the gradient
 # (2 w + 8 w) / 2 = 5 w, and the losses w^2 and 4 w^2.
@@ -60,53 +59,33 @@ def weight_after(report: TrainReport) -> float:
 # --- steps
 
 
-def test_steps_of_plain_sgd() -> None:
-    report = sgd_of().run(order_of(PAIR * 2))
-    assert weight_after(report) == pytest.approx(0.25)  # 1 - 0.1 x 5 = 0.5, - 0.1 x 2.5
-    assert report.completed_steps == 2
-    assert report.batch_size == 2
+@pytest.mark.parametrize(
+    ("settings", "weight"),
+    [
+        ({"momentum": 0.0}, 0.25),  # 1 - 0.1 x 5 = 0.5, - 0.1 x 2.5
+        ({}, -0.2),  # momentum 0.9: v = 5, then 4.5 + 2.5 = 7
+        # g + 0.9 v: 5 + 4.5 = 9.5 -> 0.05; v = 4.5 + 0.25, 0.25 + 0.9 x 4.75 = 4.525
+        ({"nesterov": True}, -0.4025),
+        ({"momentum": 0.0, "weight_decay": 0.5}, 0.45 * 0.45),  # each 1 - 0.1 x 5.5 times
+    ],
+    ids=["plain", "momentum by default", "nesterov", "weight decay"],
+)
+def test_steps_by_hand(settings: dict[str, Any], weight: float) -> None:
+    report = LocalSGD(model_of(), DATA, squares, **settings).run(order_of(PAIR * 2))
+    assert weight_after(report) == pytest.approx(weight)
+    assert (report.completed_steps, report.batch_size) == (2, 2)
 
 
-def test_steps_with_momentum() -> None:
-    report = sgd_of(momentum=0.9).run(order_of(PAIR * 2))
-    assert weight_after(report) == pytest.approx(-0.2)  # v = 5, then 4.5 + 2.5 = 7
-
-
-def test_steps_default_momentum_is_nine_tenths_without_nesterov() -> None:
-    report = LocalSGD(model_of(), DATA, squares).run(order_of(PAIR * 2))
-    assert weight_after(report) == pytest.approx(-0.2)
-
-
-def test_steps_with_nesterov() -> None:
-    report = sgd_of(momentum=0.9, nesterov=True).run(order_of(PAIR * 2))
-    # g + 0.9 v: 5 + 4.5 = 9.5 -> 0.05; v = 4.5 + 0.25, 0.25 + 0.9 x 4.75 = 4.525
-    assert weight_after(report) == pytest.approx(-0.4025)
-
-
-def test_steps_with_weight_decay() -> None:
-    report = sgd_of(weight_decay=0.5).run(order_of(PAIR))
-    assert weight_after(report) == pytest.approx(1 - 0.1 * 5.5)
-
-
-def test_steps_take_the_learning_rate_from_the_order() -> None:
+def test_steps_begin_with_the_orders_model_and_learning_rate_and_leave_the_order_alone() -> None:
     sgd = sgd_of()
-    assert weight_after(sgd.run(order_of(PAIR, learning_rate=0.02))) == pytest.approx(0.9)
-    assert weight_after(sgd.run(order_of(PAIR, learning_rate=0.04))) == pytest.approx(0.8)
-
-
-def test_steps_begin_with_the_orders_model_each_time() -> None:
-    sgd = sgd_of()
-    first = weight_after(sgd.run(order_of(PAIR)))
-    assert weight_after(sgd.run(order_of(PAIR))) == first == pytest.approx(0.5)
-    other = order_of(PAIR, arrays=ArrayRecord(model_of(2.0).state_dict()))
-    assert weight_after(sgd.run(other)) == pytest.approx(1.0)
-
-
-def test_steps_do_not_change_the_order() -> None:
     order = order_of(PAIR * 2)
-    sgd_of().run(order)
+    for _ in range(2):
+        assert weight_after(sgd.run(order)) == pytest.approx(0.25)
     assert order.arrays["weight"].numpy().tolist() == [[1.0]]
     assert order.indices.tolist() == PAIR * 2
+    other = ArrayRecord(model_of(2.0).state_dict())
+    assert weight_after(sgd.run(order_of(PAIR, arrays=other))) == pytest.approx(1.0)
+    assert weight_after(sgd.run(order_of(PAIR, learning_rate=0.02))) == pytest.approx(0.9)
 
 
 def test_losses_are_those_before_each_step_in_the_order_of_the_indices() -> None:
@@ -114,48 +93,6 @@ def test_losses_are_those_before_each_step_in_the_order_of_the_indices() -> None
     assert report.losses.tolist() == pytest.approx([4.0, 1.0, 0.25, 1.0])
     assert report.losses.dtype == np.float32
     assert report.mean_loss == pytest.approx(6.25 / 4)
-
-
-def test_losses_of_batches_of_one() -> None:
-    report = sgd_of().run(order_of([2, 0], batch_size=1))
-    # w = 1: loss 9, gradient 18, w = -0.8: loss 0.64
-    assert report.losses.tolist() == pytest.approx([9.0, 0.64])
-
-
-@pytest.mark.parametrize("samples", [TensorDataset(*DATA), [*DATA]], ids=["TensorDataset", "list"])
-def test_steps_on_other_kinds_of_data(samples: Any) -> None:
-    sgd = LocalSGD(model_of(), samples, squares, momentum=0.0)
-    assert weight_after(sgd.run(order_of(PAIR * 2))) == pytest.approx(0.25)
-
-
-def test_steps_on_a_map_style_dataset() -> None:
-    class Pairs(Dataset):
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> tuple[Tensor, float]:
-            return DATA[0][index], 0.0
-
-    sgd = LocalSGD(model_of(), Pairs(), squares, momentum=0.0)
-    assert weight_after(sgd.run(order_of(PAIR * 2))) == pytest.approx(0.25)
-
-
-def test_steps_default_loss_is_cross_entropy_per_sample() -> None:
-    model = nn.Linear(1, 2, bias=False)
-    nn.init.zeros_(model.weight)
-    sgd = LocalSGD(model, (DATA[0], torch.tensor([0, 1, 1])))
-    order = order_of(PAIR, arrays=ArrayRecord(model.state_dict()))
-    assert sgd.run(order).losses.tolist() == pytest.approx([math.log(2)] * 2)
-
-
-def test_steps_keep_the_dtype_of_the_model() -> None:
-    model = model_of().double()
-    data = (DATA[0].double(), DATA[1].double())
-    arrays = ArrayRecord(model_of(1.0).double().state_dict())
-    report = LocalSGD(model, data, squares, momentum=0.0).run(order_of(PAIR, arrays=arrays))
-    assert report.arrays["weight"].numpy().dtype == np.float64
-    assert report.arrays["weight"].numpy()[0, 0] == pytest.approx(0.5, abs=1e-12)
-    assert report.losses.dtype == np.float32
 
 
 def test_steps_do_not_wait_for_the_device() -> None:
@@ -179,35 +116,36 @@ def test_steps_do_not_wait_for_the_device() -> None:
 # --- randomness and mode
 
 
-def dropout_run(seed: int) -> Callable[[], list[float]]:
-    """Return a function that runs an order and returns its losses."""
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1, bias=False))
-    sgd = LocalSGD(model, (torch.ones(64, 1), torch.zeros(64)), squares, momentum=0.0)
-    arrays = ArrayRecord({"1.weight": Array(np.ones((1, 1), np.float32))})
-    order = order_of(list(range(64)), 32, seed=seed, arrays=arrays)
+def test_dropout_is_a_function_of_the_orders_seed_and_leaves_the_generator_alone() -> None:
+    def losses(seed: int) -> list[float]:
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1, bias=False))
+        sgd = LocalSGD(model, (torch.ones(64, 1), torch.zeros(64)), squares)
+        arrays = ArrayRecord({"1.weight": Array(np.ones((1, 1), np.float32))})
+        order = order_of(list(range(64)), 32, seed=seed, arrays=arrays)
+        before = torch.get_rng_state()
+        report = sgd.run(order)
+        assert torch.equal(torch.get_rng_state(), before)
+        return report.losses.tolist()
 
-    def run() -> list[float]:
-        return sgd.run(order).losses.tolist()
-
-    return run
-
-
-def test_randomness_is_a_function_of_the_orders_seed() -> None:
-    run = dropout_run(5)
-    first = run()
-    torch.rand(3)  # whatever else draws
-    assert run() == first
-    assert dropout_run(5)() == first
-    assert dropout_run(6)() != first
+    first = losses(5)
+    assert losses(5) == first
+    assert losses(6) != first
 
 
-def test_randomness_of_others_is_left_alone() -> None:
-    run = dropout_run(5)
-    torch.manual_seed(1)
-    expected = torch.rand(4)
-    torch.manual_seed(1)
-    run()
-    assert torch.equal(torch.rand(4), expected)
+def test_augmentation_draws_from_a_generator_that_the_orders_seed_begins() -> None:
+    drawn: list[float] = []
+
+    def augment(inputs: Tensor, generator: torch.Generator) -> Tensor:
+        drawn.append(float(torch.rand(1, generator=generator)))
+        return inputs
+
+    sgd = sgd_of(augment=augment)
+    for seed in (5, 6, 5):
+        sgd.run(order_of(PAIR * 2, seed=seed))
+    expected = torch.Generator().manual_seed(5)
+    assert drawn[:2] == [float(torch.rand(1, generator=expected)) for _ in range(2)]
+    assert drawn[4:] == drawn[:2]
+    assert not set(drawn[2:4]) & set(drawn[:2])
 
 
 def test_batchnorm_is_in_train_mode_and_its_buffers_come_back() -> None:
@@ -224,50 +162,43 @@ def test_batchnorm_is_in_train_mode_and_its_buffers_come_back() -> None:
 # --- momentum between orders
 
 
-def two_orders(sgd: LocalSGD, policy: str, state: RecordDict | None = None) -> float:
-    """Return the weight after a second order of one step, which begins at w = 1 again."""
-    sgd.run(order_of(PAIR, momentum_policy=policy), state)
-    return weight_after(sgd.run(order_of(PAIR, momentum_policy=policy), state))
-
-
 KEPT, FRESH = 1 - 0.1 * (0.9 * 5 + 5), 1 - 0.1 * 5
 
 
-def test_momentum_keep_stays_in_the_object_without_a_state() -> None:
-    assert two_orders(sgd_of(momentum=0.9), "keep") == pytest.approx(KEPT)
-
-
-def test_momentum_keep_lives_in_the_state() -> None:
-    state = RecordDict()
-    assert two_orders(sgd_of(momentum=0.9), "keep", state) == pytest.approx(KEPT)
-    assert state.array_records["momentum"]["weight"].numpy()[0, 0] == pytest.approx(9.5)
-
-
-def test_momentum_keep_survives_the_process_in_the_state() -> None:
-    state = RecordDict()
-    sgd_of(momentum=0.9).run(order_of(PAIR), state)
-    report = sgd_of(momentum=0.9).run(order_of(PAIR), state)
-    assert weight_after(report) == pytest.approx(KEPT)
-
-
-def test_momentum_keep_an_empty_state_begins_with_zero() -> None:
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize(("policy", "weight"), [("keep", KEPT), ("reset", FRESH)])
+def test_momentum_from_order_to_order(policy: str, weight: float, with_state: bool) -> None:
+    state = RecordDict() if with_state else None
     sgd = sgd_of(momentum=0.9)
-    sgd.run(order_of(PAIR), RecordDict())
-    assert weight_after(sgd.run(order_of(PAIR), RecordDict())) == pytest.approx(FRESH)
-
-
-def test_momentum_keep_two_nodes_may_share_one_object() -> None:
-    sgd = sgd_of(momentum=0.9)
-    one, two = RecordDict(), RecordDict()
-    sgd.run(order_of(PAIR), one)
-    assert weight_after(sgd.run(order_of(PAIR), two)) == pytest.approx(FRESH)
-    assert weight_after(sgd.run(order_of(PAIR), one)) == pytest.approx(KEPT)
+    sgd.run(order_of(PAIR, momentum_policy=policy), state)
+    sgd = sgd_of(momentum=0.9) if with_state else sgd  # the state outlives the process
+    report = sgd.run(order_of(PAIR, momentum_policy=policy), state)
+    assert weight_after(report) == pytest.approx(weight)
+    assert report.momentum is None
+    if state is not None:
+        kept = state.array_records.get("momentum", {})
+        assert {name: a.numpy().item() for name, a in kept.items()} == (
+            {"weight": pytest.approx(9.5)} if policy == "keep" else {}
+        )
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-def test_momentum_reset_begins_with_zero(with_state: bool) -> None:
+def test_momentum_is_zero_after_an_order_that_raised(with_state: bool) -> None:
+    burning = False
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if burning and len(outputs) and float(outputs[0].detach()) < 1:  # in the second step
+            raise RuntimeError("the fan stands still")
+        return squares(outputs, targets)
+
     state = RecordDict() if with_state else None
-    assert two_orders(sgd_of(momentum=0.9), "reset", state) == pytest.approx(FRESH)
+    sgd = LocalSGD(model_of(), DATA, loss)
+    sgd.run(order_of(PAIR), state)
+    burning = True
+    with pytest.raises(RuntimeError, match="the fan stands still"):
+        sgd.run(order_of(PAIR * 2), state)
+    burning = False
+    assert weight_after(sgd.run(order_of(PAIR), state)) == pytest.approx(FRESH)
 
 
 def test_momentum_average_takes_the_servers_and_reports_its_own() -> None:
@@ -282,26 +213,23 @@ def test_momentum_average_takes_the_servers_and_reports_its_own() -> None:
     assert averaged["weight"].numpy()[0, 0] == 2.0
 
 
-@pytest.mark.parametrize("policy", ["keep", "reset"])
-def test_momentum_is_not_reported_by_the_other_policies(policy: str) -> None:
-    assert sgd_of(momentum=0.9).run(order_of(PAIR, momentum_policy=policy)).momentum is None
-
-
-def test_momentum_of_zero_leaves_the_state_empty() -> None:
+def test_momentum_is_that_of_each_state_and_of_what_is_trained() -> None:
+    """Two nodes may share one object; a frozen parameter has none, nor has a momentum of 0."""
+    model = nn.Linear(1, 1)
+    nn.init.zeros_(model.bias)
+    model.bias.requires_grad_(False)
+    sgd, one, two = LocalSGD(model, DATA, squares), RecordDict(), RecordDict()
+    arrays = ArrayRecord(
+        {"weight": Array(np.ones((1, 1), np.float32)), "bias": Array(np.zeros(1, np.float32))}
+    )
+    weights = [
+        weight_after(sgd.run(order_of(PAIR, arrays=arrays), state)) for state in (one, two, one)
+    ]
+    assert weights == pytest.approx([FRESH, FRESH, KEPT])
+    assert set(one.array_records["momentum"]) == {"weight"}
     state = RecordDict()
     sgd_of(momentum=0.0).run(order_of(PAIR), state)
     assert len(state) == 0
-
-
-def test_momentum_of_a_frozen_parameter_is_left_out() -> None:
-    model = nn.Linear(1, 1)
-    model.bias.requires_grad_(False)
-    state = RecordDict()
-    sgd = LocalSGD(model, DATA, squares)
-    for _ in range(2):
-        report = sgd.run(order_of(PAIR, arrays=ArrayRecord(model.state_dict())), state)
-    assert set(state.array_records["momentum"]) == {"weight"}
-    assert report.arrays["bias"].numpy().tolist() == model.bias.tolist()
 
 
 # --- time
@@ -341,7 +269,6 @@ class TakesOneSecond(nn.Module):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("flower_blsgd.worker.local_sgd.time", clock)
-    monkeypatch.setattr("flower_blsgd.worker.slowdown.time", clock)
     return clock
 
 
@@ -355,23 +282,20 @@ def test_time_of_the_steps_is_reported(clock: Clock) -> None:
     report = timed(clock, 3, 0.0)
     assert report.compute_seconds == 3.0
     assert (report.started_at, report.ended_at) == (1007.0, 1010.0)
+    assert clock.naps == []
 
 
 @pytest.mark.parametrize(
-    ("deadline", "steps"), [(0.0, 5), (0.5, 1), (1.0, 1), (2.5, 3), (3.0, 3), (99.0, 5)]
+    ("deadline", "slowdown", "steps"),
+    [(0.0, 1, 5), (1.0, 1, 1), (2.5, 1, 3), (99.0, 1, 5), (6.0, 4, 2)],
 )
-def test_deadline_stops_after_the_current_step(clock: Clock, deadline: float, steps: int) -> None:
-    report = timed(clock, 5, deadline)
+def test_deadline_stops_after_the_current_step(
+    clock: Clock, deadline: float, slowdown: float, steps: int
+) -> None:
+    report = timed(clock, 5, deadline, slowdown)
     assert report.completed_steps == steps
     assert len(report.losses) == steps * 2
-    assert report.compute_seconds == steps
-
-
-def test_deadline_leaves_the_model_of_the_steps_that_were_done() -> None:
-    short = sgd_of().run(order_of(PAIR * 5, deadline_seconds=1e-9))
-    assert short.completed_steps == 1
-    assert weight_after(short) == pytest.approx(0.5)
-    assert short.losses.tolist() == pytest.approx([1.0, 4.0])
+    assert report.compute_seconds == steps * slowdown
 
 
 def test_slowdown_sleeps_in_short_pieces_and_counts_as_computing(clock: Clock) -> None:
@@ -383,66 +307,74 @@ def test_slowdown_sleeps_in_short_pieces_and_counts_as_computing(clock: Clock) -
     assert max(clock.naps) <= 1.0  # no handler blocks longer than a second in one call
 
 
-def test_slowdown_of_one_never_sleeps(clock: Clock) -> None:
-    timed(clock, 3, 0.0)
-    assert clock.naps == []
-
-
-def test_slowdown_under_a_deadline_does_what_the_slower_device_would(clock: Clock) -> None:
-    # Steps that take 4 s each: at 6 s the second is under way, and it stops after it, at 8 s.
-    report = timed(clock, 5, 6.0, slowdown=4.0)
-    assert report.completed_steps == 2
-    assert report.compute_seconds == 8.0
-
-
 # --- what is refused
 
 
-def test_refused_loss_that_is_a_mean() -> None:
-    sgd = LocalSGD(model_of(), DATA, lambda outputs, targets: squares(outputs, targets).mean())
-    with pytest.raises(ValueError, match='reduction="none"') as told:
-        sgd.run(order_of(PAIR))
-    assert "(2,)" in str(told.value)
+@pytest.mark.parametrize("index", [3, -1])
+def test_refused_index_that_is_not_in_the_data_changes_nothing(index: int) -> None:
+    sgd, state = sgd_of(momentum=0.9), RecordDict()
+    sgd.run(order_of(PAIR), state)
+    with pytest.raises(IndexError, match=f"sample {index}, but this worker's data set has 3"):
+        sgd.run(order_of([0, index]), state)
+    assert weight_after(sgd.run(order_of(PAIR), state)) == pytest.approx(KEPT)
 
 
-def test_refused_index_beyond_the_data() -> None:
-    with pytest.raises(IndexError, match="sample 3, but this worker's data set has 3"):
-        sgd_of().run(order_of([0, 3]))
+# --- seconds per step
 
 
-def test_refused_model_of_another_shape() -> None:
-    arrays = ArrayRecord({"weight": Array(np.zeros((1, 2), np.float32))})
-    with pytest.raises(ValueError, match="'weight' has shape"):
-        sgd_of().run(order_of(PAIR, arrays=arrays))
+class SlowModel(nn.Module):
+    """Takes so many seconds for a forward pass, the first one 0.3 s more; notes batch sizes."""
+
+    def __init__(self, clock: Clock | None = None, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.sizes: list[int] = []
+        self._clock, self._seconds = clock, seconds
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self._clock is not None:
+            self._clock.now += self._seconds if self.sizes else self._seconds + 0.3
+        self.sizes.append(len(inputs))
+        outputs: Tensor = self.layers(inputs)
+        return outputs.mean(dim=1, keepdim=True)
 
 
-def test_refused_step_that_raises_fails_the_order() -> None:
-    class Burns(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(1, 1))
+@pytest.mark.parametrize(
+    ("step", "slowdown", "batch_size", "expected", "steps"),
+    [
+        (0.01, 1.0, 4, 0.01, 1 + 3 + 3 * 10),  # 1 to warm up, 3 to look, 3 orders of 0.1 s
+        (0.15, 1.0, 4, 0.15, 1 + 3),  # slow steps are measured three times and no more
+        (0.01, 3.0, 4, 0.03, 1 + 3 + 3 * 3),  # a slowdown counts once: twice would be 0.09
+        (0.01, 1.0, 50, 0.01, 1 + 3 + 3 * 10),  # more samples than there are
+    ],
+)
+def test_seconds_per_step_without_the_first(
+    clock: Clock, step: float, slowdown: float, batch_size: int, expected: float, steps: int
+) -> None:
+    model = SlowModel(clock, step)
+    sgd = LocalSGD(model, DATA, squares, slowdown=slowdown)
+    assert seconds_per_step(sgd, batch_size, 3, seconds=0.3) == pytest.approx(expected)
+    assert model.sizes == [batch_size] * steps
 
-        def forward(self, inputs: Tensor) -> Tensor:
-            raise RuntimeError("the fan stands still")
 
-    with pytest.raises(RuntimeError, match="the fan stands still"):
-        LocalSGD(Burns(), DATA, squares).run(order_of(PAIR))
-
-
-# --- by hand in anybody's ClientApp (DESIGN section 5)
-
-
-def test_by_hand_in_anybodys_client_app() -> None:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        order = TrainOrder.from_message(message)
-        report = LocalSGD(model_of(), DATA, squares, "cpu").run(order)
-        return report.to_reply(message)
-
-    order = order_of(PAIR * 2)
-    reply = app(Message(order.to_records(), 7, "train"), Context(1, 7, {}, RecordDict(), {}))
-    report = TrainReport.from_reply(reply, order)
-    assert report.completed_steps == 2
-    assert weight_after(report) == pytest.approx(-0.2)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("rounds_before", "with_state"), [(0, True), (0, False), (1, True)])
+def test_seconds_per_step_changes_no_bit_of_training(
+    optimizer: str, rounds_before: int, with_state: bool
+) -> None:
+    """Weights and random numbers are as before; momentum in a state is, in the object forgotten."""
+    arrays, models = ArrayRecord(SlowModel().state_dict()), []
+    for calibrate in (False, True):
+        sgd = LocalSGD(SlowModel(), DATA, squares, optimizer=optimizer, weight_decay=0.1)
+        sgd.model.load_state_dict(arrays.to_torch_state_dict())
+        state = RecordDict() if with_state else None
+        for server_round in (0, 1):
+            if calibrate and server_round == rounds_before:
+                torch.manual_seed(3)
+                before = torch.get_rng_state(), sgd.model.layers[0].weight.detach().clone()
+                seconds_per_step(sgd, 2, 3, seconds=0.01)
+                assert torch.equal(torch.get_rng_state(), before[0])
+                assert torch.equal(sgd.model.layers[0].weight, before[1])
+            report = sgd.run(order_of(PAIR * 2, arrays=arrays, seed=server_round), state)
+        models.append(report.arrays)
+    assert same_bits(*models)

@@ -1,8 +1,6 @@
-"""Recorded steps on a real GPU; skipped where there is none."""
+"""Captured steps on a real GPU; skipped where there is none."""
 
 import dataclasses
-import logging
-import threading
 from typing import Any
 
 import numpy as np
@@ -12,14 +10,20 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainReport
-from flower_blsgd.array_view import view_record
+from flower_blsgd.array_records import view_record
 from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.worker.device_memory import free_bytes_on
-from flower_blsgd.worker.samples import HostSamples
+from flower_blsgd.worker.batches import HostSamples, free_bytes_on
 
-from .stand_in import small_model
-from .test_cuda_graph import STEPS, data, order_of
-from .test_micro_batches import image_order, independent_model
+from .helpers import (
+    STEPS,
+    data,
+    independent_model,
+    independent_order,
+    order_of,
+    small_model,
+    warnings_in,
+)
+from .helpers import close as closely
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -32,10 +36,7 @@ def sgd_of(cuda_graph: bool, dropout: bool = True, **settings: Any) -> LocalSGD:
 
 
 def close(one: TrainReport, other: TrainReport) -> bool:
-    return np.allclose(one.losses, other.losses, rtol=1e-3, atol=1e-4) and all(
-        np.allclose(a.numpy(), other.arrays[name].numpy(), rtol=1e-3, atol=1e-4)
-        for name, a in one.arrays.items()
-    )
+    return closely(one, other, rtol=1e-3, atol=1e-4)
 
 
 def inner_arrays() -> ArrayRecord:
@@ -65,27 +66,22 @@ def test_graph_agrees_with_eager(
         assert close(ours, expected) or (
             tolerant and np.allclose(ours.losses, expected.losses, rtol=0.1, atol=0.05)
         )
-    assert graphed._steps.batch_sizes == (6, 4)  # type: ignore[attr-defined]
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert list(graphed._steps._captured) == [6, 4]  # type: ignore[attr-defined]
+    assert warnings_in(caplog) == []
 
 
 def test_graph_draws_what_the_seed_says() -> None:
+    torch.cuda.manual_seed(5)
+    expected = torch.rand(4, device=DEVICE)
+    torch.cuda.manual_seed(5)
     graphed = sgd_of(True)
     first = graphed.run(order_of(1, momentum_policy="reset"))
-    torch.rand(3, device=DEVICE)
+    assert torch.equal(torch.rand(4, device=DEVICE), expected)  # the default is left alone
     graphed.run(order_of(2, momentum_policy="reset"))
     again = graphed.run(order_of(1, momentum_policy="reset"))
     assert close(again, first)
     other = graphed.run(order_of(1, momentum_policy="reset", seed=99))
     assert not close(other, first)
-
-
-def test_default_generator_is_left_alone() -> None:
-    torch.cuda.manual_seed(5)
-    expected = torch.rand(4, device=DEVICE)
-    torch.cuda.manual_seed(5)
-    sgd_of(True).run(order_of(1))
-    assert torch.equal(torch.rand(4, device=DEVICE), expected)
 
 
 def test_step_that_reads_a_number_is_done_eagerly(caplog: pytest.LogCaptureFixture) -> None:
@@ -103,60 +99,16 @@ def test_step_that_reads_a_number_is_done_eagerly(caplog: pytest.LogCaptureFixtu
     graphed, eager = (
         LocalSGD(Reads(), data(), device=DEVICE, cuda_graph=graph) for graph in (True, False)
     )
-    for _ in range(2):  # a recording that failed hurts no generator
+    for _ in range(2):  # a capture that failed hurts no generator
         assert close(graphed.run(order), eager.run(order))
-    assert len([r for r in caplog.records if "cannot be recorded" in r.getMessage()]) == 1
-
-
-def test_workers_side_by_side_get_what_they_get_alone() -> None:
-    orders = [order_of(n, local_steps=20, momentum_policy="reset") for n in (1, 2, 3)]
-    expected = [sgd_of(True).run(order) for order in orders]
-    found: list[TrainReport | None] = [None] * 3
-
-    def work(place: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            sgd = sgd_of(True)
-            for _ in range(3):
-                found[place] = sgd.run(orders[place])
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for ours, alone in zip(found, expected, strict=True):
-        assert ours is not None
-        assert close(ours, alone)
-
-
-def test_out_of_memory_names_a_batch_size_that_fits() -> None:
-    class Hungry(nn.Module):
-        """Needs an eighth of the GPU for every sample."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = small_model()
-            total = torch.cuda.get_device_properties(DEVICE).total_memory
-            self.bytes_per_sample = total // 8
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            size = len(inputs) * self.bytes_per_sample
-            torch.empty(size, dtype=torch.uint8, device=inputs.device)
-            outputs: Tensor = self.inner(inputs)
-            return outputs
-
-    arrays = inner_arrays()
-    sgd = LocalSGD(Hungry(), data(), device=DEVICE, name="fast-0")
-    with pytest.raises(ValueError, match=r"worker fast-0: .* of 16; a batch of [24] fits"):
-        sgd.run(order_of(1, batch_size=16, arrays=arrays))
-    assert sgd.run(order_of(1, batch_size=1, arrays=arrays)).completed_steps == STEPS
+    assert len([r for r in caplog.records if "cannot be captured" in r.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_pieces_agree_with_the_whole_batch(
+def test_micro_batches_agree_with_the_whole_batch(
     optimizer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole, cut, recorded = (
+    whole, cut, captured = (
         LocalSGD(
             independent_model(),
             data(),
@@ -169,54 +121,49 @@ def test_pieces_agree_with_the_whole_batch(
         for micro, cuda_graph in ((0, False), (3, False), (3, True))
     )
     for server_round, size in ((1, 8), (2, 8), (3, 5)):
-        order = image_order(server_round, batch_size=size, learning_rate=1e-3)
+        order = independent_order(server_round, batch_size=size, learning_rate=1e-3)
         expected = whole.run(order)
         assert close(cut.run(order), expected)
-        assert close(recorded.run(order), expected)
-    assert recorded._steps.batch_sizes == (8, 5)  # type: ignore[attr-defined]
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+        assert close(captured.run(order), expected)
+    assert list(captured._steps._captured) == [8, 5]  # type: ignore[attr-defined]
+    assert warnings_in(caplog) == []
 
 
-def test_pieces_are_computed_in_bfloat16() -> None:
-    for cuda_graph in (False, True):
-        cut, whole = (
-            LocalSGD(
-                independent_model(),
-                data(),
-                device=DEVICE,
-                precision="bfloat16",
-                channels_last=True,
-                cuda_graph=cuda_graph,
-                micro_batch_size=micro,
-            ).run(image_order(batch_size=8))
-            for micro in (3, 0)
-        )
-        assert np.allclose(cut.losses, whole.losses, rtol=0.1, atol=0.05)
+class Hungry(nn.Module):
+    """Needs an eighth of the GPU for every sample."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.bytes_per_sample = torch.cuda.get_device_properties(DEVICE).total_memory // 8
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        torch.empty(len(inputs) * self.bytes_per_sample, dtype=torch.uint8, device=inputs.device)
+        outputs: Tensor = self.inner(inputs)
+        return outputs
 
 
-def test_out_of_memory_names_pieces_that_fit() -> None:
-    class Hungry(nn.Module):
-        """Needs an eighth of the GPU for every sample."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = independent_model()
-            total = torch.cuda.get_device_properties(DEVICE).total_memory
-            self.bytes_per_sample = total // 8
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            size = len(inputs) * self.bytes_per_sample
-            torch.empty(size, dtype=torch.uint8, device=inputs.device)
-            outputs: Tensor = self.inner(inputs)
-            return outputs
-
-    order = image_order(batch_size=16)
+@pytest.mark.parametrize("cut", [False, True])
+def test_out_of_memory_names_what_fits(cut: bool) -> None:
+    model, order = (
+        (independent_model, independent_order(1, batch_size=16))
+        if cut
+        else (small_model, order_of(1, batch_size=16))
+    )
     arrays = view_record({f"inner.{n}": a.numpy() for n, a in order.arrays.items()})
-    order = dataclasses.replace(order, arrays=arrays)
-    with pytest.raises(ValueError, match=r"of 16; pieces of [24] fit: set micro-batch-size = "):
-        LocalSGD(Hungry(), data(), device=DEVICE).run(order)
-    sgd = LocalSGD(Hungry(), data(), device=DEVICE, micro_batch_size=2)
-    assert sgd.run(order).completed_steps == STEPS
+    way_out = (
+        r"micro-batches of [24] fit: set micro-batch-size = " if cut else r"a batch of [24] fits"
+    )
+    sgd = LocalSGD(Hungry(model()), data(), device=DEVICE, name="fast-0")
+    with pytest.raises(ValueError, match=rf"worker fast-0: .* of 16; {way_out}"):
+        sgd.run(dataclasses.replace(order, arrays=arrays))
+    if cut:
+        sgd = LocalSGD(Hungry(model()), data(), device=DEVICE, micro_batch_size=2)
+        assert sgd.run(dataclasses.replace(order, arrays=arrays)).completed_steps == STEPS
+    assert sgd.run(order_of(1, batch_size=1, arrays=arrays)).completed_steps == STEPS
+    free = free_bytes_on(torch.device(DEVICE))
+    assert free is not None
+    assert 0 < free <= torch.cuda.get_device_properties(DEVICE).total_memory
 
 
 def test_data_that_stay_on_the_host_are_copied_batch_by_batch() -> None:
@@ -225,10 +172,3 @@ def test_data_that_stay_on_the_host_are_copied_batch_by_batch() -> None:
     for server_round in (1, 2, 3):
         order = order_of(server_round, local_steps=20)
         assert close(on_host.run(order), there.run(order))
-
-
-def test_free_memory_is_told() -> None:
-    free = free_bytes_on(torch.device(DEVICE))
-    total = torch.cuda.get_device_properties(DEVICE).total_memory
-    assert free is not None
-    assert 0 < free <= total

@@ -1,6 +1,7 @@
-"""AdamW in the local steps: its moments and counters between rounds, against plain PyTorch."""
+"""What optimizers keep between rounds: AdamW against plain PyTorch, and records of any."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,10 @@ from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainOrder, TrainReport
 from flower_blsgd.algorithm.averaging import weighted_average
-from flower_blsgd.array_view import view_record
-from flower_blsgd.model_check import ModelShape
-from flower_blsgd.runtime.shared_arrays import share_views
-from flower_blsgd.runtime.shared_pool import Pool
-from flower_blsgd.worker.calibration import seconds_per_step
+from flower_blsgd.array_records import flat_like, view_record
+from flower_blsgd.strategy.replies import ModelShape
+from flower_blsgd.worker.model_io import load_state
+from flower_blsgd.worker.optimizers import load_momentum, momentum_record, zero_momentum
 
 from ..in_process_grid import over_the_wire, same_bits
 
@@ -130,28 +130,15 @@ def test_first_step_moves_each_weight_by_the_rate_against_its_gradient() -> None
 # --- against plain PyTorch
 
 
-def kept_in_the_object(sgd: LocalSGD, state: RecordDict) -> tuple[LocalSGD, RecordDict | None]:
-    return sgd, None
-
-
-def kept_in_the_state(sgd: LocalSGD, state: RecordDict) -> tuple[LocalSGD, RecordDict | None]:
-    return sgd, state
-
-
-def sent_through_bytes(sgd: LocalSGD, state: RecordDict) -> tuple[LocalSGD, RecordDict | None]:
-    """As Flower's engines do: another process, and a state of plain arrays."""
-    message = over_the_wire(Message(state, 1, "train"))
-    return adamw_of(), RecordDict(dict(message.content))
-
-
-@pytest.mark.parametrize("between", [kept_in_the_object, kept_in_the_state, sent_through_bytes])
-def test_keep_equals_one_torch_loop(between: Any) -> None:
-    sgd, arrays, state = adamw_of(), start(), RecordDict()
-    model = model_of()
+@pytest.mark.parametrize("kept_in", ["object", "state", "bytes"])
+def test_keep_equals_one_torch_loop(kept_in: str) -> None:
+    sgd, arrays, model = adamw_of(), start(), model_of()
+    given = None if kept_in == "object" else RecordDict()
     optimizer = torch_adamw(model)
-    given: RecordDict | None = None
     for server_round in range(1, ROUNDS + 1):
-        sgd, given = between(sgd, given or state)
+        if kept_in == "bytes":  # as Flower's engines do: another process, a state of plain arrays
+            message = over_the_wire(Message(given, 1, "train"))
+            sgd, given = adamw_of(), RecordDict(dict(message.content))
         order = order_of(server_round, arrays)
         arrays = sgd.run(order, given).arrays
         torch_steps(model, optimizer, order)
@@ -200,11 +187,17 @@ def sent(worker: LocalSGD, order: TrainOrder) -> TrainReport:
     return TrainReport.from_reply(over_the_wire(report.to_reply(message)), order)
 
 
-def test_average_of_counters_may_be_a_fraction() -> None:
+def test_counters_are_float32_and_may_be_a_fraction() -> None:
     """Workers of 32 and 8 steps have 27.2 in the mean: the next correction lies between."""
-    sgd = adamw_of()
-    momentum = sgd.run(order_of(1, start(), momentum_policy="average")).momentum
-    assert momentum is not None
+    for dtype in (torch.float64, torch.float32):  # in which torch would keep them
+        torch.set_default_dtype(dtype)
+        try:
+            sgd = adamw_of()
+            momentum = sgd.run(order_of(1, start(), momentum_policy="average")).momentum
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert momentum is not None
+        assert momentum["step/0.weight"].numpy().dtype == np.float32
     for name in momentum:
         if name.startswith("step/"):
             momentum[name].numpy()[...] = 27.2
@@ -213,94 +206,100 @@ def test_average_of_counters_may_be_a_fraction() -> None:
     assert report.momentum is not None
     assert steps_in(report.momentum) == {float(np.float32(27.2) + STEPS)}
     assert steps_in(momentum) == {float(np.float32(27.2))}  # the order is left alone
+    for name in ("step/0.weight", "step/0.bias", "step/2.weight", "step/2.bias"):
+        del momentum[name]  # moments without their counter begin with zero
+    first = adamw_of().run(order_of(2, start(), momentum_policy="reset")).arrays
+    assert same_bits(sgd.run(order).arrays, first)
 
 
 # --- where it is kept
 
 
-def test_keep_works_in_the_shared_memory_of_the_state() -> None:
-    """What `worker_process` does after each message; the optimizer must not leave that memory."""
-    pool, sgd, state = Pool(), adamw_of(), RecordDict()
-    addresses = []
-    for server_round in range(1, 4):
-        sgd.run(order_of(server_round, start()), state)
-        moved = share_views(state.array_records["momentum"], pool)
-        assert moved is not None
-        state["momentum"] = moved
-        memories = [array.numpy() for array in moved.values()]
-        addresses.append([memory.__array_interface__["data"][0] for memory in memories])
-        assert steps_in(moved) == {float(STEPS * server_round)}
-        del moved, memories
-    assert addresses[0] == addresses[1] == addresses[2]
-    kept = sgd._optimizer.state[sgd.model[0].weight]
-    assert {tensor.data_ptr() for tensor in kept.values()} <= set(addresses[0])
-
-
-def test_two_nodes_may_share_one_object() -> None:
-    sgd, one, two = adamw_of(), RecordDict(), RecordDict()
-    first = sgd.run(order_of(1, start()), one).arrays
-    assert same_bits(sgd.run(order_of(1, start()), two).arrays, first)
-    assert not same_bits(sgd.run(order_of(1, start()), one).arrays, first)
-
-
-def test_calibration_leaves_no_trace() -> None:
-    models = []
-    for calibrate in (False, True):
-        sgd, state = adamw_of(), RecordDict()
-        for server_round in (1, 2):
-            if calibrate:
-                seconds_per_step(sgd, SIZE, 48, seconds=0.01)
-                assert len(sgd._optimizer.state) == 0
-            report = sgd.run(order_of(server_round, start()), state)
-        models.append(report.arrays)
-    assert same_bits(*models)
-
-
-def test_order_that_fails_leaves_zeros_where_it_is_kept() -> None:
-    burning = False
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        if burning:
-            raise RuntimeError("the fan stands still")
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-    sgd, state = adamw_of(loss=loss), RecordDict()
-    first = sgd.run(order_of(1, start()), state).arrays
-    burning = True
-    with pytest.raises(RuntimeError, match="the fan"):
-        sgd.run(order_of(2, start()), state)
-    kept = state.array_records["momentum"]
-    assert set(kept) == NAMES
-    assert not any(array.numpy().any() for array in kept.values())
-    burning = False
-    assert same_bits(sgd.run(order_of(1, start()), state).arrays, first)
-
-
-def test_moments_without_their_counter_begin_with_zero() -> None:
+def test_keep_works_in_the_memory_of_the_state() -> None:
+    """As `worker_process` moves it to shared memory; the optimizer must not leave that."""
     sgd, state = adamw_of(), RecordDict()
-    first = sgd.run(order_of(1, start()), state).arrays
-    for name in [name for name in state.array_records["momentum"] if name.startswith("step/")]:
-        del state.array_records["momentum"][name]
-    assert same_bits(adamw_of().run(order_of(1, start()), state).arrays, first)
+    sgd.run(order_of(1, start()), state)
+    kept = state.array_records["momentum"]
+    moved = state["momentum"] = flat_like(kept)
+    memories = {name: array.numpy() for name, array in moved.items()}
+    for name, memory in memories.items():
+        memory[...] = kept[name].numpy()
+    for server_round in (2, 3):
+        sgd.run(order_of(server_round, start()), state)
+        found = state.array_records["momentum"]
+        assert all(np.shares_memory(found[name].numpy(), memories[name]) for name in memories)
+        assert steps_in(found) == {float(STEPS * server_round)}
+    kept_by_torch = sgd._optimizer.state[sgd.model[0].weight].values()
+    addresses = {memory.__array_interface__["data"][0] for memory in memories.values()}
+    assert {tensor.data_ptr() for tensor in kept_by_torch} <= addresses
 
 
-def test_takes_no_notice_of_momentum() -> None:
-    one = adamw_of(momentum=0.0).run(order_of(1, start())).arrays
-    two = adamw_of(momentum=0.9, nesterov=True).run(order_of(1, start())).arrays
-    assert same_bits(one, two)
+# --- to and from records
 
 
-def test_float64_as_torch_default_reports_float32_counters() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        sgd = adamw_of()
-        report = sgd.run(order_of(1, start(), momentum_policy="average"))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert report.momentum is not None
-    assert report.momentum["step/0.weight"].numpy().dtype == np.float32
+def norm_model(value: float = 0.0) -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
 
 
-def test_unknown_optimizer_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^optimizer = 'adam' must be one of 'sgd', 'adamw'$"):
-        LocalSGD(model_of(), data(), optimizer="adam")
+def sgd_of(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.tensor([[1.0, 2.0], [3.0, -1.0]])).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("kind", [sgd_of, adamw])
+def test_momentum_survives_a_move_to_another_optimizer(
+    kind: Callable[..., torch.optim.Optimizer], copy: bool
+) -> None:
+    model = norm_model(0.5)
+    optimizer = kind(model)
+    assert len(momentum_record(model, optimizer)) == 0  # before the first step
+    step(model, optimizer)
+    record = momentum_record(model, optimizer)
+    slots = ("",) if kind is sgd_of else ("exp_avg/", "exp_avg_sq/", "step/")
+    parameters = ("0.weight", "0.bias", "1.weight", "1.bias")  # no buffers
+    assert set(record) == {slot + name for slot in slots for name in parameters}
+    before = {name: array.numpy().copy() for name, array in record.items()}
+
+    twin = norm_model()
+    load_state(twin, ArrayRecord(model.state_dict()))
+    other = kind(twin)
+    load_momentum(twin, other, record, copy)
+    step(model, optimizer)
+    step(twin, other)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, twin.state_dict()[name]), name
+    kept = all((array.numpy() == before[name]).all() for name, array in record.items())
+    assert kept == copy  # else it is the record's memory that the step works on
+
+
+@pytest.mark.parametrize("kind", [sgd_of, adamw])
+def test_momentum_of_nothing_or_of_another_optimizer_is_zero(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> None:
+    model = norm_model(0.5)
+    other = (adamw if kind is sgd_of else sgd_of)(model)
+    step(model, other)
+    for record in (None, ArrayRecord(), momentum_record(model, other)):
+        optimizer = kind(model)
+        step(model, optimizer)
+        views = momentum_record(model, optimizer, copy=False)
+        zero_momentum(model, optimizer)  # in its memory
+        assert not any(array.numpy().any() for array in views.values())
+        step(model, optimizer)
+        assert any(array.numpy().any() for array in views.values())
+        load_momentum(model, optimizer, record)
+        assert len(momentum_record(model, optimizer)) == 0

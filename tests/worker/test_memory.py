@@ -1,0 +1,122 @@
+"""A device with too little memory, and what the user is told of it."""
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from flower_blsgd import LocalSGD, TrainOrder
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.runtime.app_call import handler_of
+from flower_blsgd.worker.local_sgd import cross_entropy
+from flower_blsgd.worker.memory import SMALLEST_BATCH
+
+from .helpers import (
+    StandInCapture,
+    capture_on_cpu,
+    data,
+    independent_model,
+    independent_order,
+    order_of,
+    same,
+    small_model,
+)
+
+
+class Memory:
+    """A loss for which there is room for so many samples."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.tried: list[int] = []
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.tried.append(len(targets))
+        if len(targets) > self.samples:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return cross_entropy(outputs, targets)
+
+
+SMALLER, NONE = "a batch of {} fits: divide batch-size by {} or more", "; take another device or "
+MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the same result"
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(
+    ("cut", "fits", "size", "micro", "tried", "told"),
+    [
+        (False, 5, 16, 0, [16, 8, 4], "16; " + SMALLER.format(4, 4)),
+        (False, 2, 13, 0, [13, 6, 3, 2], "13; " + SMALLER.format(2, 7)),
+        (False, 1, 4, 0, [4, 2], "4, and no smaller one fits" + NONE),
+        (True, 5, 16, 0, [16, 8, 4], "16; " + MICRO.format(4)),
+        (True, 3, 16, 8, [8, 4, 2], "16 in micro-batches of 8; " + MICRO.format(2)),
+        (True, 5, 16, 99, [16, 8, 4], "16; " + MICRO.format(4)),
+        (True, 0, 16, 2, [2, 1], "16 in micro-batches of 2, and not even one sample at a time "),
+    ],
+)
+def test_what_fits_is_found_by_halving_and_undone(
+    monkeypatch: pytest.MonkeyPatch,
+    captured: bool,
+    cut: bool,
+    fits: int,
+    size: int,
+    micro: int,
+    tried: list[int],
+    told: str,
+) -> None:
+    capture = StandInCapture()
+    if captured:
+        capture_on_cpu(monkeypatch, capture)
+    # What was captured cannot always be given back: torch refuses after a capture that failed.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    monkeypatch.setattr("gc.collect", lambda: 0)  # takes most of the time here
+    model, order = (independent_model(), independent_order) if cut else (small_model(), order_of)
+    memory = Memory(99)
+    sgd = LocalSGD(model, data(), memory, name="fast-0", micro_batch_size=micro)
+    first = sgd.run(order(1))
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    memory.samples, memory.tried = fits, []
+    with pytest.raises(UsageError) as refused:
+        sgd.run(order(2, batch_size=size))
+    message = str(refused.value)
+    assert message.startswith(f"worker fast-0: too little memory for its batch of {told}")
+    assert refused.value.__context__ is None  # its traceback would keep the step's memory
+    assert [n for i, n in enumerate(memory.tried) if n not in memory.tried[:i]] == tried
+    assert (capture.released > 0) == captured
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in sgd.model.parameters())
+    memory.samples = 99
+    assert same(sgd.run(order(1)), first)  # momentum began with zero
+
+
+def refuse() -> None:
+    raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+
+def test_the_smallest_batch_is_that_of_the_settings() -> None:
+    with pytest.raises(UsageError, match="batch-size"):
+        RunConfig(batch_size=SMALLEST_BATCH - 1)
+    assert RunConfig(batch_size=SMALLEST_BATCH).batch_size == SMALLEST_BATCH
+
+
+def test_it_reaches_the_user_as_one_line() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        sgd = LocalSGD(small_model(), data(), Memory(2), name="fast-0")
+        report = sgd.run(TrainOrder.from_message(message), context.state)
+        return report.to_reply(message)
+
+    context = Context(1, 7, {}, RecordDict(), {})
+    reply = handler_of(app, context)(Message(order_of(1).to_records(), 7, "train"))
+    assert reply.has_error()
+    assert reply.error.reason == (
+        "worker fast-0: too little memory for its batch of 4; a batch of 2 fits: "
+        "divide batch-size by 2 or more"
+    )
+    assert len(context.state) == 0

@@ -1,0 +1,137 @@
+"""Weights to and from Flower records."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import nn
+
+from flower_blsgd.array_records import Layout, flat_like, flat_of, flat_record, view_record
+from flower_blsgd.worker.model_io import (
+    ModelTransfer,
+    load_state,
+    model_fingerprint,
+    state_record,
+)
+
+CPU = torch.device("cpu")
+
+
+def make_model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 40, 3), nn.BatchNorm2d(40), nn.Flatten(), nn.Linear(160, 2))
+    model[1].num_batches_tracked.fill_(seed)
+    return model
+
+
+def state_of(model: nn.Module) -> dict[str, list[float]]:
+    return {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
+
+
+def test_load_state_reads_arrays_that_may_not_be_written_to() -> None:
+    class Locked(Array):
+        def numpy(self) -> np.ndarray:
+            array = super().numpy()
+            array.flags.writeable = False
+            return array
+
+    arrays = ArrayRecord()
+    for name, tensor in make_model(1).state_dict().items():
+        arrays[name] = Locked(tensor.numpy())
+    target = make_model(2)
+    load_state(target, arrays)  # pytest turns torch's warning into an error
+    assert state_of(target) == state_of(make_model(1))
+
+
+def test_fingerprint_is_of_names_shapes_and_dtypes_and_not_of_values() -> None:
+    one, other = nn.Linear(2, 3), nn.Linear(2, 3)
+    assert model_fingerprint(one) == model_fingerprint(other)
+    assert len(model_fingerprint(one)) == 16
+    different = [nn.Linear(3, 2), nn.Linear(2, 3, bias=False), nn.Linear(2, 3).double()]
+    different.append(nn.Sequential(nn.Linear(2, 3)))
+    assert len({model_fingerprint(model) for model in [one, *different]}) == 5
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("staged", [False, True], ids=["by tensor", "in one buffer"])
+def test_there_and_back(staged: bool, channels_last: bool) -> None:
+    order, own = state_record(make_model(1)), make_model(2)
+    if channels_last:
+        own = own.to(memory_format=torch.channels_last)
+    transfer = ModelTransfer(own, CPU, staged)
+    replies = []
+    for _ in range(2):
+        transfer.load(order)
+        assert state_of(own) == state_of(make_model(1))
+        assert own[0].weight.is_contiguous(memory_format=torch.channels_last) == channels_last
+        with torch.no_grad():
+            own[3].weight += 1
+        replies.append(transfer.record(order))
+        with torch.no_grad():
+            own[3].weight += 1  # the reply is a copy
+        assert {n: (a.dtype, a.shape) for n, a in replies[-1].items()} == {
+            n: (a.dtype, a.shape) for n, a in order.items()
+        }
+    expected = make_model(1).state_dict()
+    expected["3.weight"] += 1
+    for reply in replies:
+        for name, array in reply.items():
+            assert array.numpy().tolist() == expected[name].tolist(), name
+    assert state_of(make_model(1)) == {n: a.numpy().flatten().tolist() for n, a in order.items()}
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["by tensor", "in one buffer"])
+def test_another_model_is_refused_by_name(staged: bool) -> None:
+    changes: dict[str, Callable[[ArrayRecord], object]] = {
+        "'3.bias' is only in the worker": lambda a: a.pop("3.bias"),
+        "'more' is only in the global model": lambda a: a.update({"more": Array(np.zeros(1))}),
+        r"'3.bias' has shape \(1, 1\)": lambda a: a.update({"3.bias": Array(np.zeros((1, 1)))}),
+    }
+    for expected, change in changes.items():
+        order = state_record(make_model(1))
+        change(order)
+        with pytest.raises(ValueError, match=expected):
+            ModelTransfer(make_model(2), CPU, staged).load(order)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["by tensor", "in one buffer"])
+def test_the_reply_is_written_where_the_order_lies(staged: bool) -> None:
+    own, made = make_model(1), list[np.ndarray]()
+
+    def shared_memory(layout: Layout) -> np.ndarray:
+        made.append(np.zeros(layout.num_bytes, np.uint8))
+        return made[-1]
+
+    order = flat_record(flat_of(state_record(own)).layout, new_memory=shared_memory)  # type: ignore[union-attr]
+    reply = ModelTransfer(own, CPU, staged).record(order)
+    assert len(made) == 2
+    assert all(np.shares_memory(made[1], array.numpy()) for array in reply.values())
+
+
+@pytest.mark.parametrize("kind", ["plain", "other order", "other dtype"])
+def test_an_order_that_lies_otherwise_is_loaded_all_the_same(kind: str) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in make_model(1).state_dict().items()}
+    own = make_model(2)
+    if kind == "plain":
+        order = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    elif kind == "other order":
+        order = view_record(dict(reversed(arrays.items())))
+    else:
+        order = flat_like(view_record({n: a.astype(np.float64) for n, a in arrays.items()}))
+        for name, array in order.items():
+            array.numpy()[...] = arrays[name]
+    ModelTransfer(own, CPU, staged=True).load(order)
+    assert state_of(own) == state_of(make_model(1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_there_and_back_on_cuda() -> None:
+    device = torch.device("cuda")
+    own = make_model(2).to(device)
+    order = state_record(make_model(1))
+    transfer = ModelTransfer(own, device)
+    transfer.load(order)
+    reply = transfer.record(order)
+    assert {n: a.numpy().flatten().tolist() for n, a in reply.items()} == state_of(make_model(1))

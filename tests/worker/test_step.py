@@ -1,0 +1,391 @@
+"""One step: undone, in micro-batches, compiled, in other precisions and memory formats."""
+
+import contextlib
+import random
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import Tensor, nn
+
+from flower_blsgd import LocalSGD, Task
+from flower_blsgd.array_records import view_record
+from flower_blsgd.errors import UsageError
+from flower_blsgd.tasks.augmentation import random_crop_and_flip
+from flower_blsgd.tasks.task import check_task, correct
+from flower_blsgd.worker.evaluation import evaluate_sums
+from flower_blsgd.worker.local_sgd import cross_entropy
+from flower_blsgd.worker.model_io import state_record
+from flower_blsgd.worker.step import (
+    PRECISIONS,
+    Precision,
+    batch_dependent_module,
+    check_micro_batches,
+    check_precision,
+    host_randomness,
+    micro_batches,
+    same_randomness,
+    undone,
+    use_precision,
+)
+
+from . import test_local_sgd as by_hand
+from .helpers import (
+    StandInCapture,
+    capture_on_cpu,
+    close,
+    data,
+    independent_model,
+    independent_order,
+    order_of,
+    same,
+    small_model,
+    warnings_in,
+)
+
+# --- undone
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(4, 3, 6, 6)).square().sum().backward()
+    optimizer.step()
+
+
+def everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    kept = [t for state in optimizer.state.values() for t in state.values()]
+    return [*model.state_dict().values(), *kept]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("before", [0, 2])
+def test_values_and_addresses_come_back(kind: type, before: int) -> None:
+    """Also where something fails inside."""
+    model = small_model()
+    settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind(model.parameters(), lr=0.1, **settings)
+    for _ in range(before):
+        train(model, optimizer)
+    found = everything(model, optimizer)
+    values = [tensor.clone() for tensor in found]
+    with contextlib.suppress(ZeroDivisionError), undone(model, optimizer):
+        train(model, optimizer)
+        assert not any(torch.equal(a, b) for a, b in zip(found, values, strict=True))
+        raise ZeroDivisionError
+    after = everything(model, optimizer)
+    assert [t.data_ptr() for t in after] == [t.data_ptr() for t in found]
+    assert all(torch.equal(a, b) for a, b in zip(after, values, strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_buffers_that_are_replaced_come_back() -> None:
+    model = small_model()
+    norm = model[1]
+    norm.register_buffer("none", None)
+    before = dict(norm._buffers)
+    values = [None if b is None else b.clone() for b in before.values()]
+    with undone(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        norm.running_mean += 1
+        norm.running_mean = norm.running_mean + 1
+        norm.none = torch.ones(1)
+        norm.num_batches_tracked = None
+    assert list(norm._buffers) == list(before)
+    for buffer, (name, old), value in zip(
+        norm._buffers.values(), before.items(), values, strict=True
+    ):
+        assert buffer is old, name
+        assert buffer is None or torch.equal(buffer, value), name
+
+
+def test_random_numbers_of_the_host_are_seen_and_come_back() -> None:
+    model, before = small_model(), host_randomness()
+    for draw in (random.random, np.random.random, lambda: torch.rand(1)):
+        with undone(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+            draw()
+            assert not same_randomness(before, host_randomness())
+        assert same_randomness(before, host_randomness())
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Steps this small only wait for other threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def sgd_of(micro_batch_size: int, **settings: Any) -> LocalSGD:
+    return LocalSGD(independent_model(), data(), micro_batch_size=micro_batch_size, **settings)
+
+
+# --- micro-batches, by hand
+
+
+def test_gradient_is_that_of_the_mean_though_micro_batches_differ_in_size() -> None:
+    """Of x = 1, 2, 3 the gradient is 2 w (1 + 4 + 9) / 3 = 28 w / 3; micro-batches have 2 and 1."""
+    sgd = by_hand.sgd_of(micro_batch_size=2)
+    report = sgd.run(by_hand.order_of([0, 1, 2], batch_size=3, learning_rate=0.03))
+    assert by_hand.weight_after(report) == pytest.approx(1 - 0.28)
+    # The mean of their means, (5 w + 18 w) / 2, would give 0.655.
+    assert report.losses.tolist() == pytest.approx([1.0, 4.0, 9.0])
+
+
+def test_micro_batches_are_even_and_never_too_large() -> None:
+    for size in range(1, 20):
+        for micro in range(1, 22):
+            rows = torch.arange(size)
+            found = [(a.tolist(), b.tolist()) for a, b in micro_batches(rows, -rows, micro)]
+            lengths = [len(inputs) for inputs, _ in found]
+            assert [row for inputs, _ in found for row in inputs] == rows.tolist()
+            assert [row for _, targets in found for row in targets] == (-rows).tolist()
+            assert len(found) == -(-size // micro)
+            assert max(lengths) <= micro
+            assert max(lengths) - min(lengths) <= 1
+    for batch in (({}, torch.zeros(4)), (torch.zeros(4), {})):
+        with pytest.raises(ValueError, match="of a batch are a dict"):
+            list(micro_batches(*batch, size=2))  # type: ignore[arg-type]
+
+
+# --- the same as without
+
+
+@pytest.mark.parametrize(
+    ("micro", "size", "settings"),
+    [
+        (1, 5, {}),
+        (5, 8, {}),
+        (7, 8, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        (3, 8, {"augment": random_crop_and_flip}),
+        (3, 8, {"channels_last": True}),
+    ],
+)
+def test_agrees_with_the_whole_batch(micro: int, size: int, settings: dict[str, Any]) -> None:
+    cut, whole = sgd_of(micro, **settings), sgd_of(0, **settings)
+    for server_round in (1, 2):
+        order = independent_order(server_round, batch_size=size)
+        assert close(cut.run(order), whole.run(order))
+    order = independent_order(batch_size=size)
+    assert same(sgd_of(size, **settings).run(order), sgd_of(0, **settings).run(order))
+
+
+# --- models that need the whole batch
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (nn.BatchNorm2d(2, track_running_stats=False), "BatchNorm2d (1)"),
+        (nn.SyncBatchNorm(2), "SyncBatchNorm (1)"),
+        (nn.InstanceNorm1d(2, track_running_stats=True), "InstanceNorm1d (1)"),
+        (nn.Sequential(nn.ReLU(), nn.LazyBatchNorm1d()), "LazyBatchNorm1d (1.1)"),
+        (nn.InstanceNorm1d(2), ""),
+        (nn.GroupNorm(1, 2), ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
+)
+def test_module_that_uses_the_batch_is_refused(module: nn.Module, told: str) -> None:
+    model = nn.Sequential(nn.ReLU(), module)
+    assert batch_dependent_module(model) == told
+    check_micro_batches(model, 0)
+    if not told:
+        check_micro_batches(model, 4)
+        return
+    with pytest.raises(UsageError) as refused:
+        LocalSGD(model, data(), micro_batch_size=4)
+    assert str(refused.value).startswith(f"micro-batch-size = 4: {told} of the model takes its ")
+    assert "leave it at 0 and make batch-size smaller" in str(refused.value)
+
+
+# --- compiled
+
+
+@pytest.mark.parametrize(("captured", "micro"), [(False, 0), (False, 3), (True, 0)])
+def test_compiled_model_computes_every_step(
+    monkeypatch: pytest.MonkeyPatch, captured: bool, micro: int
+) -> None:
+    sizes: list[int] = []
+
+    def compile(model: nn.Module) -> Any:
+        return lambda inputs: (sizes.append(len(inputs)), model(inputs))[1]
+
+    monkeypatch.setattr(torch, "compile", compile)
+    capture = StandInCapture()
+    if captured:
+        capture_on_cpu(monkeypatch, capture)
+    sgd, plain = sgd_of(micro, compile=True), sgd_of(micro, cuda_graph=False)
+    for server_round, size in ((1, 4), (2, 4), (3, 6)):
+        order = independent_order(server_round, batch_size=size)
+        assert same(sgd.run(order), plain.run(order))
+    each = {4: [2, 2], 6: [3, 3]} if micro else {4: [4], 6: [6]}
+    # One more step for a batch size to see whether it works; four to capture it.
+    assert sizes == each[4] * (1 + 4 * captured + 6) + each[6] * (1 + 4 * captured + 3)
+    assert capture.replays == ([6, 3] if captured else [])
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_compiling_that_fails_costs_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, captured: bool
+) -> None:
+    def fails(inputs: Tensor) -> Any:
+        raise RuntimeError("no C++ compiler was found\nSet CXX ...")
+
+    monkeypatch.setattr(torch, "compile", lambda model: fails)
+    if captured:
+        capture_on_cpu(monkeypatch, StandInCapture())
+    sgd = LocalSGD(small_model(), data(), compile=True, name="slow-1")
+    plain = LocalSGD(small_model(), data(), cuda_graph=False)
+    for server_round in (1, 2):
+        assert same(sgd.run(order_of(server_round)), plain.run(order_of(server_round)))
+    (line,) = warnings_in(caplog)
+    assert line == (
+        "worker slow-1: compile = true did not work, it goes on without: "
+        "RuntimeError: no C++ compiler was found"
+    )
+
+
+@pytest.mark.engines  # a C++ compiler at work: up to a minute
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its dependencies
+def test_torch_compiles_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
+    order = order_of(1, arrays=state_record(model))
+    sgd = LocalSGD(model, data(), compile=True)
+    found = sgd.run(order)
+    assert warnings_in(caplog) == []
+    assert close(found, LocalSGD(model, data()).run(order))
+
+
+# --- precision
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("chosen", PRECISIONS)
+def test_tf32_is_what_float32_becomes_only_where_it_is_asked_for(chosen: Precision) -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = chosen != "tf32"
+        use_precision(chosen, "cpu")  # leaves the switches alone
+        assert matmul.allow_tf32 == cudnn.allow_tf32 == (chosen != "tf32")
+        use_precision(chosen, CUDA)
+        assert matmul.allow_tf32 == cudnn.allow_tf32 == (chosen == "tf32")
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize(
+    ("chosen", "device", "told"),
+    [
+        ("bfloat16", "meta", 'precision = "bfloat16" does not work on meta; use "float32" there'),
+        ("fp8", "cpu", "precision = 'fp8' must be one of 'float32', 'tf32', 'bfloat16'"),
+    ],
+)
+def test_precision_that_is_not_there_is_refused(chosen: str, device: str, told: str) -> None:
+    with pytest.raises(UsageError, match=f"^{told}$"):
+        check_precision(chosen, torch.device(device))
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_bfloat16_on_a_cpu_that_emulates_it_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has}, raising=False)
+    assert check_precision("bfloat16", CPU) == "bfloat16"
+    assert len(warnings_in(caplog)) == (not has)
+
+
+@pytest.mark.parametrize("micro", [0, 3])
+def test_bfloat16_is_near_float32_and_keeps_weights_and_losses_in_it(micro: int) -> None:
+    seen: list[torch.dtype] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(outputs.dtype)
+        return cross_entropy(outputs, targets)
+
+    order = independent_order(batch_size=8)
+    exact = sgd_of(micro).run(order)
+    rounded, again = (sgd_of(micro, loss=loss, precision="bfloat16").run(order) for _ in range(2))
+    assert set(seen) == {torch.bfloat16}
+    assert rounded.losses.dtype == np.float32
+    assert {a.numpy().dtype for a in rounded.arrays.values()} == {np.dtype(np.float32)}
+    assert same(rounded, again)
+    assert not same(rounded, exact)
+    assert rounded.losses == pytest.approx(exact.losses, rel=0.05)
+
+
+# --- channels last
+
+
+def test_channels_last_agrees_and_sends_plain_arrays() -> None:
+    """The state is made anew in between, as in shared memory: each array in the plain order."""
+    plain, last = sgd_of(0), sgd_of(0, channels_last=True)
+    assert last.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    state = RecordDict()
+    for server_round in (1, 2, 3):
+        order = independent_order(server_round)
+        expected, found = plain.run(order), last.run(order, state)
+        assert found.losses == pytest.approx(expected.losses, rel=1e-4)
+        for name, array in found.arrays.items():
+            assert array.numpy().flags.c_contiguous
+            assert array.numpy() == pytest.approx(expected.arrays[name].numpy(), abs=1e-4)
+        kept = state.array_records["momentum"]
+        moved = {name: np.ascontiguousarray(array.numpy()) for name, array in kept.items()}
+        state["momentum"] = view_record(moved)
+    report = last.run(independent_order(momentum_policy="average"))
+    assert report.momentum is not None
+    assert all(array.numpy().flags.c_contiguous for array in report.momentum.values())
+
+
+# --- inputs that are whole numbers: texts, padded with -1, that a model cuts to the longest one
+
+
+class MeanOfWords(nn.Module):
+    """Classes from the mean of each text's words."""
+
+    def __init__(self, cuts: bool = True) -> None:
+        super().__init__()
+        self.words, self.classes = nn.Embedding(11, 6), nn.Linear(6, 4)
+        self.lengths: list[int] = []
+        self._cuts = cuts
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        there = tokens >= 0
+        if self._cuts:
+            longest = int(there.sum(dim=1).max())  # reads a number: the host waits for it
+            tokens, there = tokens[:, :longest], there[:, :longest]
+        self.lengths.append(tokens.shape[1])
+        words = self.words(tokens.clamp(min=0)) * there.unsqueeze(2)
+        outputs: Tensor = self.classes(words.sum(dim=1) / there.sum(dim=1, keepdim=True))
+        return outputs
+
+
+def test_texts_are_cut_under_all_settings() -> None:
+    """int32 tokens of shape (40, 9), of texts of 1 to 5 words, and int64 labels."""
+    draw = np.random.default_rng(2)
+    tokens = np.full((40, 9), -1, np.int32)
+    for row in tokens:
+        length = draw.integers(1, 6)
+        row[:length] = draw.integers(0, 11, length)
+    texts = tokens, np.arange(40) % 4
+    model, arrays = MeanOfWords(), state_record(MeanOfWords())
+    order = order_of(arrays=arrays)
+    whole = LocalSGD(MeanOfWords(cuts=False), texts).run(order)
+    assert close(LocalSGD(model, texts).run(order), whole)
+    assert 0 < max(model.lengths) <= 5
+    for settings in ({"channels_last": True}, {"micro_batch_size": 3}):
+        assert close(LocalSGD(MeanOfWords(), texts, **settings).run(order), whole)  # type: ignore[arg-type]
+    plain = MeanOfWords(cuts=False)
+    plain.load_state_dict(model.state_dict())
+    expected = evaluate_sums(plain, texts, cross_entropy, correct)
+    for size in (1, 7, 40):
+        found = evaluate_sums(model, texts, cross_entropy, correct, batch_size=size)
+        assert (found.loss_sum, found.metric_sum) == pytest.approx(
+            (expected.loss_sum, expected.metric_sum), rel=1e-6
+        )
+    check_task(Task(model=MeanOfWords, train=texts, test=texts), micro_batch_size=2)

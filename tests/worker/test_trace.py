@@ -1,0 +1,101 @@
+"""What `blsgd run --trace` leaves: torch's profiler trace of one round of every worker."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from flower_blsgd import LocalSGD
+from flower_blsgd.protocol import CONFIG, SERVER_ROUND, TRACE_FOLDER
+from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.worker.trace import traced
+
+from .helpers import STEPS, data, order_of, same, small_model
+
+FIRST, LAST = usable_cores()[0], usable_cores()[-1]
+SETTINGS = (
+    "epochs=1 local-steps-fast=16 local-steps-slow=4 batch-size=16 threads=1 seed=3 "
+    f"workers='1x cpu:{LAST} slow name=tortoise; 1x cpu:{FIRST} fast'"
+)
+"""(16 + 4) x 16 = 320 of 1,437 samples a round: 4 rounds."""
+
+
+def order(server_round: int = 2, **config: Any) -> Message:
+    records = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round, **config})})
+    return Message(records, 7, "train")
+
+
+def operators(file: Path) -> list[str]:
+    return [event["name"] for event in json.loads(file.read_text())["traceEvents"]]
+
+
+def test_trace_of_the_second_round_is_written_once_and_changes_no_bit(tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    plain, observed = (LocalSGD(small_model(), data()) for _ in range(2))
+    with traced(order(), "cpu", "worker-1"):  # nobody asks
+        torch.ones(2)
+    for server_round, what in ((1, torch.add), (2, torch.sub), (3, torch.mul)):
+        with traced(order(server_round, **{TRACE_FOLDER: str(folder)}), "cpu", "worker-1"):
+            found = observed.run(order_of(server_round))
+            what(torch.ones(2), 1.0)
+        assert same(found, plain.run(order_of(server_round)))
+        assert folder.exists() == (server_round > 1)
+    assert [path.name for path in folder.iterdir()] == ["worker-1.json"]
+    names = operators(folder / "worker-1.json")
+    assert "aten::sub" in names
+    assert names.count("Optimizer.step#SGD.step") == STEPS
+
+
+@pytest.mark.parametrize("method", ["start", "export_chrome_trace"])
+def test_profiler_that_fails_costs_one_line_and_an_order_that_fails_leaves_no_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no room for events")
+
+    asked = order(**{TRACE_FOLDER: str(tmp_path)})
+    done = []
+    with monkeypatch.context() as patched:
+        patched.setattr(f"torch.profiler.profile.{method}", fail)
+        with traced(asked, "cpu", "worker-0"):
+            done.append(1)
+    assert done == [1]
+    lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert lines == ["no trace of worker worker-0: RuntimeError: no room for events"]
+    with pytest.raises(ZeroDivisionError), traced(asked, "cpu", "worker-0"):
+        raise ZeroDivisionError
+    assert not (tmp_path / "worker-0.json").exists()
+    with traced(asked, "cpu", "worker-0"):  # the profiler can be used again
+        torch.ones(1)
+    assert "aten::ones" in operators(tmp_path / "worker-0.json")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_traced_run_has_a_file_for_every_worker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flower_blsgd", "run", "-c", SETTINGS, "--trace"]
+    done = subprocess.run(
+        [*command, "-s", "out=traced"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    folder = tmp_path / "traced" / "trace"
+    assert f"traces of one round: {folder} (open them in ui.perfetto.dev)" in done.stdout
+    files = sorted(folder.iterdir())
+    assert [file.name for file in files] == ["worker-0.json", "worker-1.json"]
+    steps = [operators(file).count("Optimizer.step#SGD.step") for file in files]
+    assert steps == [4, 16]
