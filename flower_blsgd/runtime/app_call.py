@@ -1,4 +1,4 @@
-"""Call a ClientApp, and always get a reply."""
+"""Call a ClientApp so that there is always a reply, and give it arrays as it wants them."""
 
 import copy
 import traceback
@@ -7,18 +7,33 @@ from collections.abc import Callable
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..array_view import record_of
+from ..array_records import record_of
 from ..errors import UsageError
 from .flower_internals import RAISED
 
 Handler = Callable[[Message], Message]
 
+_VIEWS = "blsgd_accepts_views"
+
+
+def accept_views(app: ClientApp) -> None:
+    """Let a ClientApp receive arrays that are views on shared memory, instead of copies.
+
+    It must neither write to them nor keep them beyond the call, except in its own copies.
+    """
+    app.__dict__[_VIEWS] = True
+
+
+def takes_views(app: ClientApp) -> bool:
+    """Return whether `accept_views` was called for this app."""
+    return bool(app.__dict__.get(_VIEWS))
+
 
 def handler_of(app: ClientApp, context: Context) -> Handler:
-    """Return what answers a node's messages: the app's reply, or an error with its traceback.
+    """Return a function that answers a node's messages: the app's reply, or an error reply.
 
-    A `UsageError` is told in its own one line. What a call that failed left in the node's state
-    is not kept.
+    An error reply has the traceback, or for a `UsageError` its own one line. What a call that
+    failed left in the node's state is not kept.
     """
 
     def handle(message: Message) -> Message:

@@ -1,4 +1,6 @@
-"""The grammar that names workers, the same in configs, on the command line and for SuperNodes.
+"""The devices of this machine, and the grammar that names workers on them.
+
+The grammar is the same in configs, on the command line and for SuperNodes.
 
 Groups separated by ``;``, each ``[N x] DEVICE[:ids]`` and then, in any order, ``fast`` or ``slow``,
 ``steps=``, ``slowdown=``, ``seconds-per-step=``, ``name=``::
@@ -10,19 +12,124 @@ split evenly; for an accelerator they are its cards. ``slowdown`` makes a worker
 slower on purpose. ``seconds-per-step`` says how fast it is, so that nobody measures it.
 """
 
+import functools
+import itertools
 import math
+import os
+import platform
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from ..errors import UsageError
-from .machine import Machine, format_ids, this_machine
 
 Tier = Literal["", "fast", "slow"]
 
 _LARGEST_ID = 9999
+_NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?")
 _OPTIONS = "fast, slow, steps=N (N >= 1), slowdown=X (X >= 1), seconds-per-step=X or name=TEXT"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices that workers can be put on.
+
+    Parameters
+    ----------
+    cores : tuple of int
+        CPU cores that this process may run on, ascending.
+    given_accelerators : tuple of str, optional
+        Torch devices, such as ``("cuda:0", "cuda:1")``; None asks torch when they matter.
+    """
+
+    cores: tuple[int, ...]
+    given_accelerators: tuple[str, ...] | None = None
+
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        """The accelerators; the first look imports torch."""
+        if self.given_accelerators is not None:
+            return self.given_accelerators
+        return _accelerators()
+
+    def check_cores(self, cores: Sequence[int]) -> None:
+        """Refuse cores that this process may not use."""
+        missing = [core for core in cores if core not in self.cores]
+        if missing:
+            raise UsageError(
+                f"workers: core {missing[0]} of cpu:{missing[0]} is not there; "
+                f"this process may use cores {format_ids(self.cores)}"
+            )
+
+    def check_accelerator(self, device: str) -> None:
+        """Refuse an accelerator that torch does not see; ``"cuda"`` stands for any card."""
+        there = {*self.accelerators, *(name.partition(":")[0] for name in self.accelerators)}
+        if device not in there:
+            have = ", ".join(["cpu", *self.accelerators])
+            raise UsageError(f"workers: device {device} is not there; this machine has {have}")
+
+
+def format_ids(ids: Sequence[int]) -> str:
+    """Write ascending numbers briefly.
+
+    >>> format_ids([0, 1, 2, 5])
+    '0-2,5'
+    """
+    runs: list[list[int]] = []
+    for number in ids:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+@functools.cache
+def this_machine() -> Machine:
+    """Return what this process may use. A worker can ask before it imports torch."""
+    return Machine(usable_cores())
+
+
+def cpu_name() -> str:
+    """Return the processor's name, as far as the system says."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def accelerator_names(machine: Machine) -> tuple[str, ...]:
+    """Return the accelerators' names; the device where torch does not say."""
+    if not machine.accelerators:
+        return ()
+    import torch
+
+    cuda = torch.cuda.get_device_name
+    return tuple(cuda(d) if d.startswith("cuda") else d for d in machine.accelerators)
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Return the cores that this process may run on (all of them where there is no affinity)."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+@functools.cache
+def _accelerators() -> tuple[str, ...]:
+    import torch
+
+    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    found += [f"xpu:{i}" for i in range(torch.xpu.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -95,24 +202,22 @@ def parse_workers(text: str, machine: Machine | None = None) -> list[WorkerSpec]
     Raises
     ------
     UsageError
-        If the text cannot be read (the message points at the place), or a device is missing.
+        If the text cannot be read (the message points at the character), or a device is missing.
     """
     machine = machine or this_machine()
     if text.strip() == "auto":
         return auto_workers(machine)
     text = re.sub(r"\s", " ", text)  # a config may write it over several lines
-    groups = []
-    place = 0
-    for part in text.split(";"):
-        if part.strip():
-            groups.append(_parse_group(text, part, place))
-        place += len(part) + 1
+    parts = [part for part in re.finditer("[^;]+", text) if part[0].strip()]
+    groups = [_parse_group(text, part[0], part.start()) for part in parts]
     if not groups:
         raise UsageError(
             f'workers = "{text}" names no worker; try "1x cpu:0 fast; 1x cpu:1 slow" or "auto"'
         )
     workers = _expand(groups, machine)
-    _refuse_same_names(text, workers)
+    for name, count in Counter(worker.name for worker in workers).items():
+        if name and count > 1:
+            raise UsageError(f'workers: name={name} comes twice in "{text}"; names must differ')
     return workers
 
 
@@ -155,10 +260,7 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
 
 def sharing_note(workers: Sequence[WorkerSpec]) -> str:
     """Return a line that says which CPU cores have more than one worker; empty if none has."""
-    owners: dict[int, int] = {}
-    for worker in workers:
-        for core in worker.cores:
-            owners[core] = owners.get(core, 0) + 1
+    owners = Counter(core for worker in workers for core in worker.cores)
     shared = [core for core, count in sorted(owners.items()) if count > 1]
     if not shared:
         return ""
@@ -171,12 +273,8 @@ def split_evenly(ids: Sequence[int], parts: int) -> list[tuple[int, ...]]:
     >>> split_evenly([0, 1, 2], 2), split_evenly([0, 1], 4)
     ([(0,), (1, 2)], [(0,), (0,), (1,), (1,)])
     """
-    count = len(ids)
-    if count < parts:
-        return [(ids[part * count // parts],) for part in range(parts)]
-    return [
-        tuple(ids[part * count // parts : (part + 1) * count // parts]) for part in range(parts)
-    ]
+    begins = [part * len(ids) // parts for part in range(parts + 1)]
+    return [tuple(ids[a : max(b, a + 1)]) for a, b in itertools.pairwise(begins)]
 
 
 @dataclass(frozen=True)
@@ -186,9 +284,9 @@ class _Group:
     worker: WorkerSpec
 
 
-def _parse_group(text: str, part: str, place: int) -> _Group:
+def _parse_group(text: str, part: str, position: int) -> _Group:
     def refuse(token: str, start: int, expected: str) -> UsageError:
-        at = place + start + 1
+        at = position + start + 1
         return UsageError(
             f'workers: cannot read "{token}" at character {at} of "{text}"; expected {expected}'
         )
@@ -201,7 +299,7 @@ def _parse_group(text: str, part: str, place: int) -> _Group:
         if not head[1].isdecimal() or not 1 <= int(head[1]) <= _LARGEST_ID:
             raise refuse(head[1], head.start(1), "a number of workers, such as 2x")
         count = int(head[1])
-    words = [(m[0], m.start()) for m in re.finditer(r"\S+", part) if m.start() >= head.end()]
+    words = [(m[0], m.start()) for m in re.compile(r"\S+").finditer(part, head.end())]
     device, start = words[0]
     kind, colon, id_text = device.partition(":")
     if not re.fullmatch(r"[a-z]+", kind):
@@ -212,14 +310,13 @@ def _parse_group(text: str, part: str, place: int) -> _Group:
     worker = WorkerSpec(kind)
     given: set[str] = set()
     for word, start in words[1:]:
-        changed = _apply_option(worker, word)
+        changed = _option(word)
         if changed is None:
             raise refuse(word, start, _OPTIONS)
-        option = word.partition("=")[0] if "=" in word else "tier"
-        if option in given:
-            raise refuse(word, start, f"one {option} only")
-        given.add(option)
-        worker = changed
+        if changed.keys() & given:
+            raise refuse(word, start, "each option once")
+        given |= changed.keys()
+        worker = replace(worker, **changed)
     return _Group(count, ids, worker)
 
 
@@ -236,24 +333,21 @@ def _parse_ids(text: str) -> tuple[int, ...] | None:
     return tuple(sorted(ids))
 
 
-def _apply_option(worker: WorkerSpec, word: str) -> WorkerSpec | None:
+def _option(word: str) -> dict[str, Any] | None:
+    """Return the parameter of `WorkerSpec` that an option sets; None if it cannot be read."""
     if word in ("fast", "slow"):
-        return replace(worker, tier="fast" if word == "fast" else "slow")
+        return {"tier": word}
     key, _, value = word.partition("=")
-    if key == "steps" and value.isdecimal() and int(value) >= 1:
-        return replace(worker, steps=int(value))
-    if key == "slowdown" and re.fullmatch(r"\d+(\.\d+)?", value) and float(value) >= 1:
-        return replace(worker, slowdown=float(value))
-    if key == "seconds-per-step" and (seconds := _positive(value)):
-        return replace(worker, seconds_per_step=seconds)
+    number = float(value) if _NUMBER.fullmatch(value) else math.nan
+    if key == "steps" and value.isdecimal() and number >= 1:
+        return {"steps": int(value)}
+    if key == "slowdown" and 1 <= number < math.inf:
+        return {"slowdown": number}
+    if key == "seconds-per-step" and 0 < number < math.inf:
+        return {"seconds_per_step": number}
     if key == "name" and value:
-        return replace(worker, name=value)
+        return {"name": value}
     return None
-
-
-def _positive(text: str) -> float | None:
-    number = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text)
-    return float(text) if number and 0 < float(text) < math.inf else None
 
 
 def _expand(groups: Sequence[_Group], machine: Machine) -> list[WorkerSpec]:
@@ -266,11 +360,8 @@ def _expand(groups: Sequence[_Group], machine: Machine) -> list[WorkerSpec]:
     for group in groups:
         if group.worker.device == "cpu":
             machine.check_cores(group.ids)
-            cores = (
-                split_evenly(group.ids, group.count)
-                if group.ids
-                else [next(shares) for _ in range(group.count)]
-            )
+            own = split_evenly(group.ids, group.count) if group.ids else shares
+            cores = itertools.islice(own, group.count)
             members = [replace(group.worker, cores=part) for part in cores]
         else:
             members = [replace(group.worker, device=card) for card in _cards(group, machine)]
@@ -291,10 +382,3 @@ def _cards(group: _Group, machine: Machine) -> list[str]:
             f"write {len(names)}x {kind}:{format_ids(group.ids)}"
         )
     return [names[part * len(names) // group.count] for part in range(group.count)]
-
-
-def _refuse_same_names(text: str, workers: Sequence[WorkerSpec]) -> None:
-    names = [worker.name for worker in workers if worker.name]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f'workers: name={name} comes twice in "{text}"; names must differ')

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -168,9 +169,9 @@ def inside_lifespan(app: ClientApp) -> ClientApp:
 
 def is_deployment(grid: Grid) -> bool:
     """Whether a grid's messages go through a SuperLink to SuperNodes."""
-    from flwr.superlink.grid.http_grid import HttpGrid  # slow to import, and workers need it not
-
-    return isinstance(grid, HttpGrid)
+    # Not imported here, which takes seconds: where nobody has, there is no such grid.
+    module = sys.modules.get("flwr.superlink.grid.http_grid")
+    return module is not None and isinstance(grid, module.HttpGrid)
 
 
 def superlink_of(grid: Grid) -> str:

@@ -1,9 +1,10 @@
-"""Where replies wait until they are asked for."""
+"""Replies that wait until they are taken, and what all grids that have them share."""
 
 import threading
 from collections.abc import Iterable, Sequence
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
 
 
 class Mailbox:
@@ -64,3 +65,43 @@ class Mailbox:
         """Return the replies that are there, each once."""
         with self._lock:
             return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+
+class MailboxGrid(Grid):
+    """A Flower grid that waits at a mailbox instead of asking again and again.
+
+    Parameters
+    ----------
+    mailbox : Mailbox
+        Where `push_messages` expects replies.
+    """
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a new message (deprecated in Flower; use ``Message(...)``)."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there; each is returned once."""
+        return self._mailbox.take(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and wait for the replies, at most `timeout` seconds.
+
+        A reply that comes later is dropped.
+        """
+        ids = list(self.push_messages(messages))
+        self._mailbox.wait(ids, timeout)
+        self._mailbox.forget(ids)
+        return self._mailbox.take(ids)

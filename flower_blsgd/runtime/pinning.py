@@ -9,11 +9,15 @@ from .devices import WorkerSpec
 
 _LOG = logging.getLogger(__name__)
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Read once, when the library is loaded."""
 
-_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
-"""glibc would give memory back to the kernel after every message, and the kernel zero it again:
-copying a model of 1 MB took six times as long."""
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+"""Read once, when a process starts.
+
+glibc would give memory back to the kernel after every message, and the kernel zero it again:
+copying a model of 1 MB took six times as long.
+"""
 
 
 def num_threads(worker: WorkerSpec, threads: int = 0) -> int:
@@ -22,14 +26,14 @@ def num_threads(worker: WorkerSpec, threads: int = 0) -> int:
 
 
 def environment(worker: WorkerSpec, threads: int = 0) -> dict[str, str]:
-    """Return the environment that must be set before a worker's process imports torch.
+    """Return the environment variables that make a process this worker.
 
     A CPU worker sees no GPU, so that it costs no GPU memory; an accelerator worker sees all of
     them, so that ``cuda:1`` is ``cuda:1`` in every process.
     """
     count = str(num_threads(worker, threads))
-    variables = dict.fromkeys(_THREAD_VARIABLES, count)
-    variables |= {name: os.environ.get(name, value) for name, value in _ALLOCATOR.items()}
+    variables = dict.fromkeys(THREAD_VARIABLES, count)
+    variables |= {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
     if worker.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     return variables
@@ -69,20 +73,3 @@ def on_cores_of(worker: WorkerSpec) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-@contextlib.contextmanager
-def side_stream(worker: WorkerSpec) -> Iterator[None]:
-    """Give the calling thread a stream of its own, so that others compute beside it."""
-    import torch
-
-    if not worker.device.startswith("cuda"):
-        yield
-        return
-    with (
-        torch.cuda.device(worker.device),
-        torch.cuda.stream(
-            torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        ),
-    ):
-        yield

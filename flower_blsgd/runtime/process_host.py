@@ -1,298 +1,358 @@
-"""A worker process and the nodes that it serves: started when needed, revived when it dies."""
+"""The server's side of a worker process: start it, exchange messages, notice its death, end it."""
 
 import collections
-import functools
+import contextlib
 import logging
 import os
-import sys
+import signal
+import socket
+import subprocess
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 
 from flwr.app import Error, Message, RecordDict
 
-from .child_process import ChildProcess
+from .devices import WorkerSpec
 from .flower_internals import CRASHED, NODE_GONE
 from .mailbox import Mailbox
-from .pinning import environment
-from .reactor import Reactor
-from .shared_arrays import Parcel
-from .worker_process import Job
+from .pinning import environment, num_threads
+from .shared_memory import BufferPool, Channel, Packer, Payload
+from .template_process import WorkerStart, start_worker
+from .worker_process import Answer, Job
 
 _LOG = logging.getLogger(__name__)
 
 _MAX_DEATHS = 3
-
-_AHEAD_BYTES = 1 << 15
-"""A message that is sent ahead must fit into the socket: nobody reads it yet."""
-
+_CLOSE_SECONDS = 5.0
 _JOIN_SECONDS = 10.0
-
-Work = tuple[Message, Parcel]
-
-
-@dataclass(frozen=True)
-class HostSettings:
-    """What all processes of a grid have in common.
-
-    Parameters
-    ----------
-    threads : int (default: 0)
-        Compute threads of each; 0 for one per core of it.
-    setup : Parcel, optional
-        A function that each calls before it loads the app.
-    """
-
-    threads: int = 0
-    setup: Parcel | None = None
+_LAST_WORDS_SECONDS = 2.0
+_REPORTED_LINES = 20
+_HIDDEN_DEATH_SECONDS = 0.2
+"""How often to look for a death that a child of the process hides: it holds the socket open."""
 
 
-@dataclass
-class _Lane:
-    """Messages that are handled one after another."""
-
-    number: int
-    waiting: collections.deque[Work] = field(default_factory=collections.deque)
-    sent: collections.deque[Work] = field(default_factory=collections.deque)
-
-
-class ProcessHost:
-    """Keeps a worker process going for its nodes; every message gets a reply.
-
-    On a CPU its nodes are served one after another; on an accelerator side by side, each on a
-    lane of its own. If the process dies, the messages that it handled fail at once, and it
-    starts again, its nodes with empty state.
-
-    Nothing here waits for the process: a message is sent if it can be handled now, else when the
-    reactor has the reply to the one before.
+class WorkerProcess:
+    """A started worker process.
 
     Parameters
     ----------
+    start : WorkerStart
+        Its environment, cores and threads.
     job : Job
-        What the process is for; its contexts name the nodes.
-    settings : HostSettings
-        Threads and setup.
-    label : str
-        How logs call it.
-    mailbox : Mailbox
-        Takes every reply, error replies included. A message whose reply nobody waits for any
-        more is not begun, unless it was sent ahead.
-    reactor : Reactor
-        Tells when the process has answered.
+        Sent to it first.
+    setup : Payload, optional
+        Sent to it next: a function that it calls before it loads the app.
+    on_line : callable
+        Called from a thread with every line that it prints.
+
+    Raises
+    ------
+    OSError
+        If the system cannot start it.
     """
 
     def __init__(
-        self, job: Job, settings: HostSettings, label: str, mailbox: Mailbox, reactor: Reactor
+        self,
+        start: WorkerStart,
+        job: Job,
+        setup: Payload | None,
+        on_line: Callable[[str], None],
     ) -> None:
-        self._job, self._settings, self.label = job, settings, label
-        self._mailbox, self._reactor = mailbox, reactor
-        self._environment = {**os.environ, **environment(job.worker, settings.threads)}
-        side_by_side = job.worker.device != "cpu"
-        self._lanes = [_Lane(i) for i in range(len(job.contexts) if side_by_side else 1)]
-        self._lane_of = {
-            node_id: self._lanes[i * side_by_side] for i, node_id in enumerate(job.contexts)
-        }
-        # Several nodes take turns: the next one's message is there when the process is ready.
-        # Elsewhere a file descriptor is sent with an answer in between, so nothing may be ahead.
-        self._ahead = int(len(job.contexts) > len(self._lanes) and sys.platform == "linux")
-        self._child: ChildProcess | None = None
-        self._ended = False
-        self._lock = threading.RLock()
-        self._change: threading.Thread | None = None
-        """Starts the process, or buries it, and nothing is sent meanwhile."""
-        self._deaths = 0
-        self._closing = False
-        self.given_up = False
-        self.states: dict[int, RecordDict] = {}
-        """What each node keeps in shared memory, as of its last reply: momentum, for example."""
-        reactor.add_tick(self._look_after)
+        self._on_line = on_line
+        self._closing, self._closed = threading.Lock(), False
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=_REPORTED_LINES)
+        ours, theirs = socket.socketpair()
+        lifeline_end, self._lifeline = os.pipe()
+        output, output_end = os.pipe()
+        try:
+            self._process = start_worker(start, theirs.fileno(), lifeline_end, output_end)
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            os.close(output)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_end)
+            os.close(output_end)
+        self._channel = Channel(ours)
+        self._listener = threading.Thread(target=self._listen, args=(output,), daemon=True)
+        self._listener.start()
+        with contextlib.suppress(OSError):  # one that dies at once is noticed by who receives
+            self._channel.send(Packer(BufferPool()).pack(job))
+            if setup is not None:
+                self._channel.send(setup)
 
     @property
-    def process_id(self) -> int | None:
-        """The process, if it runs."""
-        child = self._child
-        return child.process_id if child is not None and child.alive else None
+    def process_id(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone, or the way to it is broken; only while it handles no message."""
+        return self._channel.poll() or not self.alive
 
     @property
     def attached_bytes(self) -> int:
         """Bytes of the shared buffers that the process made."""
-        return self._child.attached_bytes if self._child is not None else 0
+        return self._channel.attached_bytes
 
-    def submit(self, message: Message, parcel: Parcel) -> None:
-        """Have a node handle a message; the process starts with the first one."""
-        with self._lock:
-            if self._closing:
-                reason = f"worker {self.label} is closed"
-                self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
+    def send(self, payload: Payload) -> None:
+        """Send a message, which `receive` returns the answer to, or fails."""
+        with contextlib.suppress(OSError):
+            self._channel.send(payload)
+
+    def receive(self) -> Answer:
+        """Wait for an answer and return it.
+
+        Raises
+        ------
+        EOFError, OSError
+            If the process is gone.
+        Exception
+            Whatever unpickling raises, if the reply cannot be read; the process lives on.
+        """
+        while not self._channel.poll(_HIDDEN_DEATH_SECONDS):
+            if not self.alive and not self._channel.poll():
+                raise EOFError
+        answer: Answer = self._channel.receive()
+        return answer
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def end(self) -> str:
+        """End it, which is dying or out of reach; return how it died, and its last lines."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_SECONDS)
+        self.terminate()
+        self.close()
+        code = self._process.wait()
+        how = f"exit code {code}"
+        if -code in set(signal.Signals):
+            how = f"signal {signal.Signals(-code).name}"
+        last = "\n".join(self._last_lines)
+        return f"its last lines were:\n{last}\ndied ({how})" if last else f"died ({how})"
+
+    def close(self) -> None:
+        """Wait until it is gone, kill it if it does not go, and give everything back.
+
+        May be called twice, and from two threads.
+        """
+        with self._closing:
+            if self._closed:
                 return
-            lane = self._lane_of[message.metadata.dst_node_id]
-            lane.waiting.append((message, parcel))
-            self._send_on(lane)
+            self._closed = True
+            try:
+                self._process.wait(_CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._channel.close()
+            os.close(self._lifeline)
+            self._listener.join(_LAST_WORDS_SECONDS)
+
+    def _listen(self, output: int) -> None:
+        with open(output, errors="replace") as lines, contextlib.suppress(ValueError):
+            for line in lines:
+                self._last_lines.append(line.rstrip())
+                self._on_line(line.rstrip())
+
+
+class ProcessHost:
+    """Keeps a worker process going for its node; every message gets a reply.
+
+    A thread takes one message after another. If the process dies, the message that it handled
+    fails at once, and it starts again with empty state.
+
+    Parameters
+    ----------
+    worker : WorkerSpec
+        Its device and cores.
+    job, setup
+        See `WorkerProcess`.
+    threads : int
+        Compute threads; 0 for one per core.
+    mailbox : Mailbox
+        Takes every reply, error replies included. A message whose reply nobody waits for any
+        more is not begun.
+    """
+
+    def __init__(
+        self, worker: WorkerSpec, job: Job, setup: Payload | None, threads: int, mailbox: Mailbox
+    ) -> None:
+        self._job, self._setup, self._mailbox = job, setup, mailbox
+        self.label = worker.name or f"{worker.device_with_cores} (node {job.context.node_id})"
+        variables: Mapping[str, str] = {**os.environ, **environment(worker, threads)}
+        self._start = WorkerStart(worker, num_threads(worker, threads), variables)
+        self._waiting: collections.deque[tuple[Message, Payload]] = collections.deque()
+        self._sent: Message | None = None
+        self._process: WorkerProcess | None = None
+        self._deaths = 0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        # A grid that is collected may close us in any thread, also in one that has the lock.
+        self._changed = threading.Condition(threading.RLock())
+        self.given_up = False
+        """Whether it died too often and is not started again."""
+        self.state = RecordDict()
+        """What the node keeps in shared memory, as of its last reply: momentum, for example."""
+
+    @property
+    def process_id(self) -> int | None:
+        """The process, if it runs."""
+        process = self._process
+        return process.process_id if process is not None and process.alive else None
+
+    @property
+    def attached_bytes(self) -> int:
+        """Bytes of the shared buffers that the process made."""
+        process = self._process
+        return process.attached_bytes if process is not None else 0
+
+    def submit(self, message: Message, payload: Payload) -> None:
+        """Have the node handle a message; the process starts with the first one."""
+        with self._changed:
+            if self._closing:
+                self._fail(message, NODE_GONE, " is closed")
+                return
+            self._waiting.append((message, payload))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, daemon=True)
+                self._thread.start()
+            # From the caller's thread where that is possible: it reaches the process sooner.
+            self._send_next()
+            self._changed.notify()
 
     def begin_close(self) -> None:
         """Take no more messages, and ask the process to end."""
-        with self._lock:
+        with self._changed:
             self._closing = True
-            if self._child is not None:
-                self._child.terminate()
+            if self._process is not None:
+                self._process.terminate()
+            self._changed.notify()
 
     def finish_close(self) -> None:
         """Wait until the process is gone; kill it if it does not go."""
-        with self._lock:
-            change = self._change
-        if change is not None and change is not threading.current_thread():
-            change.join(_JOIN_SECONDS)
-        with self._lock:
-            child, self._child = self._child, None
-        if child is not None:
-            self._unwatch(child)
-            child.close()
-        with self._lock:  # somebody may still wait
-            self._fail_all(NODE_GONE, f"worker {self.label} is closed")
+        process, thread = self._process, self._thread
+        if process is not None:
+            process.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+        with self._changed:  # the thread may have started one meanwhile
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+        self._fail_all(NODE_GONE, " is closed")  # somebody may still wait
 
-    def _send_on(self, lane: _Lane) -> None:
-        """Send what the process can handle now; with the lock."""
-        while lane.waiting and not self._mailbox.expects(lane.waiting[0][0].metadata.message_id):
-            lane.waiting.popleft()
-        if not lane.waiting or self._change is not None or self._closing:
-            return
-        child = self._child
-        if self.given_up:
-            reason = f"worker {self.label} died {_MAX_DEATHS} times and is given up"
-            self._fail_all(NODE_GONE, reason)
-        elif child is None:
-            self._begin_change(self._start)
-        elif not lane.sent and (self._ended or not child.alive):
-            self._begin_change(self._bury)
-        else:
-            while lane.waiting and self._has_room(lane):
-                work = lane.waiting.popleft()
-                if not self._mailbox.expects(work[0].metadata.message_id):
-                    continue
-                lane.sent.append(work)
-                try:
-                    child.send(work[1], lane.number)
-                except OSError:
-                    self._begin_change(self._bury)
+    def _serve(self) -> None:
+        """Handle messages until `begin_close`; the thread's function."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._sent or self._waiting or self._closing)
+                if self._closing:
                     return
-
-    def _has_room(self, lane: _Lane) -> bool:
-        small = len(lane.waiting[0][1].payload) < _AHEAD_BYTES
-        return not lane.sent or (len(lane.sent) <= self._ahead and small)
-
-    def _on_readable(self, child: ChildProcess, lane: _Lane) -> None:
-        with self._lock:
-            if child is not self._child or self._change is not None:
-                return
-            if self._closing:
-                self._unwatch(child)
-                return
-            if not child.poll(lane.number):  # said of another file of this number, long closed
-                return
+                sent = self._sent
+            if sent is not None:
+                self._receive(sent)
+                continue
             try:
-                reply, state = child.receive(lane.number)
-            except (EOFError, OSError):
-                self._unwatch(child)
-                self._ended = True
-                if any(lane.sent for lane in self._lanes):  # else the next message finds out
-                    self._begin_change(self._bury)
-                return
-            except Exception as error:  # without an answer the sender would wait for ever
-                reason = f"worker {self.label}: {type(error).__name__}: {error}"
-                self._fail(lane.sent.popleft(), CRASHED, reason)
-                self._send_on(lane)
-                return
-            message, _ = lane.sent.popleft()
-            self._deaths = 0
-            self.states[message.metadata.dst_node_id] = state
-            self._send_on(lane)
-            self._mailbox.receive(reply)
+                self._ensure_process()
+            except Exception as error:  # it cannot be started
+                self._fail_all(CRASHED, f": {type(error).__name__}: {error}")
+            with self._changed:
+                self._send_next()
 
-    def _look_after(self) -> None:
-        """Notice a death that a grandchild hides, which holds the socket open."""
-        if not self._lock.acquire(blocking=False):
-            return  # somebody is busy with it
+    def _send_next(self) -> None:
+        """Send the next message, if the process is ready for one; with the lock."""
+        while self._waiting and self._sent is None:
+            message, payload = self._waiting[0]
+            if not self._mailbox.expects(message.metadata.message_id):
+                self._waiting.popleft()
+                continue
+            if self._process is None or self._process.ended:
+                return  # the thread starts one
+            self._waiting.popleft()
+            self._sent = message
+            self._process.send(payload)
+
+    def _receive(self, message: Message) -> None:
+        """Wait for the reply to the message that was sent, and pass it on."""
+        process = self._process
+        assert process is not None
         try:
-            child = self._child
-            busy = any(lane.sent for lane in self._lanes)
-            if child is None or self._change is not None or self._closing or not busy:
-                return
-            if not child.alive and not any(child.poll(lane.number) for lane in self._lanes):
-                self._begin_change(self._bury)
-        finally:
-            self._lock.release()
-
-    def _begin_change(self, change: Callable[[], None]) -> None:
-        """Start or bury the process, in a thread: nobody else is to wait; with the lock."""
-        thread = threading.Thread(target=self._changed, args=(change,), daemon=True)
-        thread.start()
-        self._change = thread
-
-    def _changed(self, change: Callable[[], None]) -> None:
-        try:
-            change()
-        except Exception as error:  # it cannot be started
+            reply, state = process.receive()
+        except (EOFError, OSError):
+            if not self._closing:
+                self._replace(message)
+            return
+        except Exception as error:  # without an answer the sender would wait for ever
             reason = f"worker {self.label}: {type(error).__name__}: {error}"
-            with self._lock:
-                self._fail_all(CRASHED, reason)
-        with self._lock:
-            self._change = None
-            for lane in self._lanes:
-                self._send_on(lane)
+            reply, state = Message(Error(CRASHED, reason), reply_to=message), self.state
+        with self._changed:
+            self._sent = None
+            self._deaths = 0
+            self.state = state
+            self._send_next()
+        self._mailbox.receive(reply)
 
-    def _start(self) -> None:
-        child = ChildProcess(
-            self._job, self._settings.setup, len(self._lanes), self._environment, self._on_line
-        )
-        with self._lock:
-            self._child, self._ended = child, False
-            if self._closing:  # `finish_close` waits for us
-                child.terminate()
-                return
-            for lane in self._lanes:
-                on_readable = functools.partial(self._on_readable, child, lane)
-                self._reactor.watch(child.fileno(lane.number), on_readable)
+    def _ensure_process(self) -> None:
+        """Start the process, or start it again if it died between two messages."""
+        if self.given_up:
+            self._fail_all(NODE_GONE, f" died {_MAX_DEATHS} times and is given up")
+        elif self._process is None:
+            self._start_process()
+        elif self._process.ended:
+            self._replace(None)
 
-    def _bury(self) -> None:
-        """Count a death, fail what the process handled, and start it again."""
-        child = self._child
-        assert child is not None
-        self._unwatch(child)
-        child.end()  # it may live, and only the way to it be broken
-        reason = f"worker {self.label}: the process {child.obituary()}"
-        if not any(lane.sent for lane in self._lanes):  # else the reply says it
-            _LOG.warning("%s", reason)
-        with self._lock:
-            self._child = None
-            self.states.clear()
-            for lane in self._lanes:
-                if lane.sent:
-                    self._fail(lane.sent.popleft(), CRASHED, reason)
-                lane.waiting.extendleft(reversed(lane.sent))
-                lane.sent.clear()
-            if self._closing:
-                return
+    def _replace(self, message: Message | None) -> None:
+        """Count a death, fail the message that the process handled, and start it again."""
+        process = self._process
+        assert process is not None
+        how = process.end()  # it may live, and only the way to it be broken
+        with self._changed:
+            self._process, self._sent, self.state = None, None, RecordDict()
             self._deaths += 1
             self.given_up = self._deaths >= _MAX_DEATHS
+        if message is not None:
+            self._fail(message, CRASHED, f": the process {how}")
+        else:
+            _LOG.warning("worker %s: the process %s", self.label, how)
+        if self._closing:
+            return
         if self.given_up:
             _LOG.error("worker %s died %d times in a row: given up", self.label, _MAX_DEATHS)
         else:
             _LOG.warning("worker %s starts again", self.label)
-            self._start()
+            with contextlib.suppress(OSError):  # tried once more for the next message
+                self._start_process()
 
-    def _unwatch(self, child: ChildProcess) -> None:
-        for lane in self._lanes:
-            self._reactor.forget(child.fileno(lane.number))
+    def _start_process(self) -> None:
+        process = WorkerProcess(self._start, self._job, self._setup, self._on_line)
+        with self._changed:
+            self._process = process
+            if self._closing:  # `finish_close` waits for us
+                process.terminate()
 
-    def _fail(self, work: Work, code: int, reason: str) -> None:
-        self._mailbox.receive(Message(Error(code, reason), reply_to=work[0]))
+    def _fail(self, message: Message, code: int, reason: str) -> None:
+        error = Error(code, f"worker {self.label}{reason}")
+        self._mailbox.receive(Message(error, reply_to=message))
 
     def _fail_all(self, code: int, reason: str) -> None:
-        for lane in self._lanes:
-            for work in (*lane.sent, *lane.waiting):
-                self._fail(work, code, reason)
-            lane.sent.clear()
-            lane.waiting.clear()
+        with self._changed:
+            failed = [self._sent] if self._sent is not None else []
+            failed += [message for message, _ in self._waiting]
+            self._waiting.clear()
+            self._sent = None
+        for message in failed:
+            self._fail(message, code, reason)
 
     def _on_line(self, line: str) -> None:
         _LOG.info("[%s] %s", self.label, line)

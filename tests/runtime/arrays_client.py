@@ -6,20 +6,18 @@ Two apps of the same handler: `app` knows nothing of flower_blsgd, `viewing_app`
 import os
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_blsgd.array_view import view_record
-from flower_blsgd.runtime.shared_arrays import accept_views
+from flower_blsgd.array_records import view_record
+from flower_blsgd.runtime.app_call import accept_views
 
 app, viewing_app = ClientApp(), ClientApp()
 accept_views(viewing_app)
 
 KEPT: list[np.ndarray] = []
-LONGEST_WAIT_SECONDS = 60.0
 
 
 @app.train()
@@ -73,14 +71,6 @@ def train(message: Message, context: Context) -> Message:
         return None  # type: ignore[return-value]
     elif what == "die":
         os._exit(3)
-    elif what == "meet":
-        Path(order["mine"]).touch()
-        deadline = time.monotonic() + LONGEST_WAIT_SECONDS
-        while not Path(order["yours"]).exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        answer["met"] = Path(order["yours"]).exists()
-        if order.get("then") == "die":
-            os._exit(3)
     elif what == "log":
         with open(order["file"], "a") as file:
             file.write(f"begin {context.node_id}\n")

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flower_blsgd.runtime.channel import Channel
-from flower_blsgd.runtime.shared_arrays import Packer
-from flower_blsgd.runtime.shared_pool import Pool
+from flower_blsgd.runtime.shared_memory import BufferPool, Channel, Packer
 
 SHARED_NAME = "memfd:blsgd"
 
@@ -18,7 +16,7 @@ class Side:
     """An end, and the pool of its process."""
 
     def __init__(self, end: socket.socket, views: bool) -> None:
-        self.pool = Pool()
+        self.pool = BufferPool()
         self.channel = Channel(end, views)
 
     def send(self, content: object) -> None:

@@ -1,5 +1,6 @@
 """What the tests with real processes share."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -40,6 +41,47 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def processes_below(parent: int | None = None) -> set[int]:
+    """Return what runs below a process, by default this one, but for template processes."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, above = stat.read_text().rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                parents[int(stat.parent.name)] = int(above)
+    found: set[int] = set()
+    level = {parent or os.getpid()}
+    while level:
+        level = {pid for pid, above in parents.items() if above in level}
+        found |= level
+    return {pid for pid in found if not is_template(pid)}
+
+
+def is_template(pid: int) -> bool:
+    """Return whether a process is a template of worker processes, and no fork of one."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return False
+    return b"runtime.template_process" in command and name != "blsgd-worker"
+
+
+def shared_files() -> set[str]:
+    """Return the names of what lies in shared memory now."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def not_held(names: set[str]) -> set[str]:
+    """Leave out what some process still holds: other programs use shared memory as well."""
+    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            names = {name for name in names if name not in text}
+    return names
 
 
 def make_app(folder: Path) -> Path:

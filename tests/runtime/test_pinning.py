@@ -1,13 +1,13 @@
 """Cores, threads and environment of a worker."""
 
+import contextlib
 import os
 import threading
 
 import pytest
 import torch
 
-from flower_blsgd.runtime.devices import WorkerSpec
-from flower_blsgd.runtime.machine import usable_cores
+from flower_blsgd.runtime.devices import WorkerSpec, usable_cores
 from flower_blsgd.runtime.pinning import environment, num_threads, pinned
 from tests.log_capture import captured_log
 
@@ -24,7 +24,6 @@ needs_affinity = pytest.mark.skipif(
         (WorkerSpec("cpu", (0, 1, 2)), 1, 1),
         (WorkerSpec("cpu", (4,)), 8, 8),
         (WorkerSpec("cpu"), 0, 1),
-        (WorkerSpec("cuda:0"), 0, 1),
         (WorkerSpec("cuda:0"), 4, 4),
     ],
 )
@@ -32,31 +31,25 @@ def test_num_threads(worker: WorkerSpec, threads: int, expected: int) -> None:
     assert num_threads(worker, threads) == expected
 
 
-ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}
-
-
-def test_environment_of_a_cpu_worker() -> None:
-    assert environment(WorkerSpec("cpu", (0, 1))) == {
-        **ALLOCATOR,
-        "OMP_NUM_THREADS": "2",
-        "MKL_NUM_THREADS": "2",
-        "OPENBLAS_NUM_THREADS": "2",
-        "CUDA_VISIBLE_DEVICES": "",
+@pytest.mark.parametrize(
+    ("worker", "threads", "count", "more"),
+    [
+        (WorkerSpec("cpu", (0, 1)), 0, "2", {"CUDA_VISIBLE_DEVICES": ""}),
+        (WorkerSpec("cuda:1"), 3, "3", {}),  # hides nothing: it would be cuda:0 there
+    ],
+)
+def test_environment(worker: WorkerSpec, threads: int, count: str, more: dict[str, str]) -> None:
+    assert environment(worker, threads) == {
+        "MALLOC_TRIM_THRESHOLD_": "268435456",
+        "MALLOC_MMAP_THRESHOLD_": "33554432",
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        **more,
     }
 
 
-@pytest.mark.parametrize("device", ["cuda:1", "cuda", "xpu:0", "mps"])
-def test_environment_of_an_accelerator_worker_hides_nothing(device: str) -> None:
-    """It would be cuda:0 there, and cuda:1 everywhere else."""
-    assert environment(WorkerSpec(device), threads=3) == {
-        **ALLOCATOR,
-        "OMP_NUM_THREADS": "3",
-        "MKL_NUM_THREADS": "3",
-        "OPENBLAS_NUM_THREADS": "3",
-    }
-
-
-def test_environment_leaves_the_users_allocator_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_keeps_the_users_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
     assert environment(WorkerSpec("cpu"))["MALLOC_TRIM_THRESHOLD_"] == "7"
 
@@ -68,12 +61,16 @@ def other_thread_count() -> int:
 
 
 @needs_affinity
-def test_pinned_and_undone(other_thread_count: int) -> None:
+def test_pinned_and_undone_also_after_an_error(other_thread_count: int) -> None:
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    with pinned(WorkerSpec("cpu", CORES[-1:]), other_thread_count):
+    with (
+        contextlib.suppress(RuntimeError),
+        pinned(WorkerSpec("cpu", CORES[-1:]), other_thread_count),
+    ):
         assert os.sched_getaffinity(0) == {CORES[-1]}
         assert torch.get_num_threads() == other_thread_count
         assert inherited_affinity() == {CORES[-1]}
+        raise RuntimeError("in the handler")
     assert os.sched_getaffinity(0) == cores
     assert torch.get_num_threads() == threads
 
@@ -87,35 +84,6 @@ def inherited_affinity() -> set[int]:
     return found[0]
 
 
-@needs_affinity
-def test_pinned_undone_after_an_error(other_thread_count: int) -> None:
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    with (
-        pytest.raises(RuntimeError, match="in the handler"),
-        pinned(WorkerSpec("cpu", CORES[:1]), other_thread_count),
-    ):
-        raise RuntimeError("in the handler")
-    assert os.sched_getaffinity(0) == cores
-    assert torch.get_num_threads() == threads
-
-
-@needs_affinity
-def test_pinned_one_worker_after_the_other(other_thread_count: int) -> None:
-    """As an actor of Ray serves them."""
-    for cores, threads in [(CORES[:1], 1), (CORES, other_thread_count), (CORES[-1:], 2)]:
-        with pinned(WorkerSpec("cpu", cores), threads):
-            assert os.sched_getaffinity(0) == set(cores)
-            assert torch.get_num_threads() == threads
-
-
-@needs_affinity
-def test_pinned_accelerator_keeps_all_cores() -> None:
-    cores = os.sched_getaffinity(0)
-    with pinned(WorkerSpec("cuda:0"), 2):
-        assert os.sched_getaffinity(0) == cores
-        assert torch.get_num_threads() == 2
-
-
 def test_pinned_without_affinity(monkeypatch: pytest.MonkeyPatch, other_thread_count: int) -> None:
     """As on macOS: a warning, and the threads still count."""
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
@@ -123,11 +91,6 @@ def test_pinned_without_affinity(monkeypatch: pytest.MonkeyPatch, other_thread_c
     with captured_log() as log, pinned(WorkerSpec("cpu", (0, 1)), other_thread_count):
         assert torch.get_num_threads() == other_thread_count
     assert log.warnings == ["no CPU affinity on this system: cpu is not pinned"]
-
-
-def test_pinned_to_no_cores_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to warn of where nothing was asked."""
-    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     with captured_log() as log, pinned(WorkerSpec("cuda:0"), 1):
         assert torch.get_num_threads() == 1
-    assert log.lines() == []
+    assert log.lines() == []  # there is nothing to warn of where nothing was asked

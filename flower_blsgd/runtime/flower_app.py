@@ -2,22 +2,22 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError, nearest
+from ..errors import UsageError, nearest
 
 Value = bool | int | float | str
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _ASSIGNMENT = re.compile(r"""([^\s=]+)=("[^"]*"|'[^']*'|\S*)""")
 
 
 @dataclass(frozen=True)
 class FlowerApp:
-    """A Flower app's folder.
+    """The folder of a Flower app, as its ``pyproject.toml`` describes it.
 
     Parameters
     ----------
@@ -90,7 +90,10 @@ def read_app(folder: Path) -> FlowerApp:
 
 
 def run_config(
-    app: FlowerApp, sources: Iterable[str], settings: Iterable[str]
+    app: FlowerApp,
+    sources: Iterable[str],
+    settings: Iterable[str],
+    migrate: Callable[[dict[str, Value]], dict[str, Value]] = dict,
 ) -> tuple[dict[str, Value], str]:
     """Return the app's run config with the overrides, and the name of the last config file.
 
@@ -102,6 +105,8 @@ def run_config(
         ``-c``: a file, the bare name of one in the app's ``configs/``, or ``key=value`` pairs.
     settings : iterable of str
         ``-s``: ``key=value``, one each; they come last.
+    migrate : callable, optional
+        Applied to each of them: turns settings of an earlier version of the app into today's.
 
     Raises
     ------
@@ -123,12 +128,13 @@ def run_config(
                 f"-c {source}: neither a file nor a config of {app.name} nor key=value; "
                 f"{nearest(source, known)}"
             )
-        config.update(_known(app, overrides))
+        config.update(_known(app, migrate(overrides)))
     for setting in settings:
         key, equals, raw = setting.partition("=")
         if not equals:
             raise UsageError(f"-s {setting}: write key=value, such as -s epochs=5")
-        config.update(_known(app, {key.strip(): _value(app, key.strip(), raw.strip())}))
+        override = {key.strip(): _value(app, key.strip(), raw.strip())}
+        config.update(_known(app, migrate(override)))
     return config, name
 
 
