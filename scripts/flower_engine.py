@@ -8,12 +8,11 @@ Examples::
 
 It starts a SuperLink (and SuperNodes) with a private FLWR_HOME on free ports, calls
 ``flwr run``, shows the run's log, and ends every process that it started. These are the
-commands of clients/README.md and server/README.md, in one.
+commands of docs/deployment.md, in one.
 """
 
 import argparse
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -31,20 +30,27 @@ START_SECONDS = 60
 
 def main() -> int:
     """Start the engine, run the app, stop the engine."""
-    options = arguments()
-    adopt_orphans()
+    options = parse_arguments()
+    simulation = options.engine == "simulation"
     with tempfile.TemporaryDirectory(prefix="flwr-home-") as home:
         engine = Engine(Path(home))
         try:
-            engine.start_superlink(simulation=options.engine == "simulation")
+            engine.start_superlink(simulation)
             for node in options.node:
                 engine.start_supernode(node)
-            return engine.run_app(options)
+            command = ["run", options.app, "engine", "--stream"]
+            if simulation:
+                command += engine.federation(options.num_supernodes, options.stock)
+            for config in options.run_config:
+                command += ["-c", config]
+            code = engine.flwr(*command).returncode
+            listing = engine.flwr("ls", "engine", "--format", "json", stdout=subprocess.PIPE)
+            return code or int("finished:completed" not in listing.stdout)
         finally:
             engine.stop()
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("engine", choices=["simulation", "deployment"])
@@ -59,7 +65,13 @@ def arguments() -> argparse.Namespace:
 
 
 class Engine:
-    """The processes of one Flower engine."""
+    """A SuperLink with its SuperNodes.
+
+    Parameters
+    ----------
+    home : Path
+        An empty folder: Flower's home, and the logs of all programs.
+    """
 
     def __init__(self, home: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -96,17 +108,16 @@ class Engine:
                 time.sleep(0.1)
         raise SystemExit(f"the SuperLink did not answer within {START_SECONDS} s")
 
-    def start_supernode(self, node_config: str) -> None:
+    def start_supernode(self, node_config: str) -> "subprocess.Popen[bytes]":
         """Start a SuperNode."""
-        self.start(
+        return self.start(
             *["flower-supernode", "--insecure", "--superlink", self.address],
             *["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config],
         )
 
-    def start(self, program: str, *arguments: str) -> None:
+    def start(self, program: str, *arguments: str) -> "subprocess.Popen[bytes]":
         """Start a program quietly, in a session of its own."""
-        log = (self.home / f"{program}-{len(self.processes)}.log").open("wb")
-        with log:
+        with (self.home / f"{program}-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
                 [BIN / program, *arguments],
                 env=self.environment,
@@ -116,54 +127,49 @@ class Engine:
                 start_new_session=True,
             )
         self.processes.append(process)
+        return process
 
-    def run_app(self, options: argparse.Namespace) -> int:
-        """Call ``flwr run`` and follow its log; return 0 if the run was completed."""
-        command: list[str | Path] = [BIN / "flwr", "run", options.app, "engine", "--stream"]
-        for config in options.run_config:
-            command += ["-c", config]
-        if options.engine == "simulation":
-            nodes = options.num_supernodes
-            # One core a node, and as many Ray CPUs as nodes, whatever the machine has.
-            resources = f"client-resources-num-cpus=1 init-args-num-cpus={nodes}"
-            federation = f"num-supernodes={nodes} {'' if options.stock else resources}"
-            command += ["--federation-config", federation.strip()]
-        code = subprocess.run(command, env=self.environment, check=False).returncode
-        listing = subprocess.run(
-            [BIN / "flwr", "ls", "engine", "--format", "json"],
+    def flwr(
+        self, *arguments: str | Path, stdout: int | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """Call ``flwr``; both outputs go to `stdout`, by default this process's own."""
+        return subprocess.run(
+            [BIN / "flwr", *arguments],
             env=self.environment,
-            check=False,
-            capture_output=True,
+            stdout=stdout,
+            stderr=None if stdout is None else subprocess.STDOUT,
             text=True,
-        ).stdout
-        return code or int("finished:completed" not in listing)
+            check=False,
+        )
 
-    def stop(self) -> None:
-        """End every process that was started, and all that those started."""
-        for process in reversed(self.processes):
+    def federation(self, num_supernodes: int, stock: bool = False) -> list[str]:
+        """Return the arguments of ``flwr run`` for so many virtual nodes.
+
+        Each has one core, and Ray believes in as many CPUs as nodes, whatever the machine has;
+        `stock` leaves both as Flower has them.
+        """
+        resources = f" client-resources-num-cpus=1 init-args-num-cpus={num_supernodes}"
+        config = f"num-supernodes={num_supernodes}{'' if stock else resources}"
+        return ["--federation-config", config]
+
+    def stop(self, *processes: "subprocess.Popen[bytes]") -> None:
+        """End these programs, or all, and all that those started."""
+        chosen = processes or tuple(reversed(self.processes))
+        for process in chosen:
             signal_session(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and any(map(session_members, self._sessions())):
-            for process in self.processes:
+        while time.monotonic() < deadline and any(session_members(p.pid) for p in chosen):
+            for process in chosen:
                 process.poll()
             time.sleep(0.1)
-        for session in self._sessions():
-            signal_session(session, signal.SIGKILL)
-        for process in self.processes:
+        self.kill(*chosen)
+
+    def kill(self, *processes: "subprocess.Popen[bytes]") -> None:
+        """Kill these programs with all that they started."""
+        for process in processes:
+            signal_session(process.pid, signal.SIGKILL)
             process.wait()
-        with contextlib.suppress(ChildProcessError):
-            while True:  # what the ended programs left to us
-                os.waitpid(-1, 0)
-
-    def _sessions(self) -> list[int]:
-        return [process.pid for process in self.processes]
-
-
-def adopt_orphans() -> None:
-    """Become the parent of what our programs leave behind, so that it can be waited for."""
-    if sys.platform == "linux":
-        pr_set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+            self.processes.remove(process)
 
 
 def session_members(session: int) -> list[int]:

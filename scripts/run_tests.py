@@ -1,42 +1,32 @@
-"""Run all tests, in processes side by side.
+"""Run all tests in two processes side by side.
 
-Those that start Flower's own engines mostly wait, and those of the stream leave the threads of gRPC
-behind; both run beside the others. What they print comes at the end. The exit status is 0 if all
-passed.
+Tests of Flower's own engines mostly wait, and those of the stream leave threads of gRPC behind;
+both run in one process beside all others. What it prints comes at the end. The exit status is 0
+if all passed.
 """
 
 import subprocess
 import sys
 import tempfile
-from typing import IO
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-STREAM = "tests/runtime/stream"
-BESIDE = {"with Flower's engines": ["-m", "engines"], "of the stream": [STREAM]}
-OTHERS = ["-m", "not engines", f"--ignore={STREAM}"]
+BESIDE = ["tests/engines", "tests/runtime/stream"]
+OTHERS = [f"--ignore={path}" for path in BESIDE]
 
 
 def main() -> int:
-    """Run all sets; return the first exit status that is not 0."""
-    running: dict[str, tuple[subprocess.Popen[str], IO[str]]] = {}
-    try:
-        for name, arguments in BESIDE.items():
-            log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed at the end
-            process = subprocess.Popen(
-                [*PYTEST, *arguments], stdout=log, stderr=subprocess.STDOUT, text=True
-            )
-            running[name] = process, log
-        status = subprocess.run([*PYTEST, *OTHERS], check=False).returncode
-        for name, (process, log) in running.items():
-            status = status or process.wait()
-            process.wait()
+    """Run both sets; return the first exit status that is not 0."""
+    with tempfile.TemporaryFile("w+") as log:
+        beside = subprocess.Popen([*PYTEST, *BESIDE], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            others = subprocess.run([*PYTEST, *OTHERS], check=False)
+            status = others.returncode or beside.wait()
+        finally:
+            if sys.exc_info()[0] is not None:
+                beside.terminate()
+            beside.wait()
             log.seek(0)
-            sys.stdout.write(f"\ntests {name}:\n{log.read()}")
-    finally:
-        for process, log in running.values():
-            process.terminate()
-            process.wait()
-            log.close()
+            sys.stdout.write(f"\ntests of engines and streams:\n{log.read()}")
     return status
 
 

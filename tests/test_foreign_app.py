@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from flower_blsgd.app_folder import read_app
+from flower_blsgd.runtime.flower_app import read_app
 
 from .in_process_grid import Handler, InProcessGrid
 
 APP = Path(__file__).with_name("foreign_app")
-NODES = 4
+NODES = 2
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def on_local_grid(result: Path, strategy: str) -> str:
     """Run it as a user does."""
     settings = ["-s", f"strategy={strategy}", "-s", f"result={result}"]
     done = subprocess.run(
-        [sys.executable, "-m", "flower_blsgd", "run", APP, "--workers", "4x cpu", *settings],
+        [sys.executable, "-m", "flower_blsgd", "run", APP, "--workers", f"{NODES}x cpu", *settings],
         check=False,
         capture_output=True,
         text=True,
@@ -67,8 +67,8 @@ def on_local_grid(result: Path, strategy: str) -> str:
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("strategy", ["FedAvg", "FedAdam"])
-def test_an_ordinary_app_gives_the_same_bits(app_path: None, tmp_path: Path, strategy: str) -> None:
+def test_an_ordinary_app_gives_the_same_bits(app_path: None, tmp_path: Path) -> None:
+    strategy = "FedAdam"  # a FedAvg with a step of its own
     here, there = tmp_path / "here.npz", tmp_path / "there.npz"
     on_in_process_grid(here, strategy)
     output = on_local_grid(there, strategy)

@@ -6,9 +6,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[2]
+from ..examples.commands import ROOT
 
 
 def tracked() -> list[str]:
@@ -22,15 +20,6 @@ def tracked() -> list[str]:
     return listing.stdout.split()
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
-
-
 def test_wheel_holds_one_package_with_the_app_inside(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {
@@ -40,27 +29,6 @@ def test_wheel_holds_one_package_with_the_app_inside(wheel: Path) -> None:
     for part in ("clients/blsgd_client.py", "server/blsgd_server.py", "pyproject.toml"):
         assert f"flower_blsgd/_app/{part}" in names
     assert "flower_blsgd/py.typed" in names
-
-
-@pytest.mark.processes
-def test_installed_wheel_runs_the_built_in_app_in_an_empty_folder(
-    wheel: Path, tmp_path: Path
-) -> None:
-    site, empty = tmp_path / "site", tmp_path / "empty"
-    zipfile.ZipFile(wheel).extractall(site)
-    empty.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "flower_blsgd", "run", "-c", "digits", "-s", "epochs=1"],
-        cwd=empty,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "from the built-in app" in done.stdout.splitlines()[0]
-    assert (empty / "runs" / "digits-1" / "summary.json").is_file()
 
 
 def test_bundle_holds_the_allowed_files_only(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """docs/extending.md: every block of code in it runs, in the order in which it stands there."""
 
-import ast
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flower_blsgd import TrainReport
 from flower_blsgd.algorithm.local_steps import Participant
 
-from ..in_process_grid import Handler, InProcessGrid
-from .commands import ROOT
+from .commands import ROOT, two_nodes
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "extending.md").read_text()
@@ -24,32 +20,11 @@ INCLUDED = re.compile(r"# (examples/\S+\.py)\n(.*)", re.DOTALL)
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In the root of the repository; what the code does to this process is taken back."""
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run all blocks but that with processes, in the repository; return what they defined."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "own_digits"]:
-        del sys.modules[name]
-
-
-def grid_of(names: dict[str, Any]) -> InProcessGrid:
-    """Return a grid whose two nodes call the page's app, as it is when a message comes."""
-
-    def node(number: int, tier: str) -> Handler:
-        node_config = {"device": "cpu", "tier": tier, "partition-id": number}
-        context = Context(1, 100 + number, node_config, RecordDict(), {})
-        return lambda message, _: names["app"](message, context)
-
-    return InProcessGrid({100: node(0, "fast"), 101: node(1, "slow")})
-
-
-@pytest.fixture
-def names(place: None) -> dict[str, Any]:
-    """Run all blocks but that with processes; return what they defined."""
     found: dict[str, Any] = {"__name__": "page"}
-    found["grid"] = grid_of(found)
+    found["grid"] = two_nodes(lambda: found["app"], {})
     found["context"] = Context(1, 1, {}, RecordDict(), {})
     for block in BLOCKS:
         if LOCAL_GRID not in block:
@@ -65,14 +40,14 @@ def test_blocks_from_examples_are_the_examples_code() -> None:
 
 
 def test_blocks_do_what_they_say(names: dict[str, Any]) -> None:
-    team = [Participant(True, 8), Participant(False, 8), Participant(False, 8, given_steps=3)]
-    assert names["HalfForSlow"](8).local_steps(team) == [8, 4, 3]
+    workers = [Participant(True, 8), Participant(False, 8), Participant(False, 8, given_steps=3)]
+    assert names["HalfForSlow"](8).local_steps(workers) == [8, 4, 3]
     assert names["RootWeighting"]().weights([64.0, 16.0, 0.0]) == [8 / 12, 4 / 12, 0.0]
     strategy = names["strategy"]
     # (8 + 4) x 8 = 96 of 192 samples a round: two rounds an epoch. start: 4, fit: to epoch 3,
     # which is 2 more, the stream's start: 2.
     assert (strategy.planner.epoch, strategy.planner.rounds_total) == (4, 8)
-    assert [worker.fast for worker in strategy.roster.workers] == [True, False]
+    assert [worker.fast for worker in strategy.registry.workers] == [True, False]
     losses = strategy.planner.table.losses
     assert losses[losses < float("inf")].mean() < 0.69  # ln 2 is what guessing costs
     assert list(names["result"].train_metrics_clientapp) == [1, 2]
@@ -93,13 +68,13 @@ def test_loop_by_hand_reports_what_local_sgd_does(names: dict[str, Any]) -> None
     assert report.mean_loss == pytest.approx(0.69, abs=0.3)
 
 
-def test_subclass_tells_every_round(
+def test_subclass_prints_every_round(
     names: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     strategy = names["Told"](192, 8, 4, local_steps_slow=2, fraction_evaluate=0.0)
     strategy.fit(names["grid"], names["ArrayRecord"](names["my_model"]().state_dict()), epochs=1)
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in told] == ["round 1", "round 2", "round 3", "round 4"]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed] == [f"round {n}" for n in range(1, 5)]
 
 
 @pytest.mark.processes
@@ -110,7 +85,7 @@ def test_local_grid_runs_an_ordinary_app(names: dict[str, Any]) -> None:
     assert names["result"].train_metrics_clientapp[2]["train-loss"] < 2.0
 
 
-@pytest.mark.parametrize("page", ["extending.md", "simulation.md"])
+@pytest.mark.parametrize("page", ["extending.md", "deployment.md"])
 def test_links_lead_somewhere(page: str) -> None:
     text = (DOCS / page).read_text()
     headings = {
@@ -122,15 +97,6 @@ def test_links_lead_somewhere(page: str) -> None:
     for link in (link for link in links if "://" not in link):
         path, _, anchor = link.partition("#")
         assert (DOCS / path).exists() if path else anchor in headings, link
-
-
-def test_names_in_the_page_are_importable(place: None) -> None:
-    for block in BLOCKS:
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and node.module == "flower_blsgd":
-                module = __import__("flower_blsgd")
-                for alias in node.names:
-                    assert hasattr(module, alias.name), alias.name
 
 
 def test_files_that_the_page_names_exist() -> None:

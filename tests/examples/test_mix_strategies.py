@@ -1,20 +1,16 @@
 """examples/mix_strategies: Flower's server optimizers behind our average, and a sampler."""
 
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import Participant
-from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.outer_optimizer import OuterSGD
-from flower_blsgd.algorithm.sampling import EpochRequest, UniformSampler
-from flower_blsgd.runtime.machine import usable_cores
+from flower_blsgd.algorithm.sampling import EpochRequest, LossTable, UniformSampler
 
 from ..in_process_grid import (
     InProcessGrid,
@@ -24,7 +20,7 @@ from ..in_process_grid import (
     slow_profile,
     tensors_of,
 )
-from .commands import EXAMPLES, accuracies, run
+from .commands import EXAMPLES, train_in_this_process
 
 EXAMPLE = EXAMPLES / "mix_strategies"
 ARGUMENTS: dict[str, Any] = {
@@ -37,12 +33,8 @@ ARGUMENTS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _example_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _example_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "mixed_digits"]:
-        del sys.modules[name]
 
 
 def server_optimized(optimizer: FedAvg, **changes: Any) -> BiasedLocalSGD:
@@ -116,20 +108,6 @@ def test_a_strategy_without_a_server_step_changes_no_bit(optimizer: type[FedAvg]
     assert same_bits(plain.arrays, mixed.arrays)
 
 
-@pytest.mark.parametrize("optimizer", [FedAdam, FedYogi, FedAdagrad])
-def test_adaptive_optimizers_approach_the_average(optimizer: type[FedAvg]) -> None:
-    found = after(server_optimized(optimizer(eta=0.05)), 8)
-    assert 1.1 < float(found["bias"][0]) < 2.2
-
-
-def test_a_worker_that_fails_is_not_in_what_the_optimizer_gets() -> None:
-    strategy = server_optimized(FedAvg())
-    nodes = grid()
-    nodes.fail_at(1, 1, "non-finite")
-    result = strategy.start(nodes, model(), num_rounds=1)
-    assert tensors_of(result.arrays)["bias"].tolist() == [1.5]
-
-
 def test_no_node_is_waited_for_but_ours() -> None:
     """One node is there, and FedAvgM by itself would wait for two, for ever."""
     nodes = InProcessGrid({10: ToyWorker(fast_profile(0), 1.5)})
@@ -142,45 +120,40 @@ def test_no_node_is_waited_for_but_ours() -> None:
     assert dict(config) == {}
 
 
-def request(rounds: int = 50) -> EpochRequest:
+def request(rounds: int) -> EpochRequest:
     workers = Participant(fast=True, batch_size=2), Participant(fast=False, batch_size=2)
     return EpochRequest(3, 2, rounds, workers, (8, 4), 0)
 
 
-def test_sampler_draws_by_loss_for_fast_workers_and_evenly_for_slow_ones() -> None:
+@pytest.mark.parametrize(
+    ("floor", "losses", "expected"),
+    [
+        (0.5, [0, 1, 2, 5], [0.05, 0.15, 0.25, 0.55]),  # (0.5, 1.5, 2.5, 5.5) / 10
+        (0.1, [0, 0.9, None], [1 / 21, 10 / 21, 10 / 21]),  # never seen: as the hardest
+        (0.1, [None, None], [0.5, 0.5]),  # nothing is known yet
+    ],
+)
+def test_sampler_draws_by_loss_for_fast_workers_and_evenly_for_slow_ones(
+    floor: float, losses: list[float | None], expected: list[float]
+) -> None:
     from mixed_digits.loss_sampler import LossProportionalSampler
 
-    table = LossTable(4)
-    table.record(np.arange(4, dtype=np.int32), np.array([0, 1, 2, 5], np.float32), 1)
-    fast, slow = LossProportionalSampler(floor=0.5).pools(request(1_000), table)
+    table = LossTable(len(losses))
+    seen = {i: loss for i, loss in enumerate(losses) if loss is not None}
+    table.record(np.array(list(seen), np.int32), np.array(list(seen.values()), np.float32), 1)
+    sampler = LossProportionalSampler(floor=floor)
+    fast, slow = sampler.sample_lists(request(1_000), table)
     assert (fast.members, slow.members) == ((0,), (1,))
     assert (len(fast.indices), len(slow.indices)) == (8_000, 4_000)
-    shares = np.bincount(fast.indices, minlength=4) / 8_000
-    assert shares == pytest.approx([0.05, 0.15, 0.25, 0.55], abs=0.02)  # (0.5, 1.5, 2.5, 5.5) / 10
-    assert np.bincount(slow.indices) / 4_000 == pytest.approx(np.full(4, 0.25), abs=0.03)
+    assert np.bincount(fast.indices) / 8_000 == pytest.approx(expected, abs=0.02)
+    assert np.bincount(slow.indices) / 4_000 == pytest.approx(1 / len(losses), abs=0.03)
+    assert fast.indices.tolist() == sampler.sample_lists(request(1_000), table)[0].indices.tolist()
 
 
-def test_sampler_counts_samples_never_seen_as_the_hardest_and_repeats_itself() -> None:
-    from mixed_digits.loss_sampler import LossProportionalSampler
-
-    table = LossTable(3)
-    table.record(np.array([0, 1], np.int32), np.array([0.0, 0.9], np.float32), 1)
-    sampler = LossProportionalSampler(floor=0.1)
-    indices = sampler.pools(request(1_000), table)[0].indices
-    shares = np.bincount(indices, minlength=3) / len(indices)
-    assert shares == pytest.approx([1 / 21, 10 / 21, 10 / 21], abs=0.02)
-    assert indices.tolist() == sampler.pools(request(1_000), table)[0].indices.tolist()
-    everywhere = sampler.pools(request(), LossTable(3))[0].indices  # nothing is known yet
-    assert set(everywhere.tolist()) == {0, 1, 2}
-
-
-@pytest.mark.processes
-def test_one_command_trains_every_mixture() -> None:
-    core = usable_cores()[0]
-    workers = f"1x cpu:{core} fast; 1x cpu:{usable_cores()[-1]} slow"
-    found = accuracies(run("-m", "flower_blsgd", "run", EXAMPLE, "--workers", workers))
+def test_app_trains_every_mixture(capsys: pytest.CaptureFixture[str]) -> None:
+    found = train_in_this_process(EXAMPLE, capsys, epochs=2)
     readme = (EXAMPLE / "README.md").read_text()
     assert len(found) == 6
     for name, percent in found.items():
-        assert percent > 90, name
+        assert percent > 80, name
         assert name in readme

@@ -23,9 +23,6 @@ def main(grid: Grid, context: Context) -> None:
     chosen = kind(
         fraction_train=1.0,
         fraction_evaluate=1.0,
-        min_train_nodes=4,
-        min_evaluate_nodes=4,
-        min_available_nodes=4,
     )
     result = chosen.start(
         grid=grid,

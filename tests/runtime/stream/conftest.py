@@ -2,21 +2,21 @@
 
 import pytest
 
-from flower_blsgd.runtime.stream import connection, grid, session
+from flower_blsgd.runtime.stream import client, grid
 
 
 @pytest.fixture(autouse=True)
-def _lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def _survives_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session in a test's process must not end that process."""
-    monkeypatch.setattr(session, "die_with_supernode", lambda: None)
+    monkeypatch.setattr(client, "die_with_supernode", lambda: None)
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give connections the time that a machine with other work needs to make them again.
+    """Give connections the time that a busy machine needs to make them again.
 
     Tests of these very times set their own.
     """
     monkeypatch.setattr(grid, "_LOST_SECONDS", 30.0)
-    monkeypatch.setattr(connection, "_CONNECT_SECONDS", 60.0)
-    monkeypatch.setattr(connection, "_GIVE_UP_SECONDS", 60.0)
+    monkeypatch.setattr(client, "_CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(client, "_GIVE_UP_SECONDS", 60.0)

@@ -1,24 +1,38 @@
-"""A node's side of letters, without a connection: what the tests of models share."""
+"""A node's end of the message codec, without a connection."""
 
 from collections.abc import Mapping
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from hypothesis import strategies as st
 
-from flower_blsgd.array_view import AnyArray, view_record
+from flower_blsgd.array_records import AnyArray, view_record
 from flower_blsgd.runtime.flower_internals import give_message_id
-from flower_blsgd.runtime.stream.frames import Frame, FrameReader
-from flower_blsgd.runtime.stream.held_models import HeldModels
-from flower_blsgd.runtime.stream.letters import (
+from flower_blsgd.runtime.stream.codec import (
+    EncodedMessage,
     Encoder,
-    Letter,
-    letter_pieces,
-    message_in,
-    reply_in,
-    reply_pieces,
+    decode_message,
+    decode_reply,
+    message_chunks,
+    reply_chunks,
 )
+from flower_blsgd.runtime.stream.frames import Frame, read_frames
+from flower_blsgd.runtime.stream.model_changes import Broadcast, HeldModels
 
 Model = dict[str, AnyArray]
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-2, 9)
+    | st.floats()
+    | st.sampled_from(["<f4", "|u1", "O", "U3", "f4,f4", "(2,)i4", "M8[s]", "V4", "T"])
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=12,
+)
+"""What headers that lie may hold."""
 
 
 def model_of(**tensors: object) -> Model:
@@ -45,19 +59,23 @@ def assert_same_bits(one: Mapping[str, AnyArray], other: Mapping[str, AnyArray])
         assert tensor.tobytes() == other[name].tobytes(), name
 
 
-def order_for(node_id: int, record: ArrayRecord, name: str = "arrays") -> Message:
+def train_message(node_id: int, record: ArrayRecord, name: str = "arrays") -> Message:
     message = Message(RecordDict({name: record}), node_id, "train", group_id="4")
     give_message_id(message)
     return message
 
 
-def frame_in(pieces: list[bytes]) -> Frame:
-    (frame,) = FrameReader().frames(pieces)
+def frame_in(chunks: list[bytes]) -> Frame:
+    (frame,) = read_frames(chunks)
     return frame
 
 
-class FarNode:
-    """Reads letters and writes replies as a session does; the frames go through no network."""
+def content_of(model: Model, name: str = "arrays") -> RecordDict:
+    return RecordDict({name: view_record(model), "metrics": MetricRecord({"num-examples": 3})})
+
+
+class CodecNode:
+    """Reads messages and writes replies as a session does; the frames go through no network."""
 
     def __init__(self, node_id: int = 7, wire_dtype: str = "float32", views: bool = False) -> None:
         self.node_id = node_id
@@ -68,47 +86,41 @@ class FarNode:
         self._session = Message(RecordDict(), node_id, "train.session", group_id="")
 
     def reconnect(self) -> None:
-        """A new connection: the server cannot know what came on the last one."""
+        """Use a new connection: the server cannot know what came on the last one."""
         self.versions = {}
 
-    def receive(self, letter: Letter) -> Message:
-        pieces = letter_pieces(letter, self.versions)
-        self.bytes_received = sum(map(len, pieces))
-        return message_in(frame_in(pieces), self._session, self.node_id, self.held)
+    def receive(self, encoded: EncodedMessage) -> Message:
+        chunks = message_chunks(encoded, self.versions)
+        self.bytes_received = sum(map(len, chunks))
+        return decode_message(frame_in(chunks), self._session, self.node_id, self.held)
 
-    def answer(self, letter: Letter, message: Message, content: RecordDict) -> Message:
+    def answer(self, encoded: EncodedMessage, message: Message, content: RecordDict) -> Message:
         """Return the reply as the server reads it."""
         reply = Message(content, reply_to=message)
-        return reply_in(frame_in(reply_pieces(reply, self.held)), letter)
+        return decode_reply(frame_in(reply_chunks(reply, self.held)), encoded)
 
-    def train(self, letter: Letter, delta: Model, name: str = "arrays") -> Model:
-        """Add `delta` to the model in the letter; return the reply's model, as it arrived."""
-        message = self.receive(letter)
+    def train(self, encoded: EncodedMessage, delta: Model) -> Model:
+        """Add `delta` to the model that came; return the reply's model, as it arrived."""
+        message = self.receive(encoded)
         new = {
             key: (tensor + delta[key] if key in delta else tensor).astype(tensor.dtype)
-            for key, tensor in tensors_in(message.content[name]).items()
+            for key, tensor in tensors_in(message.content["arrays"]).items()
         }
-        reply = self.answer(letter, message, content_of(new, name))
-        return tensors_in(reply.content[name])
+        return tensors_in(self.answer(encoded, message, content_of(new)).content["arrays"])
 
 
-def content_of(model: Model, name: str = "arrays") -> RecordDict:
-    return RecordDict({name: view_record(model), "metrics": MetricRecord({"num-examples": 3})})
-
-
-class Server:
+class CodecServer:
     """Encodes models round after round, as a stream grid does."""
 
     def __init__(self, wire_dtype: str) -> None:
-        self._wire_dtype = wire_dtype
-        self.broadcasts: dict[str, object] = {}
+        self.wire_dtype = wire_dtype
+        self.broadcasts: dict[str, Broadcast] = {}
 
-    def send(self, record: ArrayRecord | Model, *nodes: FarNode) -> list[Letter]:
-        """Return a letter to each node, with the same record."""
-        shared = record if isinstance(record, ArrayRecord) else view_record(record)
-        return self.send_own(dict.fromkeys(nodes, shared))
+    def send(self, model: Model, *nodes: CodecNode) -> list[EncodedMessage]:
+        """Return a message to each node, with the same record."""
+        return self.send_own(dict.fromkeys(nodes, view_record(model)))
 
-    def send_own(self, records: Mapping[FarNode, ArrayRecord]) -> list[Letter]:
-        """Return a letter to each node, with a record of its own."""
-        encoder = Encoder(self._wire_dtype, self.broadcasts)  # type: ignore[arg-type]
-        return [encoder.letter(order_for(node.node_id, r)) for node, r in records.items()]
+    def send_own(self, records: Mapping[CodecNode, ArrayRecord]) -> list[EncodedMessage]:
+        """Return a message to each node, with a record of its own."""
+        encoder = Encoder(self.wire_dtype, self.broadcasts)
+        return [encoder.encode(train_message(node.node_id, r)) for node, r in records.items()]

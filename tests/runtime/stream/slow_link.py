@@ -30,7 +30,6 @@ class SlowLink:
         self._target_port = target_port
         self._delay_seconds, self._bytes_per_second = delay_seconds, bytes_per_second
         self._open = True
-        self._silent = False
         self._cut_after: dict[str, int] = {}
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,7 +49,7 @@ class SlowLink:
         self.close()
 
     def cut(self, for_good: bool = True) -> None:
-        """Break all connections; refuse new ones until `mend` is called, unless not `for_good`."""
+        """Break all connections; refuse new ones until `restore`, unless not `for_good`."""
         self._open = not for_good
         self._loop.call_soon_threadsafe(self._break)
 
@@ -63,13 +62,9 @@ class SlowLink:
         """Whether `cut_after` still has something to do."""
         return bool(self._cut_after)
 
-    def fall_silent(self) -> None:
-        """Take what comes, and pass on nothing: as a cable that was pulled."""
-        self._silent = True
-
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Let connections through again."""
-        self._open, self._silent = True, False
+        self._open = True
 
     def close(self) -> None:
         """End everything."""
@@ -145,8 +140,6 @@ class SlowLink:
                 if not data:
                     break
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-                if self._silent:
-                    continue
                 writer.write(data)
                 await writer.drain()
                 self.passed[direction] += len(data)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from flower_blsgd.array_view import AnyArray, view_record
+from flower_blsgd.array_records import AnyArray, view_record
 from flower_blsgd.runtime.flower_internals import NODE_GONE, RAISED, empty_run
+from flower_blsgd.runtime.stream.client import serve_sessions
 from flower_blsgd.runtime.stream.grid import StreamGrid
-from flower_blsgd.runtime.stream.serve import serve_sessions
 
 from .slow_link import SlowLink
 
@@ -178,7 +178,7 @@ def order(node_id: int = 7, model: Mapping[str, AnyArray] | None = None, **value
     return Message(content, node_id, "train", group_id="3")
 
 
-def ask(grid: Grid, *messages: Message, timeout: float = PATIENCE_SECONDS) -> list[Message]:
+def exchange(grid: Grid, *messages: Message, timeout: float = PATIENCE_SECONDS) -> list[Message]:
     """Send messages; return the replies in the same order. Each must come."""
     replies = list(grid.send_and_receive(messages, timeout=timeout))
     assert len(replies) == len(messages), f"{len(replies)} replies to {len(messages)} messages"
@@ -193,10 +193,6 @@ def config_of(reply: Message) -> dict[str, Any]:
 
 def answer(**values: Any) -> RecordDict:
     return RecordDict({"config": ConfigRecord(values)})
-
-
-def figures(**values: float) -> MetricRecord:
-    return MetricRecord(dict(values))
 
 
 def random_model(num_bytes: int, tensors: int = 4, seed: int = 1) -> dict[str, AnyArray]:

@@ -1,22 +1,26 @@
-"""Messages over real connections: what an app gets, what the server gets back, and when."""
+"""Messages over real connections: what an app gets, and what the server gets back."""
 
+import inspect
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
+from flwr.superlink.grid.http_grid import HttpGrid
 
-from flower_blsgd.array_view import view_record
-from flower_blsgd.runtime.flower_internals import NODE_GONE, RAISED
-from flower_blsgd.runtime.shared_arrays import accept_views
-from flower_blsgd.runtime.stream import records
-from flower_blsgd.runtime.stream.grid import StreamGrid
-from flower_blsgd.runtime.stream.invitation import SESSION
-from flower_blsgd.runtime.stream.serve import serve_sessions
+from flower_blsgd import StreamGrid, UsageError, stream
+from flower_blsgd.array_records import view_record
+from flower_blsgd.runtime.app_call import accept_views
+from flower_blsgd.runtime.flower_internals import NODE_GONE, RAISED, is_deployment, superlink_of
+from flower_blsgd.runtime.stream import grid as grid_module
+from flower_blsgd.runtime.stream.client import serve_sessions
+from flower_blsgd.runtime.stream.codec import SESSION_MESSAGE
 
 from ...log_capture import captured_log
 from ..processes import wait_until
@@ -24,9 +28,9 @@ from .streams import (
     LOOPBACK,
     FakeFlower,
     answer,
-    ask,
     config_of,
     echo,
+    exchange,
     flower_of,
     made_app,
     order,
@@ -49,7 +53,7 @@ def test_messages_go_both_ways_with_several_nodes() -> None:
     with streaming(*[made_app(handle)] * 3) as grid:
         assert sorted(grid.get_node_ids()) == [7, 8, 9]
         for round_number in range(3):
-            replies = ask(grid, *(order(n, x=10 * n + round_number) for n in (7, 8, 9)))
+            replies = exchange(grid, *(order(n, x=10 * n + round_number) for n in (7, 8, 9)))
             for node_id, reply in zip((7, 8, 9), replies, strict=True):
                 assert config_of(reply) == {
                     "twice": 2 * (10 * node_id + round_number),
@@ -59,13 +63,6 @@ def test_messages_go_both_ways_with_several_nodes() -> None:
                 }
                 assert reply.metadata.src_node_id == node_id
         assert len(flower_of(grid).pushed) == 3, "one Flower message a node, however many rounds"
-
-
-def test_model_of_46_megabytes_comes_back_to_the_bit() -> None:
-    model = random_model(46_000_000, tensors=20)
-    with streaming(made_app(echo), made_app(echo)) as grid:
-        for reply in ask(grid, order(7, model), order(8, model)):
-            assert same_bits(reply, model)
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -80,54 +77,8 @@ def test_app_owns_what_it_gets_unless_it_takes_views(views: bool) -> None:
     if views:
         accept_views(app)
     with streaming(app) as grid:
-        (reply,) = ask(grid, order(7, {"w": np.zeros(3, np.float32)}))
+        (reply,) = exchange(grid, order(7, {"w": np.zeros(3, np.float32)}))
         assert config_of(reply)["after"] == (5 if views else 0)
-
-
-def test_reply_belongs_to_the_server() -> None:
-    """Flower's strategies keep and change what they receive."""
-    with streaming(made_app(echo)) as grid:
-        (first,) = ask(grid, order(7, {"w": np.zeros(3, np.float32)}))
-        kept = first.content["arrays"]["w"].numpy()
-        kept += 1
-        (second,) = ask(grid, order(7, {"w": np.full(3, 7, np.float32)}))
-        np.testing.assert_array_equal(kept, [1, 1, 1])
-        np.testing.assert_array_equal(second.content["arrays"]["w"].numpy(), [7, 7, 7])
-
-
-def test_foreign_and_odd_arrays_pass() -> None:
-    record = ArrayRecord(
-        {
-            "foreign": Array("x", (2,), "somebody.format", b"abc"),
-            "scalar": Array(np.array(3.5)),
-            "empty": Array(np.zeros((0, 4), np.int16)),
-        }
-    )
-    message = order(7)
-    message.content["arrays"] = record
-    with streaming(made_app(echo)) as grid:
-        found = ask(grid, message)[0].content["arrays"]
-    assert found["foreign"].data == b"abc"
-    assert found["scalar"].numpy() == 3.5
-    assert found["empty"].numpy().shape == (0, 4)
-
-
-def test_two_records_that_all_nodes_share_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[int] = []
-    encode = records.encode_arrays
-
-    def counted(record: ArrayRecord) -> records.EncodedRecord:
-        encoded.append(id(record))
-        return encode(record)
-
-    one, other = view_record({"w": np.ones(9)}), view_record({"v": np.ones(9)})
-    with streaming(*[made_app(lambda *_: answer(ok=True))] * 4) as grid:
-        monkeypatch.setattr(records, "encode_arrays", counted)
-        messages = [order(n) for n in (7, 8, 9, 10)]
-        for message in messages:
-            message.content["arrays"], message.content["more"] = one, other
-        assert all(config_of(reply)["ok"] for reply in ask(grid, *messages))
-    assert sorted(encoded) == sorted([id(one), id(other)])
 
 
 def test_order_is_kept_and_a_node_does_one_message_at_a_time() -> None:
@@ -143,39 +94,16 @@ def test_order_is_kept_and_a_node_does_one_message_at_a_time() -> None:
         return answer()
 
     with streaming(made_app(handle)) as grid:
-        messages = [order(x=x) for x in range(30)]
-        for message in messages[:15]:
+        messages = [order(x=x) for x in range(20)]
+        for message in messages[:10]:
             grid.push_messages([message])  # without waiting
-        grid.push_messages(messages[15:])
-        ids = [message.metadata.message_id for message in messages]
-        found: list[Message] = []
-        assert wait_until(lambda: found.extend(grid.pull_messages(ids)) or len(found) == 30)
-        assert {reply.metadata.reply_to_message_id for reply in found} == set(ids)
+        grid.push_messages(messages[10:])
+        found = replies_to(grid, messages)
+        ids = {message.metadata.message_id for message in messages}
+        assert {reply.metadata.reply_to_message_id for reply in found} == ids
         assert list(grid.pull_messages(ids)) == [], "each is returned once"
-    assert seen == list(range(30))
+    assert seen == list(range(20))
     assert most == 1
-
-
-@pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
-def test_messages_that_wait_at_a_node_in_16_bits(wire_dtype: str) -> None:
-    """The reply to each counts from its own model."""
-    go = threading.Event()
-
-    def handle(message: Message, _: Context) -> RecordDict:
-        go.wait(60)
-        arrays = message.content["arrays"]
-        return RecordDict({"arrays": view_record({"w": arrays["w"].numpy() + 0.5})})
-
-    with streaming(made_app(handle), wire_dtype=wire_dtype) as grid:
-        messages = [order(7, {"w": np.full(3, value, np.float32)}) for value in (1, 8, 64)]
-        ids = [next(iter(grid.push_messages([message]))) for message in messages]
-        time.sleep(0.3)  # all are at the node
-        go.set()
-        found: list[Message] = []
-        assert wait_until(lambda: found.extend(grid.pull_messages(ids)) or len(found) == 3)
-        values = {r.metadata.reply_to_message_id: r.content["arrays"]["w"].numpy() for r in found}
-        for message_id, value in zip(ids, (1, 8, 64), strict=True):
-            np.testing.assert_array_equal(values[message_id], np.float32([value + 0.5] * 3))
 
 
 @pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
@@ -196,7 +124,7 @@ def test_nodes_hold_one_model_and_the_error_is_measured(wire_dtype: str) -> None
             messages = [order(7), order(8)]
             for message in messages:
                 message.content["arrays"] = record
-            for reply in ask(grid, *messages):
+            for reply in exchange(grid, *messages):
                 # The node changed nothing, so the server reads its own model.
                 assert same_bits(reply, {"w": model})
             assert held[7] == held[8]
@@ -205,24 +133,15 @@ def test_nodes_hold_one_model_and_the_error_is_measured(wire_dtype: str) -> None
         assert 0 < error < 0.01 * {"bfloat16": 2**-8, "float16": 2**-11}[wire_dtype]
 
 
-def test_float32_has_no_error_and_knows_no_versions() -> None:
-    with streaming(made_app(echo)) as grid:
-        ask(grid, order(7, random_model(1000)))
-        assert grid.wire_errors == {}
+def replies_to(grid: StreamGrid, messages: list[Message]) -> list[Message]:
+    """Wait for the replies by pulling."""
+    ids = [message.metadata.message_id for message in messages]
+    found: list[Message] = []
+    assert wait_until(lambda: found.extend(grid.pull_messages(ids)) or len(found) == len(ids))
+    return found
 
 
-# --- the app's own ways -----------------------------------------------------------------------
-
-
-def test_state_lives_on_from_message_to_message() -> None:
-    def handle(_: Message, context: Context) -> RecordDict:
-        record = context.state.config_records.setdefault("mine", ConfigRecord({"calls": 0}))
-        record["calls"] += 1
-        return answer(calls=record["calls"])
-
-    with streaming(made_app(handle), made_app(handle)) as grid:
-        assert [config_of(ask(grid, order(7))[0])["calls"] for _ in range(3)] == [1, 2, 3]
-        assert config_of(ask(grid, order(8))[0])["calls"] == 1
+# --- what an app relies on ----------------------------------------------------------------------
 
 
 def test_mods_are_called_for_each_message_and_not_for_the_session() -> None:
@@ -236,7 +155,7 @@ def test_mods_are_called_for_each_message_and_not_for_the_session() -> None:
 
     with streaming(made_app(lambda *_: answer(x=1), mods=[mod])) as grid:
         for _ in range(3):
-            assert config_of(ask(grid, order())[0]) == {"x": 1, "mod": True}
+            assert config_of(exchange(grid, order())[0]) == {"x": 1, "mod": True}
     assert seen == ["train"] * 3
 
 
@@ -255,7 +174,7 @@ def test_lifespan_is_never_entered_twice_at_a_time() -> None:
 
     with streaming(app) as grid:
         for _ in range(2):
-            (reply,) = ask(grid, order(x=3))
+            (reply,) = exchange(grid, order(x=3))
             assert config_of(reply) == {"x": 3}
     assert not lock.locked()
 
@@ -271,63 +190,49 @@ def test_all_functions_of_an_app_are_reached() -> None:
     def evaluate(message: Message, _: Context) -> Message:
         return Message(answer(kind=message.metadata.message_type), reply_to=message)
 
-    with streaming(serve_sessions(app)) as grid:
-        for kind in ("query.names", "evaluate"):
-            (reply,) = ask(grid, Message(RecordDict(), 7, kind))
+    assert serve_sessions(app) is serve_sessions(app) is app, "twice is as good as once"
+
+    @app.evaluate("later")
+    def later(message: Message, _: Context) -> Message:
+        return Message(answer(kind=message.metadata.message_type), reply_to=message)
+
+    with streaming(app) as grid:
+        for kind in ("query.names", "evaluate", "evaluate.later"):
+            (reply,) = exchange(grid, Message(RecordDict(), 7, kind))
             assert config_of(reply)["kind"] == kind
-        (reply,) = ask(grid, Message(RecordDict(), 7, "train"))
+        (reply,) = exchange(grid, Message(RecordDict(), 7, "train"))
         assert "No train function registered" in reply.error.reason
 
 
-def test_exception_is_an_error_reply_and_the_session_goes_on() -> None:
-    def handle(message: Message, context: Context) -> RecordDict:
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (KeyError("no such layer"), "KeyError: 'no such layer'"),
+        (SystemExit(3), "SystemExit"),
+        (None, "returned NoneType, not a Message"),
+    ],
+)
+def test_call_that_fails_is_an_error_reply_and_the_session_goes_on(
+    failure: BaseException | None, words: str
+) -> None:
+    def handle(message: Message, context: Context) -> Any:
         record = context.state.config_records.setdefault("mine", ConfigRecord({"calls": 0}))
         record["calls"] += 1
         context.state["scratch"] = ConfigRecord({"half": True})
         if message.content["config"]["fail"]:
-            raise KeyError("no such layer")
+            if failure is None:
+                return None
+            raise failure
         return answer(calls=record["calls"])
 
     with streaming(made_app(handle)) as grid:
-        assert config_of(ask(grid, order(fail=False))[0])["calls"] == 1
-        (reply,) = ask(grid, order(fail=True))
+        assert config_of(exchange(grid, order(fail=False))[0])["calls"] == 1
+        (reply,) = exchange(grid, order(fail=True))
         assert reply.error.code == RAISED
         assert "Traceback" in reply.error.reason
-        assert "KeyError: 'no such layer'" in reply.error.reason
-        assert config_of(ask(grid, order(fail=False))[0])["calls"] == 2, "state is rolled back"
+        assert words in reply.error.reason
+        assert config_of(exchange(grid, order(fail=False))[0])["calls"] == 2, "state is rolled back"
         assert len(flower_of(grid).pushed) == 1
-
-
-@pytest.mark.parametrize("leave", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_app_that_wants_to_leave_gets_an_error_reply_too(leave: BaseException) -> None:
-    """Nobody waits for it for ever."""
-
-    def handle(message: Message, _: Context) -> RecordDict:
-        if message.content["config"]["fail"]:
-            raise leave
-        return answer(fine=True)
-
-    with streaming(made_app(handle)) as grid:
-        (reply,) = ask(grid, order(fail=True))
-        assert reply.has_error()
-        assert type(leave).__name__ in reply.error.reason
-        assert wait_until(lambda: 7 in grid.get_node_ids())
-        assert config_of(ask(grid, order(fail=False))[0])["fine"]
-
-
-@pytest.mark.parametrize("answered", [None, "text", "another"])
-def test_what_is_no_reply_is_an_error_reply(answered: object) -> None:
-    def handle(message: Message, _: Context) -> RecordDict:
-        if answered != "another":
-            return answered  # type: ignore[return-value]
-        other = order()
-        other.metadata.__dict__["_message_id"] = "another"
-        return Message(RecordDict(), reply_to=other)  # type: ignore[return-value]
-
-    with streaming(made_app(handle)) as grid:
-        for _ in range(2):
-            (reply,) = ask(grid, order())
-            assert reply.error.code == RAISED
 
 
 def test_reply_that_a_stream_cannot_carry_is_an_error_reply() -> None:
@@ -340,17 +245,17 @@ def test_reply_that_a_stream_cannot_carry_is_an_error_reply() -> None:
         return answer(fine=True)
 
     with streaming(made_app(handle)) as grid:
-        (reply,) = ask(grid, order(large=True))
+        (reply,) = exchange(grid, order(large=True))
         assert "fewer, larger tensors" in reply.error.reason
-        assert config_of(ask(grid, order(large=False))[0])["fine"]
+        assert config_of(exchange(grid, order(large=False))[0])["fine"]
 
 
-# --- the grid's own ways ----------------------------------------------------------------------
+# --- what a strategy relies on ------------------------------------------------------------------
 
 
 def test_message_to_a_node_that_is_not_there_gets_an_error_reply() -> None:
     with streaming(made_app(echo)) as grid:
-        here, gone = ask(grid, order(7, x=1), order(99, x=1))
+        here, gone = exchange(grid, order(7, x=1), order(99, x=1))
         assert config_of(here) == {"x": 1}
         assert gone.error.code == NODE_GONE
         assert "99" in gone.error.reason
@@ -369,7 +274,7 @@ def test_reply_after_the_timeout_is_dropped_and_the_node_goes_on() -> None:
         assert list(grid.send_and_receive([late], timeout=0.1)) == []
         go.set()
         # The node serves in turn: when this reply is here, the late one has come before.
-        assert config_of(ask(grid, order(late=False))[0]) == {"late": False}
+        assert config_of(exchange(grid, order(late=False))[0]) == {"late": False}
         assert list(grid.pull_messages([late.metadata.message_id])) == []
 
 
@@ -388,13 +293,6 @@ def test_flowers_own_names_of_the_grid() -> None:
         flower.close()
 
 
-def test_node_that_comes_later_is_invited() -> None:
-    with streaming(made_app(echo)) as grid:
-        flower_of(grid).add(20, made_app(echo))
-        assert wait_until(lambda: sorted(grid.get_node_ids()) == [7, 20])
-        assert config_of(ask(grid, order(20, x=2))[0]) == {"x": 2}
-
-
 def test_app_without_sessions_gets_plain_messages_beside_the_stream() -> None:
     plain = ClientApp()
 
@@ -406,11 +304,11 @@ def test_app_without_sessions_gets_plain_messages_beside_the_stream() -> None:
     with captured_log() as log, streaming(made_app(echo), plain) as grid:
         assert dict(grid.transports) == {7: "stream", 8: "messages"}
         messages = [order(7, model), order(8, model)]
-        for message, reply in zip(messages, ask(grid, *messages), strict=True):
+        for message, reply in zip(messages, exchange(grid, *messages), strict=True):
             assert same_bits(reply, model)
             assert reply.metadata.reply_to_message_id == message.metadata.message_id
         sent = [m.metadata.message_type for m in flower_of(grid).pushed]
-        assert sent.count(SESSION) == 2
+        assert sent.count(SESSION_MESSAGE) == 2
         assert sent.count("train") == 1
     (warning,) = [line for line in log.warnings if "node 8" in line]
     assert "serve_sessions" in warning
@@ -424,11 +322,10 @@ def test_plain_message_that_flower_does_not_take_gets_an_error_reply(
         assert dict(grid.transports) == {7: "stream", 8: "messages"}
         for refusal in ([None], []):
             monkeypatch.setattr(flower_of(grid), "push_messages", lambda _, r=refusal: r)
-            here, refused = ask(grid, order(7, x=1), order(8, x=1))
+            here, refused = exchange(grid, order(7, x=1), order(8, x=1))
             assert config_of(here) == {"x": 1}
             assert refused.has_error()
-        time.sleep(1.2)  # and the grid still looks after its nodes
-        monkeypatch.undo()
+        monkeypatch.undo()  # and the grid still looks after its nodes
         flower_of(grid).add(20, made_app(echo))
         assert wait_until(lambda: 20 in grid.get_node_ids())
 
@@ -441,6 +338,113 @@ def test_superlink_that_does_not_answer_for_a_while(monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as patch:
             patch.setattr(flower_of(grid), "get_node_ids", fail)
             assert wait_until(lambda: any("connection refused" in line for line in log.warnings))
-            assert config_of(ask(grid, order(x=1))[0]) == {"x": 1}
+            assert config_of(exchange(grid, order(x=1))[0]) == {"x": 1}
         flower_of(grid).add(20, made_app(echo))
         assert wait_until(lambda: 20 in grid.get_node_ids())
+
+
+# --- the ServerApp's line -----------------------------------------------------------------------
+
+
+def context(**settings: Any) -> Context:
+    return Context(1, 1, {}, RecordDict(), settings)
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let the fake of Flower's grid pass for a deployment's; return the exit handlers."""
+    found: list[Any] = []
+    monkeypatch.setattr(grid_module, "is_deployment", lambda grid: True)
+    monkeypatch.setattr(grid_module, "add_exit_handler", found.append)
+    return found
+
+
+@pytest.fixture
+def flower() -> Iterator[FakeFlower]:
+    grid = FakeFlower({7: made_app(echo)})
+    yield grid
+    grid.close()
+
+
+@pytest.mark.parametrize("transport", [None, "auto", "messages"])
+@pytest.mark.parametrize("settings", [{}, {"transport": "messages"}])
+def test_other_grids_are_left_as_they_are(
+    flower: FakeFlower, transport: Any, settings: dict[str, Any]
+) -> None:
+    with stream(flower, context(**settings), transport) as fast:
+        assert fast is flower
+    assert flower.pushed == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"transport": "pigeon"}, r'transport = "pigeon"; use "auto", "stream" or "messages"'),
+        ({"transport": "stream"}, r'transport = "stream".*FakeFlower.*"auto"'),
+        ({"wire-dtype": "int8"}, r'wire-dtype = "int8"; use "float32", "bfloat16" or "float16"'),
+    ],
+)
+def test_unknown_values_are_refused_on_any_grid(
+    flower: FakeFlower, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message), stream(flower, context(**settings)):
+        pass
+
+
+@pytest.mark.parametrize("transport", ["auto", "stream"])
+def test_deployment_streams_and_frees_its_port(
+    flower: FakeFlower, handlers: list[Any], transport: str
+) -> None:
+    settings = {"transport": transport, "stream-address": LOOPBACK}
+    for number in (1, 2):
+        with stream(flower, context(**settings)) as fast:
+            assert isinstance(fast, StreamGrid)
+            assert list(fast.get_node_ids()) == [7]
+            assert config_of(exchange(fast, order(x=1))[0]) == {"x": 1}
+            assert len(handlers) == number
+            settings["stream-address"] = f"127.0.0.1:{fast.port}"
+        assert wait_until(lambda number=number: len(flower.nodes[7].answered_at) == number)
+    with stream(flower, context(transport="messages")) as fast:
+        assert fast is flower
+
+
+def test_arguments_win_over_the_run_config(flower: FakeFlower, handlers: list[Any]) -> None:
+    settings = context(transport="messages", **{"stream-address": "x:1", "wire-dtype": "int8"})
+    with stream(flower, settings, "stream", LOOPBACK, "float16") as fast:
+        assert isinstance(fast, StreamGrid)
+        assert fast._wire_dtype == "float16"
+
+
+def test_exit_handler_ends_the_sessions_of_a_stopped_run(
+    flower: FakeFlower, handlers: list[Any]
+) -> None:
+    with stream(flower, context(**{"stream-address": LOOPBACK})):
+        (end,) = handlers
+        end()
+        assert wait_until(lambda: flower.nodes[7].answered_at)
+        end()  # may be called again
+
+
+def test_nodes_get_the_address_that_was_given_or_this_machines() -> None:
+    with StreamGrid(FakeFlower(), "192.0.2.1:0") as grid:  # of a router: listen everywhere
+        assert grid._members._addresses == (f"192.0.2.1:{grid.port}",)
+        with socket.create_connection(("127.0.0.1", grid.port), 60):
+            pass
+    with StreamGrid(FakeFlower(), ":0") as grid:
+        assert list(grid.get_node_ids()) == []
+        assert f"127.0.0.1:{grid.port}" in grid._members._addresses
+
+
+def test_deployment_is_flowers_http_grid_alone_and_it_knows_the_superlinks_address() -> None:
+    """A contract with Flower."""
+    parameters = inspect.signature(HttpGrid.__init__).parameters
+    address = next(name for name in parameters if "address" in name)
+    values = {address: "127.0.0.1:9999"}
+    for name, parameter in parameters.items():
+        if name not in ("self", address) and parameter.default is parameter.empty:
+            values[name] = "x"
+    grid = HttpGrid(**values)  # type: ignore[arg-type]
+    assert is_deployment(grid)
+    assert "127.0.0.1:9999" in superlink_of(grid)
+    assert not is_deployment(FakeFlower())
+    assert superlink_of(FakeFlower()) == ""

@@ -1,0 +1,198 @@
+"""Flower's deployment: one SuperLink, and SuperNodes that come, go and are killed.
+
+The nodes reach the stream's server over a slow link. The order counts: for 47 s Flower takes a
+killed node for there, so that test comes last.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts.flower_engine import free_port, session_members
+
+from ..examples.commands import ROOT
+from ..runtime.processes import is_alive, wait_until
+from ..runtime.stream.slow_link import SlowLink
+from .engine import DIGITS, FIRST, LAST, Deployment, Weights, assert_bit_equal, weights
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+PATIENCE_SECONDS = 150.0
+LOOP_APP = Path(__file__).with_name("loop_app")
+# The slow node is started first: the order of connecting must not matter.
+SLOW = f"device='cpu:{LAST}' tier='slow' partition-id=1 num-partitions=2"
+FAST = f"device='cpu:{FIRST}' tier='fast' partition-id=0 num-partitions=2"
+BOX = f"devices='1x cpu:{FIRST} fast; 1x cpu:{LAST} slow' name='box'"
+
+
+STREAM_PORT = free_port()
+DELAY_SECONDS, BYTES_PER_SECOND = 0.05, 12_500_000  # 100 Mbit/s
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    engine = Deployment(tmp_path_factory.mktemp("flwr-home"))
+    try:
+        engine.start_superlink(simulation=False)
+        yield engine
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[SlowLink]:
+    with SlowLink(STREAM_PORT, DELAY_SECONDS, BYTES_PER_SECOND) as link:
+        yield link
+
+
+@pytest.fixture(scope="module")
+def app(link: SlowLink, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of our app, without the library, whose nodes connect to the link.
+
+    A router that passes a port on does the same; on one machine both cannot listen on one port.
+    """
+    folder = tmp_path_factory.mktemp("apps") / "app"
+    for name in ("clients", "server", "configs"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "server" / "linked_server.py").write_text(
+        "from flower_blsgd import StreamGrid\n"
+        "from server import blsgd_server\n"
+        f"StreamGrid._addresses = lambda self, address: ('127.0.0.1:{link.port}',)\n"
+        "app = blsgd_server.app\n"
+    )
+    project = (ROOT / "pyproject.toml").read_text()
+    project = project.replace("server.blsgd_server:app", "server.linked_server:app")
+    project = project.replace('    "flower_blsgd/**/*.py",\n', "")
+    (folder / "pyproject.toml").write_text(project)
+    return folder
+
+
+STREAM = f"transport='stream' stream-address='127.0.0.1:{STREAM_PORT}'"
+
+
+def test_two_devices_behind_one_supernode_train_as_on_the_local_grid(
+    deployment: Deployment, app: Path, tmp_path: Path, local_weights: Weights
+) -> None:
+    """Equal up to the rounding of the average on their machine, over two rounds."""
+    deployment.use_nodes(BOX)
+    log = deployment.run(app, f"{DIGITS} {STREAM} min-workers=1 out='{tmp_path / 'run'}'")
+    assert "box/0" in log
+    found = weights(tmp_path / "run")
+    assert found.keys() == local_weights.keys()
+    for name, tensor in found.items():
+        assert np.abs(tensor - local_weights[name]).max() < 1e-5, name
+
+
+def test_messages_give_the_same_bits_as_the_local_grid(
+    deployment: Deployment, app: Path, tmp_path: Path, local_weights: Weights
+) -> None:
+    """Momentum survives from message to message: here each message is a new process."""
+    deployment.use_nodes(SLOW, FAST)
+    out = tmp_path / "run"
+    log = deployment.run(app, f"{DIGITS} transport='messages' evaluate-on='server' out='{out}'")
+    assert (out / "summary.json").exists(), log
+    assert_bit_equal(local_weights, weights(out))
+
+
+def test_stream_over_a_slow_link_gives_the_same_bits_and_tells_transfer_from_waiting(
+    deployment: Deployment, app: Path, link: SlowLink, tmp_path: Path, local_weights: Weights
+) -> None:
+    deployment.use_nodes(SLOW, FAST)
+    out, before = tmp_path / "run", link.connections
+    log = deployment.run(app, f"{DIGITS} {STREAM} evaluate-on='server' out='{out}'")
+    assert (out / "summary.json").exists(), log
+    assert link.connections == before + 2, "the nodes went another way"
+    assert_bit_equal(local_weights, weights(out))
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert len(rounds) == 2
+    for one_round in rounds:
+        workers = one_round["workers"]
+        assert min(worker["waiting_seconds"] for worker in workers) == 0
+        for worker in workers:
+            assert not worker["failure"]
+            # There and back.
+            assert worker["transfer_seconds"] >= 2 * DELAY_SECONDS
+            parts = ("compute_seconds", "waiting_seconds", "transfer_seconds")
+            total = sum(worker[part] for part in parts)
+            assert total <= one_round["round_seconds"] + 1e-6
+
+
+class LoopRun:
+    """A run of the loop app, and what its ServerApp notes."""
+
+    def __init__(self, deployment: Deployment, notes: Path) -> None:
+        self._deployment, self._notes = deployment, notes
+        arguments = ["-c", f"notes='{notes}'", "--format", "json"]
+        self.run_id = str(
+            json.loads(deployment.output_of("run", LOOP_APP, "engine", *arguments))["run-id"]
+        )
+
+    def rounds(self) -> list[dict[str, Any]]:
+        file = self._notes / "rounds.jsonl"
+        text = file.read_text() if file.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1]]  # the last may be half written
+
+    def wait_for(self, condition: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+        """Wait for a new round whose processes, by the node's partition, are such; return them."""
+        since = len(self.rounds())
+
+        def found() -> list[dict[str, int]]:
+            processes = [line["processes"] for line in self.rounds()[since:]]
+            return [each for each in processes if condition(each)]
+
+        if not wait_until(found, PATIENCE_SECONDS):
+            log = self._deployment.output_of("log", self.run_id, "engine", "--show")
+            raise AssertionError(f"{self.rounds()[-3:]}\n{log}")
+        return found()[0]
+
+
+def client_apps(deployment: Deployment) -> list[int]:
+    """Return the processes of ClientApps that live now."""
+    members = [pid for process in deployment.processes for pid in session_members(process.pid)]
+    found = []
+    for pid in members:
+        try:
+            if b"flwr-clientapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="this system has no /proc")
+def test_supernode_that_is_killed_comes_back_and_a_stopped_run_frees_all(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """First killed with all its processes, then alone, in one run."""
+    deployment.use_nodes(SLOW, FAST)
+    run = LoopRun(deployment, tmp_path)
+    first = run.wait_for(lambda found: found.keys() == {"0", "1"})
+
+    deployment.kill(deployment._nodes.pop(SLOW))
+    run.wait_for(lambda found: found.keys() == {"0"})
+    deployment.use_nodes(SLOW, FAST)
+    second = run.wait_for(lambda found: found.keys() == {"0", "1"})
+    assert second["0"] == first["0"]
+    assert second["1"] != first["1"]
+
+    deployment._nodes[SLOW].kill()  # what it started would live on, and hold the device
+    deployment._nodes[SLOW].wait()
+    del deployment._nodes[SLOW]
+    deployment.use_nodes(SLOW, FAST)
+    assert wait_until(lambda: not is_alive(second["1"]))
+    third = run.wait_for(lambda found: found.get("1", second["1"]) != second["1"])
+    assert third["0"] == first["0"]
+
+    # Each ClientApp locks its device, and fails if another process has it.
+    errors = [error for line in run.rounds() for error in line["errors"]]
+    assert not [error for error in errors if "BlockingIOError" in error]
+
+    deployment.output_of("stop", run.run_id, "engine")
+    assert wait_until(lambda: not client_apps(deployment), PATIENCE_SECONDS)
