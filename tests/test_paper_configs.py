@@ -1,5 +1,6 @@
-"""The configs of the paper's benchmarks: its tables' values, and the plans that it prints."""
+"""The configs of the paper's benchmarks: its tables' values, its plans, a round of each."""
 
+import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,13 @@ import pytest
 from flwr.app import ArrayRecord
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.roster import Roster
 from flower_blsgd.run import make_strategy
 from flower_blsgd.runtime.devices import Machine, WorkerSpec, parse_workers
+from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import profile_of
+
+from .stand_ins import write_stand_in
+from .test_run import grid_of, train_on
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -72,9 +76,9 @@ def plan_of(config: RunConfig, num_samples: int, epoch: int = 1) -> Any:
     workers = workers_of(config)
     strategy = make_strategy(config, num_samples, len(workers))
     profiles = [profile_of(worker, place) for place, worker in enumerate(workers)]
-    roster = Roster.of_profiles(profiles).workers
-    strategy.planner.check(roster)
-    strategy.planner.orders(epoch, roster, ArrayRecord(), None)
+    workers = WorkerRegistry.of_profiles(profiles).workers
+    strategy.planner.check(workers)
+    strategy.planner.orders(epoch, workers, ArrayRecord(), None)
     return strategy.planner.plan
 
 
@@ -133,18 +137,77 @@ def test_plan_of_an_epoch_is_all_samples_to_within_a_round(name: str) -> None:
     assert plan.rounds == num_samples // a_round >= 1
 
 
-def test_official_flowers_fit_with_eight_steps() -> None:
-    config = config_of("flowers102-official")
-    paper = config_of("flowers102-2c8g")
-    assert (config.local_steps_fast, config.split) == (8, "official")
-    assert replace(config, local_steps_fast=32, split="paper") == paper
-    assert plan_of(config, 1_020).rounds == 1_020 // (11 * (8 * 8 + 2))
+# a round of each, with narrow models and data in the real formats
+
+NARROW = {
+    "cifar10": "resnet8",
+    "cifar100": "wrn-10-1",
+    "flowers102": "wrn-10-1",
+    "tiny-imagenet": "vit-micro-16",
+    "ag-news": "distilbert-micro",
+}
+"""Models that train in seconds."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("data")
+    return {task: str(write_stand_in(task, root / task)) for task in SAMPLES}
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
+
+
+def nodes_of(fast: int, slow: int) -> tuple[dict[str, Any], ...]:
+    tiers = ["fast"] * fast + ["slow"] * slow
+    return tuple({"tier": tier, "partition-id": place} for place, tier in enumerate(tiers))
+
+
+@pytest.mark.parametrize("name", [*PRINTED, "flowers102-official"])
+def test_one_round(name: str, data: dict[str, str]) -> None:
+    task = task_name(name)
+    few = name.endswith("1c1g")
+    fast, slow = (1, 1) if few else (8, 2)
+    config = config_of(
+        name,
+        data=data[task],
+        model=NARROW[task],
+        pretrained=task not in ("tiny-imagenet", "ag-news"),
+        batch_size=2,
+        local_steps_fast=2,
+        seconds=1e-6,
+        clock="wall",
+        threads=1,
+        name=name,
+    )
+    train_on(grid_of(config, nodes_of(fast, slow)), config)
+    folder = Path("runs") / f"{name}-1"
+    summary = json.loads((folder / "summary.json").read_text())
+    (line,) = (folder / "rounds.jsonl").read_text().splitlines()
+    steps = [worker["completed_steps"] for worker in json.loads(line)["workers"]]
+    slow_steps = 16 if few else 1
+    assert steps == [2] * fast + [slow_steps] * slow
+    assert summary["failures"] == []
+    assert 0 <= summary["accuracy"] <= 1
+    assert summary["loss"] > 0
 
 
 @pytest.mark.parametrize("task", SAMPLES)
-def test_smoke_configs_are_small_and_of_the_same_task(task: str) -> None:
-    config = config_of(f"{task}-smoke")
-    assert (config.task, config.max_samples) == (task, 512)
-    assert config.split == config_of(f"{task}-2c8g").split
-    assert config.model.partition("-")[0][:3] == config_of(f"{task}-2c8g").model[:3]
-    assert {worker.device for worker in workers_of(config)} == {"cpu"}
+def test_smoke_config_is_small_and_trains(task: str, data: dict[str, str]) -> None:
+    smoke, paper = config_of(f"{task}-smoke"), config_of(f"{task}-2c8g")
+    assert (smoke.task, smoke.max_samples, smoke.split) == (task, 512, paper.split)
+    assert smoke.model.partition("-")[0][:3] == paper.model[:3]
+    assert {worker.device for worker in workers_of(smoke)} == {"cpu"}
+    changes = {"threads": 1, "max_samples": 64, "epochs": 10, "evaluate_every_epochs": 10}
+    config = config_of(f"{task}-smoke", data=data[task], name=task, **changes)
+    train_on(grid_of(config, nodes_of(1, 1)), config)
+    folder = Path("runs") / f"{task}-1"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["epochs"] == config.epochs
+    assert summary["samples"] >= 64 * (config.epochs - 1)
+    assert summary["failures"] == []
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert rounds[-1]["train_loss"] < rounds[0]["train_loss"]

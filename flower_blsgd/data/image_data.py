@@ -1,26 +1,29 @@
-"""A data set of labelled images: which splits it has, and its images as arrays on disk."""
+"""Image data sets: those we know by name, and their images as arrays on disk."""
 
-import logging
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from .cache import prepared
-from .class_names import class_names, tell_of_unused
-from .entry import Prepared
-from .image_columns import table_split
-from .image_decoding import Decoded, decode_split
-from .image_split import ImageSplit, JoinedSplit
-from .preparation import Contents, OnItems, scratch_folder
+from ..errors import UsageError
+from .cache import SCRATCH, Contents, OnItems, Preparation, Prepared, prepared
+from .image_archives import cifar10_splits, cifar100_splits, flowers_splits, tiny_imagenet_splits
+from .image_decoding import decode_split
 from .source import DataSource, find_source
-from .split_progress import read_split
+from .splits import (
+    NO_LABEL,
+    Split,
+    find_classes,
+    find_column,
+    join_splits,
+    table_split,
+    warn_of_unseen_classes,
+)
 
-_log = logging.getLogger(__name__)
+_IMAGE_COLUMNS = ("img", "image")
 
-OwnForm = Callable[[DataSource], Mapping[str, ImageSplit] | None]
+ArchiveReader = Callable[[DataSource], Mapping[str, Split] | None]
 """Reads a folder in the form in which a data set was published; None of any other folder."""
 
 
@@ -32,8 +35,8 @@ class ImageData:
     ----------
     name : str
         The task.
-    hub_name : str
-        What the hub calls it.
+    hf_hub_name : str
+        What the Hugging Face hub calls it.
     side : int
         Height and width of the images as they are stored.
     num_classes : int, optional
@@ -41,25 +44,22 @@ class ImageData:
     train, test : tuple of str
         The splits to train and to test on; several are joined in this order.
     label_column : str (default: "label")
-        Where the labels are, if not in ``label`` or ``labels``.
-    any_size : bool (default: False)
-        Its images have many sizes, so that resizing them is no news.
-    own_form : callable, optional
+        Where the labels are.
+    archive : callable, optional
         Reads its published form from a folder.
-    own_layout : str (default: "")
+    archive_layout : str (default: "")
         What that is, for messages.
     """
 
     name: str
-    hub_name: str
+    hf_hub_name: str
     side: int
     num_classes: int | None
     train: tuple[str, ...]
     test: tuple[str, ...]
     label_column: str = "label"
-    any_size: bool = False
-    own_form: OwnForm | None = None
-    own_layout: str = ""
+    archive: ArchiveReader | None = None
+    archive_layout: str = ""
 
     @property
     def layout(self) -> str:
@@ -71,9 +71,66 @@ class ImageData:
             f"{files} with columns img or image, and {self.label_column}",
             f"image folders {folders}",
             "what datasets' save_to_disk wrote",
-            *filter(None, [self.own_layout]),
+            *filter(None, [self.archive_layout]),
         ]
         return ", or ".join(forms)
+
+
+CIFAR10 = ImageData(
+    name="cifar10",
+    hf_hub_name="uoft-cs/cifar10",
+    side=32,
+    num_classes=None,
+    train=("train",),
+    test=("test",),
+    archive=cifar10_splits,
+    archive_layout="the binary version (data_batch_1.bin; the Python version's pickles are unsafe)",
+)
+"""50,000 + 10,000 photographs of ten things, or one's own in its layout."""
+
+CIFAR100 = ImageData(
+    name="cifar100",
+    hf_hub_name="uoft-cs/cifar100",
+    side=32,
+    num_classes=100,
+    train=("train",),
+    test=("test",),
+    label_column="fine_label",
+    archive=cifar100_splits,
+    archive_layout="the binary version (train.bin; the Python version's pickles are unsafe)",
+)
+"""50,000 + 10,000 photographs of a hundred things; of the two kinds of labels the fine one."""
+
+TINY_IMAGENET = ImageData(
+    name="tiny-imagenet",
+    hf_hub_name="zh-plus/tiny-imagenet",
+    side=64,
+    num_classes=200,
+    train=("train",),
+    test=("valid",),
+    archive=tiny_imagenet_splits,
+    archive_layout="the published folder (tiny-imagenet-200)",
+)
+"""100,000 + 10,000 photographs of 200 things; what it calls test has no labels."""
+
+_FLOWERS102 = ImageData(
+    name="flowers102",
+    hf_hub_name="dpdl-benchmark/oxford_flowers102",
+    side=256,
+    num_classes=102,
+    train=("train",),
+    test=("test",),
+    archive=flowers_splits,
+    archive_layout="the published files (jpg, imagelabels.mat and setid.mat)",
+)
+
+FLOWERS102: Mapping[str, ImageData] = {
+    "official": _FLOWERS102,
+    "paper": dataclasses.replace(_FLOWERS102, train=("train", "test"), test=("validation",)),
+}
+"""8,189 photographs of flowers, cut into 1,020 + 6,149 as published (validation is not used), or
+into 7,169 + 1,020 as the paper must have cut them. The Hugging Face hub's copy keeps them as PNG:
+3.4 GB, ten times the published files."""
 
 
 def prepared_images(
@@ -91,7 +148,7 @@ def prepared_images(
     images : ImageData
         Which.
     data : str (default: "")
-        A folder with images; empty for the hub.
+        A folder with images; empty for the Hugging Face hub.
     skip_bad : bool (default: False)
         Leave images out that cannot be decoded.
     max_samples : int (default: 0)
@@ -104,106 +161,66 @@ def prepared_images(
     UsageError
         If there are no such images, or the cache cannot be written.
     """
-    source = find_source(images.hub_name, data, images.layout)
-    return prepared(ImagePreparation(images, source, skip_bad, max_samples), again)
+    source = find_source(images.hf_hub_name, data, images.layout)
+    options = {
+        "side": images.side,
+        "classes": images.num_classes,
+        "train": list(images.train),
+        "test": list(images.test),
+        "skip_bad": skip_bad,
+        "max_samples": max_samples,
+    }
 
-
-@dataclass(frozen=True)
-class ImagePreparation:
-    """Images that become arrays; a `Preparation`."""
-
-    images: ImageData
-    source: DataSource
-    skip_bad: bool = False
-    max_samples: int = 0
-    noun: str = "images"
-
-    @property
-    def name(self) -> str:
-        """The task."""
-        return self.images.name
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What changes the outcome."""
-        return {
-            "side": self.images.side,
-            "train": list(self.images.train),
-            "test": list(self.images.test),
-            "skip_bad": self.skip_bad,
-            "max_samples": self.max_samples,
+    def write(folder: Path, on_items: OnItems) -> Contents:
+        found = _find_splits(images, source, folder / SCRATCH)
+        train = join_splits([found[name] for name in images.train], max_samples)
+        test = join_splits([found[name] for name in images.test], max_samples)
+        class_names = find_classes(source, images.name, list(found.values()), images.num_classes)
+        warn_of_unseen_classes(source, train, len(class_names))
+        total = len(train) + len(test)
+        skipped = {
+            part: decode_split(
+                split, folder, part, images.side, skip_bad, lambda number: on_items(number, total)
+            )
+            for part, split in (("train", train), ("test", test))
         }
+        return Contents("images", class_names, skipped)
 
-    def write(self, part: Path, on_items: OnItems) -> Contents:
-        """Write images and labels; see `Preparation`."""
-        train, test = self._splits(part)
-        names = self._class_names(train, test)
-        splits = [
-            JoinedSplit(name, parts, self.max_samples)
-            for name, parts in (("train", train), ("test", test))
-        ]
-        began = [read_split(part, split, self.images.side) for split in splits]
-        on_items.begin(sum(len(split) for split in splits), sum(one.done for one in began))
-        decoded = [
-            decode_split(split, part, progress, self.skip_bad, on_items)
-            for split, progress in zip(splits, began, strict=True)
-        ]
-        for split, result in zip(splits, decoded, strict=True):
-            self._tell(split, result)
-        skipped = {split.name: one.skipped for split, one in zip(splits, decoded, strict=True)}
-        return Contents("images", names, skipped)
+    return prepared(Preparation(images.name, source, options, write), again)
 
-    def _splits(self, part: Path) -> tuple[list[ImageSplit], list[ImageSplit]]:
-        try:
-            import PIL  # noqa: F401
-        except ImportError as error:
-            raise self.source.missing(error) from None
-        own = self.images.own_form
-        found = own(self.source) if own is not None and self.source.folder is not None else None
-        if found is None:
-            tables = self.source.tables(scratch_folder(part))
-            found = {
-                name: table_split(
-                    self.source,
-                    name,
-                    self.source.find_split(tables, name),
-                    self.images.label_column,
-                )
-                for name in (*self.images.train, *self.images.test)
-            }
-        return [found[name] for name in self.images.train], [found[n] for n in self.images.test]
 
-    def _class_names(self, train: list[ImageSplit], test: list[ImageSplit]) -> tuple[str, ...]:
-        expected = self.images.num_classes
-        instead = (
-            f"{self.name}, counted from 0; name a folder with these, or leave data empty for the "
-            f"hub's {self.images.hub_name}"
+def _find_splits(images: ImageData, source: DataSource, scratch: Path) -> Mapping[str, Split]:
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise source.missing_library(error) from None
+    wanted = (*images.train, *images.test)
+    if images.archive is not None and (splits := images.archive(source)) is not None:
+        return {name: splits[name] for name in wanted}
+    tables = source.tables(scratch)
+    return {
+        name: _image_split(source, name, source.find_split(tables, name), images.label_column)
+        for name in wanted
+    }
+
+
+def _image_split(source: DataSource, name: str, table: Any, label_column: str) -> Split:
+    """Return a ``datasets.Dataset`` as a split whose images are not decoded.
+
+    Raises
+    ------
+    UsageError
+        If there is no column of images or of labels, or the labels are no classes.
+    """
+    from datasets import ClassLabel, Image
+
+    image = find_column(source, name, table, "image", _IMAGE_COLUMNS, Image)
+    label = find_column(source, name, table, "label", (label_column, "label"), ClassLabel)
+    if isinstance(table.features[image], Image):
+        table = table.cast_column(image, Image(decode=False))
+    split = table_split(source, name, table, image, label)
+    if missing := int((split.labels == NO_LABEL).sum()):
+        raise UsageError(
+            f"{source.setting}: {missing} rows of {name} have no {label}; expected {source.layout}"
         )
-        names = class_names(self.source.said, [*train, *test], expected, instead)
-        whole = JoinedSplit("train", train)
-        if expected is None:
-            tell_of_unused(self.source.said, whole.name, whole.labels, len(names))
-        cut = JoinedSplit("train", train, self.max_samples)
-        used, all_used = (len(np.unique(split.labels)) for split in (cut, whole))
-        if used < all_used:
-            _log.warning(
-                "max-samples = %d: the first images of train show %d of its %d classes",
-                self.max_samples,
-                used,
-                all_used,
-            )
-        return names
-
-    def _tell(self, split: JoinedSplit, decoded: Decoded) -> None:
-        side = self.images.side
-        if decoded.resized and not self.images.any_size:
-            _log.warning(
-                "resized %d images of %s to %dx%d", decoded.resized, split.name, side, side
-            )
-        if decoded.skipped:
-            _log.warning(
-                "left out %d of %d images of %s that cannot be decoded",
-                decoded.skipped,
-                len(split),
-                split.name,
-            )
+    return split

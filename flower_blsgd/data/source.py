@@ -1,61 +1,62 @@
-"""Where data come from: a folder of one's own, or a data set of the hub."""
+"""Where data come from: a folder, or a data set of the Hugging Face hub, read by ``datasets``."""
 
-import stat
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..hub import hub_answers, offline
-from .folder_files import files_below, files_of_splits, pattern_signs, shared_file
-from .library_calls import closed_disk, full_disk, odd_name, quiet, reason
+from .hf_hub import first_line, hf_hub_reachable, offline
+
+_GLOB_CHARACTERS = ("*", "::", "?", "[", "]")
+"""What ``datasets`` takes for a pattern in a path."""
 
 _SAVED = "dataset_dict.json"
 """What ``datasets.DatasetDict.save_to_disk`` writes beside the splits."""
 
-_SAVED_ALONE = ("dataset_info.json", "state.json")
-"""What ``datasets.Dataset.save_to_disk`` writes: a single split without a name."""
-
-_ALIASES = (frozenset({"validation", "valid", "val", "dev"}),)
-"""Names of one and the same split."""
-
-_MANY_CONFIGURATIONS = "Config name is missing"
-"""How the library refuses a folder whose card describes more than one data set."""
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "test": ("test", "testing", "eval", "evaluation"),
+    "validation": ("validation", "valid", "val", "dev"),
+}
+"""What the folder of a split may be called; the first that exists counts."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """A folder, or a data set of the hub if `folder` is None.
+    """A folder, or a data set of the Hugging Face hub if `folder` is None.
 
     Parameters
     ----------
-    hub_name : str
+    hf_hub_name : str
         Such as ``"uoft-cs/cifar10"``.
     folder : Path, optional
-        Read instead of the hub.
+        Read instead of the HF hub.
     layout : str
         What a folder must look like, for messages.
     noun, extra : str
-        What is read, and what must be installed for that, for messages.
+        What is read, and which extra of this package brings the libraries for it, for messages.
     """
 
-    hub_name: str
+    hf_hub_name: str
     folder: Path | None = None
     layout: str = ""
     noun: str = "images"
     extra: str = "vision"
 
     def __str__(self) -> str:
-        return f"the hub's {self.hub_name}" if self.folder is None else str(self.folder)
+        return f"the HF hub's {self.hf_hub_name}" if self.folder is None else str(self.folder)
 
     @property
-    def said(self) -> str:
-        """The setting that names it, as messages begin."""
-        return f"data = {'' if self.folder is None else str(self.folder)!r}"
+    def setting(self) -> str:
+        """The key and value that name the source, as messages begin."""
+        folder = "" if self.folder is None else str(self.folder)
+        return f"data = {folder!r}"
 
     def state(self) -> str:
-        """Return a text that changes when files of the folder do.
+        """Return a text that changes with any path, size or time of a file of the folder.
 
         Raises
         ------
@@ -63,13 +64,13 @@ class DataSource:
             If the folder cannot be read.
         """
         if self.folder is None:
-            return f"hub {self.hub_name}"
+            return f"hub {self.hf_hub_name}"
         try:
-            files = sorted(files_below(self.folder))
+            files = sorted(_files_below(self.folder))
         except OSError as error:
             raise UsageError(
-                f"{self.said}: {error.filename} cannot be read ({error.strerror}); mend it or name "
-                "another folder"
+                f"{self.setting}: {error.filename} cannot be read ({error.strerror}); repair it "
+                "or name another folder"
             ) from None
         return "\n".join([f"folder {self.folder}", *files])
 
@@ -79,131 +80,105 @@ class DataSource:
         Parameters
         ----------
         scratch : Path
-            Where the library may keep what it makes of a folder; may be removed when the tables
-            are no longer needed.
+            Where the library may write; must live as long as the tables do.
 
         Raises
         ------
         UsageError
-            If there are no data, or the hub is out of reach.
-        OSError
-            If the disk is full.
+            If there are no data, or the HF hub is out of reach.
         """
         try:
             import datasets
         except ImportError as error:
-            raise self.missing(error) from None
-        tables = (
-            self._from_hub(datasets)
-            if self.folder is None
-            else self._from_folder(datasets, self.folder, scratch)
-        )
-        return dict(tables)
+            raise self.missing_library(error) from None
+        if self.folder is None:
+            return dict(self._read_hf_hub(datasets))
+        return dict(self._read_folder(datasets, self.folder, scratch))
 
     def find_split(self, tables: Mapping[str, Any], wanted: str) -> Any:
-        """Return one of the splits, whichever of its usual names it has.
+        """Return one of the splits; the validation split may have any of its usual names.
 
         Raises
         ------
         UsageError
             If there is no such split.
         """
-        names = next((names for names in _ALIASES if wanted in names), {wanted})
-        found = [name for name in (wanted, *sorted(names)) if name in tables]
-        if not found:
-            raise UsageError(
-                f"{self.said}: no {wanted} split, found {', '.join(tables)}; expected {self.layout}"
-            )
-        return tables[found[0]]
+        validation = _SPLIT_NAMES["validation"]
+        for name in (wanted, *(validation if wanted in validation else ())):
+            if name in tables:
+                return tables[name]
+        raise UsageError(
+            f"{self.setting}: no {wanted} split, found {', '.join(tables)}; expected {self.layout}"
+        )
 
-    def missing(self, error: ImportError) -> UsageError:
-        """Return the line that names a library which is not installed."""
+    def missing_library(self, error: ImportError) -> UsageError:
+        """Return the error that names a library which is not installed."""
         return UsageError(
             f"task: reading {self.noun} needs {error.name}; "
             f"pip install 'flower-blsgd[{self.extra}]'"
         )
 
-    def unreadable(self, error: BaseException) -> UsageError:
-        """Return the line that says that the data cannot be read, and why."""
-        return UsageError(f"{self.said} cannot be read ({reason(error)}); expected {self.layout}")
-
-    def _from_folder(self, datasets: Any, folder: Path, scratch: Path) -> Any:
+    def _read_folder(self, datasets: Any, folder: Path, scratch: Path) -> Mapping[str, Any]:
         try:
-            with quiet(datasets, progress=False):
+            with _quiet(datasets, progress=False):
                 if (folder / _SAVED).is_file():
-                    return datasets.load_from_disk(str(folder))
-                if all((folder / name).is_file() for name in _SAVED_ALONE):
-                    return {"train": datasets.load_from_disk(str(folder))}
+                    return dict(datasets.load_from_disk(str(folder)))
                 builder = datasets.load_dataset_builder(
-                    str(folder), data_files=files_of_splits(folder), cache_dir=str(scratch)
+                    str(folder), data_files=_files_of_splits(folder), cache_dir=str(scratch)
                 )
-                self._refuse_shared(builder.config.data_files or {})
-                # A card may speak of more files than this folder has.
+                self._refuse_shared_files(builder.config.data_files or {})
+                # A data set card may speak of more files than this folder has.
                 builder.download_and_prepare(verification_mode="no_checks")
-                return builder.as_dataset()
+                return dict(builder.as_dataset())
         except UsageError:
             raise
         except Exception as error:
-            if full := full_disk(error):
-                raise full from None
+            cause = _first_cause(error)
             if isinstance(error, FileNotFoundError) and not (folder / _SAVED).is_file():
                 raise UsageError(
-                    f"{self.said} holds no readable data; expected {self.layout}"
+                    f"{self.setting} holds no readable data; expected {self.layout}"
                 ) from None
-            if name := odd_name(error):
-                raise UsageError(
-                    f"{self.said}: a file name is not UTF-8 ({name!a}), which the "
-                    "library that reads it cannot take; rename the file"
-                ) from None
-            if str(error).startswith(_MANY_CONFIGURATIONS):
-                raise UsageError(
-                    f"{self.said}: its README.md describes several data sets; remove README.md, "
-                    f"or name a folder with one of them, as {self.layout}"
-                ) from None
-            raise self.unreadable(error) from error
-
-    def _refuse_shared(self, files: Mapping[str, Any]) -> None:
-        if shared := shared_file(files):
-            path, one, other = shared
             raise UsageError(
-                f"{self.said}: {path} belongs by its name to {one} and to {other}; rename files "
-                "and folders within the splits, or put the splits into folders train and test "
-                "at the top"
-            )
+                f"{self.setting} cannot be read ({first_line(cause)}); expected {self.layout}"
+            ) from error
 
-    def _from_hub(self, datasets: Any) -> Any:
-        reached = hub_answers()
+    def _refuse_shared_files(self, files: Mapping[str, Sequence[str]]) -> None:
+        """Refuse a file of two splits: test samples among those for training."""
+        owners: dict[str, str] = {}
+        for split, paths in files.items():
+            for path in paths:
+                if (owner := owners.setdefault(path, split)) != split:
+                    raise UsageError(
+                        f"{self.setting}: {path} belongs by its name to {owner} and to {split}; "
+                        "put the splits into folders train and test at the top"
+                    )
+
+    def _read_hf_hub(self, datasets: Any) -> Mapping[str, Any]:
+        reachable = hf_hub_reachable()
         try:
-            with quiet(datasets, progress=True), offline(not reached):
-                return datasets.load_dataset(self.hub_name)  # offline: from its own cache
+            with _quiet(datasets, progress=True), offline(not reachable):
+                # Offline it reads what it has downloaded before.
+                return dict(datasets.load_dataset(self.hf_hub_name))
         except Exception as error:
-            if no_room := full_disk(error) or closed_disk(error):
-                raise UsageError(
-                    f"{self.said}: the cache of the hub's library cannot be written "
-                    f"({reason(no_room)}); make room, or set HF_HOME to another folder"
-                ) from None
-            why = f"refused ({reason(error)})" if reached else "is out of reach"
+            cause = _first_cause(error)
+            why = f"cannot be read ({first_line(cause)})" if reachable else "is out of reach"
             raise UsageError(
-                f"{self.said}: the hub with {self.hub_name} {why}; give data=<folder> that holds "
-                f"{self.layout}"
+                f"{self.setting}: the HF hub's {self.hf_hub_name} {why}; give data=<folder> that "
+                f"holds {self.layout}"
             ) from None
 
 
 def find_source(
-    hub_name: str, data: str, layout: str, noun: str = "images", extra: str = "vision"
+    hf_hub_name: str, data: str, layout: str, noun: str = "images", extra: str = "vision"
 ) -> DataSource:
     """Return the source of a task's data.
 
     Parameters
     ----------
-    hub_name : str
-        Such as ``"uoft-cs/cifar10"``.
     data : str
-        A folder; empty for the hub.
-    layout : str
-        What a folder must look like, for messages.
-    noun, extra : str
-        What is read, and the extra of this package that brings the libraries for it.
+        A folder; empty for the HF hub.
+    hf_hub_name, layout, noun, extra
+        As of `DataSource`.
 
     Raises
     ------
@@ -211,23 +186,70 @@ def find_source(
         If there is no such folder.
     """
     if not data:
-        return DataSource(hub_name, None, layout, noun, extra)
-    told = f"with {layout}, or leave data empty for the hub's {hub_name}"
+        return DataSource(hf_hub_name, None, layout, noun, extra)
+    remedy = f"name a folder with {layout}, or leave data empty for the HF hub's {hf_hub_name}"
     try:
-        folder = Path(data).expanduser()
-        if not stat.S_ISDIR(folder.stat().st_mode):
-            raise UsageError(f"data = {data!r} is not a folder; name a folder {told}")
-        folder = folder.resolve()
-    except FileNotFoundError:
-        raise UsageError(f"data = {data!r} does not exist; name a folder {told}") from None
-    except (OSError, RuntimeError) as error:  # the latter: the home of nobody
-        why = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise UsageError(
-            f"data = {data!r} cannot be looked at ({why}); name a folder {told}"
-        ) from None
-    if signs := pattern_signs(folder):
+        folder = Path(data).expanduser().resolve()
+        found = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # the latter: the home of a user who does not exist
+        raise UsageError(f"data = {data!r} cannot be looked at ({error}); {remedy}") from None
+    if not found:
+        raise UsageError(f"data = {data!r} is not a folder, or does not exist; {remedy}")
+    if signs := "".join(sign for sign in _GLOB_CHARACTERS if sign in str(folder)):
         raise UsageError(
             f"data = {data!r}: the path {folder} holds {signs}, which the library that reads it "
             "takes for a pattern; rename the folder"
         )
-    return DataSource(hub_name, folder, layout, noun, extra)
+    return DataSource(hf_hub_name, folder, layout, noun, extra)
+
+
+def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
+    """Yield path, size and time of every file; hidden ones are not data."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            path = f"{prefix}{entry.name}"
+            if entry.is_dir():
+                yield from _files_below(Path(entry.path), f"{path}/")
+            else:
+                status = entry.stat()
+                yield f"{path} {status.st_size} {status.st_mtime_ns}"
+
+
+def _files_of_splits(folder: Path) -> dict[str, str] | None:
+    """Return the pattern of each split's files where a folder has subfolders of splits.
+
+    ``datasets`` looks for the names of splits at any depth: CIFAR-100's class ``train`` would
+    belong to two splits. None where it is to look itself: there are fewer than two such
+    subfolders, or a data set card names the files.
+    """
+    card = folder / "README.md"
+    if card.is_file() and card.read_text(errors="replace").lstrip("\ufeff").startswith("---"):
+        return None
+    patterns = {}
+    for split, names in _SPLIT_NAMES.items():
+        if found := [name for name in names if (folder / name).is_dir()]:
+            patterns[split] = f"{found[0]}/**"
+    return patterns if len(patterns) > 1 else None
+
+
+@contextlib.contextmanager
+def _quiet(datasets: Any, progress: bool) -> Iterator[None]:
+    """Silence the library's log: what is wrong is said once, by us."""
+    level, bars = datasets.logging.get_verbosity(), datasets.is_progress_bar_enabled()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if not progress:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if bars:
+            datasets.enable_progress_bars()
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

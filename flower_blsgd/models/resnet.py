@@ -1,11 +1,11 @@
-"""The small ResNets for 32x32 images, of He et al. 2016, section 4.2."""
+"""The small ResNets for 32x32 images of He et al. 2016, section 4.2."""
 
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .pixels import CIFAR10_MEAN, CIFAR10_STD, PixelNormalize
+from .layers import CIFAR10_MEAN, CIFAR10_STD, PixelNormalize
 
 Shortcut = Literal["A", "B"]
 

@@ -1,20 +1,27 @@
-"""A transformer of the library transformers as a classifier of token arrays."""
+"""Transformers of the library transformers as classifiers of token arrays."""
 
 import copy
-import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from ..data.hf_hub import first_line
 from ..errors import UsageError
-from .hugging_face import import_transformers, quiet
-from .text_configs import brief
-from .text_tokens import without_empty_columns
+from .layers import without_empty_columns
+from .pretrained import import_transformers, quiet
 
-_LOG = logging.getLogger(__name__)
+DISTILBERT, DISTILBERT_MICRO = "distilbert", "distilbert-micro"
+DISTILBERT_HF_HUB_NAME = "distilbert/distilbert-base-uncased"
+
+DISTILBERTS: Mapping[str, Mapping[str, int]] = {
+    DISTILBERT: {},  # uncased, as transformers' own defaults describe it
+    DISTILBERT_MICRO: {"n_layers": 2, "dim": 64, "n_heads": 4, "hidden_dim": 256},
+}
+"""How each differs from DistilBERT as published."""
 
 _ATTEND_EVERYWHERE = frozenset(
     ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
@@ -22,18 +29,33 @@ _ATTEND_EVERYWHERE = frozenset(
 """Architectures that take a ready mask of four dimensions.
 
 One of two dimensions lets transformers look whether anything is masked, for which the host waits
-for the GPU, so that the step could not be recorded as a CUDA graph. Others get it all the same:
+for the GPU, so that the step could not be captured as a CUDA graph. Others get it all the same:
 where attention is local, the ready mask would replace that.
 """
 
-_LONGEST_LIST = 4
+_DROPOUTS = (
+    "dropout",
+    "attention_dropout",
+    "seq_classif_dropout",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "embedding_dropout",
+    "mlp_dropout",
+    "classifier_dropout",
+    "classifier_dropout_prob",
+)
+"""What the architectures call their shares of dropout."""
 
-_POOLER = "pooler"
-"""The part of a body that published weights often lack: it was not trained with them."""
+_SHORT, _LONG = 4, 9
+"""Tokens of the two texts that `check_padding` tries."""
+
+_ROUNDING = 1e-3
+"""Of the largest logit; float32 and bfloat16 kernels that sum in another order stay below it."""
 
 
 class TextTransformer(nn.Module):
-    """Takes tokens as they are stored; `network` is the model as transformers knows it.
+    """A classifier of texts for tokens as they are stored; `network` is transformers' own model.
 
     ``model.network.save_pretrained(folder)`` makes a Hugging Face folder of it.
 
@@ -52,7 +74,7 @@ class TextTransformer(nn.Module):
 
     def __init__(self, config: Any, name: str = "") -> None:
         super().__init__()
-        make = _auto_class().from_config
+        make = import_transformers("model", "text").AutoModelForSequenceClassification.from_config
         config = copy.deepcopy(config)  # transformers writes into it
         try:
             with quiet():
@@ -60,8 +82,8 @@ class TextTransformer(nn.Module):
         except Exception as error:
             raise UsageError(
                 f"model = {name!r}: transformers has no classifier of texts for "
-                f"{config.model_type} ({brief(error)}); name a folder with an encoder of texts, "
-                "such as BERT, or leave model empty"
+                f"{config.model_type} ({first_line(error)}); name a folder with an encoder of "
+                "texts, such as BERT, or leave model empty"
             ) from None
         self._pad = int(getattr(config, "pad_token_id", None) or 0)
         self._ready_mask = config.model_type in _ATTEND_EVERYWHERE
@@ -80,7 +102,7 @@ class TextTransformer(nn.Module):
 
 
 def most_tokens(config: Any, name: str = "") -> int | None:
-    """Return how long a text may be for an architecture; None if it sets no limit.
+    """Return the most tokens that a text may have for an architecture; None if it sets no limit.
 
     Parameters
     ----------
@@ -102,86 +124,109 @@ def most_tokens(config: Any, name: str = "") -> int | None:
         for name, table in model.named_modules()
         if isinstance(table, nn.Embedding) and name.endswith("position_embeddings")
     ]
-    told = getattr(config, "max_position_embeddings", None)  # a model without a table has some too
-    if isinstance(told, int) and told > 0:
-        limits.append(told)
+    most = getattr(config, "max_position_embeddings", None)  # also of a model without a table
+    if isinstance(most, int) and most > 0:
+        limits.append(most)
     return min(limits, default=None)
 
 
-def load_weights(model: TextTransformer, folder: Path, name: str) -> None:
-    """Put the weights of a Hugging Face folder into a model, in place, as float32.
+def distilbert_config(name: str, num_classes: int, **changes: int) -> Any:
+    """Return the config of a fresh DistilBERT.
 
-    A head, or a pooler, that the folder lacks or has in another size stays as it is; what the
-    model has no part for is left out. One line in the log tells of both. Torch's random numbers
-    are as before.
+    Parameters
+    ----------
+    name : str
+        Of `DISTILBERTS`; the published one has 66,956,548 parameters for four classes.
+    num_classes : int
+        Outputs.
+    **changes : int
+        Of the config, such as ``vocab_size``.
+    """
+    transformers = import_transformers(f"model = {name!r}", "text")
+    return transformers.DistilBertConfig(
+        **{"num_labels": num_classes, **DISTILBERTS[name], **changes}
+    )
+
+
+def folder_config(model: str, folder: Path, num_classes: int) -> Any:
+    """Return the config that a Hugging Face folder's config.json describes, for so many classes.
+
+    Raises
+    ------
+    UsageError
+        If transformers does not know it.
+    """
+    transformers = import_transformers(f"model = {model!r}", "text")
+    try:
+        with quiet():
+            return transformers.AutoConfig.from_pretrained(
+                folder, num_labels=num_classes, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:
+        raise UsageError(
+            f"model = {model!r}: transformers cannot use its config.json ({first_line(error)})"
+        ) from None
+
+
+def with_dropout(config: Any, model: str, dropout: float | str) -> Any:
+    """Return a config with every dropout set to a number; ``"auto"`` leaves them.
+
+    Raises
+    ------
+    UsageError
+        If it has none.
+    """
+    if dropout == "auto":
+        return config
+    known = [name for name in _DROPOUTS if hasattr(config, name)]
+    if not known:
+        raise UsageError(
+            f"dropout = {dropout}: model = {model!r} ({config.model_type}) has none; leave it out"
+        )
+    for name in known:
+        setattr(config, name, dropout)
+    return config
+
+
+def check_padding(model: TextTransformer, name: str) -> None:
+    """Refuse a model whose logits of a text depend on the text beside it in a batch.
+
+    Tried on a short and a long text, in evaluation mode. Such a model would learn, and be tested,
+    on what the batch's longest text happens to be. Torch's random numbers are as before.
 
     Parameters
     ----------
     model : TextTransformer
-        Of the folder's architecture.
-    folder : Path
-        With weights as safetensors.
+        With the weights that it begins with.
     name : str
         What the user calls it.
 
     Raises
     ------
     UsageError
-        If they cannot be read, or are not all those of this architecture.
+        If they do, or the model cannot read a batch of two texts.
     """
-    config = copy.deepcopy(model.network.config)
+    config, training = model.network.config, model.training
+    # The last numbers of a vocabulary mean words. BART reads a text where its end is marked.
+    long = getattr(config, "vocab_size", _LONG) - 1 - torch.arange(_LONG)
+    short = long[:_SHORT].clone()
+    if (end := getattr(config, "eos_token_id", None)) is not None:
+        short[-1] = long[-1] = end
+    tokens = torch.stack([functional.pad(short, (0, _LONG - _SHORT), value=-1), long])
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            loaded, told = _auto_class().from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()
+            beside, alone = model(tokens)[0], model(tokens[:1, :_SHORT])[0]
     except Exception as error:
-        raise UsageError(f"model = {name!r}: its weights cannot be read ({brief(error)})") from None
-    own = model.network.state_dict()
-    mismatched = {key if isinstance(key, str) else key[0] for key in told["mismatched_keys"]}
-    fresh = (set(told["missing_keys"]) | mismatched) & set(own)
-    body = {key for key in own if key.startswith(f"{loaded.base_model_prefix}.")}
-    if not body - fresh:
         raise UsageError(
-            f"model = {name!r}: its weights are not those of the {config.model_type} that its "
-            "config.json describes"
-        )
-    if lacking := {key for key in body & fresh if _POOLER not in key.split(".")}:
+            f"model = {name!r}: {config.model_type} cannot read texts of different "
+            f"length at once ({first_line(error)}); use an encoder such as BERT"
+        ) from None
+    finally:
+        model.train(training)
+    if not (beside - alone).abs().max() <= _ROUNDING * alone.abs().max():
         raise UsageError(
-            f"model = {name!r}: its weights lack {len(lacking)} of the {len(body)} tensors of the "
-            f"{config.model_type} that its config.json describes, or have them in another size, "
-            f"such as {min(lacking)}; name a folder that was saved whole, or set pretrained = "
-            "false for fresh ones"
+            f"model = {name!r}: what {config.model_type} says of a text changes with "
+            "the longer text beside it in a batch, so it cannot be trained here; use an encoder "
+            "such as BERT"
         )
-    with torch.no_grad():
-        for key, tensor in loaded.state_dict().items():
-            if key not in fresh:
-                own[key].copy_(tensor)
-    _tell(name, fresh, set(told["unexpected_keys"]))
-
-
-def _tell(name: str, fresh: Collection[str], unused: Collection[str]) -> None:
-    parts = []
-    if fresh:
-        parts.append(f"begins with fresh weights in {_listed(fresh)}")
-    if unused:
-        parts.append(f"has no part for {_listed(unused)} of the folder")
-    if parts:
-        _LOG.warning("model = %r %s", name, ", and ".join(parts))
-
-
-def _listed(names: Collection[str]) -> str:
-    first = ", ".join(sorted(names)[:_LONGEST_LIST])
-    rest = len(names) - _LONGEST_LIST
-    return f"{first} and {rest} more" if rest > 0 else first
-
-
-def _auto_class() -> Any:
-    return import_transformers("model", "text").AutoModelForSequenceClassification

@@ -1,6 +1,6 @@
 """Vision transformers of Dosovitskiy et al. 2021, as transformers has them.
 
-``vit-b-16`` is ViTForImageClassification, on the hub google/vit-base-patch16-224: trained on
+``vit-b-16`` is ViTForImageClassification, on the HF hub google/vit-base-patch16-224: trained on
 ImageNet-21k, then on ImageNet-1k. It takes images of any size: they are brought to the size that
 the network works with on their device, bilinearly and without regard to their shape, as
 ViTImageProcessor does, only that values between are not rounded to bytes.
@@ -9,8 +9,6 @@ A folder in Hugging Face's layout is a model too: its ``config.json`` is the arc
 ``preprocessor_config.json`` the normalisation, its safetensors the weights.
 """
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from .hugging_face import import_transformers, quiet
-from .pixels import CentreCrop, PixelNormalize, Resize
+from .layers import CentreCrop, PixelNormalize, Resize
+from .pretrained import (
+    hf_hub_folder,
+    import_transformers,
+    load_weights,
+    own_folder,
+    quiet,
+    read_json,
+)
 
 VIT_B_16 = "vit-b-16"
-VIT_B_16_HUB_NAME = "google/vit-base-patch16-224"
+VIT_B_16_HF_HUB_NAME = "google/vit-base-patch16-224"
 
 CONFIGS: Mapping[str, Mapping[str, int]] = {
     VIT_B_16: {},  # what transformers' own defaults describe
@@ -39,12 +44,9 @@ _HALVES = (0.5, 0.5, 0.5)
 
 _PROCESSOR = "preprocessor_config.json"
 
-_PIXELS: Mapping[str, float] = {"resample": 2, "do_rescale": True, "rescale_factor": 1 / 255}
-"""What a processor may say of pixels, and what is done here; PIL calls bilinear 2."""
-
 
 class VisionTransformer(nn.Module):
-    """A ViTForImageClassification for bytes in NCHW, of any size.
+    """A ViTForImageClassification for images of any size, bytes in NCHW.
 
     Parameters
     ----------
@@ -112,55 +114,44 @@ def vision_transformer(name: str, num_classes: int, crop: int = 0) -> VisionTran
 
 
 def check_vit_folder(name: str) -> None:
-    """Refuse a folder that no vision transformer can be made of; its weights are not looked at.
-
-    Raises
-    ------
-    UsageError
-        If its settings are missing, or those of another kind of model.
-    """
+    """Refuse a folder that no vision transformer can be made of; its weights are not looked at."""
     _settings_of(name)
     _normalisation(name)
 
 
-def pixels_made_otherwise(name: str) -> list[str]:
-    """Return what a folder's processor does to pixels and we do not, as ``"key = value"``.
-
-    Parameters
-    ----------
-    name : str
-        The folder. A key that its ``preprocessor_config.json`` does not have is as ours.
-    """
-    processor = _read_json(name, Path(name).expanduser() / _PROCESSOR) or {}
-    found = {key: processor[key] for key in _PIXELS if processor.get(key) is not None}
-    return [
-        f"{key} = {json.dumps(value)}"
-        for key, value in found.items()
-        if not _nearly_equal(value, _PIXELS[key])
-    ]
+def has_published_weights(name: str) -> bool:
+    """Return whether a model of that name is on the HF hub, or is a folder."""
+    return name == VIT_B_16 or name not in CONFIGS
 
 
-def _nearly_equal(value: Any, ours: float) -> bool:
-    return isinstance(value, int | float) and math.isclose(value, ours, rel_tol=1e-4)
+def find_weights(name: str) -> Path:
+    """Return the folder with a model's weights, downloaded if need be; UsageError if in vain."""
+    return hf_hub_folder(name, VIT_B_16_HF_HUB_NAME) if name in CONFIGS else own_folder(name)
+
+
+def load_published_weights(model: nn.Module, name: str) -> None:
+    """Put the published weights of a model of that name into a fresh one; see `load_weights`."""
+    load_weights(model.get_submodule("network"), find_weights(name), name)
 
 
 def _settings_of(name: str) -> dict[str, Any]:
-    settings = _read_json(name, Path(name).expanduser() / "config.json")
+    settings = read_json(name, Path(name).expanduser() / "config.json")
     if settings is None:
         raise UsageError(
-            f"model = {name!r} has no config.json; name a Hugging Face folder of a ViT, or one "
-            f"of {', '.join(CONFIGS)}"
+            f"model = {name!r}: the folder has no config.json; name a Hugging Face folder of a "
+            f"ViT, or one of {', '.join(CONFIGS)}"
         )
     if settings.get("model_type") != "vit":
-        kind = settings.get("model_type", "nothing that it names")
-        raise UsageError(f"model = {name!r}: its config.json is of {kind}, but a ViT is needed")
+        raise UsageError(
+            f"model = {name!r}: its config.json has model_type {settings.get('model_type')!r}, but "
+            "a ViT is needed"
+        )
     return settings
 
 
 def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and deviation as the folder's own processor uses them, else 0.5."""
-    file = Path(name).expanduser() / _PROCESSOR
-    processor = _read_json(name, file) or {}
+    processor = read_json(name, Path(name).expanduser() / _PROCESSOR) or {}
     if not processor.get("do_normalize", True):
         return (0.0,) * 3, (1.0,) * 3
     try:
@@ -172,7 +163,7 @@ def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean = std = ()
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise UsageError(
-            f"model = {name!r}: image_mean and image_std in {file.name} must be three numbers "
+            f"model = {name!r}: image_mean and image_std in {_PROCESSOR} must be three numbers "
             "each, those of image_std above 0"
         )
     return mean, std
@@ -187,16 +178,3 @@ def _side_of(name: str, config: Any) -> int:
             f"{config.image_size}; only square ones of 3 channels are supported"
         )
     return int(sides.pop())
-
-
-def _read_json(name: str, file: Path) -> dict[str, Any] | None:
-    try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"model = {name!r}: {file.name} cannot be read ({reason})") from None
-    if not isinstance(read, dict):
-        raise UsageError(f"model = {name!r}: {file.name} must hold a JSON object")
-    return read

@@ -39,10 +39,9 @@ def depth_and_width(name: str) -> tuple[int, int]:
     depth, width = int(match[1]), int(match[2])
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
-        near = sorted({max(10, 6 * n + 4) for n in (blocks, blocks + 1)})
-        names = " or ".join(f"wrn-{depth}-{width}" for depth in near)
         raise UsageError(
-            f"model = {name!r}: the depth must be 6 n + 4, which {depth} is not; use {names}"
+            f"model = {name!r}: the depth must be 6 n + 4, which {depth} is not; such as 10, 16, "
+            "22 or 28"
         )
     return depth, width
 

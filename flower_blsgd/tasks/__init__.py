@@ -1,11 +1,11 @@
 """The training tasks by name; a user's own by ``module:function`` or as an object.
 
-Importing this imports no torch: data can be prepared without.
+Importing this imports no torch.
 """
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, nearest
@@ -13,38 +13,23 @@ from ..errors import UsageError, nearest
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .task import Task
+    from .task import Benchmark, Task
 
 TASKS: Mapping[str, str] = {
-    "digits": "flower_blsgd.tasks.digits:digits",
-    "cifar10": "flower_blsgd.tasks.cifar10:cifar10",
-    "cifar100": "flower_blsgd.tasks.cifar100:cifar100",
-    "flowers102": "flower_blsgd.tasks.flowers102:flowers102",
-    "tiny-imagenet": "flower_blsgd.tasks.tiny_imagenet:tiny_imagenet",
-    "ag-news": "flower_blsgd.tasks.ag_news:ag_news",
+    "digits": "digits",
+    "cifar10": "images",
+    "cifar100": "images",
+    "flowers102": "images",
+    "tiny-imagenet": "images",
+    "ag-news": "ag_news",
 }
-"""Where each task is made: a function ``(data, model) -> Task`` of two texts."""
-
-MODELS: Mapping[str, str] = {
-    "digits": "flower_blsgd.tasks.digits:model",
-    "cifar10": "flower_blsgd.tasks.cifar10:model",
-    "cifar100": "flower_blsgd.tasks.cifar100:model",
-    "flowers102": "flower_blsgd.tasks.flowers102:model",
-    "tiny-imagenet": "flower_blsgd.tasks.tiny_imagenet:model",
-}
-"""Where each task's models are made: a function ``(name, num_classes) -> Module``."""
-
-SAVED_MODELS: Mapping[str, str] = {"ag-news": "flower_blsgd.tasks.ag_news:saved_model"}
-"""Where models are made that follow from the data, for weights that a run has saved.
-
-Each is a function ``(name, tensors, dropout) -> Module``.
-"""
+"""The benchmarks, and the module of this package whose `BENCHMARKS` has each."""
 
 GIVEN_IN_PYTHON = "given-in-python"
 """The name of a task that was given as an object."""
 
-_GIVEN: dict[str, "Task"] = {}
-"""Tasks that this process was given as objects."""
+_REGISTERED: dict[str, "Task"] = {}
+"""Tasks that were registered in this process, by name."""
 
 OPTIONS: Mapping[str, Any] = {
     "skip_bad": False,
@@ -54,21 +39,20 @@ OPTIONS: Mapping[str, Any] = {
     "pretrained": True,
     "dropout": "auto",
 }
-"""Settings that a task may know besides data and model, and what each is where nobody sets it.
+"""Settings that a task may take besides data and model, and their defaults.
 
-A task knows one if its function has a parameter of that name; one that is set and that it does
-not know is refused.
+A task of one's own takes one if its function has a parameter of that name. One that is set, and
+that the task does not take, is refused.
 """
 
 __all__ = [
     "GIVEN_IN_PYTHON",
-    "MODELS",
     "OPTIONS",
-    "SAVED_MODELS",
     "TASKS",
     "Task",
+    "check_weights",
     "given_task",
-    "load_model",
+    "load_benchmark",
     "load_saved_model",
     "load_task",
     "register_task",
@@ -89,13 +73,13 @@ def register_task(task: "Task", name: str = GIVEN_IN_PYTHON) -> str:
 
     A task that had the name before is replaced.
     """
-    _GIVEN[name] = task
+    _REGISTERED[name] = task
     return name
 
 
 def given_task(name: str) -> "Task | None":
-    """Return the task that this process was given as an object under a name, if it was."""
-    return _GIVEN.get(name)
+    """Return the task that was registered under a name in this process; None if none was."""
+    return _REGISTERED.get(name)
 
 
 def load_task(
@@ -120,58 +104,34 @@ def load_task(
     seed : int (default: 0)
         Which samples that share consists of.
     **options
-        Of `OPTIONS`; those that the task does not know must be what they are by default.
-
-    Returns
-    -------
-    Task
-        Data and model maker.
+        Of `OPTIONS`; those that the task does not take must be at their default.
 
     Raises
     ------
     UsageError
         If there is no such task, or it refuses one of the settings.
     """
-    task = _GIVEN.get(name)
+    task = _REGISTERED.get(name)
     options = {**OPTIONS, **options}
-    if task is None:
-        task = _made(name, data, model, options)
-    else:
+    if task is not None:
         refuse_set(name, {"data": data, "model": model, **options})
+    elif name in TASKS:
+        benchmark = load_benchmark(name)
+        refuse_set(name, options, benchmark.options)
+        task = benchmark.task(data, model, options)
+    else:
+        task = _own_task(name, data, model, options)
     if validation_share == 0:
         return task
-    from .validation import with_validation
+    from .task import with_validation
 
     return with_validation(task, validation_share, seed)
-
-
-def load_model(task: str, model: str = "", num_classes: int = 10) -> "nn.Module":
-    """Return a fresh model of a task; for the tasks of `TASKS` without its data.
-
-    Parameters
-    ----------
-    task : str
-        A task's name.
-    model : str (default: "")
-        Which model; empty for the task's own default.
-    num_classes : int (default: 10)
-        For how many classes; a task of one's own knows by itself.
-
-    Raises
-    ------
-    UsageError
-        If there is no such task or model.
-    """
-    if task in _GIVEN or task not in MODELS:
-        return load_task(task, model=model).model()
-    made: nn.Module = _function(task, MODELS[task])(model, num_classes)
-    return made
 
 
 def load_saved_model(
     task: str, model: str, tensors: Mapping[str, "Tensor"], dropout: float | str = "auto"
 ) -> "nn.Module":
-    """Return a fresh model for saved weights, of a task of `SAVED_MODELS`; without its data.
+    """Return a fresh model for saved weights, of a task in `TASKS`; its data is not needed.
 
     Parameters
     ----------
@@ -187,20 +147,48 @@ def load_saved_model(
     UsageError
         If there is no such model.
     """
-    made: nn.Module = _function(task, SAVED_MODELS[task])(model, tensors, dropout)
-    return made
+    if task in _REGISTERED:
+        return _REGISTERED[task].model()
+    return load_benchmark(task).saved_model(model, tensors, dropout)
 
 
-def _made(name: str, data: str, model: str, options: Mapping[str, Any]) -> "Task":
+def check_weights(task: str, model: str = "", pretrained: bool = True) -> None:
+    """Refuse a model whose published weights cannot be had, before minutes go into its data.
+
+    Only the server does: workers get the weights with the first round, and a saved run has its
+    own. See `Benchmark.check_weights`; other tasks have none.
+    """
+    if pretrained and task not in _REGISTERED and task in TASKS:
+        load_benchmark(task).check_weights(model)
+
+
+def load_benchmark(name: str) -> "Benchmark":
+    """Return the benchmark of a name in `TASKS`."""
+    module = importlib.import_module(f"{__name__}.{TASKS[name]}")
+    benchmark: Benchmark = module.BENCHMARKS[name]
+    return benchmark
+
+
+def refuse_set(name: str, settings: Mapping[str, Any], taken: Collection[str] = ()) -> None:
+    """Refuse settings that are not at their default and that a task does not take."""
+    for key, value in settings.items():
+        if key not in taken and value != OPTIONS.get(key, ""):
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            raise UsageError(
+                f"{key.replace('_', '-')} = {shown}: task = {name!r} does not take it; leave it out"
+            )
+
+
+def _own_task(name: str, data: str, model: str, options: Mapping[str, Any]) -> "Task":
     from .task import Task
 
-    make = _function(name, TASKS.get(name, name))
+    make = _own_function(name)
     try:
         parameters = list(inspect.signature(make).parameters)
     except (TypeError, ValueError) as error:
         raise UsageError(f"task = {name!r} cannot be loaded: {error}") from None
     known = {key: value for key, value in options.items() if key in parameters}
-    refuse_set(name, {key: value for key, value in options.items() if key not in parameters})
+    refuse_set(name, options, known)
     if set(parameters) - set(options):
         task = make(data, model, **known)
     else:
@@ -211,13 +199,11 @@ def _made(name: str, data: str, model: str, options: Mapping[str, Any]) -> "Task
     return task
 
 
-def _function(name: str, reference: str) -> Callable[..., Any]:
-    module_name, colon, function_name = reference.partition(":")
+def _own_function(name: str) -> Callable[..., Any]:
+    module_name, colon, function_name = name.partition(":")
     if not colon:
-        known = [*TASKS, *_GIVEN]
-        raise UsageError(
-            f"task = {name!r} is not known; {nearest(name, known)}, or module:function"
-        )
+        near = nearest(name, [*TASKS, *_REGISTERED])
+        raise UsageError(f"task = {name!r} is not known; {near}, or module:function")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -225,12 +211,3 @@ def _function(name: str, reference: str) -> Callable[..., Any]:
         hint = "; put its folder into PYTHONPATH, or install it" if missing else ""
         raise UsageError(f"task = {name!r} cannot be loaded: {error}{hint}") from None
     return function
-
-
-def refuse_set(name: str, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that the task would not look at."""
-    for name_here, value in settings.items():
-        if value != OPTIONS.get(name_here, ""):
-            key = name_here.replace("_", "-")
-            shown = str(value).lower() if isinstance(value, bool) else repr(value)
-            raise UsageError(f"{key} = {shown}: task = {name!r} does not take it; leave it out")

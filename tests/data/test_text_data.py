@@ -1,6 +1,9 @@
-"""Texts prepared once: what the cache holds, what makes another entry, how it goes on."""
+"""Texts become arrays of tokens: their columns, where they are cut, which rows are left out."""
 
 import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +15,137 @@ pytest.importorskip("tokenizers")
 
 from tokenizers import Tokenizer
 
-from flower_blsgd.data import text_data, tokenizing
-from flower_blsgd.data.entry import Prepared
-from flower_blsgd.data.text_data import TextData, prepared_texts
-from flower_blsgd.data.text_progress import record_done
-from flower_blsgd.data.tokenizers import TokenizerSource, vocabulary_of_rows
-from flower_blsgd.errors import UsageError
+from flower_blsgd.data import text_data
+from flower_blsgd.data.cache import Prepared
+from flower_blsgd.data.splits import Split
+from flower_blsgd.data.text_data import (
+    TextData,
+    TokenizerSource,
+    prepared_texts,
+    tokenize_split,
+    vocabulary_of_rows,
+)
 
-from .text_files import CLASS_NAMES, TEST, TRAIN, make_texts
+from ..refusal import refusal
+from .text_files import CLASS_NAMES, TRAIN, make_texts
 
+NUMBERS = [(k, k) for k in range(4)]
 OWN = TextData("own-texts", "nobody/own_texts", CLASS_NAMES)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def ready(folder: Path, tokenizer: TokenizerSource | None = None, **settings: Any) -> Prepared:
     return prepared_texts(OWN, tokenizer or vocabulary_of_rows(), str(folder), **settings)
+
+
+# --- rows and tokens
+
+
+def split_of(texts: list[Any], labels: list[int] | None = None) -> Split:
+    numbers = np.array(labels or [k % 4 for k in range(len(texts))], np.int64)
+    return Split("train", numbers, (), lambda first, last: texts[first:last])
+
+
+def tokenized(
+    folder: Path,
+    texts: list[Any],
+    labels: list[int] | None = None,
+    *,
+    width: int = 8,
+    marked: bool = False,
+    skip_bad: bool = False,
+) -> tuple[list[list[int]], list[int]]:
+    """Return the tokens and labels of texts of the letters a (which is 5) to h (12)."""
+    tokenizer = vocabulary_of_rows(marked).make(["a b c d e f g h"] * 2)
+    tokenizer.enable_padding(length=16)  # rules of its own, which must not count
+    tokenizer.enable_truncation(max_length=4, stride=1)
+    split = split_of(texts, labels)
+    done: list[int] = []
+    skipped = tokenize_split(split, folder, tokenizer, width, skip_bad, done.append)
+    tokens, kept = (np.load(folder / f"train_{kind}.npy") for kind in ("tokens", "labels"))
+    assert (tokens.dtype, kept.dtype) == (np.int32, np.int64)
+    assert (skipped, sum(done)) == (len(texts) - len(kept), len(texts))
+    return tokens.tolist(), kept.tolist()
+
+
+@pytest.mark.parametrize("chunk", [2, 4096])
+def test_rows_are_as_wide_as_the_longest_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(text_data, "_CHUNK", chunk)
+    tokens, labels = tokenized(tmp_path, ["a b", "c", "d e f"])
+    assert tokens == [[5, 6, -1], [7, -1, -1], [8, 9, 10]]
+    assert labels == [0, 1, 2]
+    tokens, labels = tokenized(tmp_path, ["a", None, "c d", "\x00", "f g h"], skip_bad=True)
+    assert tokens == [[5, -1, -1], [7, 8, -1], [10, 11, 12]]
+    assert labels == [0, 2, 0]
+
+
+def test_long_texts_are_cut_and_marks_stay(tmp_path: Path) -> None:
+    texts = ["a b c d e f g h a", "b"]
+    assert tokenized(tmp_path, texts, width=4)[0] == [[5, 6, 7, 8], [6, -1, -1, -1]]
+    cut = [[2, 5, 6, 7, 3], [2, 6, 3, -1, -1]]
+    assert tokenized(tmp_path, texts, width=5, marked=True)[0] == cut
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize(
+    ("text", "label", "why"),
+    [
+        ("  ", 1, "has no text"),
+        ("b", -1, "has no label"),
+        ("\x00\x01", 1, "has no token that could be read"),
+    ],
+)
+def test_a_bad_row_is_refused_by_its_number_or_left_out(
+    tmp_path: Path, text: Any, label: int, why: str, marked: bool
+) -> None:
+    texts, labels = ["a", text, "b c", None], [3, label, 1, 0]
+    message = refusal(lambda: tokenized(tmp_path, texts, labels, marked=marked))
+    assert message == f"data: row 1 of train {why}; skip-bad = true leaves such rows out"
+    _, kept = tokenized(tmp_path, texts, labels, marked=marked, skip_bad=True)
+    assert kept == [3, 1]
+    message = refusal(lambda: tokenized(tmp_path, [text], [label], marked=marked, skip_bad=True))
+    assert message == "data: none of the 1 rows of train can be used"
+
+
+# --- the vocabulary of the training rows
+
+VOCABULARY_TEXTS = ["The Café, the bar.", "a bar; the bar!", "Zebra cafe, apple apple"]
+
+
+def made_of(texts: Sequence[str], marked: bool = False) -> Any:
+    return vocabulary_of_rows(marked).make(texts)
+
+
+def test_words_that_occur_twice_by_frequency_then_alphabet() -> None:
+    tokenizer = made_of(VOCABULARY_TEXTS)
+    words = [tokenizer.id_to_token(k) for k in range(tokenizer.get_vocab_size())]
+    assert words[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    # bar and the three times; a, zebra and . ; ! once
+    assert words[5:] == ["bar", "the", ",", "apple", "cafe"]
+    encoded = made_of(VOCABULARY_TEXTS, marked=True).encode("THE CAFÉ, zebra")
+    assert encoded.tokens == ["[CLS]", "the", "cafe", ",", "[UNK]", "[SEP]"]
+
+
+@pytest.mark.processes
+def test_equal_in_every_process() -> None:
+    """Nodes prepare their own data, and must agree: no hash seed may show."""
+    code = (
+        "from flower_blsgd.data.text_data import vocabulary_of_rows\n"
+        "texts = [' '.join(f'w{k * j % 977}' for k in range(40)) for j in range(300)]\n"
+        "print(vocabulary_of_rows(True).make(texts).to_str())"
+    )
+    written = {
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(written) == 1
+    assert len(written.pop()) > 10_000
+
+
+# --- data sets
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "saved"])
@@ -39,33 +153,19 @@ def test_layouts(kind: str, tmp_path: Path) -> None:
     texts = ready(make_texts(tmp_path / "own", kind=kind))
     tokens, labels = texts.train
     assert tokens.shape == (6, 5)  # "Shares of the bank fall" is the longest
-    assert tokens.dtype == np.int32
-    assert isinstance(tokens, np.memmap)
     assert labels.tolist() == [0, 1, 2, 3, 0, 2]
     assert texts.test[0].shape == (3, 2)
     assert texts.test[1].tolist() == [0, 1, 2]
-    assert texts.class_names == CLASS_NAMES
-    assert texts.noun == "texts"
-    assert texts.array("train_lengths").tolist() == [5, 5, 5, 5, 5, 5]
-    assert texts.array("test_lengths").tolist() == [2, 2, 2]
-    assert texts.facts["texts_cut"] == {"train": 0, "test": 0}
-    assert texts.facts["median_tokens"] == {"train": 5.0, "test": 2.0}
+    assert (texts.class_names, texts.noun) == (CLASS_NAMES, "texts")
     tokenizer = Tokenizer.from_file(str(texts.folder / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == texts.facts["vocabulary"]
     assert tokenizer.decode(tokens[4].tolist()) == "a vote a capital"  # the comma occurs once
+    arrays = {f"{part}_{what}.npy" for part in ("train", "test") for what in ("tokens", "labels")}
+    expected = arrays | {"meta.json", "tokenizer.json"}
+    assert {path.name for path in texts.folder.iterdir()} == expected
 
 
-def test_nothing_but_arrays_tokenizer_and_meta_is_left(tmp_path: Path, cache: Path) -> None:
-    texts = ready(make_texts(tmp_path / "own"))
-    arrays = {f"{s}_{k}.npy" for s in ("train", "test") for k in ("tokens", "lengths", "labels")}
-    assert {path.name for path in texts.folder.iterdir()} == arrays | {
-        "meta.json",
-        "tokenizer.json",
-    }
-    assert [path for path in cache.iterdir() if path.name.startswith(".part")] == []
-
-
-def test_tokenizer_and_length_are_part_of_the_key(tmp_path: Path) -> None:
+def test_tokenizer_and_settings_make_other_entries(tmp_path: Path) -> None:
     folder = make_texts(tmp_path / "own")
     entries = [
         ready(folder),
@@ -78,133 +178,42 @@ def test_tokenizer_and_length_are_part_of_the_key(tmp_path: Path) -> None:
     assert ready(folder).folder == entries[0].folder
     assert entries[0].fingerprint == entries[4].fingerprint != entries[1].fingerprint
     assert entries[2].train[0].shape == (6, 3)
-    assert entries[2].facts["texts_cut"] == {"train": 6, "test": 0}
-    assert entries[2].facts["median_tokens"] == {"train": 5.0, "test": 2.0}
     assert entries[3].train[1].tolist() == [0, 1, 2, 3]
     assert entries[3].test[1].tolist() == [0, 1, 2]
 
 
-def test_tokenizer_is_made_of_the_good_training_rows(tmp_path: Path) -> None:
+def test_a_tokenizer_is_made_once_of_the_good_training_rows(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def make(texts: Any) -> Any:
         seen.extend(texts)
         return vocabulary_of_rows().make(seen)
 
-    rows = [*TRAIN, (None, 1), ("left out", None)]
-    folder = make_texts(tmp_path / "own", rows)
-    texts = ready(folder, TokenizerSource("told apart", make), skip_bad=True)
+    folder = make_texts(tmp_path / "own", [*TRAIN, (None, 1), ("left out", None)])
+    texts = ready(folder, TokenizerSource("own", make), skip_bad=True)
     assert seen == [text for text, _ in TRAIN]
     assert texts.skipped == {"train": 2, "test": 0}
-    again = ready(folder, TokenizerSource("told apart", None), skip_bad=True)  # type: ignore[arg-type]
-    assert again.folder == texts.folder
-
-
-@pytest.mark.parametrize("kind", ["parquet", "csv"])
-def test_rows_without_text_or_label(kind: str, tmp_path: Path, cache: Path) -> None:
-    folder = make_texts(tmp_path / "own", test=[*TEST, ("The rain", None), (None, 2)], kind=kind)
-    with pytest.raises(UsageError, match="row 3 of test has no label"):
-        ready(folder)
-    assert [path.name for path in cache.iterdir() if path.is_dir()] == []
-    texts = ready(folder, skip_bad=True)
-    assert texts.skipped == {"train": 0, "test": 2}
-    assert texts.test[1].tolist() == [0, 1, 2]
+    assert ready(folder, TokenizerSource("own", make), skip_bad=True).folder == texts.folder
+    assert len(seen) == len(TRAIN)
 
 
 def test_names_of_classes(tmp_path: Path) -> None:
-    folder = make_texts(tmp_path / "own", names=["w", "s", "b", "t"])
-    assert ready(folder).class_names == ("w", "s", "b", "t")
-
-
-def test_splits_of_different_classes(tmp_path: Path) -> None:
     folder = make_texts(tmp_path / "own", names=["w", "s", "b", "t"], kind="saved")
+    assert ready(folder).class_names == ("w", "s", "b", "t")
     other = make_texts(tmp_path / "other", names=["s", "w", "b", "t"], kind="saved")
     shutil.rmtree(folder / "test")
     (other / "test").rename(folder / "test")
-    with pytest.raises(UsageError, match="train and test have different classes"):
-        ready(folder)
+    assert "train and test have different classes" in refusal(lambda: ready(folder))
 
 
-def test_missing_split_and_folder(tmp_path: Path) -> None:
-    folder = make_texts(tmp_path / "own")
-    (folder / "test.parquet").unlink()
-    with pytest.raises(UsageError, match="no test split, found train; expected train-"):
-        ready(folder)
-    with pytest.raises(UsageError, match="does not exist; name a folder with train-"):
-        ready(tmp_path / "none")
-
-
-def test_goes_on_after_an_interruption(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed behind the first chunk of the test split: no training row is cut again."""
-    folder = make_texts(tmp_path / "own")
-    whole = ready(folder)
-    expected = [np.array(part) for part in (*whole.train, *whole.test)]
-    monkeypatch.setattr(tokenizing, "CHUNK", 2)
-    real, begins = text_data.record_done, []
-
-    def killed(part: Path, name: str, key: str, done: int) -> None:
-        real(part, name, key, done)
-        if (name, done) == ("test", 2):
-            raise KeyboardInterrupt
-
-    def make(texts: Any) -> Any:
-        begins.append("tokenizer")
-        return vocabulary_of_rows().make(texts)
-
-    source = TokenizerSource("interrupted", make)
-    monkeypatch.setattr(text_data, "record_done", killed)
-    with pytest.raises(KeyboardInterrupt):
-        ready(folder, source)
-    monkeypatch.setattr(text_data, "record_done", real)
-    cut = []
-    tokenized = text_data.tokenize
-
-    def counted(split: Any, raw: Any, tokenizer: Any, skip: bool, done: int, tell: Any) -> None:
-        cut.append((split.name, done))
-        tokenized(split, raw, tokenizer, skip, done, tell)
-
-    monkeypatch.setattr(text_data, "tokenize", counted)
-    texts = ready(folder, source)
-    assert cut == [("train", 6), ("test", 2)]
-    assert begins == ["tokenizer"]
-    for found, wanted in zip((*texts.train, *texts.test), expected, strict=True):
-        assert np.array_equal(found, wanted)
-    assert texts.fingerprint == whole.fingerprint
-
-
-def interrupted(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Interrupt when four training rows are done; return the folder that is left."""
-    monkeypatch.setattr(tokenizing, "CHUNK", 2)
-
-    def killed(part: Path, name: str, key: str, done: int) -> None:
-        record_done(part, name, key, done)
-        if done == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(text_data, "record_done", killed)
-        with pytest.raises(KeyboardInterrupt):
-            ready(folder)
-    (part,) = (path for path in cache.iterdir() if path.is_dir())
-    return part
-
-
-@pytest.mark.parametrize("what", ["cut off", "emptied", "tokenizer"])
-def test_what_is_damaged_after_an_interruption_is_made_again(
-    what: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_texts(tmp_path / "own")
-    part = interrupted(folder, cache, monkeypatch)
-    lengths = part / "source" / "raw_train_lengths.npy"
-    if what == "cut off":
-        lengths.write_bytes(lengths.read_bytes()[:-20])  # one of six lengths is left
-    elif what == "emptied":
-        lengths.write_bytes(lengths.read_bytes()[:-24] + bytes(24))
-    else:
-        (part / "tokenizer.json").unlink()
-    texts = ready(folder)
-    assert texts.skipped == {"train": 0, "test": 0}
-    assert texts.array("train_lengths").tolist() == [5, 5, 5, 5, 5, 5]
-    assert (texts.train[0][:, 0] >= 0).all()
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"text": "sentence"}, "no text column in train, found the columns sentence, label; exp"),
+        ({"label": "stars"}, "no label column in train, found the columns text, stars; expected"),
+        ({"train": NUMBERS, "test": NUMBERS}, "column text of train is int64, no text; expected"),
+    ],
+)
+def test_columns_that_are_not_there(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
+    folder = make_texts(tmp_path / "own", **settings)
+    assert why in refusal(lambda: ready(folder))

@@ -1,0 +1,155 @@
+"""Whole runs of a user's own task, with weights to begin with, and in micro-batches."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.numpy import load_file
+from torch import nn
+
+from flower_blsgd import Task
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import TrainOrder
+from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.tasks import register_task
+from server.blsgd_server import app as server_app
+
+from .test_run import config_of, grid_of, run
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_task"
+CORE = usable_cores()[0]
+WORKERS = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# the example of an own task
+
+
+TRAP = "raise SystemExit('this is not the library that you look for: ' + __name__)\n"
+LIBRARIES = ("queue", "json", "numpy", "torch", "flwr", "flower_blsgd", "clients", "server")
+
+
+def blsgd(folder: Path, *arguments: str) -> str:
+    """Run the command as its entry point does, which does not look at the current folder."""
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "flower_blsgd", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.processes
+def test_task_of_the_current_folder_is_found_by_all(tmp_path: Path) -> None:
+    """By server, workers and `blsgd evaluate`; modules beside it hide no library.
+
+    (10 + 4) x 16 = 224 of 2,000 samples a round: 8 rounds.
+    """
+    folder = tmp_path / "own_task"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+    for name in LIBRARIES:
+        (folder / f"{name}.py").write_text(TRAP)
+    settings = (
+        "epochs=1 local-steps-fast=10 local-steps-slow=4 batch-size=16 threads=1 seed=3 "
+        f"task=own_task:task workers='{WORKERS}'"
+    )
+    printed = blsgd(folder, "run", "-c", settings, "-s", "out=run")
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert summary["task"] == "own_task:task"
+    assert (summary["rounds"], summary["samples"]) == (8, 8 * 224)
+    assert [worker["samples"] for worker in summary["workers"]] == [8 * 160, 8 * 64]
+    assert summary["failures"] == []
+    assert "2,000 training and 500 test samples" in printed
+    assert f"test accuracy {summary['accuracy']:.2%}" in printed
+    printed = blsgd(folder, "evaluate", "run", "--device", "cpu")
+    assert printed.startswith(f"test accuracy {summary['accuracy']:.2%}, ")
+    assert "on 500 samples (run, computed on cpu)" in printed
+
+
+# weights to begin with: loaded once in a run, by the server, before anything starts
+
+
+def task_of(pretrained: Callable[[nn.Module], None] | None) -> Task:
+    """Return a task of 300 points in two classes."""
+    points = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    labels = (points[:, 0] > 0).long()
+    return Task(
+        model=lambda: nn.Linear(4, 2),
+        train=(points[:300], labels[:300]),
+        test=(points[300:], labels[300:]),
+        pretrained=pretrained,
+        evaluation_batch_size=64,
+    )
+
+
+def noting(log: Path) -> Callable[[nn.Module], None]:
+    """Return what loads weights, and writes down which process did."""
+
+    def pretrained(model: nn.Module) -> None:
+        with log.open("a") as lines:
+            lines.write(f"{os.getpid()}\n")
+        with torch.no_grad():
+            model.weight.copy_(torch.arange(8.0).reshape(2, 4))
+            model.bias.fill_(0.5)
+
+    return pretrained
+
+
+def test_first_round_begins_with_pretrained_weights(tmp_path: Path) -> None:
+    """Here server and workers are one process, so every call counts."""
+    name = register_task(task_of(noting(tmp_path / "calls")), "begins-with-weights")
+    settings = config_of(task=name, epochs=1, batch_size=10, local_steps_fast=4, out="run")
+    grid = grid_of(settings)
+    server_app(grid, Context(1, 1, {}, RecordDict(), settings.to_run_config()))
+    assert (tmp_path / "calls").read_text() == f"{os.getpid()}\n"
+    orders = [message for message in grid.sent if message.metadata.message_type == "train"]
+    first = TrainOrder.from_message(orders[0])
+    assert first.round == 1
+    assert first.arrays["weight"].numpy().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert first.arrays["bias"].numpy().tolist() == [0.5, 0.5]
+
+
+def test_weights_that_cannot_be_had_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    def gone(model: nn.Module) -> None:
+        raise UsageError("model = 'vit': no weights here; pretrained = false begins without")
+
+    settings = config_of(task=register_task(task_of(gone), "gone"), batch_size=10)
+    grid = grid_of(settings)
+    with pytest.raises(UsageError, match=r"^model = 'vit': no weights here"):
+        server_app(grid, Context(1, 1, {}, RecordDict(), settings.to_run_config()))
+    assert grid.sent == []
+    assert list(tmp_path.iterdir()) == []
+
+
+# micro-batches
+
+
+def test_run_in_micro_batches_gives_what_it_gives_without() -> None:
+    """One epoch of four rounds: rounding has no time to grow."""
+    whole = config_of(epochs=1, learning_rate=0.01, out="whole", sampler="uniform")
+    for config in (whole, dataclasses.replace(whole, micro_batch_size=5, out="cut")):
+        run(config)
+    one, other = (load_file(Path(name) / "model.safetensors") for name in ("whole", "cut"))
+    assert any(not np.array_equal(tensor, other[name]) for name, tensor in one.items())
+    for name, tensor in one.items():
+        assert np.allclose(tensor, other[name], rtol=1e-4, atol=1e-5), name
