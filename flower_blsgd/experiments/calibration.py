@@ -1,4 +1,4 @@
-"""Measure what each worker can do: alone, then all of them at once."""
+"""Measure the seconds per step of each worker: alone, then with all of them computing."""
 
 import statistics
 import time
@@ -9,10 +9,10 @@ from flwr.app import ArrayRecord, Message
 
 from ..algorithm.averaging import LoadWeighting, weighted_average
 from ..errors import UsageError
-from ..profile_query import ask_speeds
 from ..protocol import TrainOrder, TrainReport
+from ..results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
 from ..runtime.local_grid import LocalGrid
-from .speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
+from ..strategy.profiles import query_speeds
 
 _REPEATS = 5
 _ALONE_SECONDS = 0.5
@@ -25,14 +25,14 @@ def calibrate(
     key: ProfileKey,
     arrays: ArrayRecord,
     num_samples: int,
-    tell: Callable[[str], object] = lambda _: None,
+    log: Callable[[str], object] = lambda _: None,
 ) -> SpeedProfile:
     """Measure the seconds per step of every worker of a grid.
 
     First each alone, five times about half a second after a first one that is not counted. Then
     rounds as training has them: every worker computes at the same time and for about as long, and
     the models are averaged; the first round is not counted. All orders have made-up samples and
-    leave nothing behind.
+    leave neither momentum nor a changed model behind.
 
     Parameters
     ----------
@@ -44,28 +44,29 @@ def calibrate(
         A model.
     num_samples : int
         N.
-    tell : callable
-        Is told what goes on.
+    log : callable
+        Takes a line about each measurement before it begins.
 
     Raises
     ------
     UsageError
-        If a worker does not answer as it should.
+        If a worker fails, does not reply in time, or does not measure.
     """
-    nodes = {
-        node: f"worker {place} of {len(grid.workers)} ({worker.device_with_cores})"
-        for place, (node, worker) in enumerate(
+    labels = {
+        node: f"worker {number} of {len(grid.workers)} ({worker.device_with_cores})"
+        for number, (node, worker) in enumerate(
             zip(grid.get_node_ids(), grid.workers, strict=True), 1
         )
     }
     alone = []
-    for node, label in nodes.items():
-        tell(f"{label}, alone")
-        _ask(grid, node, label, key.batch_size)  # starts its process, loads the data, warms up
-        repeats = [_ask(grid, node, label, key.batch_size) for _ in range(_REPEATS)]
-        alone.append(_spread(repeats))
-    tell(f"all {len(nodes)} workers at once")
-    loaded, overhead = _rounds(grid, nodes, key.batch_size, arrays, num_samples, alone)
+    for node, label in labels.items():
+        log(f"{label}, alone")
+        _step_seconds(grid, node, label, key.batch_size)  # starts its process, loads data, warms up
+        alone.append(
+            _spread([_step_seconds(grid, node, label, key.batch_size) for _ in range(_REPEATS)])
+        )
+    log(f"all {len(labels)} workers at once")
+    loaded, overhead = _measure_rounds(grid, labels, key.batch_size, arrays, num_samples, alone)
     workers = tuple(
         WorkerSpeed(worker.device_with_cores, worker.slowdown, by_itself, with_others)
         for worker, by_itself, with_others in zip(grid.workers, alone, loaded, strict=True)
@@ -73,16 +74,16 @@ def calibrate(
     return SpeedProfile(key, workers, overhead)
 
 
-def _ask(grid: LocalGrid, node: int, label: str, batch_size: int) -> float:
-    seconds = ask_speeds(grid, [node], batch_size, _ALONE_SECONDS)[node]
+def _step_seconds(grid: LocalGrid, node: int, label: str, batch_size: int) -> float:
+    seconds = query_speeds(grid, [(node, None)], batch_size, _ALONE_SECONDS)[node, None]
     if isinstance(seconds, str):
         raise UsageError(f"the speed of {label} is not known: {seconds}")
     return seconds
 
 
-def _rounds(
+def _measure_rounds(
     grid: LocalGrid,
-    nodes: Mapping[int, str],
+    labels: Mapping[int, str],
     batch_size: int,
     arrays: ArrayRecord,
     num_samples: int,
@@ -91,37 +92,37 @@ def _rounds(
     """Return every worker's seconds per step in rounds of all, and the overhead of a round."""
     longest = max(_ROUND_SECONDS, *(speed.median for speed in alone))
     steps = [max(1, round(longest / speed.median)) for speed in alone]
-    found: list[list[float]] = [[] for _ in nodes]
+    step_seconds: list[list[float]] = [[] for _ in labels]
     overheads = []
     for repeat in range(1 + _REPEATS):
         began = time.perf_counter()
         orders = {
-            node: _order(place, repeat, count, batch_size, arrays, num_samples)
-            for place, (node, count) in enumerate(zip(nodes, steps, strict=True))
+            node: _order(position, repeat, count, batch_size, arrays, num_samples)
+            for position, (node, count) in enumerate(zip(labels, steps, strict=True))
         }
         messages = [Message(order.to_records(), node, "train") for node, order in orders.items()]
         replies = grid.send_and_receive(messages, timeout=_TIMEOUT_SECONDS)
-        reports = _read(replies, orders, nodes)
-        models = [
-            {name: array.numpy() for name, array in reports[node].arrays.items()} for node in nodes
-        ]
-        weighted_average(models, LoadWeighting().weights(steps))
+        reports = _reports(replies, orders, labels)
+        weighted_average(
+            [{name: a.numpy() for name, a in report.arrays.items()} for report in reports],
+            LoadWeighting().weights(steps),
+        )
         took = time.perf_counter() - began
         if repeat == 0:
             continue
-        computing = [reports[node].compute_seconds for node in nodes]
-        first = min(report.started_at for report in reports.values())
-        last = max(report.ended_at for report in reports.values())
+        first = min(report.started_at for report in reports)
+        last = max(report.ended_at for report in reports)
         overheads.append(max(0.0, took - (last - first)))
-        for place, seconds in enumerate(computing):
-            found[place].append(seconds / steps[place])
-    return [_spread(seconds) for seconds in found], _spread(overheads)
+        for seconds, report, count in zip(step_seconds, reports, steps, strict=True):
+            seconds.append(report.compute_seconds / count)
+    return [_spread(seconds) for seconds in step_seconds], _spread(overheads)
 
 
 def _order(
-    place: int, repeat: int, steps: int, batch_size: int, arrays: ArrayRecord, num_samples: int
+    position: int, repeat: int, steps: int, batch_size: int, arrays: ArrayRecord, num_samples: int
 ) -> TrainOrder:
-    draw = np.random.default_rng([place, repeat])
+    """Return an order with samples drawn anew, so that none is in the worker's caches."""
+    draw = np.random.default_rng([position, repeat])
     return TrainOrder(
         round=0,
         epoch=0,
@@ -136,20 +137,20 @@ def _order(
     )
 
 
-def _read(
+def _reports(
     replies: Iterable[Message], orders: Mapping[int, TrainOrder], labels: Mapping[int, str]
-) -> dict[int, TrainReport]:
-    reports = {}
-    for reply in replies:
-        node = reply.metadata.src_node_id
-        if reply.has_error():
-            reason = (reply.error.reason or f"error {reply.error.code}").strip().splitlines()[-1]
-            raise UsageError(f"{labels[node]} failed while it was measured: {reason}")
-        reports[node] = TrainReport.from_reply(reply, orders[node])
-    missing = orders.keys() - reports.keys()
-    if missing:
-        raise UsageError(f"{labels[min(missing)]} did not answer while it was measured")
-    return reports
+) -> list[TrainReport]:
+    """Return what every worker replied, in worker order."""
+    by_node = {reply.metadata.src_node_id: reply for reply in replies}
+    for node, label in labels.items():
+        reason = "no reply"
+        if node in by_node:
+            if not by_node[node].has_error():
+                continue
+            error = by_node[node].error
+            reason = (error.reason or f"error {error.code}").strip().splitlines()[-1]
+        raise UsageError(f"{label} failed while it was measured: {reason}")
+    return [TrainReport.from_reply(by_node[node], order) for node, order in orders.items()]
 
 
 def _spread(seconds: Sequence[float]) -> Spread:

@@ -1,11 +1,11 @@
-"""Train several algorithms on the same data, seeds and devices, one run after another."""
+"""Train several algorithms with several seeds in one folder, one run after another."""
 
 import contextlib
 import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
@@ -16,41 +16,22 @@ from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..results.folder import RunFolder
-from .comparison import Comparison
-from .comparison_folder import write_comparison
-from .finished_run import is_finished, read_run
+from ..results.progress import ProgressView
+from ..run import make_local_grid, train_on
+from .finished_run import FinishedRun, read_run
 
 SETTINGS = "comparison.toml"
 PROFILE = "profile.json"
 
 _VARIED = ("algorithm", "seed", "out", "name", "profile")
-"""Settings that differ between the runs of one comparison, or say nothing about them."""
+"""Settings that differ between the runs of one comparison, or do not change what is trained."""
 
-_PARTS = ("steps", "sampler", "weights", "train_on", "momentum_buffers")
+_ALGORITHM_PARTS = ("steps", "sampler", "weights", "train_on", "momentum_buffers")
 _UNLIMITED_EPOCHS = 100_000
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|s|seconds?|min|minutes?|h|hours?)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 Train = Callable[[RunConfig], object]
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run of a comparison.
-
-    Parameters
-    ----------
-    algorithm : str
-        Its name.
-    seed : int
-        Its seed.
-    folder : Path
-        Where its results are, or will be.
-    """
-
-    algorithm: str
-    seed: int
-    folder: Path
 
 
 def with_budget(config: RunConfig, budget: str) -> RunConfig:
@@ -80,13 +61,13 @@ def read_algorithms(text: str) -> list[str]:
     UsageError
         If one is not known (the nearest names are offered), or comes twice.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if names == ["all"]:
+    if text.strip() == "all":
         return list(ALGORITHMS)
+    names = _words("--algorithms", text)
     for name in names:
         if name not in ALGORITHMS:
             raise UsageError(f"--algorithms {name}: not known; {nearest(name, ALGORITHMS)}")
-    return _different("--algorithms", names)
+    return names
 
 
 def read_seeds(text: str) -> list[int]:
@@ -97,11 +78,24 @@ def read_seeds(text: str) -> list[int]:
     UsageError
         If one is not such a number, or comes twice.
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
+    seeds = []
+    for word in _words("--seeds", text):
         if not word.isdecimal():
             raise UsageError(f"--seeds {text}: {word!r} is not a whole number; write 0,1,2")
-    return [int(word) for word in _different("--seeds", [str(int(word)) for word in words])]
+        seeds.append(int(word))
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {text}: a seed comes twice")
+    return seeds
+
+
+def _words(option: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UsageError(f"{option} names nothing")
+    for word in words:
+        if words.count(word) > 1:
+            raise UsageError(f"{option}: {word} comes twice")
+    return words
 
 
 def check_folder(folder: Path, config: RunConfig) -> None:
@@ -112,23 +106,28 @@ def check_folder(folder: Path, config: RunConfig) -> None:
     UsageError
         If it holds something else, or a comparison with other settings.
     """
-    settings, mine = folder / SETTINGS, _shared_settings(config)
+    settings = folder / SETTINGS
     if not folder.exists():
         RunFolder.refuse_unusable(str(folder))
-    if settings.is_file():
-        try:
-            there = tomllib.loads(settings.read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{settings} cannot be read: {error}") from None
-        for key in sorted(mine.keys() | there.keys()):
-            if mine.get(key) != there.get(key):
-                raise UsageError(
-                    f"{folder} holds a comparison with {key} = {there.get(key)!r}, not "
-                    f"{mine.get(key)!r}; name another folder with --out"
-                )
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and holds no comparison; name another with --out")
+    if not settings.is_file():
+        if not folder.is_dir() or any(folder.iterdir()):
+            raise UsageError(f"{folder} exists and holds no comparison; name another with --out")
+        return
+    ours = _shared_settings(config)
+    try:
+        values = tomllib.loads(settings.read_text())
+        # An older version may have written settings that are retired, and lack newer ones.
+        known = {key: value for key, value in values.items() if key in ours}
+        theirs = _shared_settings(RunConfig.from_run_config(known))
+    except (OSError, ValueError, RecursionError, UsageError) as error:
+        raise UsageError(f"{settings} cannot be read: {error}") from None
+    for key in sorted(ours):
+        if ours[key] != theirs[key]:
+            raise UsageError(
+                f"{folder} holds a comparison with {key} = {theirs[key]!r}, not {ours[key]!r}; "
+                "name another folder with --out"
+            )
 
 
 def open_folder(folder: Path, config: RunConfig) -> None:
@@ -149,12 +148,12 @@ def open_folder(folder: Path, config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold a comparison's folder: two commands would remove each other's unfinished runs.
+    """Lock a comparison's folder: two commands would remove each other's unfinished runs.
 
     Raises
     ------
     UsageError
-        If another one holds it.
+        If another command has locked it.
     """
     lock = FileLock(folder / ".lock")
     try:
@@ -172,8 +171,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def overridden(config: RunConfig) -> str:
-    """Return which part is set that makes the algorithms alike, in words; empty if none is."""
-    for part in _PARTS:
+    """Return which setting would make the algorithms alike, in words; empty if none does."""
+    for part in _ALGORITHM_PARTS:
         if value := getattr(config, part):
             return f"{part.replace('_', '-')} = {value!r} overrides that of every algorithm"
     return ""
@@ -185,12 +184,12 @@ def train_all(
     seeds: Sequence[int],
     folder: Path,
     train: Train,
-    tell: Callable[[str], object],
-) -> tuple[list[ComparedRun], list[str]]:
+    log: Callable[[str], object],
+) -> tuple[list[FinishedRun], list[str]]:
     """Train every algorithm with every seed; what is finished is not repeated.
 
-    All algorithms have their turn with one seed before the next seed comes, so that what is there
-    after an interruption is paired.
+    All algorithms are trained with one seed before the next seed, so that the runs which an
+    interruption leaves are paired.
 
     Parameters
     ----------
@@ -201,72 +200,62 @@ def train_all(
     folder : Path
         From `open_folder`.
     train : callable
-        Trains with the settings it is given.
-    tell : callable
-        Is told a line per run.
+        Trains with the settings it is given. A run of which it raises AggregationError counts as
+        failed and the next one begins; any other error ends the comparison.
+    log : callable
+        Takes a line before and after each run.
 
     Returns
     -------
-    list of ComparedRun
-        Those that finished.
+    list of FinishedRun
+        What the runs left that finished.
     list of str
-        What became of those that failed, a line each.
+        Why each of the others failed, a line each.
     """
-    runs = list(_runs(algorithms, seeds, folder))
     finished, failures = [], []
-    for number, run in enumerate(runs, 1):
-        head = f"[{number}/{len(runs)}] {run.algorithm}, seed {run.seed}: "
-        if is_finished(run.folder):
-            tell(f"{head}finished before{_figures(run)}")
-            finished.append(run)
-            continue
-        shutil.rmtree(run.folder, ignore_errors=True)  # what an interruption left
-        tell(f"{head}training")
-        own = replace(config, algorithm=run.algorithm, seed=run.seed, out=str(run.folder))
-        try:
-            train(own)
-        except AggregationError as error:
-            failures.append(f"{run.algorithm}, seed {run.seed} failed: {error}")
-            tell(f"{head}failed: {error}")
-            continue
-        tell(f"{head}done{_figures(run)}")
+    runs = [(algorithm, seed) for seed in seeds for algorithm in algorithms]
+    for number, (algorithm, seed) in enumerate(runs, 1):
+        head = f"[{number}/{len(runs)}] {algorithm}, seed {seed}: "
+        out = folder / f"{algorithm}-seed{seed}"
+        run, state = read_run(out), "finished before"
+        if run is None:
+            shutil.rmtree(out, ignore_errors=True)  # what an interruption left
+            log(f"{head}training")
+            try:
+                train(replace(config, algorithm=algorithm, seed=seed, out=str(out)))
+            except AggregationError as error:
+                failures.append(f"{algorithm}, seed {seed} failed: {error}")
+                log(f"{head}failed: {error}")
+                continue
+            run, state = read_run(out), "done"
+        assert run is not None, "a run that raised nothing went to its end"
+        reached = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
+        log(f"{head}{state}{reached} after {run.training_seconds:.1f} s of training")
         finished.append(run)
     return finished, failures
 
 
-def summarise(
-    runs: Sequence[ComparedRun],
-    folder: Path,
-    reference: str,
-    target: float | None,
-    failed: Sequence[str] = (),
-) -> Comparison:
-    """Write table and picture of what is finished, and return the figures."""
-    finished = [read_run(run.folder) for run in runs]
-    return write_comparison(finished, folder, reference, target, failed)
+def train_quietly(config: RunConfig) -> None:
+    """Train on this machine as the settings say; show nothing but the live line.
+
+    Raises
+    ------
+    UsageError
+        If the settings do not fit.
+    AggregationError
+        If a round had no usable reply.
+    """
+    with make_local_grid(config) as grid:
+        train_on(grid, config, _LiveLine(config.epochs, seconds=config.seconds))
+
+
+class _LiveLine(ProgressView):
+    """Shows the line that is rewritten after every round, and no line that stays."""
+
+    def say(self, line: str) -> None:
+        """Print nothing."""
 
 
 def _shared_settings(config: RunConfig) -> dict[str, Value]:
     values = config.to_run_config().items()
     return {key: value for key, value in values if key.replace("-", "_") not in _VARIED}
-
-
-def _runs(algorithms: Sequence[str], seeds: Sequence[int], folder: Path) -> Iterator[ComparedRun]:
-    for seed in seeds:
-        for algorithm in algorithms:
-            yield ComparedRun(algorithm, seed, folder / f"{algorithm}-seed{seed}")
-
-
-def _figures(run: ComparedRun) -> str:
-    found = read_run(run.folder)
-    reached = "" if found.accuracy is None else f", accuracy {found.accuracy:.2%}"
-    return f"{reached} after {found.training_seconds:.1f} s of training"
-
-
-def _different(option: str, words: list[str]) -> list[str]:
-    if not words:
-        raise UsageError(f"{option} names nothing")
-    for word in words:
-        if words.count(word) > 1:
-            raise UsageError(f"{option}: {word} comes twice")
-    return words

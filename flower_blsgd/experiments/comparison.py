@@ -1,21 +1,54 @@
-"""Compare runs of several algorithms: means and spread over seeds, time to a target."""
+"""Compare finished runs: means and spread over seeds, paired differences, time to a target."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from ..errors import UsageError, nearest
-from .finished_run import FinishedEpoch, FinishedRun
-from .paired_difference import Difference, paired_difference
+from scipy import stats
 
-_TENTH_OF_A_POINT = 1e-3
+from .finished_run import FinishedEpoch, FinishedRun
+
+_CONFIDENCE = 0.95
 _ROUNDING = 1e-9
+"""Accuracies that differ by less are equal but for rounding."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean difference between pairs of runs with equal seeds, and its confidence interval.
+
+    Attributes
+    ----------
+    mean : float
+        Of the accuracies' differences.
+    pairs : int
+        How many.
+    interval : (float, float), optional
+        95 % confidence interval of the mean; None where the pairs cannot tell it: there is only
+        one, or all differ by the same, which says nothing of how much a further one would.
+    """
+
+    mean: float
+    pairs: int
+    interval: tuple[float, float] | None
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval lies on one side of 0."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    @property
+    def in_words(self) -> str:
+        """What the pairs show."""
+        if self.shown:
+            return "better" if self.mean > 0 else "worse"
+        return "no difference shown" + (" (one pair of runs cannot)" if self.pairs == 1 else "")
 
 
 @dataclass(frozen=True)
 class TimeToTarget:
-    """When runs reached an accuracy: at their first evaluated epoch that has it.
+    """The seconds after which runs reached an accuracy, at their first evaluated epoch with it.
 
     Attributes
     ----------
@@ -33,12 +66,12 @@ class TimeToTarget:
 
 @dataclass(frozen=True)
 class AlgorithmFigures:
-    """One algorithm: means over its seeds, as far as they have the figure, else None.
+    """Means of one algorithm over those of its seeds that have the figure; None if none has.
 
     Attributes
     ----------
-    seeds : tuple of int
-        In order.
+    n : int
+        How many seeds were evaluated.
     accuracy, accuracy_deviation : float, optional
         Mean and sample standard deviation of the final accuracy over `n` seeds; no deviation
         of less than two.
@@ -50,14 +83,11 @@ class AlgorithmFigures:
     """
 
     algorithm: str
-    seeds: tuple[int, ...]
     n: int
     accuracy: float | None
     accuracy_deviation: float | None
     training_seconds: float
     device_seconds: float | None
-    samples: float
-    rounds: float
     fast_waiting_share: float | None
     slow_waiting_share: float | None
     to_target: TimeToTarget | None
@@ -66,7 +96,7 @@ class AlgorithmFigures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Algorithms side by side.
+    """The figures of several algorithms side by side.
 
     Attributes
     ----------
@@ -81,7 +111,7 @@ class Comparison:
     runs : tuple of FinishedRun
         As given.
     failed : tuple of str
-        What became of the runs that did not finish; they are in no figure.
+        Why the other runs did not finish; they are in no figure.
     """
 
     reference: str
@@ -103,30 +133,31 @@ def compare(
     Parameters
     ----------
     runs : sequence of FinishedRun
-        All seeds of all algorithms, in the order in which they were named.
+        All seeds of all algorithms, in the order in which they were named; at least one, and
+        none twice.
     reference : str
         One of their algorithms.
     target : float, optional
         An accuracy in (0, 1]; None for the highest that every run reached.
     failed : sequence of str
-        What became of runs that did not finish, a line each.
-
-    Raises
-    ------
-    UsageError
-        If there is no run, two are of one algorithm and seed, none is of the reference, or the
-        target is no accuracy.
+        Why other runs did not finish, a line each.
     """
-    _check(runs, reference, target)
+    assert len({(run.algorithm, run.seed) for run in runs}) == len(runs) > 0
     aim = common_target(runs) if target is None else target
-    by_algorithm: dict[str, list[FinishedRun]] = {}
-    for run in runs:
-        by_algorithm.setdefault(run.algorithm, []).append(run)
-    figures = [_figures(of_one, by_algorithm[reference], aim) for of_one in by_algorithm.values()]
+    grouped = by_algorithm(runs)
+    figures = [_figures(its, grouped[reference], aim) for its in grouped.values()]
     figures.sort(key=lambda one: -math.inf if one.accuracy is None else one.accuracy, reverse=True)
     return Comparison(
         reference, aim, target is not None, tuple(figures), tuple(runs), tuple(failed)
     )
+
+
+def by_algorithm(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
+    """Return the runs of each algorithm, both in the order given."""
+    grouped: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        grouped.setdefault(run.algorithm, []).append(run)
+    return grouped
 
 
 def common_target(runs: Iterable[FinishedRun]) -> float | None:
@@ -138,11 +169,12 @@ def common_target(runs: Iterable[FinishedRun]) -> float | None:
     --------
     0.9833 and 0.9789 give 0.978.
     """
-    bests = [run.best_accuracy for run in runs]
-    known = [best for best in bests if best is not None]
-    if not known or len(known) < len(bests):
-        return None
-    return round(math.floor(min(known) / _TENTH_OF_A_POINT + _ROUNDING) * _TENTH_OF_A_POINT, 3)
+    lowest = 1.0
+    for run in runs:
+        if run.best_accuracy is None:
+            return None
+        lowest = min(lowest, run.best_accuracy)
+    return math.floor(1000 * lowest + _ROUNDING) / 1000
 
 
 def reached_at(run: FinishedRun, target: float) -> FinishedEpoch | None:
@@ -150,77 +182,69 @@ def reached_at(run: FinishedRun, target: float) -> FinishedEpoch | None:
 
     Not interpolated: between two evaluations nobody knows.
     """
-    for row in run.epochs:
-        if row.accuracy is not None and row.accuracy >= target - _ROUNDING:
-            return row
-    return None
+    enough = (r for r in run.epochs if r.accuracy is not None and r.accuracy >= target - _ROUNDING)
+    return next(enough, None)
+
+
+def paired_difference(differences: Sequence[float]) -> Difference | None:
+    """Return mean and confidence interval of differences, one per pair; None without a pair.
+
+    The interval is Student's, for the mean of paired differences.
+
+    Examples
+    --------
+    Mean 2, standard deviation 1, so 2 -+ 4.303 x 1 / sqrt(3):
+
+    >>> found = paired_difference([1.0, 2.0, 3.0])
+    >>> [round(bound, 3) for bound in found.interval], found.in_words
+    ([-0.484, 4.484], 'no difference shown')
+    """
+    if not differences:
+        return None
+    pairs, mean = len(differences), fmean(differences)
+    spread = stdev(differences) if pairs > 1 else 0.0
+    if spread <= _ROUNDING:
+        return Difference(mean, pairs, None)
+    error = spread / math.sqrt(pairs)
+    low, high = stats.t.interval(_CONFIDENCE, pairs - 1, loc=mean, scale=error)
+    return Difference(mean, pairs, (float(low), float(high)))
 
 
 def _figures(
     runs: Sequence[FinishedRun], references: Sequence[FinishedRun], target: float | None
 ) -> AlgorithmFigures:
     accuracies = [run.accuracy for run in runs if run.accuracy is not None]
-    algorithm = runs[0].algorithm
     difference = None
-    if algorithm != references[0].algorithm:
-        difference = paired_difference(_differences(runs, references))
+    if runs[0].algorithm != references[0].algorithm:
+        of_reference = {run.seed: run.accuracy for run in references}
+        pairs = [(run.accuracy, of_reference.get(run.seed)) for run in runs]
+        difference = paired_difference(
+            [own - other for own, other in pairs if own is not None and other is not None]
+        )
+    to_target = None
+    if target is not None:
+        rows = [row for row in (reached_at(run, target) for run in runs) if row is not None]
+        to_target = TimeToTarget(
+            reached=len(rows),
+            runs=len(runs),
+            training_seconds=_mean(row.training_seconds for row in rows),
+            device_seconds=_mean(row.device_seconds for row in rows),
+        )
     return AlgorithmFigures(
-        algorithm=algorithm,
-        seeds=tuple(sorted(run.seed for run in runs)),
+        algorithm=runs[0].algorithm,
         n=len(accuracies),
         accuracy=_mean(accuracies),
         accuracy_deviation=stdev(accuracies) if len(accuracies) > 1 else None,
         training_seconds=fmean(run.training_seconds for run in runs),
-        device_seconds=_mean_of(runs, lambda run: run.device_seconds),
-        samples=fmean(run.samples for run in runs),
-        rounds=fmean(run.rounds for run in runs),
-        fast_waiting_share=_mean_of(runs, lambda run: run.fast_waiting_share),
-        slow_waiting_share=_mean_of(runs, lambda run: run.slow_waiting_share),
-        to_target=None if target is None else _time_to(runs, target),
+        device_seconds=_mean(run.device_seconds for run in runs),
+        fast_waiting_share=_mean(run.fast_waiting_share for run in runs),
+        slow_waiting_share=_mean(run.slow_waiting_share for run in runs),
+        to_target=to_target,
         difference=difference,
     )
 
 
-def _differences(runs: Sequence[FinishedRun], references: Sequence[FinishedRun]) -> list[float]:
-    of_reference = {run.seed: run.accuracy for run in references}
-    found = []
-    for run in runs:
-        other = of_reference.get(run.seed)
-        if run.accuracy is not None and other is not None:
-            found.append(run.accuracy - other)
-    return found
-
-
-def _time_to(runs: Sequence[FinishedRun], target: float) -> TimeToTarget:
-    rows = [row for row in (reached_at(run, target) for run in runs) if row is not None]
-    return TimeToTarget(
-        reached=len(rows),
-        runs=len(runs),
-        training_seconds=_mean([row.training_seconds for row in rows]),
-        device_seconds=_mean([r.device_seconds for r in rows if r.device_seconds is not None]),
-    )
-
-
-def _mean_of(
-    runs: Sequence[FinishedRun], figure: Callable[[FinishedRun], float | None]
-) -> float | None:
-    return _mean([value for value in map(figure, runs) if value is not None])
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
-def _check(runs: Sequence[FinishedRun], reference: str, target: float | None) -> None:
-    if not runs:
-        raise UsageError("there is no run to compare")
-    seen: set[tuple[str, int]] = set()
-    for run in runs:
-        if (run.algorithm, run.seed) in seen:
-            raise UsageError(f"two runs are of {run.algorithm} with seed {run.seed}; leave one out")
-        seen.add((run.algorithm, run.seed))
-    names = {run.algorithm for run in runs}
-    if reference not in names:
-        raise UsageError(f"reference = {reference!r}: no run is of it; {nearest(reference, names)}")
-    if target is not None and not 0 < target <= 1:
-        raise UsageError(f"target = {target} must be an accuracy above 0 and at most 1")
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is known; None if nothing is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

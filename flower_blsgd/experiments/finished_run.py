@@ -1,16 +1,15 @@
-"""Read what a run left: its settings, its summary and its epochs, as typed figures."""
+"""Read what a finished run left: its settings, its summary and its epochs, as typed figures."""
 
 import csv
 import json
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..config import RETIRED
 from ..errors import UsageError
-
-Setting = bool | int | float | str
 
 
 @dataclass(frozen=True)
@@ -21,27 +20,11 @@ class FinishedEpoch:
     training_seconds: float
     device_seconds: float | None
     accuracy: float | None
-    loss: float | None
-
-
-@dataclass(frozen=True)
-class FinishedWorker:
-    """One worker of a run.
-
-    Attributes
-    ----------
-    local_steps : int
-        In a round; 0 if it trained on nothing, such as one that only adds up models.
-    """
-
-    device: str
-    tier: str
-    local_steps: int
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is over, as its results folder tells it; what was not measured is None.
+    """The figures of a results folder; what was not measured is None.
 
     Attributes
     ----------
@@ -49,8 +32,8 @@ class FinishedRun:
         Of the final model, in [0, 1].
     device_seconds : float, optional
         Computed, as if each worker had its own device.
-    failures : int
-        How many answers of workers did not count.
+    failures, workers : sequence of mappings
+        As in ``summary.json``: replies that did not count, and workers that train.
     versions : mapping of str to str
         By package.
     settings : mapping
@@ -70,103 +53,59 @@ class FinishedRun:
     rounds: int
     fast_waiting_share: float | None
     slow_waiting_share: float | None
-    failures: int
-    workers: tuple[FinishedWorker, ...]
+    failures: Sequence[Mapping[str, Any]]
+    workers: Sequence[Mapping[str, Any]]
     versions: Mapping[str, str]
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, Any]
     epochs: tuple[FinishedEpoch, ...]
 
     @property
     def best_accuracy(self) -> float | None:
-        """The highest of any epoch; None if none was evaluated."""
+        """The highest accuracy of any epoch; None if none was evaluated."""
         return max((row.accuracy for row in self.epochs if row.accuracy is not None), default=None)
 
 
-def is_finished(folder: Path) -> bool:
-    """Return whether the folder holds a run that went to its end."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(summary, dict) and summary.get("interrupted") is False
+_FROM_SUMMARY = [f.name for f in fields(FinishedRun) if f.name not in ("settings", "epochs")]
 
 
-def read_run(folder: Path) -> FinishedRun:
-    """Read a results folder.
+def read_run(folder: Path) -> FinishedRun | None:
+    """Read a results folder; None if it holds no run that went to its end.
 
     Raises
     ------
     UsageError
-        If it holds no run, one that was stopped early, or figures that cannot be read.
+        If a run did go to its end, and left figures that cannot be read.
     """
-    if not (folder / "summary.json").is_file():
-        raise UsageError(f"{folder} is no finished run: it has no summary.json")
-    file = "summary.json"
     try:
-        summary = json.loads((folder / file).read_text())
-        interrupted = bool(summary["interrupted"])
-        if not interrupted:
-            file = "config.toml"
-            settings = tomllib.loads((folder / file).read_text())
-            file = "epochs.csv"
-            epochs = _epochs(folder / file)
-            file = "summary.json"
-            return _run(summary, settings, epochs)
+        summary = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(summary, dict) or summary.get("interrupted") is not False:
+        return None
+    try:
+        settings = tomllib.loads((folder / "config.toml").read_text())
+        with (folder / "epochs.csv").open(newline="") as lines:
+            epochs = tuple(_epoch(row) for row in csv.DictReader(lines))
+        return FinishedRun(
+            **{name: summary[name] for name in _FROM_SUMMARY},
+            settings={key: value for key, value in settings.items() if key not in RETIRED},
+            epochs=epochs,
+        )
     except OSError as error:
-        raise UsageError(f"{folder / file} cannot be read: {error.strerror}") from None
-    except KeyError as error:
-        raise UsageError(f"{folder / file} has no {error}: it is none of a run's files") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{folder / file} cannot be read: {reason}") from None
-    raise UsageError(f"{folder} is no finished run: it was stopped early; remove it and run again")
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+    except (KeyError, ValueError, TypeError) as error:
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise UsageError(f"the run in {folder} cannot be read: {reason}") from None
 
 
-def _run(
-    summary: Mapping[str, Any], settings: Mapping[str, Setting], epochs: tuple[FinishedEpoch, ...]
-) -> FinishedRun:
-    return FinishedRun(
-        algorithm=summary["algorithm"],
-        seed=int(summary["seed"]),
-        task=summary["task"],
-        accuracy=_number(summary["accuracy"]),
-        loss=_number(summary["loss"]),
-        training_seconds=float(summary["training_seconds"]),
-        device_seconds=_number(summary["device_seconds"]),
-        clock=summary["clock"],
-        samples=int(summary["samples"]),
-        samples_given_up=int(summary["samples_given_up"]),
-        rounds=int(summary["rounds"]),
-        fast_waiting_share=_number(summary["fast_waiting_share"]),
-        slow_waiting_share=_number(summary["slow_waiting_share"]),
-        failures=len(summary["failures"]),
-        workers=tuple(
-            FinishedWorker(
-                worker["device"],
-                worker["tier"],
-                int(worker["local_steps"]) if worker["samples"] else 0,
-            )
-            for worker in summary["workers"]
-        ),
-        versions=dict(summary["versions"]),
-        settings=settings,
-        epochs=epochs,
+def _epoch(row: Mapping[str, str]) -> FinishedEpoch:
+    return FinishedEpoch(
+        epoch=int(row["epoch"]),
+        training_seconds=float(row["training_seconds"]),
+        device_seconds=_number(row["device_seconds"]),
+        accuracy=_number(row["accuracy"]),
     )
 
 
-def _epochs(file: Path) -> tuple[FinishedEpoch, ...]:
-    with file.open(newline="") as lines:
-        return tuple(
-            FinishedEpoch(
-                epoch=int(row["epoch"]),
-                training_seconds=float(row["training_seconds"]),
-                device_seconds=_number(row["device_seconds"]),
-                accuracy=_number(row["accuracy"]),
-                loss=_number(row["loss"]),
-            )
-            for row in csv.DictReader(lines)
-        )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None or value == "" else float(value)
+def _number(text: str) -> float | None:
+    return float(text) if text else None

@@ -1,76 +1,68 @@
-"""What to expect of every algorithm on given workers, before any training."""
+"""Predict what every algorithm would do on given workers, without training, as tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from ..algorithm.catalog import ALGORITHMS
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from ..config import RunConfig
 from ..errors import UsageError
-from ..roster import Worker
-from ..run import make_strategy, team_of
+from ..results.speed_profile import SpeedProfile, Spread
+from ..results.summary import HARDLY
+from ..run import make_strategy
 from ..runtime.devices import WorkerSpec
+from ..strategy.cost_model import Prediction, predict_run, throughput_ceiling
+from ..strategy.workers import Worker, WorkerRegistry
 from ..worker.profile import profile_of
-from .cost_model import Prediction, Speed, ceiling
-from .run_prediction import predict_run
+
+_HARDLY_FASTER = 1.02
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One algorithm.
-
-    Parameters
-    ----------
-    algorithm : str
-        Its name.
-    workers : tuple of Worker
-        Those that train.
-    prediction : Prediction, optional
-        None if it is refused.
-    refusal : str
-        Why, in one line.
-    """
+    """What to expect of one algorithm, or in one line why its settings are refused."""
 
     algorithm: str
-    workers: tuple[Worker, ...] = ()
     prediction: Prediction | None = None
     refusal: str = ""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to expect.
+    """What to expect of several algorithms.
 
-    Parameters
+    Attributes
     ----------
     workers : tuple of Worker
         All workers, with tier and speed ratio.
     rows : tuple of PlanRow
-        In the order asked for.
+        In the order in which the algorithms were named.
     ceiling : float, optional
-        How much more all workers can do than the fast ones alone, at best.
-    num_samples : int
-        N.
+        How many times the samples per second of the fast workers all workers can do, at best.
     """
 
     workers: tuple[Worker, ...]
     rows: tuple[PlanRow, ...]
     ceiling: float | None
-    num_samples: int
 
 
 def plan_runs(
     config: RunConfig,
     workers: Sequence[WorkerSpec],
     num_samples: int,
-    algorithms: Sequence[str] = tuple(ALGORITHMS),
+    algorithms: Sequence[str],
     overhead_seconds: float = 0.0,
 ) -> Plan:
-    """Plan runs of several algorithms.
+    """Predict runs of several algorithms.
 
     Parameters
     ----------
     config : RunConfig
-        The settings; each algorithm in turn takes the place of its own.
+        The settings; its algorithm is replaced by each in turn.
     workers : sequence of WorkerSpec
         All with seconds per step.
     num_samples : int
@@ -79,34 +71,153 @@ def plan_runs(
         Names of the catalog.
     overhead_seconds : float (default: 0)
         Of one round.
-
-    Raises
-    ------
-    UsageError
-        If the speed of a worker is not known.
     """
-    silent = [w.device_with_cores for w in workers if w.seconds_per_step is None]
-    if silent:
-        raise UsageError(
-            f"the speed of {silent[0]} is not known; measure with blsgd calibrate, or write "
-            "seconds-per-step= behind every worker"
+    profiles = [profile_of(worker, position) for position, worker in enumerate(workers)]
+    ranked = tuple(WorkerRegistry.of_profiles(profiles, config.fast_threshold).workers)
+    rows = []
+    for name in algorithms:
+        try:
+            strategy = make_strategy(replace(config, algorithm=name), num_samples, len(ranked))
+            rows.append(PlanRow(name, predict_run(strategy, ranked, overhead_seconds)))
+        except UsageError as error:
+            rows.append(PlanRow(name, refusal=str(error)))
+    return Plan(ranked, tuple(rows), throughput_ceiling(ranked))
+
+
+def plan_table(plan: Plan, source: str) -> RenderableType:
+    """Return a table of what to expect of every algorithm, for a terminal.
+
+    Parameters
+    ----------
+    plan : Plan
+        What to expect.
+    source : str
+        Where the speeds are from, in words.
+    """
+    table = _table("algorithm", gap=0)
+    table.add_column("local\nsteps", justify="right", min_width=6)
+    columns = ("slow:\nweight", "rounds\n/epoch", "s/round", "s/epoch")
+    for column in (*columns, "fast\nwaits", "slow\nwaits", "samples\n/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in plan.rows:
+        found = row.prediction
+        if found is None:
+            table.add_row(row.algorithm, "refused", *["-"] * 7)
+            continue
+        same = len(set(found.batch_sizes)) == 1
+        steps = [
+            str(s) if same else f"{s} of {b}"  # a step of so many samples
+            for s, b in zip(found.local_steps, found.batch_sizes, strict=True)
+        ]
+        table.add_row(
+            row.algorithm,
+            _join_equal(steps),
+            _slow_weight(found),
+            f"{found.rounds_per_epoch:.1f}",
+            f"{found.round_seconds:.3g}",
+            f"{found.epoch_seconds:.3g}",
+            _share(found.fast_waiting_share),
+            _share(found.slow_waiting_share),
+            f"{found.samples_per_second:,.0f}",
         )
-    profiles = [profile_of(worker, place) for place, worker in enumerate(workers)]
-    team = tuple(team_of(profiles, config).workers)
-    rows = tuple(
-        _row(replace(config, algorithm=name), team, num_samples, overhead_seconds)
-        for name in algorithms
-    )
-    speeds = [Speed(w.profile.seconds_per_step, w.fast) for w in team]
-    return Plan(team, rows, ceiling(speeds), num_samples)
+    refused = [f"{row.algorithm}: {row.refusal}" for row in plan.rows if row.prediction is None]
+    planned = [row for row in plan.rows if row.prediction is not None]
+    lines = [*refused, *slow_device_notes(plan, planned[0] if planned else plan.rows[0])]
+    return Group(Text(f"expected, from {source}"), table, *map(Text, lines))
 
 
-def _row(
-    config: RunConfig, team: Sequence[Worker], num_samples: int, overhead_seconds: float
-) -> PlanRow:
-    try:
-        strategy = make_strategy(config, num_samples, len(team))
-        prediction = predict_run(strategy, team, overhead_seconds)
-    except UsageError as error:
-        return PlanRow(config.algorithm, refusal=str(error))
-    return PlanRow(config.algorithm, tuple(strategy.planner.training(team)), prediction)
+def speed_table(profile: SpeedProfile, plan: Plan, row: PlanRow, clock: str) -> RenderableType:
+    """Return a table of each worker's measured speed and what it will do, for a terminal.
+
+    Parameters
+    ----------
+    profile : SpeedProfile
+        The measurement.
+    plan : Plan
+        Made with it.
+    row : PlanRow
+        The algorithm that will run.
+    clock : str
+        Which of the two speeds counts.
+    """
+    table = _table("worker", gap=1)
+    for column in ("alone", "all at once", "gamma", "steps", "weight", "waits"):
+        table.add_column(column, justify="right", no_wrap=column != "steps")
+    found = row.prediction
+    for worker in plan.workers:
+        measured = profile.workers[worker.profile.partition_id]
+        cells = ["-", "-", "-"]
+        if found is not None and worker in found.workers:
+            position = found.workers.index(worker)
+            batch = found.batch_sizes[position]
+            shrunk = "" if batch == profile.key.batch_size else f" of {batch}"
+            cells = [
+                f"{found.local_steps[position]}{shrunk}",
+                f"{found.weights[position]:.1%}",
+                f"{found.waiting_shares[position]:.0%}",
+            ]
+        table.add_row(
+            worker.label,
+            _milliseconds(measured.alone),
+            _milliseconds(measured.loaded),
+            f"{worker.speed_ratio or 0:.3g}",
+            *cells,
+        )
+    lines = [
+        f"{row.algorithm}, clock = {clock}: gamma, steps, weight and waiting come from "
+        + ("each worker alone" if clock == "device" else "all computing at once"),
+        f"beside computing a round takes {_milliseconds(profile.overhead_seconds)} ms",
+        *([row.refusal] if row.refusal else []),
+        *slow_device_notes(plan, row),
+    ]
+    return Group("milliseconds per step: median (lowest to highest)", table, *map(Text, lines))
+
+
+def slow_device_notes(plan: Plan, row: PlanRow) -> list[str]:
+    """Return lines that say what the slow devices can add, and which workers hardly take part."""
+    lines = []
+    if plan.ceiling is not None and any(not worker.fast for worker in plan.workers):
+        lines.append(
+            f"ceiling: all devices together can do at most {plan.ceiling:.2f} times the samples "
+            "per second of the fast ones alone, whatever the algorithm"
+        )
+        if plan.ceiling < _HARDLY_FASTER:
+            lines.append("so the slow devices hardly help: less than 2 % more samples per second")
+    if row.prediction is not None:
+        lines += [
+            f"{worker.label} hardly takes part: its weight is {weight:.2%} with {row.algorithm}"
+            for worker, weight in zip(row.prediction.workers, row.prediction.weights, strict=True)
+            if weight < HARDLY
+        ]
+    return lines
+
+
+def _table(first: str, gap: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, gap, 0, 0))
+    table.add_column(first, no_wrap=True)
+    return table
+
+
+def _slow_weight(prediction: Prediction) -> str:
+    pairs = zip(prediction.workers, prediction.weights, strict=True)
+    slow = [weight for worker, weight in pairs if not worker.fast]
+    return f"{sum(slow):.1%}" if slow else "-"
+
+
+def _join_equal(cells: Sequence[str]) -> str:
+    """Write equal neighbours once.
+
+    >>> _join_equal(["32", "32", "1"])
+    '2x 32, 1'
+    """
+    counts = [(len(list(group)), cell) for cell, group in groupby(cells)]
+    return ", ".join(f"{count}x {cell}" if count > 1 else cell for count, cell in counts)
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _milliseconds(spread: Spread) -> str:
+    low, high = spread.low * 1000, spread.high * 1000
+    return f"{spread.median * 1000:.3g} ({low:.3g} to {high:.3g})"

@@ -17,34 +17,22 @@ import tomli_w
 from flwr.app import ArrayRecord
 from safetensors.numpy import save_file
 
-from ..algorithm.sampling_stats import SamplingStats
+from ..algorithm.statistics import SamplingStats
 from ..errors import UsageError
-from ..round_log import RoundRecord
+from ..strategy.round_metrics import RoundRecord
 
 RUNS = "runs"
 LATEST = "latest"
 
-_OWN_NAMES = frozenset(
-    (
-        "config.toml",
-        "rounds.jsonl",
-        "epochs.csv",
-        "summary.json",
-        "model.safetensors",
-        "learning_curve.png",
-        "timeline.png",
-        "sampling.png",
-        "trace.json",
-    )
-)
+_OWN_NAMES = {
+    *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors"),
+    *("learning_curve.png", "timeline.png", "sampling.png", "trace"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochRow:
-    """One line of ``epochs.csv``; an empty field was not measured.
-
-    The columns of `sampling` have its own names, such as ``fast_picked_loss_mean``.
-    """
+    """One line of ``epochs.csv``; an empty field was not measured."""
 
     epoch: int
     wall_seconds: float
@@ -58,12 +46,6 @@ class EpochRow:
     samples: int
     mean_loss_age_rounds: float
     sampling: SamplingStats
-
-    def columns(self) -> dict[str, float | None]:
-        """Return the fields of the line by name."""
-        own = dataclasses.asdict(self)
-        sampling = own.pop("sampling")
-        return {**own, **sampling}
 
 
 class RunFolder:
@@ -107,12 +89,8 @@ class RunFolder:
         """Raise UsageError if `new` could not make this folder; writes nothing."""
         if out and os.path.lexists(out):
             raise UsageError(_exists(out))
-        wanted = Path(out or RUNS).absolute()
-        there = next(path for path in (wanted, *wanted.parents) if path.exists())
-        if not there.is_dir():
-            raise UsageError(f"out = {out or RUNS!r} cannot be made: {there} is not a folder")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise UsageError(f"out = {out or RUNS!r} cannot be made: {there} may not be written to")
+        if reason := why_not_writable(Path(out or RUNS)):
+            raise UsageError(f"out = {out or RUNS!r} cannot be made: {reason}")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write ``config.toml``: all settings, resolved."""
@@ -124,9 +102,11 @@ class RunFolder:
             file.write(json.dumps(_plain(dataclasses.asdict(record))) + "\n")
 
     def add_epoch(self, row: EpochRow) -> None:
-        """Append a line to ``epochs.csv``."""
+        """Append a line to ``epochs.csv``; the columns of `sampling` have its own names."""
         path = self.path / "epochs.csv"
-        values = _plain(row.columns())
+        columns = dataclasses.asdict(row)
+        sampling = columns.pop("sampling")
+        values = _plain({**columns, **sampling})
         fresh = not path.exists()
         with path.open("a", newline="") as file:
             writer = csv.DictWriter(file, list(values))
@@ -136,7 +116,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""
-        with self._whole("summary.json") as part:
+        with written_whole(self.path / "summary.json") as part:
             part.write_text(json.dumps(_plain(dict(summary)), indent=2) + "\n")
 
     def add_assets(self, assets: Mapping[str, Path]) -> None:
@@ -151,7 +131,7 @@ class RunFolder:
             if name in _OWN_NAMES:
                 raise UsageError(f"task: assets names {name!r}, which a run writes itself")
             try:
-                with self._whole(name) as part:
+                with written_whole(self.path / name) as part:
                     shutil.copyfile(source, part)
             except OSError as error:
                 raise UsageError(
@@ -161,14 +141,34 @@ class RunFolder:
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``, the state dict, whole or not at all."""
         tensors = {name: np.asarray(a.numpy(), order="C") for name, a in arrays.items()}
-        with self._whole("model.safetensors") as part:
+        with written_whole(self.path / "model.safetensors") as part:
             save_file(tensors, part)
 
-    @contextlib.contextmanager
-    def _whole(self, name: str) -> Iterator[Path]:
-        part = self.path / f"{name}.part"
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a path beside this one to write to, and rename it when all is written.
+
+    So a file is whole or not there, whatever ends the writing, and two may write at once.
+    """
+    part = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
+    try:
         yield part
-        part.replace(self.path / name)
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def why_not_writable(folder: Path) -> str:
+    """Return why nothing can be written below a folder that may not exist yet; empty if it can."""
+    wanted = folder.absolute()
+    there = next(path for path in (wanted, *wanted.parents) if path.exists())
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} may not be written to"
+    return ""
 
 
 def _next_free(runs: Path, name: str) -> Path:

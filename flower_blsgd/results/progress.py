@@ -1,4 +1,4 @@
-"""Live progress in a terminal, plain lines elsewhere."""
+"""Show a run's progress: a live line in a terminal, a line per epoch elsewhere."""
 
 import time
 
@@ -6,23 +6,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from ..round_log import RoundRecord
-from .accounts import Accounts
+from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow
+from .metrics import RoundTimes, RunMetrics
 
 
 class ProgressView:
-    """Tells how a run goes: epoch, round, accuracy, speed, who waits for whom, time left.
+    """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
 
     In a terminal a line that is rewritten after every round stands below one line per epoch;
-    elsewhere only the lines per epoch are written.
+    elsewhere only the lines per epoch are printed.
 
     Parameters
     ----------
     epochs : int
         How many there will be.
     console : rich.console.Console, optional
-        Where to write; standard output by default.
+        Standard output by default.
     seconds : float (default: 0)
         The budget in seconds, if that is what ends the run; 0 for none.
     """
@@ -35,12 +35,11 @@ class ProgressView:
         self._bar = TaskID(0)
         self._began = time.monotonic()
         self._share_done = 0.0
-        self._samples_per_second = 0.0
-        self._waiting = ""
+        self._pace = ""
         self._accuracy = ""
 
     def say(self, line: str) -> None:
-        """Write a line that stays."""
+        """Print a line that stays."""
         self._console.print(escape(line), emoji=False)
 
     def begin(self) -> None:
@@ -57,48 +56,39 @@ class ProgressView:
             self._live.start()
             self._bar = self._live.add_task("starting the workers", total=1.0)
 
-    def round(self, record: RoundRecord, accounts: Accounts) -> None:
-        """Tell a round."""
+    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
+        """Show a round that is over, of which `metrics` has the times already."""
         examples = sum(row.num_examples for row in record.workers)
-        self._samples_per_second = examples / record.round_seconds
-        self._waiting = accounts.recent(record)
+        waiting = waiting_text(record, metrics.last_times)
+        self._pace = "  ".join(
+            filter(None, [f"{examples / record.round_seconds:,.0f} samples/s", waiting])
+        )
         if not self._share_done:  # the workers' start says nothing of the time that is left
             self._began = time.monotonic() - record.round_seconds
         in_epoch = record.round_in_epoch / record.rounds_in_epoch
         by_epochs = (record.epoch - 1 + in_epoch) / self._epochs
-        by_seconds = accounts.budget_seconds / self._seconds if self._seconds else 0.0
+        by_seconds = metrics.budget_seconds / self._seconds if self._seconds else 0.0
         self._share_done = min(1.0, max(by_epochs, by_seconds))
         if self._live is not None:
-            parts = [
-                f"epoch {record.epoch}{self._of_epochs}",
-                f"round {record.round_in_epoch}/{record.rounds_in_epoch}",
-                self._accuracy,
-                f"{self._samples_per_second:,.0f} samples/s",
-                self._waiting,
-                f"{self._time_left()} left",
-            ]
-            text = "  ".join(escape(part) for part in parts if part)
-            self._live.update(self._bar, completed=self._share_done, description=text)
+            at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
+            text = self._line(f"epoch {record.epoch}{self._of_epochs}", at, self._accuracy)
+            self._live.update(self._bar, completed=self._share_done, description=escape(text))
 
     def epoch(self, row: EpochRow) -> None:
-        """Tell the end of an epoch."""
+        """Print the line of an epoch that is over."""
         width = len(str(self._epochs)) if self._of_epochs else 3
         self._accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.2%}"
-        parts = [
-            f"epoch {row.epoch:{width}}{self._of_epochs}",
-            self._accuracy,
-            f"train loss {row.train_loss:.4f}",
-            f"{self._samples_per_second:,.0f} samples/s",
-            self._waiting,
-            f"{self._time_left()} left",
-        ]
-        self.say("  ".join(part for part in parts if part))
+        number = f"epoch {row.epoch:{width}}{self._of_epochs}"
+        self.say(self._line(number, self._accuracy, f"train loss {row.train_loss:.4f}"))
 
     def end(self) -> None:
-        """Take the live line away. May be called twice."""
+        """Remove the live line; may be called twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def _line(self, *parts: str) -> str:
+        return "  ".join(filter(None, [*parts, self._pace, f"{self._time_left()} left"]))
 
     @property
     def _of_epochs(self) -> str:
@@ -112,3 +102,19 @@ class ProgressView:
         hours, rest = divmod(max(0, seconds), 3600)
         clock = f"{rest // 60}:{rest % 60:02}"
         return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else clock
+
+
+def waiting_text(record: RoundRecord, times: RoundTimes | None) -> str:
+    """Return each tier's waiting share in a round, in words; empty if the times are not known."""
+    if times is None:
+        return ""
+    parts = []
+    for name, fast in (("fast", True), ("slow", False)):
+        waiting = [
+            times.waiting_seconds[row.worker]
+            for row in record.workers
+            if row.trained and row.fast is fast
+        ]
+        if waiting:
+            parts.append(f"{name} waits {sum(waiting) / len(waiting) / times.round_seconds:.0%}")
+    return ", ".join(parts)

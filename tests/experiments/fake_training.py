@@ -1,4 +1,4 @@
-"""A run that takes no time: it writes the folder that a real one leaves."""
+"""A stand-in for training: it writes the folder that a real run leaves, in no time."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 from flower_blsgd.config import RunConfig
 from flower_blsgd.results.folder import RunFolder
 
-from .test_finished_run import SUMMARY, epoch
+from ..results.records import epoch
+from .test_finished_run import SUMMARY
 
 
 def write_run(config: RunConfig, accuracy: float = 0.875, interrupted: bool = False) -> Path:
@@ -21,12 +22,12 @@ def write_run(config: RunConfig, accuracy: float = 0.875, interrupted: bool = Fa
 
 
 class FakeTrain:
-    """Notes what it is asked to train, and ends as it is told to.
+    """Records the settings it is called with, writes a run's folder, and fails where it should.
 
     Parameters
     ----------
     fates : mapping of (str, int) to BaseException
-        By algorithm and seed: raised after the run was left as an interruption leaves it.
+        By algorithm and seed: the error to raise, after writing the run as interrupted.
     """
 
     def __init__(self, fates: Mapping[tuple[str, int], BaseException] | None = None) -> None:

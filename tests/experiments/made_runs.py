@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 
-from flower_blsgd.experiments.finished_run import FinishedEpoch, FinishedRun, FinishedWorker
+from flower_blsgd.experiments.finished_run import FinishedEpoch, FinishedRun
 
 ALGORITHMS = (
     *("biased-local-sgd", "unbiased-local-sgd", "weighted-local-sgd", "sampled-local-sgd"),
     *("balanced-local-sgd", "fast-only-local-sgd", "sync-sgd", "sync-sgd-fast-only"),
     *("byteps", "dlb", "fednova"),
 )
+
+
+def workers(*local_steps: int) -> list[dict[str, object]]:
+    """Return a fast worker, and a slow one where a second number is given."""
+    rows = zip(("cpu:0", "cpu:1"), ("fast", "slow"), local_steps, strict=False)
+    return [{"device": d, "tier": tier, "local_steps": steps} for d, tier, steps in rows]
 
 
 def made_run(
@@ -27,7 +33,6 @@ def made_run(
             training_seconds=seconds_per_epoch * number,
             device_seconds=None if device is None else device * number,
             accuracy=accuracy,
-            loss=None if accuracy is None else 1 - accuracy,
         )
         for number, accuracy in enumerate(accuracies, start=1)
     )
@@ -43,8 +48,8 @@ def made_run(
         "rounds": 10,
         "fast_waiting_share": 0.25,
         "slow_waiting_share": 0.125,
-        "failures": 0,
-        "workers": (FinishedWorker("cpu:0", "fast", 32), FinishedWorker("cpu:1", "slow", 8)),
+        "failures": [],
+        "workers": workers(32, 8),
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "settings": {"epochs": len(accuracies), "batch-size": 16, "model": "", "out": "/tmp/x"},
     }
@@ -54,9 +59,9 @@ def made_run(
 def several(algorithms: Sequence[str], seeds: int = 3, **values: object) -> list[FinishedRun]:
     """Return runs whose accuracies fall in the order of the algorithms, and rise with the seed."""
     runs = []
-    for place, algorithm in enumerate(algorithms):
+    for rank, algorithm in enumerate(algorithms):
         for seed in range(seeds):
-            final = 0.99 - 0.002 * place + 0.001 * seed
+            final = 0.99 - 0.002 * rank + 0.001 * seed
             rises = [final - 0.3, final - 0.05, final]
-            runs.append(made_run(algorithm, seed, rises, 1 + 0.2 * place, **values))  # type: ignore[arg-type]
+            runs.append(made_run(algorithm, seed, rises, 1 + 0.2 * rank, **values))  # type: ignore[arg-type]
     return runs

@@ -1,14 +1,14 @@
-"""Algorithms side by side, by hand."""
+"""Means, paired differences and times to a target, worked by hand."""
 
 import pytest
 
-from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.comparison import (
     AlgorithmFigures,
     Comparison,
     TimeToTarget,
     common_target,
     compare,
+    paired_difference,
     reached_at,
 )
 
@@ -21,28 +21,17 @@ def of(comparison: Comparison, algorithm: str) -> AlgorithmFigures:
 
 def test_means_over_seeds() -> None:
     runs = [
-        made_run("a", 0, (0.5, 0.90), 2.0, 1.0, samples=100, rounds=10, fast_waiting_share=0.5),
-        made_run("a", 1, (0.5, 0.92), 3.0, 2.0, samples=300, rounds=20, fast_waiting_share=None),
-        made_run("a", 2, (0.5, 0.94), 4.0, 3.0, samples=200, rounds=30, fast_waiting_share=0.25),
+        made_run("a", 0, (0.5, 0.90), 2.0, 1.0, fast_waiting_share=0.5),
+        made_run("a", 1, (0.5, 0.92), 3.0, 2.0, fast_waiting_share=None),
+        made_run("a", 2, (0.5, 0.94), 4.0, 3.0, fast_waiting_share=0.25),
     ]
     one = compare(runs, "a").algorithms[0]
-    assert (one.n, one.seeds) == (3, (0, 1, 2))
+    assert one.n == 3
     assert one.accuracy == pytest.approx(0.92)
     assert one.accuracy_deviation == pytest.approx(0.02)  # sqrt((0.02^2 + 0 + 0.02^2) / 2)
     assert (one.training_seconds, one.device_seconds) == (6.0, 4.0)
-    assert (one.samples, one.rounds) == (200, 20)
     assert one.fast_waiting_share == 0.375  # of the two that have it
     assert one.difference is None
-
-
-def test_one_seed_has_no_deviation_and_no_interval() -> None:
-    runs = [made_run("a", 0, (0.9,)), made_run("b", 0, (0.8,))]
-    comparison = compare(runs, "a")
-    assert [one.accuracy_deviation for one in comparison.algorithms] == [None, None]
-    difference = of(comparison, "b").difference
-    assert difference is not None
-    assert difference.mean == pytest.approx(-0.1)
-    assert difference.interval is None
 
 
 def test_best_is_first_and_ties_keep_their_order() -> None:
@@ -50,6 +39,7 @@ def test_best_is_first_and_ties_keep_their_order() -> None:
     runs.append(made_run("never", 0, (None,)))
     comparison = compare(runs, "c")
     assert [one.algorithm for one in comparison.algorithms] == ["a", "c", "b", "never"]
+    assert [one.accuracy_deviation for one in comparison.algorithms] == [None] * 4  # one seed
     assert of(comparison, "never").n == 0
     assert of(comparison, "never").difference is None
 
@@ -65,11 +55,7 @@ def test_differences_are_taken_by_seed() -> None:
     assert difference.pairs == 2
     assert difference.mean == pytest.approx(0.08)
     # Standard deviation 0.02 sqrt(2): the half width is 12.706 x 0.02.
-    assert difference.interval == pytest.approx((0.08 - 0.25412, 0.08 + 0.25412))
-
-
-def test_no_common_seed() -> None:
-    assert of(compare([made_run("a", 0), made_run("b", 1)], "a"), "b").difference is None
+    assert difference.interval == pytest.approx((0.08 - 0.25412, 0.08 + 0.25412), abs=1e-5)
 
 
 def test_time_to_target_is_that_of_the_first_evaluated_epoch_that_reached_it() -> None:
@@ -108,17 +94,28 @@ def test_without_an_evaluation_there_is_no_target() -> None:
     assert comparison.algorithms[0].to_target is None
 
 
+# --- paired differences; Student's 97.5 % quantiles are 12.706 for 2 pairs and 4.303 for 3
+
+
 @pytest.mark.parametrize(
-    ("runs", "reference", "target", "words"),
+    ("differences", "mean", "half_width", "words"),
     [
-        ([], "a", None, "no run"),
-        ([made_run("a", 0), made_run("a", 0)], "a", None, "two runs"),
-        ([made_run("sync-sgd", 0)], "sync", None, "did you mean sync-sgd"),
-        ([made_run("a", 0)], "a", 90.0, "target = 90.0"),
+        ([1.0, 3.0], 2.0, 12.706, "no difference shown"),  # 12.706 x sqrt(2) / sqrt(2)
+        ([3.0, 4.0, 5.0], 4.0, 2.4841, "better"),  # 4.303 / sqrt(3)
+        ([-3.0, -4.0, -5.0], -4.0, 2.4841, "worse"),
+        ([0.5], 0.5, None, "no difference shown (one pair of runs cannot)"),
+        ([0.25, 0.25 + 1e-15, 0.25], pytest.approx(0.25), None, "no difference shown"),
+        ([0.0, 0.0], 0.0, None, "no difference shown"),
     ],
 )
-def test_what_cannot_be_compared(
-    runs: list[object], reference: str, target: float | None, words: str
+def test_paired_difference(
+    differences: list[float], mean: float, half_width: float | None, words: str
 ) -> None:
-    with pytest.raises(UsageError, match=words):
-        compare(runs, reference, target)  # type: ignore[arg-type]
+    found = paired_difference(differences)
+    assert found is not None
+    assert (found.mean, found.pairs, found.in_words) == (mean, len(differences), words)
+    if half_width is None:
+        assert found.interval is None
+    else:
+        assert found.interval == pytest.approx((mean - half_width, mean + half_width), abs=3e-4)
+    assert found.shown == (words in ("better", "worse"))

@@ -1,25 +1,38 @@
-"""What to expect of every algorithm, before any training."""
+"""What to expect of every algorithm before any training, and the tables that show it."""
 
+import io
+import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console, RenderableType
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.config import RunConfig
-from flower_blsgd.errors import UsageError
-from flower_blsgd.experiments.cost_model import Prediction
-from flower_blsgd.experiments.plan import Plan, plan_runs
+from flower_blsgd.experiments.plan import (
+    Plan,
+    plan_runs,
+    plan_table,
+    slow_device_notes,
+    speed_table,
+)
 from flower_blsgd.runtime.devices import WorkerSpec
 
-EIGHT_AND_TWO = [
-    *[WorkerSpec("cuda", tier="fast", seconds_per_step=0.01)] * 8,
-    *[WorkerSpec("cpu", (0,), "slow", seconds_per_step=0.22)] * 2,
-]
-"""The paper's 2C+8G, with slow devices that are 22 times slower."""
+from ..results.profiles import WORKERS, made_profile
 
 NUM_SAMPLES = 50_000
+
+
+def workers_of(*seconds: float, fast: int = 1) -> list[WorkerSpec]:
+    return [
+        WorkerSpec("cpu", (core,), "fast" if core < fast else "slow", seconds_per_step=each)
+        for core, each in enumerate(seconds)
+    ]
+
+
+EIGHT_AND_TWO = workers_of(*[0.01] * 8, *[0.22] * 2, fast=8)
+"""The paper's 2C+8G, with slow devices that are 22 times slower."""
 
 
 def settings(**changes: Any) -> RunConfig:
@@ -29,145 +42,133 @@ def settings(**changes: Any) -> RunConfig:
 def planned(
     *algorithms: str, workers: Sequence[WorkerSpec] = EIGHT_AND_TWO, **changes: Any
 ) -> Plan:
-    return plan_runs(settings(**changes), workers, NUM_SAMPLES, algorithms)
+    return plan_runs(settings(**changes), workers, NUM_SAMPLES, algorithms or tuple(ALGORITHMS))
 
 
-def prediction(algorithm: str, **changes: Any) -> Prediction:
-    (row,) = planned(algorithm, **changes).rows
-    assert row.algorithm == algorithm
-    assert row.refusal == ""
-    assert row.prediction is not None
-    return row.prediction
+# --- predictions; test_cost_model works out those of every algorithm
 
 
-def test_biased_with_eight_and_two_at_22_times_hand_worked() -> None:
-    """Gamma is 1/22: floor(32/22 + 1/2) = 1 step; a round has 8 x 32 + 2 = 258 steps of 32."""
-    found = prediction("biased-local-sgd")
-    assert found.local_steps == (32,) * 8 + (1,) * 2
-    assert found.batch_sizes == (32,) * 10
-    assert found.weights == pytest.approx((32 / 258,) * 8 + (1 / 258,) * 2)
-    assert found.rounds_per_epoch == pytest.approx(50_000 / 8_256)
-    assert found.round_seconds == pytest.approx(0.32)
-    assert found.epoch_seconds == pytest.approx(0.32 * 50_000 / 8_256)
-    assert found.fast_waiting_share == 0.0
-    assert found.slow_waiting_share == pytest.approx(0.1 / 0.32)  # 0.22 s of 0.32
-    assert found.samples_per_second == pytest.approx(8_256 / 0.32)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "steps", "slow_weight", "round_seconds", "rounds", "fast_waits"),
-    [
-        ("unbiased-local-sgd", (32, 1), 0.2, 0.32, 50_000 / 8_256, 0.0),
-        ("balanced-local-sgd", (32, 32), 0.2, 7.04, 50_000 / 10_240, 6.72 / 7.04),
-        ("sync-sgd", (1, 1), 0.2, 0.22, 50_000 / 320, 0.21 / 0.22),
-    ],
-)
-def test_rivals_hand_worked(
-    algorithm: str,
-    steps: tuple[int, int],
-    slow_weight: float,
-    round_seconds: float,
-    rounds: float,
-    fast_waits: float,
-) -> None:
-    found = prediction(algorithm)
-    assert found.local_steps == (steps[0],) * 8 + (steps[1],) * 2
-    assert sum(found.weights[8:]) == pytest.approx(slow_weight)
-    assert found.round_seconds == pytest.approx(round_seconds)
-    assert found.rounds_per_epoch == pytest.approx(rounds)
-    assert found.fast_waiting_share == pytest.approx(fast_waits)
-
-
-def test_fast_only_has_the_fast_workers_alone() -> None:
-    plan = planned("fast-only-local-sgd")
-    (row,) = plan.rows
-    assert len(plan.workers) == 10
-    assert len(row.workers) == 8
-    assert all(worker.fast for worker in row.workers)
-    assert row.prediction is not None
-    assert row.prediction.local_steps == (32,) * 8
-    assert row.prediction.epoch_seconds == pytest.approx(0.32 * 50_000 / 8_192)
-    assert row.prediction.slow_waiting_share is None
-
-
-def test_ceiling_and_team_hand_worked() -> None:
-    plan = planned("biased-local-sgd")
-    assert plan.ceiling == pytest.approx((8 * 100 + 2 / 0.22) / (8 * 100))  # 1.0114
-    assert plan.num_samples == NUM_SAMPLES
+def test_workers_are_ranked_and_keep_their_number_in_the_specification() -> None:
+    plan = planned("fast-only-local-sgd", workers=EIGHT_AND_TWO[::-1])
     assert [worker.speed_ratio for worker in plan.workers] == pytest.approx([1] * 8 + [1 / 22] * 2)
-    # Each keeps the place that it has in the specification, also where it ranks elsewhere.
-    slow_first = planned("biased-local-sgd", workers=EIGHT_AND_TWO[::-1])
-    assert [w.profile.partition_id for w in slow_first.workers] == [2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert [w.profile.partition_id for w in plan.workers] == [2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert plan.ceiling == pytest.approx((8 * 100 + 2 / 0.22) / (8 * 100))  # 1.0114
+    unnamed = [WorkerSpec("cpu", seconds_per_step=seconds) for seconds in (0.01, 0.0125, 0.02)]
+    for threshold, tiers in ((0.7, [True, True, False]), (0.4, [True, True, True])):
+        plan = planned("sync-sgd", workers=unnamed, fast_threshold=threshold)
+        assert [worker.fast for worker in plan.workers] == tiers
 
 
-def test_slow_one_that_is_slower_than_a_round_gets_a_smaller_batch() -> None:
-    """Gamma tau is 32/100 < 3/4: one step of floor(0.32 x 32 + 1/2) = 10 samples."""
-    workers = [
-        WorkerSpec("cpu", tier="fast", seconds_per_step=0.01),
-        WorkerSpec("cpu", tier="slow", seconds_per_step=1.0),
+# --- plan's table
+
+
+def lines_of(renderable: RenderableType, width: int = 100) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(renderable)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert all(len(line) <= width for line in lines)
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
+    return lines
+
+
+def plan_cells(lines: Sequence[str], algorithm: str) -> list[str]:
+    """Return the nine cells of an algorithm's row; that of the steps may hold spaces."""
+    (line,) = [line for line in lines if line.split()[:1] == [algorithm]]
+    name, rest = line.split(maxsplit=1)
+    return [name, *rest.rsplit(maxsplit=7)]
+
+
+def test_plan_row_hand_worked() -> None:
+    """1 x 32 + 1 x 8 steps of 16: 640 samples in 0.32 s; 78.125 rounds of them are an epoch."""
+    plan = planned("biased-local-sgd", workers=workers_of(0.01, 0.04), batch_size=16)
+    lines = lines_of(plan_table(plan, "thin air"))
+    assert lines[0] == "expected, from thin air"
+    assert plan_cells(lines, "biased-local-sgd") == [
+        *("biased-local-sgd", "32, 8", "20.0%", "78.1", "0.32", "25", "0%", "0%", "2,000"),
     ]
-    found = prediction("biased-local-sgd", workers=workers)
-    assert (found.local_steps, found.batch_sizes) == ((32, 1), (32, 10))
-    assert found.round_seconds == pytest.approx(0.32)  # 10/32 of a second is less
-    whole = prediction("biased-local-sgd", workers=workers, shrink_slow_batch=False)
-    assert whole.round_seconds == pytest.approx(1.0)
 
 
-def test_overhead_is_in_every_round() -> None:
-    config = settings()
-    (row,) = plan_runs(config, EIGHT_AND_TWO, NUM_SAMPLES, ["biased-local-sgd"], 0.08).rows
-    assert row.prediction is not None
-    assert row.prediction.round_seconds == pytest.approx(0.4)
-
-
-def test_all_algorithms_in_their_order_and_the_settings_own_is_nothing_special() -> None:
-    plan = plan_runs(settings(algorithm="dlb"), EIGHT_AND_TWO, NUM_SAMPLES)
-    assert [row.algorithm for row in plan.rows] == list(ALGORITHMS)
-    assert all(row.prediction is not None for row in plan.rows)
-    assert plan == plan_runs(settings(), EIGHT_AND_TWO, NUM_SAMPLES)
-
-
-def test_refused_rows_say_why_and_the_others_are_planned() -> None:
-    only_fast = EIGHT_AND_TWO[:8]
-    plan = planned("biased-local-sgd", "sync-sgd", workers=only_fast)
-    refused, fine = plan.rows
-    assert refused.prediction is None
-    assert refused.workers == ()
-    assert "no slow worker" in refused.refusal
-    assert "\n" not in refused.refusal
-    assert fine.prediction is not None
-    assert plan.ceiling == 1.0
-
-
-def test_team_without_a_fast_one_has_no_ceiling() -> None:
-    plan = planned("sync-sgd", "fast-only-local-sgd", workers=EIGHT_AND_TWO[8:])
-    assert plan.ceiling is None
-    assert plan.rows[0].prediction is not None
-    assert plan.rows[1].refusal
-
-
-def test_batch_larger_than_the_data_refuses_every_row() -> None:
-    plan = plan_runs(settings(), EIGHT_AND_TWO, 20)
-    assert all("batch-size = 32" in row.refusal for row in plan.rows)
-
-
-@pytest.mark.parametrize("place", [0, 9])
-def test_unknown_speed_is_refused_with_the_device_and_the_way_out(place: int) -> None:
-    workers = list(EIGHT_AND_TWO)
-    workers[place] = replace(workers[place], seconds_per_step=None)
-    with pytest.raises(UsageError) as error:
-        plan_runs(settings(), workers, NUM_SAMPLES)
-    line = str(error.value)
-    assert line.startswith(f"the speed of {workers[place].device_with_cores} is not known")
-    assert "blsgd calibrate" in line
-    assert "seconds-per-step=" in line
-
-
-def test_unnamed_workers_are_ranked_by_the_threshold() -> None:
-    workers = [WorkerSpec("cpu", seconds_per_step=seconds) for seconds in (0.01, 0.0125, 0.02)]
-    tiers = [worker.fast for worker in planned("sync-sgd", workers=workers).workers]
-    assert tiers == [True, True, False]
-    tiers = [
-        worker.fast for worker in planned("sync-sgd", workers=workers, fast_threshold=0.4).workers
+@pytest.mark.parametrize("width", [80, 100])
+def test_plan_of_every_algorithm_fits_and_keeps_every_name_and_number(width: int) -> None:
+    lines = lines_of(plan_table(planned(batch_size=16), "x"), width)
+    for name in ALGORITHMS:
+        assert len(plan_cells(lines, name)) == 9, name
+    assert plan_cells(lines, "biased-local-sgd")[2] == "0.8%"
+    assert plan_cells(lines, "fast-only-local-sgd")[1:3] == ["8x 32", "-"]
+    assert plan_cells(lines, "sync-sgd") == [
+        *("sync-sgd", "10x 1", "20.0%", "312.5", "0.22", "68.8", "95%", "0%", "727"),
     ]
-    assert tiers == [True, True, True]
+
+
+def test_refused_algorithms_say_why_and_the_others_are_planned() -> None:
+    plan = planned("biased-local-sgd", "sync-sgd", workers=workers_of(0.01, 0.01, fast=2))
+    lines = lines_of(plan_table(plan, "x"))
+    assert plan_cells(lines, "biased-local-sgd") == ["biased-local-sgd", "refused", *["-"] * 7]
+    assert len(plan_cells(lines, "sync-sgd")) == 9
+    assert any(line.startswith("biased-local-sgd: workers: no slow worker") for line in lines)
+    nothing = lines_of(plan_table(plan_runs(settings(), EIGHT_AND_TWO, 20, ["sync-sgd"]), "x"))
+    assert any("batch-size = 32" in line for line in nothing)
+    assert any(line.startswith("ceiling: ") for line in nothing)
+
+
+def test_shrunk_batch_is_named() -> None:
+    plan = planned("biased-local-sgd", workers=workers_of(0.01, 1.0), batch_size=16)
+    assert plan_cells(lines_of(plan_table(plan, "x")), "biased-local-sgd")[1] == "32 of 16, 1 of 5"
+
+
+def test_slow_devices_that_hardly_help_are_named_plainly() -> None:
+    plan = planned("biased-local-sgd")
+    assert slow_device_notes(plan, plan.rows[0]) == [
+        "ceiling: all devices together can do at most 1.01 times the samples per second of the "
+        "fast ones alone, whatever the algorithm",
+        "so the slow devices hardly help: less than 2 % more samples per second",
+        "slow-8 (cpu:8) hardly takes part: its weight is 0.39% with biased-local-sgd",
+        "slow-9 (cpu:9) hardly takes part: its weight is 0.39% with biased-local-sgd",
+    ]
+    only_fast = planned("sync-sgd", workers=workers_of(0.01, 0.01, fast=2))
+    assert slow_device_notes(only_fast, only_fast.rows[0]) == []
+
+
+# --- calibrate's table
+
+
+def speed_cells(lines: Sequence[str], first: str) -> list[str]:
+    (line,) = [line for line in lines if line.split()[:1] == [first]]
+    return re.split(r"\s{2,}", line.strip())
+
+
+def speed_lines(workers: Sequence[WorkerSpec] = WORKERS, **changes: Any) -> list[str]:
+    config = RunConfig(**changes)
+    order = 1 if workers[0].tier == "fast" else -1
+    profile = made_profile(config, workers, (0.01, 0.04)[::order], (0.02, 0.05)[::order])
+    specs = profile.given_to(workers, config.clock)
+    plan = plan_runs(config, specs, 1437, [config.algorithm], 0.001)
+    return lines_of(speed_table(profile, plan, plan.rows[0], config.clock))
+
+
+@pytest.mark.parametrize("workers", [WORKERS, WORKERS[::-1]], ids=["fast first", "slow first"])
+def test_speeds_hand_worked(workers: list[WorkerSpec]) -> None:
+    """On the wall clock: 32 steps of 20 ms beside 8 of 50 ms, and 1 ms for the round."""
+    lines = speed_lines(workers)
+    assert speed_cells(lines, "fast-0") == [
+        *("fast-0 (cpu:0-1)", "10 (5 to 20)", "20 (10 to 40)", "1", "32", "80.0%", "0%"),
+    ]
+    assert speed_cells(lines, "slow-1") == [  # waits 0.24 s of 0.641
+        *("slow-1 (cpu:2)", "40 (20 to 80)", "50 (25 to 100)", "0.4", "8", "20.0%", "37%"),
+    ]
+    assert "biased-local-sgd, clock = wall: gamma, steps, weight and waiting come from all" in (
+        " ".join(lines)
+    )
+    assert "beside computing a round takes 1 (0.5 to 2) ms" in lines
+
+
+def test_speeds_of_workers_that_do_not_train_have_no_steps() -> None:
+    lines = speed_lines(algorithm="fast-only-local-sgd")
+    assert speed_cells(lines, "fast-0")[4:] == ["32", "100.0%", "0%"]
+    assert speed_cells(lines, "slow-1")[3:] == ["0.4", "-", "-", "-"]
+    alone = speed_lines(clock="device")
+    assert speed_cells(alone, "slow-1")[3:] == ["0.25", "8", "20.0%", "0%"]
+    assert any("each worker alone" in line for line in alone)
+    refused = speed_lines(batch_size=719)
+    assert speed_cells(refused, "slow-1")[3:] == ["0.4", "-", "-", "-"]
+    assert any("batch-size = 719" in line for line in refused)

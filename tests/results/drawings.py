@@ -1,31 +1,26 @@
-"""What a picture shows, read from its file or from its figure."""
+"""What a picture shows, read from its figure."""
 
-from pathlib import Path
-
-import matplotlib.image
-import numpy as np
-from matplotlib.colors import to_hex, to_rgb
+import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 
-def pixels_of(path: Path, color: str) -> int:
-    """Count the pixels of a colour; the file must be a picture."""
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    picture = matplotlib.image.imread(path)
-    assert picture.shape[0] > 200
-    assert picture.shape[1] > 600
-    return int((np.abs(picture[..., :3] - to_rgb(color)).max(axis=-1) < 0.02).sum())
+def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Return a list to which every figure is appended instead of being saved, which is slow."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: saved.append(self))
+    return saved
 
 
-def bars(figure: Figure, place: int, color: str) -> list[tuple[float, float, float]]:
+def bars(figure: Figure, panel: int, color: str) -> list[tuple[float, float, float]]:
     """Return (row, from, to) of the bars of a colour."""
-    return [_span(p) for p in _rectangles(figure, place) if _is(p, color)]
+    return [_span(p) for p in _rectangles(figure, panel) if _is(p, color)]
 
 
-def hatched(figure: Figure, place: int) -> list[tuple[float, float, float]]:
+def hatched(figure: Figure, panel: int) -> list[tuple[float, float, float]]:
     """Return (row, from, to) of the hatched bars."""
-    return [_span(p) for p in _rectangles(figure, place) if p.get_hatch()]
+    return [_span(p) for p in _rectangles(figure, panel) if p.get_hatch()]
 
 
 def texts(figure: Figure) -> set[str]:
@@ -33,8 +28,8 @@ def texts(figure: Figure) -> set[str]:
     return {text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text"))}
 
 
-def _rectangles(figure: Figure, place: int) -> list[Rectangle]:
-    return [p for p in figure.axes[place].patches if isinstance(p, Rectangle)]
+def _rectangles(figure: Figure, panel: int) -> list[Rectangle]:
+    return [p for p in figure.axes[panel].patches if isinstance(p, Rectangle)]
 
 
 def _is(patch: Rectangle, color: str) -> bool:

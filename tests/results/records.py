@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from flower_blsgd.algorithm.sampling_stats import SamplingStats
+from flower_blsgd.algorithm.statistics import SamplingStats
 from flower_blsgd.results.folder import EpochRow
-from flower_blsgd.round_log import RoundRecord, WorkerRound
+from flower_blsgd.strategy.round_metrics import RoundRecord, WorkerRound
 
 
 def row(worker: int = 0, fast: bool = True, **values: object) -> WorkerRound:
@@ -96,3 +96,7 @@ def two_rounds() -> tuple[RoundRecord, RoundRecord]:
         planning_seconds=0.25,
     )  # fmt: skip
     return first, second
+
+
+SPEEDS = {0: 1.0, 1: 1.25, 2: 4.0}
+"""Alone, the workers of `two_rounds` need 4, 5 and 4 s, then 4 s and 8 s; 1 s and 1 s are moved."""

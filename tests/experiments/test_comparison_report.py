@@ -1,24 +1,25 @@
-"""A comparison as text."""
+"""A comparison as text: its three tables, its conditions, the files it leaves."""
 
 import csv
 import io
+from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from flower_blsgd.experiments.comparison import compare
-from flower_blsgd.experiments.comparison_table import csv_text, markdown, terminal_table
-from flower_blsgd.experiments.finished_run import FinishedRun
+from flower_blsgd.experiments.comparison_report import (
+    conditions,
+    csv_text,
+    headline,
+    markdown,
+    terminal_table,
+    write_comparison,
+)
 
-from .made_runs import ALGORITHMS, made_run, several
+from .made_runs import ALGORITHMS, made_run, several, workers
 
-
-@pytest.fixture
-def runs() -> list[FinishedRun]:
-    """Differences of b to a: +0.02, +0.03, +0.04; 0.03 -+ 4.303 x 0.01 / sqrt(3) = 0.0248."""
-    of_a = [made_run("a", seed, (0.5, 0.90), 2.0) for seed in range(3)]
-    of_b = [made_run("b", seed, (0.5, 0.92 + 0.01 * seed), 50.0) for seed in range(3)]
-    return [*of_a, *of_b]
+NAMES = ("biased-local-sgd", "sync-sgd")
+FILES = ["comparison.csv", "comparison.md", "comparison.png"]
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -26,8 +27,15 @@ def rows_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_markdown(runs: list[FinishedRun]) -> None:
-    text = markdown(compare(runs, "a"))
+# --- tables
+
+
+def test_markdown() -> None:
+    # Differences of b to a: +0.02, +0.03, +0.04; 0.03 -+ 4.303 x 0.01 / sqrt(3) = 0.0248.
+    of_a = [made_run("a", seed, (0.5, 0.90), 2.0) for seed in range(3)]
+    of_b = [made_run("b", seed, (0.5, 0.92 + 0.01 * seed), 50.0) for seed in range(3)]
+    failed = ["c, seed 7 failed: round 3: nobody"]
+    text = markdown(compare([*of_a, *of_b], "a", failed=failed))
     header, _, first, second = rows_of(text)
     assert header == [
         "algorithm", "accuracy (%)", "difference to `a` (points)", "training (s)",
@@ -42,6 +50,7 @@ def test_markdown(runs: list[FinishedRun]) -> None:
     ]  # fmt: skip
     assert text.startswith("# digits, 2 epochs, 3 seeds\n")
     assert "Against a - better: b." in text
+    assert "In no figure: c, seed 7 failed: round 3: nobody.\n" in text
     assert "target accuracy 90 % (the highest that every run reached)" in text
     assert "![the same as a picture](comparison.png)" in text
     assert "simulated" not in text
@@ -56,7 +65,7 @@ def test_markdown_says_so_where_no_difference_is_shown() -> None:
     assert "+0.00 (-127.06 to +127.06), no difference shown" in text
     assert "no difference shown: b." in text
     assert "target accuracy 85 % (as given)" in text
-    assert "2.00 (1 of 2 seeds)" in text
+    assert "2.00 (1/2)" in text
 
 
 def test_markdown_with_simulated_devices() -> None:
@@ -67,7 +76,7 @@ def test_markdown_with_simulated_devices() -> None:
     assert (first[6], second[6]) == ("1.00", "-")
 
 
-def test_one_algorithm_and_none_that_was_evaluated() -> None:
+def test_one_algorithm_that_was_never_evaluated() -> None:
     text = markdown(compare([made_run("a", 0, (None, None), fast_waiting_share=None)], "a"))
     assert "Only a was run" in text
     assert "no target" in text
@@ -80,7 +89,7 @@ def test_csv_has_a_line_per_run_with_units_in_its_names() -> None:
     runs = [
         made_run("a", 1, (0.5, 0.9), 2.0, 0.5),
         made_run("a", 0, (0.5, 0.8), 2.0),
-        made_run("b", 0, (0.95, None), 3.0, accuracy=None, failures=2),
+        made_run("b", 0, (0.95, None), 3.0, accuracy=None, failures=[{}, {}]),
     ]
     rows = list(csv.DictReader(io.StringIO(csv_text(compare(runs, "a", 0.85)))))
     assert [(row["algorithm"], row["seed"]) for row in rows] == [("a", "0"), ("a", "1"), ("b", "0")]
@@ -109,16 +118,77 @@ def test_csv_has_a_line_per_run_with_units_in_its_names() -> None:
     assert rows[2]["failures"] == "2"
 
 
-@pytest.mark.parametrize("reference", ["biased-local-sgd", "fast-only-local-sgd"])
-def test_terminal_table_fits_into_100_columns(reference: str) -> None:
+def test_terminal_table_fits_into_100_columns() -> None:
     runs = several(ALGORITHMS, device_seconds_per_epoch=100.0)
     console = Console(width=100, file=io.StringIO(), record=True)
-    console.print(terminal_table(compare(runs, reference, 0.98)))
+    console.print(terminal_table(compare(runs, "fast-only-local-sgd", 0.98)))
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     for name in ALGORITHMS:
         assert sum(line.strip().startswith(name + " ") for line in text.splitlines()) == 1
-    # All differences of these runs are equal, and so tell no interval.
+    # All differences of these runs are equal, which gives no interval.
     assert "no difference shown" in text
     assert "simulated" in text
+
+
+# --- conditions
+
+
+def test_conditions_in_common() -> None:
+    runs = [made_run(name, seed) for name in ("a", "b") for seed in (0, 1)]
+    assert conditions(runs) == {
+        "task": "digits",
+        "model": "the task's own",
+        "workers": "1 fast (cpu:0) + 1 slow (cpu:1)",
+        "local steps of a round": "32 fast, 8 slow",
+        "batch size": "16",
+        "budget": "2 epochs",
+        "seeds": "0, 1",
+        "accuracy measured on": "the whole test set",
+        "samples trained on": "1,000",
+        "clock": "wall (waiting as measured)",
+        "versions": "python 3.11.7, torch 2.13.0",
+    }
+    assert headline(runs) == "digits, 2 epochs, 2 seeds"
+
+
+def test_conditions_that_differ_name_the_algorithms() -> None:
+    newer = {"python": "3.12.1", "torch": "2.13.0"}
+    runs = [
+        made_run("a", 0, failures=[{}, {}]),
+        made_run("a", 1, versions=newer),
+        made_run("b", 0, workers=workers(1), samples=1200),
+    ]
+    found = conditions(runs)
+    assert found["workers"] == "1 fast (cpu:0) + 1 slow (cpu:1) (a); 1 fast (cpu:0) (b)"
+    assert found["local steps of a round"] == "32 fast, 8 slow (a); 1 fast (b)"
+    assert found["samples trained on"] == "1,000 (a); 1,200 (b)"
+    assert found["seeds"] == "0, 1 (a); 0 (b)"
+    assert found["replies of workers that did not count"] == "2 of a seed 0"
+    assert found["versions"].startswith("python 3.11.7, torch 2.13.0 / python 3.12.1, torch")
+
+
+def test_budget_in_seconds_and_validation() -> None:
+    settings = {"epochs": 2, "seconds": 60.0, "validation-share": 0.1}
+    run = made_run("a", 3, settings=settings, clock="device")
+    assert headline([run]) == "digits, 60 s on simulated devices, seed 3"
+    found = conditions([run])
+    assert found["budget"] == "60 s on simulated devices"
+    assert found["accuracy measured on"].startswith("10% of the training data")
+    assert "computed" in found["clock"]
+
+
+# --- files
+
+
+def test_files_of_a_comparison_are_replaced_by_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "deeper" / "compared"
+    comparison = write_comparison(several(NAMES), folder, "sync-sgd", 0.95)
+    assert (comparison.reference, comparison.target) == ("sync-sgd", 0.95)
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    assert len((folder / "comparison.csv").read_text().splitlines()) == 7
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    write_comparison(several(NAMES[:1]), folder, NAMES[0])
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    assert "sync-sgd" not in (folder / "comparison.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Gather what a run measures, tell it while it goes on, and write it down."""
+"""Record a run: sum up its rounds, show them while it goes on, and write its results folder."""
 
 import contextlib
 import time
@@ -9,22 +9,26 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from ..config import RunConfig
-from ..round_log import RoundRecord
 from ..strategy import BiasedLocalSGD
+from ..strategy.fit_loop import EpochEnd
+from ..strategy.round_metrics import RoundRecord
 from ..tasks import Task
-from ..training_loop import EpochEnd
-from .accounts import Accounts
-from .clocks import BudgetClock
 from .folder import EpochRow, RunFolder
-from .last_lines import result_line, slow_device_line
-from .measured import Figures, measured_figures, plan_line
+from .metrics import RunMetrics
 from .progress import ProgressView
-from .summary import summary_of
-from .worker_lines import WorkerLines
+from .summary import (
+    HARDLY,
+    Figures,
+    measured_figures,
+    plan_line,
+    result_line,
+    slow_device_line,
+    summary_of,
+)
 
 
-class RunReport:
-    """One run's figures, from its first round to its summary.
+class RunRecorder:
+    """Records one run, from its first round to its summary.
 
     Each round and each epoch is written, and shown, as soon as it is over; the workers wait
     meanwhile, for about a third of a millisecond a round.
@@ -34,39 +38,40 @@ class RunReport:
     config : RunConfig
         The settings.
     strategy : BiasedLocalSGD
-        Asked for what only it knows: the samples left out, the workers.
+        Knows the workers and the samples given up.
     view : ProgressView
-        Where to tell.
+        Shows rounds, epochs and lines.
     began_at : float
         Unix time at which set-up began.
+
+    Attributes
+    ----------
+    summary : dict
+        The content of ``summary.json``; empty until the run is over.
+    evaluation_seconds : float
+        How long training waited for evaluation.
+    predicted : dict, optional
+        What was expected, by the names of `measured_figures`; None if nothing could be.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        strategy: BiasedLocalSGD,
-        view: ProgressView,
-        began_at: float,
+        self, config: RunConfig, strategy: BiasedLocalSGD, view: ProgressView, began_at: float
     ) -> None:
         self.config = config
         self.evaluation_seconds = 0.0
         self.summary: dict[str, Any] = {}
+        self.predicted: Figures | None = None
         self._strategy = strategy
         self._view = view
         self._began_at = began_at
         self._first_order_at = began_at
         self._last_model_at = began_at
-        self._accounts = Accounts(config.clock)
-        self._records: list[RoundRecord] = []
+        self._metrics = RunMetrics(config.clock)
         self._rows: list[EpochRow] = []
         self._arrays: ArrayRecord | None = None
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
-        self._budget_clock = BudgetClock(config.clock)
-        self._alone: Mapping[int, float] = {}
-        self._worker_lines = WorkerLines(self.say)
-        self.predicted: Figures | None = None
-        """What was expected, by the names of `measured_figures`; None if nothing could be."""
+        self._shown_steps: dict[int, int] = {}
 
     @property
     def folder(self) -> RunFolder:
@@ -75,42 +80,35 @@ class RunReport:
         return self._folder
 
     @contextlib.contextmanager
-    def telling(self, task: Task) -> Iterator[None]:
-        """Say what will be done, show it while it goes on, and write down how it ended.
+    def recording(self, task: Task) -> Iterator[None]:
+        """Show what will be done, then the progress, and write how the run ended.
 
         After an error, or Ctrl-C, what was reached is written, marked as interrupted.
         """
         self._assets = task.assets
-        choices = self.config.choices
+        choices, budget = self.config.choices, f"{self.config.epochs} epochs"
+        if self.config.seconds:
+            budget = f"{self.config.seconds:g} s of training ({budget} at most)"
         self.say(
             f"{self.config.algorithm} (steps {choices.steps}, sampler {choices.sampler}, "
             f"weights {choices.weights}, train on {choices.train_on}) on {self.config.task}: "
             f"{task.num_train:,} training and {task.num_test:,} test samples, batch size "
-            f"{self.config.batch_size}, {self._budget()}, seed {self.config.seed}"
+            f"{self.config.batch_size}, {budget}, seed {self.config.seed}"
         )
         self._view.begin()
         try:
             yield
         except BaseException:
             self._view.end()
-            with contextlib.suppress(Exception):  # the first error is the one to be told
+            with contextlib.suppress(Exception):  # the first error is the one to be raised
                 if self._folder is not None:
                     self._finish(interrupted=True)
             raise
         self._view.end()
         self._finish()
 
-    def _budget(self) -> str:
-        if not self.config.seconds:
-            return f"{self.config.epochs} epochs"
-        return f"{self.config.seconds:g} s of training ({self.config.epochs} epochs at most)"
-
-    def seconds_of(self, record: RoundRecord) -> float:
-        """Return what a round, already taken, counts against a budget in seconds."""
-        return self._budget_clock.seconds_of(record, self._alone)
-
     def say(self, line: str) -> None:
-        """Tell a line."""
+        """Print a line."""
         self._view.say(line)
 
     def open_folder(self) -> None:
@@ -122,38 +120,42 @@ class RunReport:
         self._folder.add_assets(self._assets)
 
     def count_evaluation(self, seconds: float) -> None:
-        """Take seconds that training waited for evaluation."""
+        """Add seconds that training waited for evaluation."""
         self.evaluation_seconds += seconds
+
+    def seconds_of(self, record: RoundRecord) -> float:
+        """Return what the last round that was added counts against a budget in seconds."""
+        assert record is self._metrics.records[-1], "each round is counted once, after it was added"
+        return self._metrics.last_budget_seconds
 
     def add_round(self, record: RoundRecord) -> None:
         """Write a round, and show it."""
         now = time.time()
-        if not self._records:
+        if not self._metrics.records:
             self._first_order_at = now - record.round_seconds
         self._last_model_at = now
-        self._alone = self._accounts.seconds_per_step = self._seconds_per_step_alone()
-        self._records.append(record)
-        self._accounts.add(record)
-        self._worker_lines.add(record)
+        self._metrics.seconds_per_step = self._seconds_per_step_alone()
+        self._metrics.add(record)
+        self._show_steps(record)
         self.folder.add_round(record)
-        self._view.round(record, self._accounts)
+        self._view.round(record, self._metrics)
 
     def add_epoch(self, end: EpochEnd) -> None:
         """Write the end of an epoch, and show it."""
         self._arrays = end.arrays
-        last, planner = self._records[-1], self._strategy.planner
+        last, planner = self._metrics.records[-1], self._strategy.planner
         metrics: Mapping[str, Any] = end.metrics or {}
         row = EpochRow(
             epoch=end.epoch,
             wall_seconds=self._last_model_at - self._first_order_at,
-            training_seconds=self._accounts.training_seconds,
-            device_seconds=self._accounts.device_seconds,
+            training_seconds=self._metrics.training_seconds,
+            device_seconds=self._metrics.device_seconds,
             accuracy=metrics.get("accuracy"),
             loss=metrics.get("loss"),
             learning_rate=last.learning_rate,
             train_loss=last.train_loss,
-            rounds=self._accounts.rounds,
-            samples=self._accounts.samples,
+            rounds=len(self._metrics.records),
+            samples=self._metrics.samples,
             mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
             sampling=planner.sampling_stats,
         )
@@ -161,13 +163,31 @@ class RunReport:
         self.folder.add_epoch(row)
         self._view.epoch(row)
 
+    def _show_steps(self, record: RoundRecord) -> None:
+        """Print every worker's local steps in the first round, later those that changed."""
+        first = len(self._metrics.records) == 1
+        for row in record.workers:
+            before = self._shown_steps.get(row.worker, row.local_steps)
+            if first and not row.trained:
+                self.say(f"  {row.label}: sums up its slice of the fast workers' models")
+            elif first:
+                hardly = " (hardly takes part)" if 0 < row.weight < HARDLY else ""
+                steps = f"{row.local_steps} steps a round, weight {row.weight:.1%}"
+                self.say(f"  {row.label}: {steps}{hardly}")
+            elif before != row.local_steps:
+                self.say(
+                    f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
+                    f"instead of {before}: its speed changed"
+                )
+            self._shown_steps[row.worker] = row.local_steps
+
     def _seconds_per_step_alone(self) -> dict[int, float]:
         """Return the known speeds by worker index, as they are now: one may have come, or left.
 
         What we measure on the wall clock we measure on all workers at once: not alone.
         """
         alone = {}
-        for worker in self._strategy.roster.workers:
+        for worker in self._strategy.registry.workers:
             seconds = worker.profile.seconds_per_step_alone
             if not seconds and (self.config.clock == "device" or not worker.measured):
                 seconds = worker.profile.seconds_per_step
@@ -177,9 +197,9 @@ class RunReport:
 
     def _finish(self, interrupted: bool = False) -> None:
         self.summary = {
-            **summary_of(self.config, self._strategy, self._accounts, self._records, self._rows),
+            **summary_of(self.config, self._strategy, self._metrics, self._rows),
             "predicted": self.predicted,
-            "measured": measured_figures(self._accounts, self._records),
+            "measured": measured_figures(self._metrics),
             "wall_seconds": self._last_model_at - self._first_order_at,
             "setup_seconds": self._first_order_at - self._began_at,
             "evaluation_seconds": self.evaluation_seconds,
@@ -188,21 +208,20 @@ class RunReport:
         if self._arrays is not None:
             self.folder.write_model(self._arrays)
         self.folder.write_summary(self.summary)
-        if self._records:
+        if self._metrics.records:
             self._draw()
         self.say(result_line(self.summary, self.folder.path))
-        if self._records:
-            self.say(slow_device_line(self._accounts, self.config, self.folder.path))
+        if self._metrics.records:
+            self.say(slow_device_line(self._metrics, self.config, self.folder.path))
         if self.predicted and self.summary["measured"]:
             self.say(plan_line(self.predicted, self.summary["measured"]))
 
     def _draw(self) -> None:
-        from .learning_curve import draw_learning_curve
-        from .sampling_picture import draw_sampling
-        from .timeline import draw_timeline
+        # Importing matplotlib takes a second.
+        from .plots import draw_learning_curve, draw_sampling, draw_timeline
 
         title = f"{self.config.algorithm}, {self.config.task}, seed {self.config.seed}"
         path = self.folder.path
-        draw_learning_curve(self._rows, title, path / "learning_curve.png", self._accounts.clock)
-        draw_timeline(self._records, title, path / "timeline.png")
+        draw_learning_curve(self._rows, title, path / "learning_curve.png", self._metrics.clock)
+        draw_timeline(self._metrics.records, title, path / "timeline.png")
         draw_sampling(self._rows, title, path / "sampling.png")

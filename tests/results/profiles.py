@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.experiments.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
-from flower_blsgd.runtime.devices import WorkerSpec
-from flower_blsgd.runtime.machine import Machine
+from flower_blsgd.results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
+from flower_blsgd.runtime.devices import Machine, WorkerSpec
 
 MACHINE = Machine((0, 1, 2, 3), given_accelerators=())
 WORKERS = [WorkerSpec("cpu", (0, 1), "fast"), WorkerSpec("cpu", (2,), "slow", slowdown=4.0)]

@@ -1,0 +1,238 @@
+"""Measured speeds on disk: the file format, and for which machine, workers and model it holds."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from ..algorithm.local_steps import Clock
+from ..config import RunConfig
+from ..errors import UsageError
+from ..runtime.devices import Machine, WorkerSpec, accelerator_names, cpu_name, this_machine
+from .folder import why_not_writable, written_whole
+
+_FORMAT = 1
+
+_RETIRED = {"processes_per_device": 0, "replicas": "threads"}
+"""Settings that older files name, with the value that means what there is today."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several measurements of one time: median, lowest and highest in seconds, and how many.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If these are no such numbers.
+    """
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.median <= self.high < math.inf:
+            raise ValueError("no such times")
+        if not isinstance(self.count, int) or self.count < 1:
+            raise ValueError("no such count")
+
+
+@dataclass(frozen=True)
+class WorkerSpeed:
+    """One worker's seconds per step, its slowdown included.
+
+    Parameters
+    ----------
+    device : str
+        With its cores, such as ``"cpu:0-3"``.
+    slowdown : float
+        As in the worker specification.
+    alone, loaded : Spread
+        While no other worker computes, and while all do.
+    """
+
+    device: str
+    slowdown: float
+    alone: Spread
+    loaded: Spread
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slowdown < math.inf or not self.alone.median * self.loaded.median > 0:
+            raise ValueError("no such speed")
+
+
+@dataclass(frozen=True)
+class ProfileKey:
+    """What the speeds depend on: they hold for nothing else.
+
+    Parameters
+    ----------
+    cpu : str
+        The processor's name.
+    cores : int
+        How many this process may use.
+    accelerators : tuple of str
+        Their names.
+    task, model, batch_size, ...
+        As in the settings.
+    """
+
+    cpu: str
+    cores: int
+    accelerators: tuple[str, ...]
+    task: str
+    model: str
+    batch_size: int
+    threads: int
+    optimizer: str
+    precision: str = "float32"
+    channels_last: bool = False
+    compile: bool = False
+    cuda_graph: bool = True
+    micro_batch_size: int = 0
+    max_tokens: int = 128
+
+    @classmethod
+    def here(cls, config: RunConfig, machine: Machine | None = None) -> "ProfileKey":
+        """Return the key of a run with these settings on this machine."""
+        machine = machine or this_machine()
+        return cls(
+            cpu=cpu_name(),
+            cores=len(machine.cores),
+            accelerators=accelerator_names(machine),
+            **{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)},
+        )
+
+
+@dataclass(frozen=True)
+class SpeedProfile:
+    """What `calibrate` measured.
+
+    Parameters
+    ----------
+    key : ProfileKey
+        What it holds for.
+    workers : tuple of WorkerSpeed
+        In the order of the worker specification.
+    overhead_seconds : Spread
+        Of one round: what it takes beside the longest worker's computing.
+    """
+
+    key: ProfileKey
+    workers: tuple[WorkerSpeed, ...]
+    overhead_seconds: Spread
+
+    def write(self, path: Path) -> None:
+        """Write it, whole or not at all; make its folder if needed.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be written there.
+        """
+        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(path) as part:
+                part.write_text(text)
+        except OSError as error:
+            raise UsageError(
+                f"profile = {str(path)!r} cannot be written: {error.strerror}"
+            ) from None
+
+    @classmethod
+    def read(cls, path: Path) -> "SpeedProfile":
+        """Read a profile.
+
+        Raises
+        ------
+        UsageError
+            If there is none, or the file holds something else.
+        """
+        try:
+            values = json.loads(path.read_text())
+            if values["format"] != _FORMAT:
+                raise ValueError("another format")
+            key = {k: v for k, v in values["key"].items() if k not in _RETIRED or v != _RETIRED[k]}
+            key["accelerators"] = tuple(key["accelerators"])
+            workers = tuple(
+                WorkerSpeed(w["device"], w["slowdown"], Spread(**w["alone"]), Spread(**w["loaded"]))
+                for w in values["workers"]
+            )
+            return cls(ProfileKey(**key), workers, Spread(**values["overhead_seconds"]))
+        except OSError as error:
+            raise UsageError(
+                f"profile = {str(path)!r} cannot be read: {error.strerror}; blsgd calibrate "
+                "writes one"
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UsageError(
+                f"profile = {str(path)!r} is not a speed profile; blsgd calibrate writes one"
+            ) from None
+
+    def mismatch(self, key: ProfileKey, workers: Sequence[WorkerSpec]) -> str:
+        """Return why this profile does not hold here, in words; empty if it does."""
+        here = asdict(key)
+        for field, value in asdict(self.key).items():
+            if here[field] != value:
+                name = field.replace("_", "-")
+                return f"it was measured with {name} = {value!r}, and here it is {here[field]!r}"
+        measured = [_named(worker.device, worker.slowdown) for worker in self.workers]
+        wanted = [_named(worker.device_with_cores, worker.slowdown) for worker in workers]
+        if measured != wanted:
+            return (
+                f"it holds the speeds of {', '.join(measured)}, and the workers are "
+                f"{', '.join(wanted)}"
+            )
+        return ""
+
+    def given_to(self, workers: Sequence[WorkerSpec], clock: Clock) -> list[WorkerSpec]:
+        """Return the workers with these speeds: on the wall clock those under load.
+
+        A worker whose speed was given keeps it: it may stand for hardware that is not here.
+        """
+        return [
+            worker
+            if worker.seconds_per_step is not None
+            else replace(
+                worker,
+                seconds_per_step=(speed.alone if clock == "device" else speed.loaded).median,
+                seconds_per_step_alone=speed.alone.median,
+            )
+            for worker, speed in zip(workers, self.workers, strict=True)
+        ]
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise UsageError if a profile cannot be written there; writes nothing."""
+    reason = "it is a folder" if path.is_dir() else why_not_writable(path.absolute().parent)
+    if reason:
+        raise UsageError(f"profile = {str(path)!r} cannot be written: {reason}")
+
+
+def with_profile(
+    workers: Sequence[WorkerSpec], config: RunConfig
+) -> tuple[list[WorkerSpec], SpeedProfile | None]:
+    """Return the workers with the speeds of the settings' profile, and the profile if there is one.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read, or holds for something else.
+    """
+    if not config.profile:
+        return list(workers), None
+    profile = SpeedProfile.read(Path(config.profile))
+    if reason := profile.mismatch(ProfileKey.here(config), workers):
+        raise UsageError(
+            f"profile = {config.profile!r} does not hold here: {reason}; measure with "
+            "blsgd calibrate, or leave profile empty"
+        )
+    return profile.given_to(workers, config.clock), profile
+
+
+def _named(device: str, slowdown: float) -> str:
+    return device if slowdown == 1 else f"{device} slowdown={slowdown:g}"

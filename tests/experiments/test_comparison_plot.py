@@ -1,0 +1,116 @@
+"""The picture of a comparison: its curves, its axes, what it says where figures are missing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from flower_blsgd.experiments.comparison import compare
+from flower_blsgd.experiments.comparison_plot import (
+    STYLES,
+    draw_comparison,
+    final_range,
+    seed_band,
+)
+from flower_blsgd.experiments.finished_run import FinishedRun
+
+from ..results.drawings import texts
+from .made_runs import ALGORITHMS, made_run, several
+
+Draw = Callable[[list[FinishedRun], str], Figure]
+
+
+@pytest.fixture
+def draw(tmp_path: Path, figures: list[Figure]) -> Draw:
+    def figure_of(runs: list[FinishedRun], reference: str) -> Figure:
+        draw_comparison(compare(runs, reference), tmp_path / "comparison.png")
+        return figures[-1]
+
+    return figure_of
+
+
+@pytest.mark.parametrize("count", [1, 11])
+def test_picture_of_one_and_of_all_algorithms(draw: Draw, count: int) -> None:
+    names = ALGORITHMS[:count]
+    figure = draw(several(names), names[0])
+    curves, ranking, waiting = figure.axes
+    assert STYLES.keys() == set(ALGORITHMS)
+    assert [label.get_text() for label in ranking.get_yticklabels()] == list(names)
+    assert "digits, 3 epochs, 3 seeds" in figure.get_suptitle()
+    assert curves.get_xlabel() == "training time (s)"
+    assert curves.get_ylabel().startswith("accuracy (%), axis starts at ")
+    assert ranking.get_xlabel().startswith("accuracy (%), axis starts at ")
+    assert len(waiting.patches) == count
+    bottom, top = ranking.get_ylim()
+    assert top < 0 < bottom  # the best on top
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(names)
+
+
+def test_line_ends_at_the_mean_of_what_was_reached(draw: Draw) -> None:
+    runs = [
+        made_run("sync-sgd", 0, (0.5, None, 0.9), 1.0),
+        made_run("sync-sgd", 1, (0.6, 0.7, 0.8), 2.0),
+    ]
+    line = draw(runs, "sync-sgd").axes[0].lines[0].get_xydata()
+    # Both were evaluated after epoch 1, at 1 and 2 s, and after epoch 3, at 3 and 6 s.
+    np.testing.assert_allclose(line, [(1.5, 55), (4.5, 85)])
+
+
+def test_panel_of_simulated_devices_only_if_all_are_known(draw: Draw) -> None:
+    known = [made_run(name, 0, (0.5, 0.9), 2.0, 0.5) for name in ("dlb", "byteps")]
+    figure = draw(known, "dlb")
+    assert len(figure.axes) == 4
+    assert "simulated devices\n(s, computed)" in figure.axes[1].get_xlabel()
+    np.testing.assert_allclose(figure.axes[1].lines[0].get_xydata(), [(0.5, 50), (1, 90)])
+    figure = draw([*known, made_run("fednova", 0)], "dlb")
+    assert len(figure.axes) == 3
+
+
+def test_time_is_logarithmic_where_one_takes_far_longer(draw: Draw) -> None:
+    runs = [made_run("dlb", 0, seconds_per_epoch=1.0), made_run("byteps", 0, seconds_per_epoch=50)]
+    curves = draw(runs, "dlb").axes[0]
+    assert curves.get_xscale() == "log"
+    assert "logarithmic" in curves.get_xlabel()
+
+
+def test_missing_evaluations(draw: Draw) -> None:
+    never = made_run("dlb", 0, (None, None), fast_waiting_share=None)
+    figure = draw([never, made_run("byteps", 0)], "byteps")
+    assert {"not measured", "not known"} <= texts(figure)
+    assert "no test accuracy was measured" in texts(draw([never], "dlb"))
+    once = [made_run("dlb", seed, (None, 0.9 + seed / 100)) for seed in (0, 1)]  # the last epoch
+    figure = draw(once, "dlb")
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_xydata(), [(4, 90.5)])
+
+
+@pytest.mark.parametrize(
+    ("curves", "x", "mean", "low", "high"),
+    [
+        # common epochs 1 and 2; the ends are those of epochs 2 and 3
+        (
+            [{1: (1, 10), 2: (2, 40)}, {1: (3, 20), 2: (4, 60), 3: (6, 70)}],
+            *([2, 3, 4], [15, 50, 55], [10, 40, 40], [20, 60, 70]),
+        ),
+        ([{1: (1, 5), 2: (2, 7), 3: (3, 6)}], [1, 2, 3], [5, 7, 6], [5, 7, 6], [5, 7, 6]),
+        ([{1: (1, 5)}, {3: (3, 7)}], [2], [6], [5], [7]),  # nothing in common but the ends
+    ],
+)
+def test_band_is_the_mean_at_each_common_epoch_and_at_the_ends(
+    curves: list[dict[int, tuple[float, float]]],
+    x: list[float],
+    mean: list[float],
+    low: list[float],
+    high: list[float],
+) -> None:
+    np.testing.assert_allclose(seed_band(curves), [x, mean, low, high])
+
+
+def test_axis_of_final_accuracies() -> None:
+    # 12 % of the span of 2 below: 96.76, rounded down; 0.25 above
+    assert final_range([97.0, 98.0, 99.0]) == (96.7, 99.25)
+    assert final_range([98.0]) == (97.7, 98.25)
+    assert final_range([0.1, 0.2])[0] == 0
+    assert final_range([10.0, 97.0, 98.0, 98.0, 98.0, 99.0])[0] == 96.7  # diverged: no room for it

@@ -1,0 +1,201 @@
+"""The sums over a run's rounds, as measured and as if each worker had its own device."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_blsgd.algorithm.local_steps import Clock
+from flower_blsgd.results.metrics import (
+    RoundTimes,
+    RunMetrics,
+    device_times,
+)
+from flower_blsgd.strategy.round_metrics import RoundRecord, split_times
+
+from .records import SPEEDS, record, row, two_rounds
+
+
+def metrics_of(
+    *records: RoundRecord, clock: Clock = "wall", speeds: Mapping[int, float] | None = None
+) -> RunMetrics:
+    metrics = RunMetrics(clock)
+    metrics.seconds_per_step = speeds or {}
+    for one in records:
+        metrics.add(one)
+    return metrics
+
+
+def test_sums_and_shares_hand_worked() -> None:
+    """Waiting of the tier / (its workers x sum of round_seconds)."""
+    metrics = metrics_of(*two_rounds())
+    assert metrics.samples == 64 + 64 + 16 + 64 + 0 + 32
+    assert metrics.training_seconds == metrics.budget_seconds == 16.75
+    assert metrics.last_budget_seconds == 6.25
+    assert metrics.sample_share(fast=False) == 48 / 240
+    assert metrics.sample_share(fast=True) == 192 / 240
+    assert metrics.weight_share(fast=False) == 0.25
+    assert metrics.weight_share(fast=True) == 0.75
+    assert metrics.waiting_share(fast=True) == (3.0 + 5.0) / (2 * 16.0)
+    assert metrics.waiting_share(fast=False) == 1.0 / (1 * 16.0)
+    assert metrics.longer_for_slow() == pytest.approx(3 / 13)  # only the first round is
+    assert metrics.device_seconds is None
+
+
+def test_shares_without_a_round_or_a_worker() -> None:
+    assert RunMetrics().waiting_share(fast=True) is None
+    assert RunMetrics().device_seconds is None
+    assert RunMetrics().sample_share(fast=True) == RunMetrics().weight_share(fast=True) == 0.0
+    metrics = metrics_of(record(row(0, fast=False, waiting_seconds=4.0)))
+    assert metrics.waiting_share(fast=False) == 0.4
+    assert metrics.waiting_share(fast=True) is None
+    assert metrics.longer_for_slow() == 0.0
+
+
+def test_waiting_share_of_a_worker_that_came_later() -> None:
+    """It is one of the tier's workers, whenever it came."""
+    metrics = metrics_of(
+        record(row(0, waiting_seconds=2.0)),
+        record(row(0, waiting_seconds=2.0), row(1, waiting_seconds=4.0), round=2),
+    )
+    assert metrics.waiting_share(fast=True) == 8.0 / (2 * 20.0)
+
+
+def test_longer_for_slow_leaves_out_a_worker_that_failed() -> None:
+    """It has no time at all; the last fast worker that computed waits 4 s for the slow one."""
+    one = record(
+        row(0, completed_steps=4, compute_seconds=5.0, waiting_seconds=4.0),
+        row(1, failure="the process died"),
+        row(2, fast=False, completed_steps=1, compute_seconds=9.0),
+    )
+    assert metrics_of(one).longer_for_slow() == pytest.approx(4 / 6)
+
+
+def test_device_clock_hand_worked() -> None:
+    """The fast ones wait 1, 0 and 4 s, the slow one 1 s; the one that failed waits for nobody."""
+    metrics = metrics_of(*two_rounds(), clock="device", speeds=SPEEDS)
+    assert metrics.device_seconds == metrics.budget_seconds == 15.0
+    assert metrics.training_seconds == 16.75
+    assert metrics.waiting_share(fast=True) == 5 / (2 * 15)
+    assert metrics.waiting_share(fast=False) == 1 / 15
+    assert metrics.longer_for_slow() == pytest.approx(4 / 11)
+    # On the wall clock they are only told.
+    wall = metrics_of(*two_rounds(), speeds=SPEEDS)
+    assert (wall.device_seconds, wall.waiting_share(fast=True)) == (15.0, 0.25)
+
+
+@pytest.mark.parametrize("speeds", [{}, {0: 1.0, 1: 1.25}, {**SPEEDS, 1: 0.0}])
+def test_device_clock_needs_the_speed_of_everybody_that_took_part(
+    speeds: dict[int, float],
+) -> None:
+    first, second = two_rounds()
+    metrics = metrics_of(first, second, clock="device", speeds=speeds)
+    assert metrics.device_seconds is None
+    assert metrics.waiting_share(fast=True) is None
+    assert metrics.longer_for_slow() is None
+    # Not that of one that only failed.
+    assert metrics_of(second, speeds={0: 1.0, 2: 4.0}).device_seconds == 9.0
+
+
+def test_budget_is_device_seconds_up_to_the_first_that_are_unknown() -> None:
+    one = record(
+        row(0, completed_steps=4, compute_seconds=2.0), planning_seconds=0.5, round_seconds=2.25
+    )
+    metrics, seconds = RunMetrics("device"), []
+    for metrics.seconds_per_step in ({0: 1.0}, {0: 2.0}, {}, {0: 1.0}):
+        metrics.add(one)
+        seconds.append(metrics.last_budget_seconds)
+    assert seconds == [4.25, 8.25, 2.75, 2.75]
+    assert metrics.budget_seconds == 18.0
+    assert metrics.device_seconds is None  # whatever comes after
+
+
+def test_device_clock_counts_a_step_of_half_the_batch_as_half() -> None:
+    whole = row(0, completed_steps=4, num_examples=64, start_seconds=1.0, compute_seconds=6.0)
+    half = dataclasses.replace(whole, batch_scale=0.5)
+    seconds = [metrics_of(record(one), speeds={0: 3.0}).device_seconds for one in (whole, half)]
+    assert seconds == [12.0 + 4.0, 6.0 + 4.0]
+
+
+@pytest.mark.parametrize("clock", ["wall", "device"])
+def test_worker_that_only_sums_models_up_neither_waits_nor_trains(clock: Clock) -> None:
+    one = record(
+        row(0, completed_steps=4, num_examples=64, start_seconds=0.5, compute_seconds=6.0),
+        row(1, fast=False, local_steps=0, start_seconds=7.0, summing_seconds=0.25),
+    )
+    metrics = metrics_of(one, clock=clock, speeds={0: 1.0, 1: 9.0})
+    assert list(metrics.by_worker) == [0]
+    assert metrics.summing_seconds == 0.25
+    assert metrics.waiting_share(fast=False) is None
+    assert metrics.waiting_share(fast=True) == 0.0
+    assert metrics.samples == 64
+
+
+# --- one round on two clocks
+
+
+def test_device_times_of_workers_in_a_queue() -> None:
+    """Four workers take turns on one core: 8 s of computing, of which each alone needs 2 s."""
+    rows = [
+        row(i, completed_steps=4, start_seconds=0.5 + 2 * i, compute_seconds=2.0) for i in range(4)
+    ]
+    one = record(*rows, round_seconds=9.25, averaging_seconds=0.25)
+    # Moved: 0.5 s before the first and 0.5 s after the last; then 0.25 s of averaging.
+    assert device_times(one, dict.fromkeys(range(4), 0.5)) == RoundTimes(
+        2.0 + 1.25, {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "compute", "speed"),
+    [(4, 2.0, 0.0), (4, 2.0, -1.0), (4, 2.0, float("nan")), (4, 0.0, 0.5), (0, 0.0, 0.5)],
+    ids=["speed 0", "speed below 0", "speed not a number", "no times", "nobody did a step"],
+)
+def test_device_times_unknown(steps: int, compute: float, speed: float) -> None:
+    one = record(row(0, completed_steps=steps, compute_seconds=compute))
+    assert device_times(one, {0: speed}) is None
+
+
+spans = st.lists(
+    st.tuples(st.floats(0, 5), st.floats(0.01, 5), st.integers(1, 8), st.floats(0.01, 2)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(spans, st.floats(0, 1), st.floats(0, 1))
+def test_device_times_properties(
+    workers: list[tuple[float, float, int, float]], after: float, averaging: float
+) -> None:
+    """Where every device is alone in truth, both clocks agree; the last one waits for nobody."""
+    computing = {i: (start, start + length) for i, (start, length, _, _) in enumerate(workers)}
+    end = max(end for _, end in computing.values()) + after
+    measured = split_times(0.0, end, computing)
+    rows = [
+        row(
+            i,
+            completed_steps=steps,
+            start_seconds=measured[i]["start_seconds"],
+            compute_seconds=measured[i]["compute_seconds"],
+            waiting_seconds=measured[i]["waiting_seconds"],
+        )
+        for i, (_, _, steps, _) in enumerate(workers)
+    ]
+    one = record(*rows, round_seconds=end + averaging, averaging_seconds=averaging)
+    speeds = {i: speed for i, (_, _, _, speed) in enumerate(workers)}
+    times = device_times(one, speeds)
+    assert times is not None
+    assert min(times.waiting_seconds.values()) == 0.0
+    longest = max(steps * speed for _, _, steps, speed in workers)
+    assert times.round_seconds >= longest
+    if len({start for start, *_ in workers}) == 1:  # they began at once
+        true_speeds = {
+            i: measured[i]["compute_seconds"] / steps for i, (_, _, steps, _) in enumerate(workers)
+        }
+        same = device_times(one, true_speeds)
+        assert same is not None
+        assert same.round_seconds == pytest.approx(one.round_seconds)
+        waited = {i: measured[i]["waiting_seconds"] for i in computing}
+        assert same.waiting_seconds == pytest.approx(waited, abs=1e-9)

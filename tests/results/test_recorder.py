@@ -1,0 +1,373 @@
+"""A run's figures, from its first round to its summary."""
+
+import csv
+import dataclasses
+import json
+import re
+import shlex
+import tomllib
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from flower_blsgd.cli.main import _parser
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import WorkerProfile
+from flower_blsgd.results import recorder as recorder_module
+from flower_blsgd.results.progress import ProgressView
+from flower_blsgd.results.recorder import RunRecorder
+from flower_blsgd.run import make_strategy
+from flower_blsgd.runtime.flower_app import find_app, run_config
+from flower_blsgd.strategy.fit_loop import EpochEnd
+from flower_blsgd.strategy.workers import WorkerRegistry
+
+from .records import record, row, stats, two_rounds
+
+PICTURES = {"learning_curve.png", "timeline.png", "sampling.png"}
+ALL = {"rounds.jsonl", "epochs.csv", "model.safetensors", *PICTURES}
+TASK: Any = SimpleNamespace(num_train=1437, num_test=360, assets={})
+PROFILES = [
+    WorkerProfile("cpu:0", tier="fast", partition_id=0),
+    WorkerProfile("cuda:1", tier="fast", name="big card", partition_id=1),
+    WorkerProfile("cpu:2-3", tier="slow", partition_id=2),
+]
+
+
+class Run:
+    """A recorder with a clock, a screen and a current folder of its own; set-up began at 1000."""
+
+    def __init__(
+        self,
+        here: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        profiles: list[WorkerProfile] = PROFILES,
+        draws: bool = False,
+        **settings: Any,
+    ) -> None:
+        monkeypatch.chdir(here)
+        if not draws:  # it takes a second
+            monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
+        self.now = 1000.0
+        monkeypatch.setattr(recorder_module, "time", SimpleNamespace(time=lambda: self.now))
+        self.screen = StringIO()
+        self.config = RunConfig(**{"epochs": 2, **settings})
+        strategy: Any = SimpleNamespace(
+            planner=SimpleNamespace(
+                sampling_stats=stats(),
+                samples_given_up=3,
+                table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
+            ),
+            registry=WorkerRegistry.of_profiles(profiles),
+        )
+        console = Console(file=self.screen, soft_wrap=True, highlight=False)
+        view = ProgressView(self.config.epochs, console)
+        self.recorder = RunRecorder(self.config, strategy, view, self.now)
+        self._recording = self.recorder.recording(TASK)
+        self._recording.__enter__()
+        self.recorder.open_folder()
+
+    def finish(self) -> None:
+        """End as a run that is done."""
+        self._recording.__exit__(None, None, None)
+
+    def interrupt(self) -> None:
+        """End as a run at Ctrl-C; the error is raised on."""
+        error = KeyboardInterrupt()
+        assert not self._recording.__exit__(KeyboardInterrupt, error, None)
+
+    def train(self, metrics: MetricRecord | None = None) -> None:
+        """Two rounds of one epoch: 20 s of set-up, rounds of 10 and 6 s, 2 s between them."""
+        first, second = two_rounds()
+        self.now = 1030.0
+        self.recorder.add_round(first)
+        self.now = 1038.0
+        self.recorder.add_round(second)
+        self.recorder.add_epoch(EpochEnd(1, 2, arrays(2.0), metrics))
+
+    @property
+    def lines(self) -> list[str]:
+        return self.screen.getvalue().splitlines()
+
+    def summary(self) -> dict[str, Any]:
+        read = json.loads((self.recorder.folder.path / "summary.json").read_text())
+        assert isinstance(read, dict)
+        return read
+
+
+def arrays(value: float) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.full(3, value, np.float32))})
+
+
+def measured(accuracy: float, loss: float = 0.5) -> MetricRecord:
+    return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
+def test_open_folder_writes_the_resolved_config(run: Run, tmp_path: Path) -> None:
+    assert run.recorder.folder.path == tmp_path / "runs" / "digits-1"
+    config = tomllib.loads((run.recorder.folder.path / "config.toml").read_text())
+    assert config == run.config.to_run_config()
+    assert RunConfig.from_run_config(config) == run.config
+    assert "1,437 training and 360 test samples" in run.lines[0]
+
+
+def test_folder_is_named_after_the_run_or_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for settings, name in (({"name": "mine"}, "mine-1"), ({}, "moons-1")):
+        run = Run(tmp_path, monkeypatch, task="my.module:moons", **settings)
+        assert run.recorder.folder.path == tmp_path / "runs" / name
+
+
+def test_summary_hand_worked(run: Run) -> None:
+    run.train(measured(0.75, loss=0.25))
+    run.recorder.evaluation_seconds = 1.5
+    run.finish()
+    summary = run.summary()
+    assert summary == run.recorder.summary
+    assert summary.keys() == {
+        *("algorithm", "steps", "sampler", "weights", "train_on", "task", "clock", "seed"),
+        *("accuracy", "best_accuracy", "loss", "epochs", "rounds", "samples", "samples_given_up"),
+        *("wall_seconds", "setup_seconds", "training_seconds", "device_seconds"),
+        *("evaluation_seconds", "summing_seconds", "fast_waiting_share", "slow_waiting_share"),
+        *("workers", "failures", "versions", "predicted", "measured", "interrupted"),
+    }
+    # The first order left at 1030 - 10, the last model was there at 1038.
+    assert summary["setup_seconds"] == 20.0
+    assert summary["wall_seconds"] == 18.0
+    assert (summary["training_seconds"], summary["evaluation_seconds"]) == (16.75, 1.5)
+    assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.75, 0.75, 0.25)
+    assert (summary["epochs"], summary["rounds"], summary["samples"]) == (1, 2, 240)
+    assert summary["samples_given_up"] == 3
+    assert (summary["fast_waiting_share"], summary["slow_waiting_share"]) == (0.25, 0.0625)
+    assert summary["failures"] == [
+        {"round": 2, "worker": "fast-1 (cpu:1)", "reason": "the process died"}
+    ]
+    assert summary["interrupted"] is False
+
+
+def test_summary_of_workers(run: Run) -> None:
+    run.train()
+    run.finish()
+    workers = run.summary()["workers"]
+    for key, values in {
+        "device": ["cpu:0", "cuda:1", "cpu:2-3"],
+        "name": ["", "big card", ""],
+        "tier": ["fast", "fast", "slow"],
+        "local_steps": [4, 4, 2],
+        "batch_size": [16, 16, 16],
+        "weight": [0.625, 0.125, 0.25],
+        "hardly_takes_part": [False] * 3,
+        "seconds_per_step": [11 / 8, 1.0, 13 / 3],
+        "seconds_per_step_alone": [None] * 3,
+        "samples": [128, 64, 48],
+        "compute_seconds": [11.0, 4.0, 13.0],
+        "waiting_seconds": [3.0, 5.0, 1.0],
+        "transfer_seconds": [2.0, 1.0, 2.0],
+        "failures": [0, 1, 0],
+    }.items():
+        assert [worker.pop(key) for worker in workers] == values, key
+    assert workers == [{}] * 3
+
+
+def test_summary_accuracy_is_the_last_and_the_best(run: Run) -> None:
+    for metrics in (measured(0.5), measured(0.875), None, measured(0.75, loss=0.3), None):
+        run.train(metrics)
+    run.finish()
+    summary = run.summary()
+    assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.75, 0.875, 0.3)
+    assert summary["epochs"] == 5
+
+
+def test_round_and_epoch_are_written_and_shown_at_once(run: Run) -> None:
+    folder = run.recorder.folder.path
+    first, second = two_rounds()
+    run.recorder.add_round(dataclasses.replace(first, workers=(row(0), *first.workers[1:])))
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 1
+    run.recorder.add_round(second)
+    # The slow worker does 1 step in the first round and 2 in the second.
+    assert run.lines[1:] == [
+        "  fast-0 (cpu:0): 4 steps a round, weight 0.0%",
+        "  fast-1 (cpu:1): 4 steps a round, weight 25.0%",
+        "  slow-2 (cpu:2): 1 steps a round, weight 25.0%",
+        "  epoch 1: slow-2 (cpu:2) does 2 steps a round instead of 1: its speed changed",
+    ]
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
+    run.recorder.add_epoch(EpochEnd(1, 2, arrays(2.0), measured(0.75, loss=0.25)))
+    assert run.lines[-1].startswith("epoch 1/2  accuracy 75.00%")
+    (row_of,) = csv.DictReader((folder / "epochs.csv").open())
+    expected = {
+        "epoch": "1",
+        "training_seconds": "16.75",
+        "device_seconds": "",
+        "accuracy": "0.75",
+        "loss": "0.25",
+        "learning_rate": "0.1",
+        "train_loss": "1.5",
+        "rounds": "2",
+        "samples": "176",
+        "mean_loss_age_rounds": "0.5",
+        "fast_picked_loss_mean": "1.5",
+    }
+    assert {key: row_of[key] for key in expected} == expected
+
+
+def test_without_slow_devices_and_with_one_that_hardly_takes_part(run: Run) -> None:
+    run.recorder.add_round(record(row(0, weight=0.995), row(1, weight=0.005)))
+    assert ["hardly takes part" in line for line in run.lines[1:3]] == [False, True]
+    run.finish()
+    shares = [worker["hardly_takes_part"] for worker in run.summary()["workers"]]
+    assert shares == [False, True]
+    assert run.lines[-1] == "slow devices: none took part, so nobody waited for one"
+
+
+# --- the last line --------------------------------------------------------------------------
+
+
+def test_last_line_says_whether_slow_devices_help(run: Run) -> None:
+    """Of 16 s of rounds, 3 s were spent waiting for the slow one alone: 16 / 13 = 1.23."""
+    run.train(measured(0.75))
+    run.finish()
+    assert run.lines[-2].startswith("done: test accuracy 75.00% after 16.8 s of training")
+    assert str(run.recorder.folder.path) in run.lines[-2]
+    assert run.lines[-1].startswith(
+        "slow devices: 20.0% of the samples, 25.0% of the weight, "
+        "rounds +23% longer for waiting for them; "
+    )
+
+
+def test_command_in_the_last_line_runs_without_slow_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from another folder than that in which the run began."""
+    results = tmp_path / "it's mine"
+    results.mkdir()
+    run = Run(results, monkeypatch, batch_size=8, seed=5, out="my runs/first")
+    run.train(measured(0.75))
+    run.finish()
+    command = re.search(r"blsgd (run .*)$", run.lines[-1])
+    assert command is not None
+
+    monkeypatch.chdir(tmp_path)
+    options = _parser().parse_args(shlex.split(command[1]))
+    app, _ = find_app(options.app)
+    values, _ = run_config(app, options.run_config, options.set)
+    config = RunConfig.from_run_config(values)
+    assert (config.batch_size, config.seed, config.epochs) == (8, 5, 2)
+    assert config.choices.sampler == "uniform"
+    assert config.out == "my runs/first-fast-only"
+    assert options.workers is None
+    assert config.workers == run.recorder.config.workers
+    strategy = make_strategy(config, num_samples=1000, min_workers=3)
+    trained = strategy.planner.training(run.recorder._strategy.registry.workers)
+    assert [worker.profile.device for worker in trained] == ["cpu:0", "cuda:1"]
+
+
+# --- the device clock ---------------------------------------------------------------------------
+
+SPEEDS = [
+    dataclasses.replace(profile, seconds_per_step=seconds)
+    for profile, seconds in zip(PROFILES, (1.0, 1.25, 4.0), strict=True)
+]
+"""Alone, the workers of `two_rounds` need 4, 5 and 4 s, then 4 s and 8 s; 1 s and 1 s are moved."""
+
+
+@pytest.mark.parametrize(
+    ("clock", "measured_here", "seconds"),
+    [("wall", False, 5 + 1 + 8 + 1), ("wall", True, None), ("device", True, 15.0)],
+)
+def test_device_seconds_do_not_use_what_was_measured_on_all_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: str,
+    measured_here: bool,
+    seconds: float | None,
+) -> None:
+    run = Run(tmp_path, monkeypatch, SPEEDS, clock=clock)
+    run.recorder._strategy.registry.workers[1].measured = measured_here
+    run.train()
+    run.finish()
+    summary = run.summary()
+    assert (summary["device_seconds"], summary["clock"]) == (seconds, clock)
+    alone = [worker["seconds_per_step_alone"] for worker in summary["workers"]]
+    assert alone == [1.0, 1.25 if seconds else None, 4.0]
+    assert ("15.0 s on simulated devices, computed" in run.lines[-2]) == (seconds is not None)
+    assert (summary["fast_waiting_share"] == 0.25) == (clock == "wall")
+    (row_of,) = csv.DictReader((run.recorder.folder.path / "epochs.csv").open())
+    assert row_of["device_seconds"] == ("" if seconds is None else "15.0")
+
+
+@pytest.mark.parametrize(
+    ("profiles", "words"),
+    [
+        # The slow worker made the second round 4 s longer: 15 / 11 = 1.36.
+        (SPEEDS, "rounds +36% longer for waiting for them (simulated devices); "),
+        (PROFILES, "rounds not known to be longer"),
+    ],
+)
+def test_last_line_on_the_device_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiles: list[WorkerProfile], words: str
+) -> None:
+    run = Run(tmp_path, monkeypatch, profiles, clock="device")
+    run.train()
+    run.finish()
+    assert words in run.lines[-1]
+
+
+# --- runs that end early --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rounds", "interrupted", "left"),
+    [
+        (0, True, set()),
+        (1, True, {"rounds.jsonl", *PICTURES}),
+        (2, True, ALL),
+        (2, False, ALL),
+    ],
+    ids=["before the first round", "in the first epoch", "after it", "done"],
+)
+def test_run_leaves_what_was_reached(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: int,
+    interrupted: bool,
+    left: set[str],
+) -> None:
+    run = Run(tmp_path, monkeypatch, draws=True)
+    if rounds == 1:
+        run.recorder.add_round(two_rounds()[0])
+    elif rounds == 2:
+        run.train(measured(0.75))
+    run.interrupt() if interrupted else run.finish()
+    files = {path.name for path in run.recorder.folder.path.iterdir()}
+    assert files == {"config.toml", "summary.json", *left}
+    summary = run.summary()
+    assert (summary["interrupted"], summary["rounds"]) == (interrupted, rounds)
+    assert summary["accuracy"] == (0.75 if rounds == 2 else None)
+    assert any(line.startswith("stopped early: ") for line in run.lines) == interrupted
+    if rounds == 2:
+        model = load_file(run.recorder.folder.path / "model.safetensors")
+        np.testing.assert_array_equal(model["w"], [2, 2, 2])
+
+
+def test_run_that_ends_before_it_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first error is raised, and nothing is written."""
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UsageError, match="out = 'taken' exists"):
+        Run(tmp_path, monkeypatch, out="taken")
+    assert [path.name for path in tmp_path.rglob("*")] == ["taken"]

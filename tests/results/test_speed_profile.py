@@ -1,0 +1,258 @@
+"""Speeds on disk: written whole or not at all, refused when damaged, valid for one machine only."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.results.speed_profile import (
+    ProfileKey,
+    SpeedProfile,
+    Spread,
+    refuse_unwritable,
+    with_profile,
+)
+from flower_blsgd.runtime.devices import WorkerSpec
+
+from ..test_run import config_of, run
+from .profiles import MACHINE, WORKERS, made_profile
+
+HERE = ProfileKey.here(RunConfig(), MACHINE)
+Changed = Callable[[Callable[[dict[str, Any]], object]], Path]
+
+
+# --- on disk
+
+
+def test_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    profile = made_profile(RunConfig(model="cnn", batch_size=32, threads=2))
+    path = tmp_path / "deep" / "down" / "mine.json"
+    refuse_unwritable(path)
+    assert not path.parent.exists()
+    profile.write(path)
+    refuse_unwritable(path)
+    assert SpeedProfile.read(path) == profile
+    assert [entry.name for entry in path.parent.iterdir()] == ["mine.json"]
+    assert json.loads(path.read_text())["format"] == 1
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "raised"),
+    [
+        ("write_text", OSError(28, "No space left on device"), UsageError),
+        ("replace", KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_write_that_fails_leaves_the_old_one_whole(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    error: BaseException,
+    raised: type[BaseException],
+) -> None:
+    path = tmp_path / "mine.json"
+    made_profile().write(path)
+    before, whole = path.read_bytes(), Path.write_text
+
+    def fails(self: Path, *given: Any) -> None:
+        if failing == "write_text":
+            whole(self, str(given[0])[:20])
+        raise error
+
+    monkeypatch.setattr(Path, failing, fails)
+    with pytest.raises(raised):
+        made_profile(batch_size=64).write(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("path", ["folder", "file/below.json"])
+def test_path_that_takes_no_file_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    for attempt in (refuse_unwritable, made_profile().write):
+        with pytest.raises(UsageError, match=f"profile = '.*{path}' cannot be written: ") as error:
+            attempt(tmp_path / path)
+        assert "\n" not in str(error.value)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+# --- files that are no profile
+
+
+def test_missing_file_says_which_command_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file or directory; blsgd calibrate writes one"):
+        SpeedProfile.read(tmp_path / "none.json")
+    with pytest.raises(UsageError, match="Is a directory"):
+        SpeedProfile.read(tmp_path)
+
+
+TEXTS = {
+    "empty": "",
+    "half": '{"format": 1, "key": {',
+    "null": "null",
+    "another tool's": '{"format": "v2", "key": [], "workers": {}}',
+    "deep list": "[" * 100_000,
+    "digits": "1" * 5_000,
+    "no text": b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_foreign_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes) -> None:
+    path = tmp_path / "foreign.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError) as error:
+        SpeedProfile.read(path)
+    assert str(error.value) == (
+        f"profile = {str(path)!r} is not a speed profile; blsgd calibrate writes one"
+    )
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Changed:
+    """Return a function that writes a good profile with one thing changed."""
+
+    def change(edit: Callable[[dict[str, Any]], object]) -> Path:
+        path = tmp_path / "changed.json"
+        made_profile().write(path)
+        values = json.loads(path.read_text())
+        edit(values)
+        path.write_text(json.dumps(values))
+        return path
+
+    return change
+
+
+MEDIANS = {
+    "nan": float("nan"),
+    "negative": -0.01,
+    "text": "0.01",
+    "above the highest": 1e9,
+}
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no format": lambda read: read.pop("format"),
+    "format of the future": lambda read: read.update(format=2),
+    "key without a field": lambda read: read["key"].pop("cores"),
+    "key with another field": lambda read: read["key"].update(colour="red"),
+    "accelerators are a number": lambda read: read["key"].update(accelerators=0),
+    "slowdown is nan": lambda read: read["workers"][0].update(slowdown=float("nan")),
+    "alone 0": lambda read: read["workers"][0]["alone"].update(low=0, median=0),
+    "count of none": lambda read: read["workers"][0]["alone"].update(count=0),
+    "negative overhead": lambda read: read["overhead_seconds"].update(median=-1, low=-1),
+    "setting that is retired": lambda read: read["key"].update(processes_per_device=1),
+    **{
+        f"median {name}": lambda read, value=value: read["workers"][1]["loaded"].update(  # type: ignore[misc]
+            median=value
+        )
+        for name, value in MEDIANS.items()
+    },
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_damaged_profile_is_refused_in_one_line(
+    changed: Changed, edit: Callable[[dict[str, Any]], object]
+) -> None:
+    path = changed(edit)
+    with pytest.raises(UsageError, match="is not a speed profile") as error:
+        SpeedProfile.read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_overhead_may_be_zero_and_retired_settings_what_they_are_today(changed: Changed) -> None:
+    path = changed(lambda read: read["overhead_seconds"].update(median=0.0, low=0.0))
+    assert SpeedProfile.read(path).overhead_seconds == Spread(0.0, 0.0, 0.002, 5)
+    old = {"processes_per_device": 0, "replicas": "threads"}
+    assert SpeedProfile.read(changed(lambda read: read["key"].update(old))) == made_profile()
+
+
+# --- what it holds for
+
+
+def test_holds_for_what_it_was_measured_with() -> None:
+    assert made_profile().mismatch(HERE, WORKERS) == ""
+    # Tier, steps, name and seed do not change how long a step takes.
+    others = [replace(worker, tier="", steps=3, name=f"w{worker.cores[0]}") for worker in WORKERS]
+    assert made_profile().mismatch(ProfileKey.here(RunConfig(seed=9), MACHINE), others) == ""
+
+
+def test_every_field_of_the_key_counts_and_is_named() -> None:
+    for field, value in vars(HERE).items():
+        other = (*value, "x") if isinstance(value, tuple) else f"{value}x"
+        name = field.replace("_", "-")
+        measured = made_profile(**{field: other})
+        assert measured.mismatch(HERE, WORKERS) == (
+            f"it was measured with {name} = {other!r}, and here it is {value!r}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (WORKERS[:1], "and the workers are cpu:0-1"),
+        ([WORKERS[0], replace(WORKERS[1], slowdown=2.0)], "cpu:2 slowdown=2"),
+        ([WORKERS[0], WorkerSpec("cuda:0")], "cpu:0-1, cuda:0"),
+    ],
+)
+def test_other_workers_are_named(workers: list[WorkerSpec], words: str) -> None:
+    reason = made_profile().mismatch(HERE, workers)
+    assert reason.startswith("it holds the speeds of cpu:0-1, cpu:2 slowdown=4, and the workers")
+    assert reason.endswith(words)
+
+
+# --- which workers get its speeds
+
+
+@pytest.mark.parametrize(("clock", "seconds"), [("wall", [0.02, 0.05]), ("device", [0.01, 0.04])])
+def test_wall_clock_takes_speeds_under_load_and_device_those_alone(
+    clock: Any, seconds: list[float]
+) -> None:
+    found = made_profile(alone=(0.01, 0.04), loaded=(0.02, 0.05)).given_to(WORKERS, clock)
+    assert [worker.seconds_per_step for worker in found] == seconds
+    assert [worker.seconds_per_step_alone for worker in found] == [0.01, 0.04]
+
+
+def test_speed_that_was_given_wins() -> None:
+    given = replace(WORKERS[1], seconds_per_step=0.7)
+    found = made_profile().given_to([WORKERS[0], given], "wall")
+    assert found[0].seconds_per_step == 0.02
+    assert found[1] == given  # also alone: it may stand for other hardware
+    with pytest.raises(ValueError, match="longer"):
+        made_profile().given_to(WORKERS[:1], "wall")
+
+
+def test_profile_of_the_settings_is_used_or_refused(tmp_path: Path) -> None:
+    assert with_profile(WORKERS, RunConfig()) == (WORKERS, None)
+    path = tmp_path / "mine.json"
+    config = RunConfig(profile=str(path), clock="device")
+    made = made_profile(config, machine=None)
+    made.write(path)
+    workers, profile = with_profile(WORKERS, config)
+    assert profile == made
+    assert [worker.seconds_per_step for worker in workers] == [0.01, 0.04]
+    with pytest.raises(UsageError) as error:
+        with_profile(WORKERS, replace(config, batch_size=64))
+    assert str(error.value) == (
+        f"profile = {str(path)!r} does not hold here: it was measured with batch-size = 16, and "
+        "here it is 64; measure with blsgd calibrate, or leave profile empty"
+    )
+
+
+def test_profile_is_not_read_on_other_grids_than_the_local_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.json"
+    path.write_text("no profile")
+    report = run(config_of(epochs=1, clock="device", profile=str(path)))
+    assert f'profile = "{path}" is ignored' in capsys.readouterr().out
+    assert report.summary["interrupted"] is False
+    assert report.summary["predicted"]["round_seconds"] > 0
