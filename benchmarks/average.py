@@ -14,7 +14,7 @@ from a network. The competitors take turns; the first turn is left out.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flower_blsgd.aggregation import average_models
 from flower_blsgd.algorithm.averaging import LoadWeighting, weighted_average
-from flower_blsgd.algorithm.finite import first_not_finite
-from flower_blsgd.algorithm.shared_work import num_threads, share, threads_for
-from flower_blsgd.flat_record import FlatTensors, Layout, flat_of, flat_record
+from flower_blsgd.algorithm.tensor_sum import first_not_finite, num_threads, share, threads_for
+from flower_blsgd.array_records import FlatTensors, Layout, flat_of, flat_record
 from flower_blsgd.runtime.memory import format_bytes, free_bytes
-from flower_blsgd.runtime.shared_pool import Pool
+from flower_blsgd.runtime.shared_memory import BufferPool
+from flower_blsgd.strategy.aggregation import average_models
 
 from .rows import Measured, Row, conditions, main, not_run, row, with_goal
 
@@ -145,7 +144,7 @@ def sizes_of(parameters: int, tensors: int) -> list[int]:
 def block(sizes: Sequence[int], seed: int) -> Model:
     """Return a model in one block of shared memory."""
     layout = Layout.of((f"tensor-{i}", "float32", (size,)) for i, size in enumerate(sizes))
-    record = flat_record(layout, new_memory=Pool().new_memory)
+    record = flat_record(layout, new_memory=BufferPool().new_memory)
     flat = flat_of(record)
     assert flat is not None
     for run in flat.runs().values():
@@ -163,10 +162,10 @@ def copy(models: Sequence[Model], targets: Sequence[Model], threads: int) -> Non
             np.copyto(target, source)
         return
 
-    def work(parts: Iterator[tuple[tuple[Whole, Whole], int]]) -> None:
-        for (target, source), start in parts:
-            part = slice(start, start + _COPY_BYTES)
-            np.copyto(target[part], source[part])
+    def work(pair_and_start: tuple[tuple[Whole, Whole], int]) -> None:
+        (target, source), start = pair_and_start
+        part = slice(start, start + _COPY_BYTES)
+        np.copyto(target[part], source[part])
 
     share(product(pairs, range(0, models[0].whole.size, _COPY_BYTES)), work, threads)
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import grpc
 
-from flower_blsgd.runtime.stream.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
-from flower_blsgd.runtime.stream.credentials import new_certificate
-from flower_blsgd.runtime.stream.frames import PIECE_BYTES
+from flower_blsgd.runtime.stream.frames import CHUNK_BYTES
+from flower_blsgd.runtime.stream.security import CLIENT_OPTIONS, SERVER_OPTIONS, new_certificate
 
 METHOD = "/bare.Bare/Echo"
 END = b""
@@ -26,7 +25,7 @@ END = b""
 
 def round_seconds(num_clients: int, num_bytes: int, rounds: int) -> list[float]:
     """Return the seconds in which all clients got so many bytes and sent them back."""
-    model = [bytes(min(PIECE_BYTES, num_bytes - at)) for at in range(0, num_bytes, PIECE_BYTES)]
+    model = [bytes(min(CHUNK_BYTES, num_bytes - at)) for at in range(0, num_bytes, CHUNK_BYTES)]
     outgoing: list[queue.SimpleQueue[list[bytes] | None]] = []
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -48,13 +47,13 @@ def round_seconds(num_clients: int, num_bytes: int, rounds: int) -> list[float]:
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("bare.Bare", {"Echo": handler}),)
     )
-    certificate = new_certificate()
-    port = server.add_secure_port("127.0.0.1:0", certificate.server_credentials())
+    certificate, credentials = new_certificate()
+    port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "certificate.pem"
-        path.write_bytes(certificate.public)
+        path.write_bytes(certificate)
         command = [sys.executable, "-m", "benchmarks.bare_grpc", f"127.0.0.1:{port}", str(path)]
         clients = [subprocess.Popen(command) for _ in range(num_clients)]
         for _ in clients:

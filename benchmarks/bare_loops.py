@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flower_blsgd.worker.precision import Precision, autocast
+from flower_blsgd.worker.step import Precision, autocast
 
 from .models import Data, Workload
 

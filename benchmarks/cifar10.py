@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from flower_blsgd.tasks import Task, load_task
-from flower_blsgd.worker.evaluation import evaluate
+from flower_blsgd.worker.evaluation import evaluate_sums
 
 from .images import add_data_option, data_text, found_images, required_images
 from .rows import Row, conditions, parser, row, write
@@ -29,9 +29,9 @@ WORKERS = "8x cpu fast; 2x cpu slow steps=1"
 QUICK_IMAGES, QUICK_WORKERS = 2048, "2x cpu fast; 1x cpu slow steps=1"
 
 
-def measure(task: dict[str, Any], epochs: int, processes: int) -> tuple[list[Row], dict[str, Any]]:
+def measure(task: dict[str, Any], epochs: int) -> tuple[list[Row], dict[str, Any]]:
     """Run both on a task: what names it in a run config."""
-    ours = run(task, epochs, processes)
+    ours = run(task, epochs)
     steps = ours["samples"] // BATCH_SIZE
     seconds, accuracy = bare_loop(load_task(task["task"], task["data"], "resnet20"), steps)
     rows = [
@@ -47,20 +47,18 @@ def measure(task: dict[str, Any], epochs: int, processes: int) -> tuple[list[Row
         steps=steps,
         rounds=ours["rounds"],
         threads_of_the_loop=torch.get_num_threads(),
-        processes_per_device=processes,
         task=task["task"],
         seed=0,
     )
 
 
-def run(task: dict[str, Any], epochs: int, processes: int) -> dict[str, Any]:
+def run(task: dict[str, Any], epochs: int) -> dict[str, Any]:
     """Return the summary of a run."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         settings = {
             "epochs": epochs,
             "workers": WORKERS,
-            "processes-per-device": processes,
             "out": out,
             **task,
         }
@@ -89,14 +87,13 @@ def bare_loop(task: Task, steps: int) -> tuple[float, float]:
         loss(model(inputs), labels[batch]).backward()
         optimizer.step()
     seconds = time.perf_counter() - began
-    return seconds, evaluate(model, task.test, task.loss, task.metric)[1]
+    return seconds, evaluate_sums(model, task.test, task.loss, task.metric).accuracy
 
 
 if __name__ == "__main__":
     line = parser(__doc__)
     add_data_option(line)
     line.add_argument("--epochs", type=int, default=2, choices=(1, 2, 3))
-    line.add_argument("--processes-per-device", type=int, default=0)
     given = line.parse_args()
     if given.quick:
         some = data_text(QUICK_IMAGES, found_images(given.data))
@@ -104,4 +101,4 @@ if __name__ == "__main__":
         chosen["workers"] = QUICK_WORKERS
     else:
         chosen = {"task": "cifar10", "data": required_images(given.data)}
-    write(*measure(chosen, given.epochs, given.processes_per_device), given.json)
+    write(*measure(chosen, given.epochs), given.json)

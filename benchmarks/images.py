@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from flower_blsgd import Task
+from flower_blsgd.tasks import load_task
 from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.tasks.cifar10 import cifar10, model
+from flower_blsgd.tasks.images import BENCHMARKS
 
 ROOT = Path(__file__).parents[1]
 PLACES = (ROOT / "data" / "cifar10", ROOT.parent / "shared" / "data" / "cifar10")
@@ -68,12 +69,12 @@ def some_images(data: str, model_name: str) -> Task:
     count = int(text)
     if not folder:
         return Task(
-            model=lambda: model(model_name),
+            model=lambda: BENCHMARKS["cifar10"].maker(model_name)(10),
             train=_made_up(count),
             test=_made_up(TEST_IMAGES),
             augment=random_crop_and_flip,
         )
-    whole = cifar10(folder, model_name)
+    whole = load_task("cifar10", folder, model_name)
     images, labels = whole.train
     if count > len(labels):
         raise SystemExit(f"{count} images were asked for, but there are {len(labels)}")

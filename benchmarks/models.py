@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flower_blsgd.models.hugging_face import import_transformers
-from flower_blsgd.models.pixels import CIFAR100_MEAN, CIFAR100_STD, PixelNormalize
+from flower_blsgd.models.layers import CIFAR100_MEAN, CIFAR100_STD, PixelNormalize
+from flower_blsgd.models.pretrained import import_transformers
 from flower_blsgd.models.resnet import resnet20
 from flower_blsgd.models.vision_transformer import vision_transformer
 from flower_blsgd.models.wide_resnet import WideResNet, depth_and_width

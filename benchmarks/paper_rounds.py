@@ -29,8 +29,7 @@ import torch
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError, nearest
-from flower_blsgd.runtime.devices import parse_workers
-from flower_blsgd.runtime.machine import Machine, this_machine
+from flower_blsgd.runtime.devices import Machine, parse_workers, this_machine
 
 from .made_up_data import make_up
 from .memory_watch import Peak, memory_watched
@@ -52,7 +51,7 @@ NARROW = {
 """Models of ``--quick``."""
 
 WITH_PUBLISHED_WEIGHTS = ("tiny-imagenet", "ag-news")
-"""Tasks whose models would ask the hub; the others refuse `pretrained`."""
+"""Tasks whose models would ask the HF hub; the others refuse `pretrained`."""
 
 ONE_ROUND = {"seconds": 1e-6, "clock": "wall"}
 TINY = {"batch-size": 2, "local-steps-fast": 2}
@@ -93,8 +92,6 @@ class PaperRound:
         if cards:
             used = "0" if min(cards, fast) == 1 else f"0-{min(cards, fast) - 1}"
             settings["workers"] = f"{fast}x cuda:{used} fast; {slow}x cpu slow"
-        if 0 < cards < fast:
-            settings["processes-per-device"] = 1
         if tiny:
             settings |= TINY
         if narrow:

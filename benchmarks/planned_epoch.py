@@ -17,9 +17,8 @@ import numpy as np
 
 from flower_blsgd.algorithm.epoch_plan import EpochPlan, plan_epoch, round_shape
 from flower_blsgd.algorithm.local_steps import Participant, SystemAwareSteps
-from flower_blsgd.algorithm.loss_table import LossTable
-from flower_blsgd.algorithm.sampling import SeparatedSampler
-from flower_blsgd.algorithm.sampling_stats import SamplingStats, sampling_stats
+from flower_blsgd.algorithm.sampling import LossTable, SeparatedSampler
+from flower_blsgd.algorithm.statistics import SamplingStats, sampling_stats
 
 BATCH_SIZE, LOCAL_STEPS_FAST, LOCAL_STEPS_SLOW = 128, 32, 1
 HIGH_LOSS_RATIO = 0.5
@@ -44,7 +43,6 @@ class Epoch:
         return plan_epoch(
             seed=0,
             epoch=_EPOCH,
-            mode="samples",
             participants=WORKERS,
             shape=shape,
             sampler=SeparatedSampler(HIGH_LOSS_RATIO),

@@ -25,7 +25,6 @@ BENCHMARKS = {
     "step": "A local step against hand-written loops",
     "average": "The weighted average against a copy",
     "sample": "Planning an epoch",
-    "virtual": "Many workers on one device",
     "epoch": "An epoch on a fast and a slowed device",
     "stream": "The stream between machines",
     "engines": "The same training on every engine",
@@ -38,7 +37,7 @@ BENCHMARKS = {
 }
 """By their commands, in the order of the page."""
 
-ON_A_GPU = ("step", "average", "virtual", "epoch", "cifar10", "paper_rounds")
+ON_A_GPU = ("step", "average", "epoch", "cifar10", "paper_rounds")
 """What `on_gpu.sh` measures, in files NAME-gpu.json, or several NAME-gpu-PART.json."""
 
 
@@ -90,11 +89,6 @@ GOALS = (
     ),
     Goal("weighted average against copy bandwidth", ">= 0.5", "average"),
     Goal("plan for N = 10^7 / 10^8, peak memory", "<= 1 s / 15 s, 20 bytes per sample", "sample"),
-    Goal(
-        "1,000 virtual workers, 0.27 M parameters, strategy and grid",
-        "<= 1 ms per worker and round",
-        "virtual",
-    ),
     Goal(
         "CIFAR-10, ResNet20, 100 epochs, 8 fast + 2 slow workers, one data-centre GPU",
         "<= 120 s of training",

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from flower_blsgd.runtime.machine import accelerator_names, cpu_name, this_machine
+from flower_blsgd.runtime.devices import accelerator_names, cpu_name, this_machine
 from flower_blsgd.runtime.memory import free_bytes
 
 _ROOT = Path(__file__).parents[1]

@@ -46,31 +46,6 @@ def test_table_has_rows_reasons_goals_and_conditions(place: Path) -> None:
     assert goal.endswith("0.0025 s per round, <= 0.003 s per round: met |")
 
 
-def test_a_goal_is_met_by_its_own_row_only(place: Path) -> None:
-    other = with_goal(row("2 x 0.27 M: engine, local grid", [0.1], "s"), at_most=1)
-    plain = row("4 x 0.27 M: engine, local grid", [0.1], "s")
-    put(place, "rounds", [other, plain])
-    report.main([])
-    text = (place / "RESULTS.md").read_text()
-    assert text.count("| not measured |") == len(report.GOALS)
-
-
-def test_results_of_a_gpu_stand_beside_the_others(place: Path) -> None:
-    put(place, "step", [row("LocalSGD", [1.0], "s")], cores=2)
-    put(place, "step-gpu", [row("LocalSGD", [0.1], "s")], cores=16)
-    report.main([])
-    text = (place / "RESULTS.md").read_text()
-    section = text.split("(`step`)")[1].split("\n## ")[0]
-    assert section.index("### step\n") < section.index("### step-gpu\n")
-    assert "On a GPU: not measured" not in section
-
-
-def test_unknown_file_has_a_section_of_its_own(place: Path) -> None:
-    put(place, "extra", [row("one", [1.0], "s")], cores=2)
-    report.main([])
-    assert "## extra\n\n| name |" in (place / "RESULTS.md").read_text()
-
-
 def test_what_was_written_by_hand_stays(place: Path) -> None:
     report.main([])
     page = place / "RESULTS.md"
@@ -85,14 +60,6 @@ def test_what_was_written_by_hand_stays(place: Path) -> None:
     assert page.read_text() == before
 
 
-def test_page_without_its_marks_is_not_overwritten(place: Path) -> None:
-    page = place / "RESULTS.md"
-    page.write_text("# Results\n\nall by hand\n")
-    with pytest.raises(SystemExit, match="must stand once"):
-        report.main([])
-    assert page.read_text() == "# Results\n\nall by hand\n"
-
-
 def test_check_writes_nothing(place: Path) -> None:
     assert report.main(["--check"]) == 1
     assert not (place / "RESULTS.md").exists()
@@ -100,19 +67,3 @@ def test_check_writes_nothing(place: Path) -> None:
     assert report.main(["--check"]) == 0
     put(place, "sample", [row("N = 10^7", [0.8], "s")])
     assert report.main(["--check"]) == 1
-
-
-def test_every_benchmark_of_the_page_is_there() -> None:
-    assert {goal.file.partition("-")[0] for goal in report.GOALS} <= report.BENCHMARKS.keys()
-    assert set(report.ON_A_GPU) <= report.BENCHMARKS.keys()
-
-
-def test_results_of_a_gpu_may_come_in_parts(place: Path) -> None:
-    for part in ("1c1g", "2c8g"):
-        put(place, f"paper_rounds-gpu-{part}", [row(f"of {part}", [1.0], "s")])
-    report.main([])
-    text = (place / "RESULTS.md").read_text()
-    section = text.split("(`paper_rounds`)")[1].split("\n## ")[0]
-    assert "| of 1c1g | 1 | s |" in section
-    assert "| of 2c8g | 1 | s |" in section
-    assert "On a GPU: not measured" not in section

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rows import conditions, main, missing, not_run, row, with_goal, write
-from benchmarks.table import cells, shown
+from benchmarks.rows import not_run, row, with_goal, write
+from benchmarks.table import cells
 
 
 def test_row_has_the_median_its_range_and_the_ratio_of_medians() -> None:
@@ -20,19 +20,10 @@ def test_row_has_the_median_its_range_and_the_ratio_of_medians() -> None:
     assert made["against"] == "theirs"
 
 
-def test_row_of_one_value_has_no_deviation_and_no_ratio() -> None:
-    made = row("ours", [3.0], "s")
-    assert made["standard_deviation"] is None
-    assert made["ratio"] is None
-    assert made["against"] is None
-
-
 @pytest.mark.parametrize(
     ("limits", "of", "text", "met"),
     [
         ({"at_most": 2.0}, "value", "<= 2 s", True),
-        ({"at_most": 1.9}, "value", "<= 1.9 s", False),
-        ({"at_least": 0.5}, "ratio", ">= 0.5 x", True),
         ({"at_least": 0.51}, "ratio", ">= 0.51 x", False),
         ({"at_most": 0.5}, "ratio", "<= 0.5 x", True),
     ],
@@ -40,12 +31,6 @@ def test_row_of_one_value_has_no_deviation_and_no_ratio() -> None:
 def test_goal_is_judged(limits: dict[str, float], of: str, text: str, met: bool) -> None:
     made = with_goal(row("ours", [2.0], "s", [4.0], "theirs"), of=of, **limits)
     assert (made["goal"], made["goal_met"]) == (text, met)
-
-
-def test_goal_of_what_was_not_measured_is_neither_met_nor_missed() -> None:
-    assert with_goal(not_run("ours", "no memory", "s"), at_most=1)["goal_met"] is None
-    without_ratio = row("ours", [2.0], "s")
-    assert with_goal(without_ratio, at_least=60, of="ratio")["goal_met"] is None
 
 
 def test_cells_show_a_row() -> None:
@@ -58,25 +43,6 @@ def test_cells_show_a_row() -> None:
         "2 x copy",
         "<= 0.003 s: met",
     ]
-
-
-def test_cells_of_what_was_not_run_say_why() -> None:
-    assert cells(not_run("a", "needs 12 GB", "s"), goals=True) == [
-        "a",
-        "not run",
-        "s",
-        "needs 12 GB",
-        "",
-        "",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("figure", "text"),
-    [(0.0, "0"), (0.00012344, "0.0001234"), (1234.56, "1,235"), (-0.5, "-0.5"), (1e12, "1e+12")],
-)
-def test_shown_has_four_digits(figure: float, text: str) -> None:
-    assert shown(figure) == text
 
 
 def test_write_prints_every_row_and_writes_rows_and_conditions(
@@ -95,39 +61,3 @@ def test_write_prints_every_row_and_writes_rows_and_conditions(
         assert {"name", "value", "unit", "ratio", "against"} <= written.keys()
     assert content["rows"][1]["value"] is None
     assert content["rows"][1]["reason"] == "needs 12 GB"
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_main_hands_quick_on(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "rows.json"
-    words = ["somewhere/step.py", "--json", str(path), *(["--quick"] if quick else [])]
-    monkeypatch.setattr("sys.argv", words)
-    main(lambda asked: ([row("asked", [float(asked)], "")], {}), "What it measures.")
-    assert json.loads(path.read_text())["rows"][0]["value"] == float(quick)
-
-
-def test_missing_names_the_extra() -> None:
-    assert missing("json", "text") is None
-    assert missing("no_such_package", "text") == (
-        "no_such_package is not installed: pip install 'flower-blsgd[text]'"
-    )
-
-
-def test_conditions_say_what_a_number_depends_on() -> None:
-    found = conditions(seed=3)
-    for key in (
-        "date",
-        "cores",
-        "processor",
-        "memory_gb",
-        "accelerators",
-        "flower_blsgd",
-        "flwr",
-        "torch",
-        "torch_threads",
-        "load_average_at_start",
-    ):
-        assert found[key] is not None, key
-    assert found["seed"] == 3
-    assert found["cores"] >= 1
-    json.dumps(found)
