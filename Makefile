@@ -22,6 +22,10 @@ train: $(VENV)/.installed  ## Train on real images with a fast and a slow worker
 test: check  ## Lint, types and all tests
 	@$(BIN)/python scripts/run_tests.py
 
+fuzz: $(VENV)/.installed-dev  ## Tests of properties, with new random examples
+	@HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -m hypothesis \
+	    $$(grep -rlE '^from hypothesis' tests --include='test_*.py')
+
 simulation: $(VENV)/.installed-dev  ## Train the same app in Flower's simulation
 	@$(BIN)/python scripts/flower_engine.py simulation -c configs/digits.toml
 
@@ -53,4 +57,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP_INSTALL) --editable '.[simulation,vision,text,dev]'
 	@touch $@
 
-.PHONY: help train test simulation deployment check format
+.PHONY: help train test fuzz simulation deployment check format

@@ -7,13 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api import Evaluation, TrainResult, evaluate_run, load, train
     from .errors import UsageError
     from .protocol import TrainOrder, TrainReport, WorkerProfile
-    from .python_door import TrainResult, train
-    from .runtime.stream.grid import StreamGrid
-    from .runtime.stream.opening import stream
-    from .runtime.stream.serve import serve_sessions
-    from .saved_run import Evaluation, evaluate_run, load
+    from .runtime.stream.client import serve_sessions
+    from .runtime.stream.grid import StreamGrid, stream
     from .strategy import BiasedLocalSGD
     from .tasks import Task
     from .worker.local_sgd import LocalSGD
@@ -41,21 +39,21 @@ __all__ = [
 
 _MODULES = {
     "BiasedLocalSGD": "strategy",
-    "Evaluation": "saved_run",
+    "Evaluation": "api",
     "LocalSGD": "worker.local_sgd",
     "StreamGrid": "runtime.stream.grid",
     "Task": "tasks",
     "TrainOrder": "protocol",
     "TrainReport": "protocol",
-    "TrainResult": "python_door",
+    "TrainResult": "api",
     "UsageError": "errors",
     "WorkerProfile": "protocol",
     "answer_profile": "worker.profile",
-    "evaluate_run": "saved_run",
-    "load": "saved_run",
-    "serve_sessions": "runtime.stream.serve",
-    "stream": "runtime.stream.opening",
-    "train": "python_door",
+    "evaluate_run": "api",
+    "load": "api",
+    "serve_sessions": "runtime.stream.client",
+    "stream": "runtime.stream.grid",
+    "train": "api",
     "worker_of": "worker.profile",
 }
 

@@ -17,33 +17,32 @@ from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 
-from .algorithm.catalog import (
-    ALGORITHMS,
-    SAMPLERS,
-    STEPS,
-    TRAIN_ON,
-    WEIGHTS,
-    Choices,
-    PartSettings,
-)
+from .algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, TRAIN_ON, WEIGHTS, Choices
 from .algorithm.epoch_plan import EpochMode
-from .algorithm.learning_rate import LearningRate, parse_decay
 from .algorithm.local_steps import FAST_SPEED_RATIO, Clock
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
-from .algorithm.sampling import TierName
+from .algorithm.sampling import HIGH_LOSS_RATIO, TierName
+from .algorithm.schedules import LearningRate, parse_decay
 from .errors import UsageError, nearest
 from .protocol import MOMENTUM_POLICIES
-from .tasks import OPTIONS as TASK_OPTIONS
+from .tasks import OPTIONS
 
 Value = bool | int | float | str
 
-_LOG = logging.getLogger(__name__)
-
-_RETIRED_VALUES: Mapping[tuple[str, Value], Value] = {
+RETIRED_VALUES: Mapping[tuple[str, str], str] = {
     ("evaluate-on", "auto"): "workers",
     ("evaluate-on", "aside"): "workers",
 }
-"""Values that older settings may still have, by key, and what takes their place."""
+"""Values of earlier versions by key, with the value that is used instead."""
+
+RETIRED = {
+    "processes-per-device": "each worker is a process",
+    "replicas": "each worker is a process; Flower's simulation serves many virtual clients",
+    "trace-epoch": "blsgd run --trace traces one round",
+}
+"""Settings of earlier versions that have no effect any more, with what holds instead."""
+
+_LOG = logging.getLogger(__name__)
 
 
 def _setting(default: Any, rule: str = "", check: Callable[[Any], bool] | None = None) -> Any:
@@ -54,13 +53,16 @@ def _one_of(default: str, *allowed: str) -> Any:
     return _setting(default, f"one of {', '.join(allowed)}", lambda v: v in allowed)
 
 
-def _part(known: Mapping[str, Any]) -> Any:
-    names = ", ".join(known)
-    return _setting("", f"empty, or one of {names}", lambda v: not v or v in known)
+def _part(*known: str) -> Any:
+    return _setting("", f"empty, or one of {', '.join(known)}", lambda v: not v or v in known)
 
 
 def _at_least(minimum: int | float, default: Any) -> Any:
     return _setting(default, f"at least {minimum}", lambda v: v >= minimum)
+
+
+def _share(default: float) -> Any:
+    return _setting(default, "in [0, 1)", lambda v: 0 <= v < 1)
 
 
 def _above_zero(default: float) -> Any:
@@ -96,20 +98,20 @@ class RunConfig:
     task: str = _setting("digits", "a task's name or module:function", bool)
     data: str = ""
     model: str = ""
-    skip_bad: bool = False
+    skip_bad: bool = OPTIONS["skip_bad"]
     split: str = _setting(
-        "", 'empty, "official" or "paper"', lambda v: v in ("", "official", "paper")
+        OPTIONS["split"], 'empty, "official" or "paper"', lambda v: v in ("", "official", "paper")
     )
-    max_samples: int = _at_least(0, 0)
-    max_tokens: int = _at_least(8, 128)
-    pretrained: bool = True
-    dropout: float | str = _setting("auto", 'in [0, 1), or "auto"', _is_dropout)
-    validation_share: float = _setting(0.0, "in [0, 1)", lambda v: 0 <= v < 1)
+    max_samples: int = _at_least(0, OPTIONS["max_samples"])
+    max_tokens: int = _at_least(8, OPTIONS["max_tokens"])
+    pretrained: bool = OPTIONS["pretrained"]
+    dropout: float | str = _setting(OPTIONS["dropout"], 'in [0, 1), or "auto"', _is_dropout)
+    validation_share: float = _share(0.0)
     algorithm: str = _one_of("biased-local-sgd", *ALGORITHMS)
-    steps: str = _part(STEPS)
-    sampler: str = _part(SAMPLERS)
-    weights: str = _part(WEIGHTS)
-    train_on: str = _part(TRAIN_ON)
+    steps: str = _part(*STEPS)
+    sampler: str = _part(*SAMPLERS)
+    weights: str = _part(*WEIGHTS)
+    train_on: str = _part(*TRAIN_ON)
     epochs: int = _at_least(1, 15)
     seconds: float = _at_least(0, 0.0)
     epoch: EpochMode = _one_of("samples", "samples", "table")
@@ -119,12 +121,12 @@ class RunConfig:
     decay_epochs: str = "60%, 80%"
     warmup_epochs: float = _at_least(0, 0.0)
     optimizer: str = _one_of("sgd", "sgd", "adamw")
-    momentum: float = _setting(0.9, "in [0, 1)", lambda v: 0 <= v < 1)
+    momentum: float = _share(0.9)
     nesterov: bool = False
-    momentum_buffers: str = _part(dict.fromkeys(MOMENTUM_POLICIES))
+    momentum_buffers: str = _part(*MOMENTUM_POLICIES)
     outer_optimizer: str = _one_of("none", *OUTER_OPTIMIZERS)
     outer_learning_rate: float = _above_zero(0.7)
-    outer_momentum: float = _setting(0.9, "in [0, 1)", lambda v: 0 <= v < 1)
+    outer_momentum: float = _share(0.9)
     weight_decay: float = _at_least(0, 1e-4)
     workers: str = "auto"
     min_workers: int = _at_least(1, 2)
@@ -134,9 +136,9 @@ class RunConfig:
     )
     shrink_slow_batch: bool = True
     rebalance: bool = False
-    fast_threshold: float = _setting(FAST_SPEED_RATIO, "in [0, 1)", lambda v: 0 <= v < 1)
+    fast_threshold: float = _share(FAST_SPEED_RATIO)
     profile: str = ""
-    high_loss_ratio: float = _setting(0.5, "in [0, 1]", lambda v: 0 <= v <= 1)
+    high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: TierName = _one_of("fast", *get_args(TierName))
     deadline_seconds: float = _at_least(0, 0.0)
     transport: str = _one_of("auto", "auto", "stream", "messages")
@@ -145,28 +147,24 @@ class RunConfig:
     clock: Clock = _one_of("wall", *get_args(Clock))
     seed: int = _at_least(0, 0)
     threads: int = _at_least(0, 0)
-    processes_per_device: int = _at_least(0, 0)
-    replicas: str = _one_of("threads", "threads", "batched")
     precision: str = _one_of("float32", "float32", "tf32", "bfloat16")
     channels_last: bool = False
     compile: bool = False
     cuda_graph: bool = True
     evaluate_every_epochs: int = _at_least(1, 1)
     evaluate_on: str = _one_of("workers", "workers", "server")
-    trace_epoch: int = _at_least(0, 0)
+    trace: bool = False
     out: str = ""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            key, value = field.name.replace("_", "-"), getattr(self, field.name)
+            value = getattr(self, field.name)
             converted = _of_type(value, field.type)
+            key = field.name.replace("_", "-")
             if converted is None:
                 raise UsageError(f"{key} = {value!r} must be {_type_name(field.type)}")
             object.__setattr__(self, field.name, converted)
-            check = field.metadata.get("check")
-            finite = not isinstance(converted, float) or math.isfinite(converted)
-            if not finite or (check is not None and not check(converted)):
-                raise UsageError(_refusal(key, converted, field.metadata.get("rule", "")))
+            _check_range(field, key, converted)
         try:
             parse_decay(self.decay_epochs)
         except ValueError as error:
@@ -176,24 +174,12 @@ class RunConfig:
             ) from None
         if self.nesterov and self.momentum == 0:
             raise UsageError("nesterov = true needs momentum above 0, but momentum = 0.0")
-        if self.replicas == "batched" and self.processes_per_device == 0:
-            raise UsageError(
-                'replicas = "batched" needs workers that share a process, but '
-                "processes-per-device = 0; set processes-per-device = 1"
-            )
-        if self.replicas == "batched" and self.precision == "bfloat16":
-            raise UsageError(
-                'replicas = "batched" does not go with precision = "bfloat16"; use "tf32"'
-            )
-        if self.trace_epoch > self.epochs:
-            raise UsageError(
-                f"trace-epoch = {self.trace_epoch} is beyond epochs = {self.epochs}; name one from "
-                f"1 to {self.epochs}, or 0 for no trace"
-            )
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Value]) -> "RunConfig":
         """Read a flat run config with keys in kebab-case; missing ones have their default.
+
+        Retired ones have no effect; one line in the log says so.
 
         Raises
         ------
@@ -201,11 +187,7 @@ class RunConfig:
             If a key is unknown (the nearest known ones are offered) or a value is refused.
         """
         known = {key: name for name, key in _keys().items()}
-        values = dict(values)
-        for (key, retired), instead in _RETIRED_VALUES.items():
-            if values.get(key) == retired:
-                _LOG.warning('%s = "%s" is retired; "%s" is used', key, retired, instead)
-                values[key] = instead
+        values = without_retired(values)
         for key, value in values.items():
             if key not in known:
                 raise UsageError(f"{key} = {value!r}: unknown key; {nearest(key, known)}")
@@ -218,7 +200,7 @@ class RunConfig:
 
     @property
     def choices(self) -> Choices:
-        """The algorithm's parts, with those that the user set in their place."""
+        """The parts of the algorithm: those of its preset, unless the user set another."""
         preset = ALGORITHMS[self.algorithm]
         return Choices(
             self.steps or preset.steps,
@@ -230,30 +212,52 @@ class RunConfig:
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """What `tasks.load_task` hands to those tasks that know it."""
-        return {name: getattr(self, name) for name in TASK_OPTIONS}
-
-    @property
-    def part_settings(self) -> PartSettings:
-        """What the algorithm's parts are built from."""
-        sgd = self.optimizer == "sgd"
-        return PartSettings(
-            local_steps_fast=self.local_steps_fast,
-            local_steps_slow=None
-            if self.local_steps_slow == "auto"
-            else int(self.local_steps_slow),
-            shrink_slow_batch=self.shrink_slow_batch,
-            high_loss_ratio=self.high_loss_ratio,
-            high_loss_to=self.high_loss_to,
-            momentum=self.momentum if sgd else 0.0,
-            nesterov=self.nesterov and sgd,
-        )
+        """The settings of tasks: keyword arguments of `tasks.load_task`."""
+        return {name: getattr(self, name) for name in OPTIONS}
 
     @property
     def learning_rate_schedule(self) -> LearningRate:
         """The learning rate with its decays and its warm-up."""
         epochs, shares = parse_decay(self.decay_epochs)
         return LearningRate(self.learning_rate, epochs, shares, warmup_epochs=self.warmup_epochs)
+
+
+def check_ranges(**values: Any) -> None:
+    """Check values against the ranges of the settings of these names, for users of the library.
+
+    Raises
+    ------
+    UsageError
+        If one is out of its range: one line with name, value and range.
+    """
+    for field in dataclasses.fields(RunConfig):
+        if field.name in values:
+            _check_range(field, field.name, values[field.name])
+
+
+def _check_range(field: "dataclasses.Field[Any]", key: str, value: Value) -> None:
+    rule, check = field.metadata.get("rule", ""), field.metadata.get("check")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{key} = {value!r} must be {rule or 'a finite number'}")
+    if check is None or check(value):
+        return
+    if rule.startswith("one of ") and isinstance(value, str):
+        names = rule.removeprefix("one of ").split(", ")
+        raise UsageError(f"{key} = {value!r} is not known; {nearest(value, names)}")
+    raise UsageError(f"{key} = {value!r} must be {rule}")
+
+
+def without_retired(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings without `RETIRED` keys and values; one line in the log names them."""
+    notes = [f"{key} ({RETIRED[key]})" for key in values if key in RETIRED]
+    kept = {key: value for key, value in values.items() if key not in RETIRED}
+    for key, value in kept.items():
+        if isinstance(value, str) and (instead := RETIRED_VALUES.get((key, value))):
+            notes.append(f'{key} = "{value}" (now "{instead}")')
+            kept[key] = instead
+    if notes:
+        _LOG.warning("settings of an earlier version have no effect: %s", ", ".join(notes))
+    return kept
 
 
 def _keys() -> dict[str, str]:
@@ -280,13 +284,6 @@ def _type_name(wanted: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     kind = "number" if float in get_args(wanted) else "whole number"
     return names.get(wanted, f'a {kind} or "auto"')
-
-
-def _refusal(key: str, value: Value, rule: str) -> str:
-    if rule.startswith("one of ") and isinstance(value, str):
-        names = rule.removeprefix("one of ").split(", ")
-        return f"{key} = {value!r} is not known; {nearest(value, names)}"
-    return f"{key} = {value!r} must be {rule or 'a finite number'}"
 
 
 def write_defaults(pyproject: Path) -> None:

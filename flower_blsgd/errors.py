@@ -1,11 +1,11 @@
-"""Mistakes of the user, told in one line."""
+"""Errors that the user can correct, each with a message of one line."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UsageError(ValueError):
-    """Something that the user asked for cannot be done.
+    """A setting, a file or an argument of the user cannot be used.
 
     Its message is one line that names the key, the value and the way out. The command line
     prints it without a traceback and exits with code 2.

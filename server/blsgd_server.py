@@ -14,7 +14,7 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.from_run_config(context.run_config)
 
     from flower_blsgd.run import train_on
-    from flower_blsgd.runtime.stream.opening import stream
+    from flower_blsgd.runtime.stream.grid import stream
 
     with stream(grid, context) as fast:
         train_on(fast, config)

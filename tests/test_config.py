@@ -7,73 +7,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS
-from flower_blsgd.config import RunConfig, write_defaults
+from flower_blsgd.config import RunConfig, check_ranges, write_defaults
 from flower_blsgd.errors import UsageError
 from flower_blsgd.tasks import OPTIONS
-
-from .log_capture import captured_log
 
 
 def refusal(**settings: Any) -> str:
     """Return the one line that refuses these settings (keys in kebab-case, '_' for '-')."""
     values = {key.replace("_", "-"): value for key, value in settings.items()}
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         RunConfig.from_run_config(values)
-    line = str(told.value)
+    line = str(error.value)
     assert "\n" not in line
     return line
 
 
-def test_defaults_are_valid_and_survive_the_run_config() -> None:
+def test_defaults_survive_the_run_config_whose_keys_are_in_kebab_case() -> None:
     config = RunConfig()
-    assert RunConfig.from_run_config(config.to_run_config()) == config
-    assert RunConfig.from_run_config({}) == config
-
-
-def test_keys_are_in_kebab_case_and_values_flat() -> None:
-    for key, value in RunConfig().to_run_config().items():
+    values = config.to_run_config()
+    assert RunConfig.from_run_config(values) == RunConfig.from_run_config({}) == config
+    for key, value in values.items():
         assert key == key.lower()
         assert "_" not in key
         assert isinstance(value, bool | int | float | str)
-
-
-def test_main_keys_of_the_design_are_there() -> None:
-    assert {
-        "task",
-        "data",
-        "model",
-        "algorithm",
-        "steps",
-        "sampler",
-        "weights",
-        "train-on",
-        "epochs",
-        "epoch",
-        "batch-size",
-        "learning-rate",
-        "decay-epochs",
-        "optimizer",
-        "momentum",
-        "weight-decay",
-        "workers",
-        "local-steps-fast",
-        "local-steps-slow",
-        "high-loss-ratio",
-        "transport",
-        "clock",
-        "seed",
-        "threads",
-        "evaluate-every-epochs",
-        "evaluate-on",
-        "validation-share",
-        "skip-bad",
-        "processes-per-device",
-        "out",
-    } <= RunConfig().to_run_config().keys()
+    assert config.task_options == OPTIONS
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+    assert hash(config) == hash(RunConfig())
 
 
 def test_defaults_follow_the_texts() -> None:
@@ -82,29 +46,11 @@ def test_defaults_follow_the_texts() -> None:
     assert config.high_loss_ratio == 0.5
     assert (config.momentum, config.nesterov, config.momentum_buffers) == (0.9, False, "")
     assert config.choices.momentum_buffers == "keep"
-    assert (config.task, config.algorithm, config.workers) == (
-        "digits",
-        "biased-local-sgd",
-        "auto",
-    )
+    chosen = (config.task, config.algorithm, config.workers)
+    assert chosen == ("digits", "biased-local-sgd", "auto")
     assert (config.epoch, config.warmup_epochs) == ("samples", 0.0)
     assert (config.evaluate_on, config.clock) == ("workers", "wall")
-    assert (config.skip_bad, config.validation_share, config.processes_per_device) == (False, 0, 0)
-
-
-def test_settings_are_frozen_and_hashable() -> None:
-    config = RunConfig()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.seed = 1  # type: ignore[misc]
-    assert hash(config) == hash(RunConfig())
-
-
-@pytest.mark.parametrize("value", ["auto", "aside"])
-def test_retired_value_is_read_with_one_warning(value: str) -> None:
-    with captured_log() as log:
-        config = RunConfig.from_run_config({"evaluate-on": value})
-    assert config.evaluate_on == "workers"
-    assert log.warnings == [f'evaluate-on = "{value}" is retired; "workers" is used']
+    assert (config.skip_bad, config.validation_share) == (False, 0)
 
 
 # --- keys
@@ -113,25 +59,33 @@ def test_retired_value_is_read_with_one_warning(value: str) -> None:
 @pytest.mark.parametrize(
     ("key", "offered"),
     [
-        ("epoch-s", "epochs"),
-        ("batchsize", "batch-size"),
-        ("learning_rate", "learning-rate"),
-        ("high-los-ratio", "high-loss-ratio"),
-        ("local-step-slow", "local-steps-slow"),
+        ("epoch-s", "did you mean epochs"),
+        ("learning_rate", "did you mean learning-rate"),
+        ("high-los-ratio", "did you mean high-loss-ratio"),
+        ("local-step-slow", "did you mean local-steps-slow"),
+        ("zzz", "known: algorithm, batch-size"),
     ],
 )
 def test_unknown_key_is_refused_and_the_nearest_offered(key: str, offered: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         RunConfig.from_run_config({key: 1})
-    line = str(told.value)
+    line = str(error.value)
     assert line.startswith(f"{key} = 1")
-    assert f"did you mean {offered}" in line
+    assert offered in line
 
 
-def test_unknown_key_like_no_other_lists_the_known() -> None:
-    line = refusal(zzz="1")
-    assert "known:" in line
-    assert "batch-size" in line
+def test_retired_keys_and_values_cost_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    old = {"replicas": "batched", "epochs": 3, "processes-per-device": 1, "trace-epoch": 2}
+    for value in ("auto", "aside"):
+        caplog.clear()
+        found = RunConfig.from_run_config({**old, "evaluate-on": value})
+        assert found == RunConfig(epochs=3, evaluate_on="workers")
+        (record,) = caplog.records
+        line = record.getMessage()
+        assert "\n" not in line
+        assert line.startswith("settings of an earlier version have no effect: replicas (each")
+        for part in ("processes-per-device (", "trace-epoch (", f'evaluate-on = "{value}" (now'):
+            assert part in line
 
 
 # --- types
@@ -141,22 +95,12 @@ def test_unknown_key_like_no_other_lists_the_known() -> None:
     ("key", "value", "wanted"),
     [
         ("epochs", "three", "a whole number"),
-        ("epochs", 3.0, "a whole number"),
         ("epochs", True, "a whole number"),
-        ("learning_rate", "0.1", "a number"),
-        ("learning_rate", True, "a number"),
-        ("nesterov", 1, "true or false"),
+        ("learning_rate", [0.1], "a number"),
         ("nesterov", "true", "true or false"),
-        ("skip_bad", 1, "true or false"),
-        ("validation_share", "10%", "a number"),
-        ("processes_per_device", 1.5, "a whole number"),
         ("task", 5, "a text"),
-        ("workers", 2, "a text"),
-        ("epoch", 1, "a text"),
-        ("momentum_buffers", False, "a text"),
         ("local_steps_slow", 2.5, 'a whole number or "auto"'),
         ("dropout", True, 'a number or "auto"'),
-        ("local_steps_slow", True, 'a whole number or "auto"'),
     ],
 )
 def test_wrong_type_is_refused_by_key_value_and_type(key: str, value: Any, wanted: str) -> None:
@@ -164,10 +108,12 @@ def test_wrong_type_is_refused_by_key_value_and_type(key: str, value: Any, wante
     assert line == f"{key.replace('_', '-')} = {value!r} must be {wanted}"
 
 
-def test_whole_number_stands_for_a_number() -> None:
+def test_values_that_stand_for_a_number() -> None:
     config = RunConfig.from_run_config({"learning-rate": 1, "momentum": 0})
     assert isinstance(config.learning_rate, float)
     assert (config.learning_rate, config.momentum) == (1.0, 0.0)
+    # A number is also the text of a command line where the default is a text.
+    assert RunConfig(dropout="0.25").dropout == RunConfig(dropout=0.25).dropout == 0.25
 
 
 # --- ranges
@@ -177,20 +123,13 @@ def test_whole_number_stands_for_a_number() -> None:
     ("key", "value", "rule"),
     [
         ("high_loss_ratio", 1.5, "in [0, 1]"),
-        ("high_loss_ratio", -0.1, "in [0, 1]"),
         ("high_loss_ratio", math.nan, "in [0, 1]"),
-        ("high_loss_ratio", math.inf, "in [0, 1]"),
         ("epochs", 0, "at least 1"),
-        ("epochs", -2, "at least 1"),
         ("batch_size", 1, "at least 2"),
         ("learning_rate", 0.0, "above 0"),
-        ("learning_rate", -0.1, "above 0"),
         ("learning_rate", math.inf, "above 0"),
-        ("learning_rate", math.nan, "above 0"),
         ("momentum", 1.0, "in [0, 1)"),
-        ("momentum", -0.1, "in [0, 1)"),
         ("weight_decay", -1.0, "at least 0"),
-        ("weight_decay", math.inf, "at least 0"),
         ("warmup_epochs", -1.0, "at least 0"),
         ("deadline_seconds", -1.0, "at least 0"),
         ("local_steps_fast", 0, "at least 1"),
@@ -203,23 +142,17 @@ def test_whole_number_stands_for_a_number() -> None:
         ("evaluate_every_epochs", 0, "at least 1"),
         ("seed", -1, "at least 0"),
         ("threads", -1, "at least 0"),
-        ("processes_per_device", -1, "at least 0"),
         ("validation_share", 1.0, "in [0, 1)"),
-        ("validation_share", -0.1, "in [0, 1)"),
-        ("validation_share", math.nan, "in [0, 1)"),
         ("steps", "aware", "empty, or one of system-aware, by-speed, same, one, one-by-throughput"),
         ("sampler", "unifrom", "empty, or one of separated, unified, uniform"),
         ("weights", "lod", "empty, or one of load, equal, normalized"),
         ("train_on", "slow", "empty, or one of all, fast, fast-slow-sums"),
         ("momentum_buffers", "kept", "empty, or one of keep, reset, average"),
         ("seconds", -1.0, "at least 0"),
-        ("seconds", math.inf, "at least 0"),
         ("fast_threshold", 1.0, "in [0, 1)"),
-        ("fast_threshold", -0.1, "in [0, 1)"),
         ("outer_learning_rate", 0.0, "above 0"),
         ("outer_momentum", 1.0, "in [0, 1)"),
         ("name", "a/b", "letters, digits"),
-        ("name", "a b", "letters, digits"),
     ],
 )
 def test_value_out_of_range_is_refused_by_key_value_and_range(
@@ -236,14 +169,11 @@ def test_value_out_of_range_is_refused_by_key_value_and_range(
         ("algorithm", "biased-sgd", "biased-local-sgd"),
         ("epoch", "sample", "did you mean samples?"),
         ("optimizer", "adamv", "did you mean adamw?"),
-        ("optimizer", "rmsprop", "sgd"),
         ("outer_optimizer", "nestrov", "did you mean nesterov?"),
         ("high_loss_to", "slov", "did you mean slow?"),
         ("transport", "message", "did you mean messages?"),
         ("clock", "walls", "did you mean wall?"),
-        ("clock", "devices", "did you mean device?"),
         ("evaluate_on", "serve", "did you mean server?"),
-        ("evaluate_on", "worker", "did you mean workers?"),
     ],
 )
 def test_unknown_name_is_refused_and_the_nearest_offered(
@@ -262,21 +192,11 @@ def test_unknown_name_is_refused_and_the_nearest_offered(
         ("epochs", 1),
         ("batch_size", 2),
         ("local_steps_slow", "auto"),
-        ("local_steps_slow", 1),
-        ("clock", "device"),
-        ("evaluate_on", "server"),
         ("validation_share", 0.0),
-        ("validation_share", 0.5),
         ("decay_epochs", ""),
         ("decay_epochs", "60, 80"),
         ("momentum", 0.0),
-        ("weight_decay", 0.0),
         ("name", "digits_2.b-1"),
-        ("seconds", 0.0),
-        ("fast_threshold", 0.0),
-        ("high_loss_to", "slow"),
-        ("momentum_buffers", "average"),
-        ("optimizer", "adamw"),
     ],
 )
 def test_value_at_the_edge_is_accepted(key: str, value: Any) -> None:
@@ -288,15 +208,18 @@ def test_decay_epochs_that_cannot_be_read_are_refused_with_an_example(text: str)
     line = refusal(decay_epochs=text)
     assert line.startswith(f"decay-epochs = {text!r}")
     assert "60%, 80%" in line
+    with pytest.raises(UsageError, match="nesterov = true needs momentum above 0"):
+        RunConfig(nesterov=True, momentum=0.0)
 
 
-def test_nesterov_without_momentum_names_both_settings() -> None:
-    line = refusal(nesterov=True, momentum=0.0)
-    assert "nesterov" in line
-    assert "momentum" in line
+def test_check_ranges_is_for_users_of_the_library() -> None:
+    check_ranges(batch_size=2, epoch="table", deadline_seconds=0, clock="device")
+    with pytest.raises(UsageError, match=r"^batch_size = 1 must be at least 2$"):
+        check_ranges(epoch="table", batch_size=1)
+    with pytest.raises(UsageError, match=r"^clock = 'walls' is not known; did you mean wall\?$"):
+        check_ranges(clock="walls")
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(sorted(RunConfig().to_run_config())),
     st.one_of(st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
@@ -317,16 +240,13 @@ def test_any_value_is_either_kept_or_refused_in_one_line(key: str, value: Any) -
 # --- what the settings make
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
-def test_choices_of_a_preset_are_known_parts(name: str) -> None:
-    choices = RunConfig(algorithm=name).choices
-    assert choices == ALGORITHMS[name]
-    assert choices.steps in STEPS
-    assert choices.sampler in SAMPLERS
-    assert choices.weights in WEIGHTS
-
-
-def test_choices_presets_of_the_table() -> None:
+def test_choices_are_those_of_the_preset_unless_a_part_is_given() -> None:
+    for name, preset in ALGORITHMS.items():
+        choices = RunConfig(algorithm=name).choices
+        assert choices == preset
+        assert choices.steps in STEPS
+        assert choices.sampler in SAMPLERS
+        assert choices.weights in WEIGHTS
     rows = {
         "biased-local-sgd": ("system-aware", "separated", "load"),
         "unbiased-local-sgd": ("system-aware", "uniform", "equal"),
@@ -338,9 +258,6 @@ def test_choices_presets_of_the_table() -> None:
     for name, parts in rows.items():
         choices = RunConfig(algorithm=name).choices
         assert (choices.steps, choices.sampler, choices.weights) == parts
-
-
-def test_choices_a_part_of_ones_own_overrides_the_preset() -> None:
     choices = RunConfig(algorithm="sync-sgd", sampler="separated", weights="load").choices
     assert (choices.steps, choices.sampler, choices.weights) == ("one", "separated", "load")
 
@@ -368,12 +285,3 @@ def test_write_defaults_replaces_only_its_own_table(tmp_path: Path) -> None:
     assert config == RunConfig().to_run_config()
     write_defaults(file)
     assert file.read_text() == written
-
-
-@pytest.mark.parametrize("value", ["0.25", 0.25])
-def test_dropout_is_a_number_also_as_the_text_of_a_command_line(value: float | str) -> None:
-    assert RunConfig(dropout=value).dropout == 0.25
-
-
-def test_options_of_tasks_are_settings_with_the_same_defaults() -> None:
-    assert RunConfig().task_options == OPTIONS

@@ -1,21 +1,20 @@
 """The hint at the nearest known words."""
 
+import pytest
+
 from flower_blsgd.errors import UsageError, nearest
 
 
-def test_nearest_offers_what_is_close() -> None:
-    assert nearest("epoch-s", ["epochs", "seed", "workers"]) == "did you mean epochs?"
-
-
-def test_nearest_offers_two_at_most() -> None:
-    known = ["local-steps-fast", "local-steps-slow", "local-steps-mid"]
-    hint = nearest("local-steps-flow", known)
-    assert hint.count(" or ") == 1
-    assert "local-steps-slow" in hint
-
-
-def test_nearest_lists_what_is_known_when_nothing_is_close() -> None:
-    assert nearest("zzz", ["beta", "alpha"]) == "known: alpha, beta"
+@pytest.mark.parametrize(
+    ("word", "known", "hint"),
+    [
+        ("epoch-s", ["epochs", "seed", "workers"], "did you mean epochs?"),
+        ("abc1", ["abc2", "abc3", "abc4"], "did you mean abc4 or abc3?"),  # two at most
+        ("zzz", ["beta", "alpha"], "known: alpha, beta"),
+    ],
+)
+def test_nearest(word: str, known: list[str], hint: str) -> None:
+    assert nearest(word, known) == hint
 
 
 def test_usage_error_is_a_value_error() -> None:

@@ -1,0 +1,333 @@
+"""The Python interface: train a task, load a run's model, evaluate it."""
+
+import contextlib
+import functools
+import logging
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from .config import RunConfig
+from .errors import UsageError
+from .results.folder import EpochRow
+from .results.metrics import RunMetrics
+from .results.progress import ProgressView
+from .run import make_local_grid, train_on
+from .runtime.devices import sharing_note, this_machine
+from .strategy.round_metrics import RoundRecord
+from .tasks import GIVEN_IN_PYTHON, TASKS, Task, load_saved_model, load_task, register_task
+from .worker.evaluation import evaluate_sums
+from .worker.step import use_precision
+
+OnRoundEnd = Callable[[RoundRecord], object]
+OnEpochEnd = Callable[[EpochRow], object]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of `train`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The trained model, on the CPU, in eval mode.
+    accuracy, loss : float or None
+        Of the last evaluation.
+    folder : Path
+        Where figures, pictures and model were written.
+    summary : dict
+        The content of ``summary.json``.
+    """
+
+    model: nn.Module
+    accuracy: float | None
+    loss: float | None
+    folder: Path
+    summary: dict[str, Any]
+
+
+def train(
+    task: Task | str = "digits",
+    *,
+    workers: str = "auto",
+    on_round_end: OnRoundEnd | None = None,
+    on_epoch_end: OnEpochEnd | None = None,
+    quiet: bool = False,
+    **settings: bool | int | float | str,
+) -> TrainResult:
+    """Train on all devices of this machine.
+
+    It works in a notebook, and in a script without ``if __name__ == "__main__"``: the workers do
+    not import the script. What it defines travels to them by value, large tensors as shared
+    memory, once for all of them.
+
+    Parameters
+    ----------
+    task : Task or str (default: "digits")
+        Data, model, loss and metric; or a task's name, or ``module:function``.
+    workers : str (default: "auto")
+        Such as ``"1x cuda:0 fast; 2x cpu slow"``.
+    on_round_end : callable, optional
+        Called with a `RoundRecord` after every round, for loggers; the workers wait meanwhile.
+        What it raises ends the run.
+    on_epoch_end : callable, optional
+        Called likewise with an `EpochRow` after every epoch and its evaluation.
+    quiet : bool (default: False)
+        Print nothing.
+    **settings
+        Any setting of docs/settings.md, in snake_case: ``epochs=100``, ``batch_size=32``,
+        ``learning_rate=0.1``, ``out="my-run"``.
+
+    Returns
+    -------
+    TrainResult
+        The model and what was measured.
+
+    Raises
+    ------
+    UsageError
+        If a setting, the task or a worker cannot be used: one line, before anything starts.
+    AggregationError
+        If a round had no usable reply. What was reached before is in the folder.
+
+    Examples
+    --------
+    >>> import flower_blsgd
+    >>> result = flower_blsgd.train(
+    ...     "digits", workers="2x cpu fast; 1x cpu slow", epochs=20
+    ... )  # doctest: +SKIP
+    """
+    given = task if isinstance(task, Task) else None
+    if given is None and not isinstance(task, str):
+        raise UsageError(f"task = {task!r} must be a Task or a text")
+    name = task if isinstance(task, str) else register_task(task)
+    values = {key.replace("_", "-"): value for key, value in settings.items()}
+    if given is not None:
+        values.setdefault("name", "train")
+    config = RunConfig.from_run_config({**values, "task": name, "workers": workers})
+    grid = make_local_grid(
+        config, None if given is None else functools.partial(register_task, given, name)
+    )
+    view = _CallingView(config, quiet, on_round_end, on_epoch_end)
+    if note := sharing_note(grid.workers):
+        view.say(note)
+    with grid, _quiet_flower():
+        report = train_on(grid, config, view)
+    return TrainResult(
+        model=load(report.folder.path, task=given),
+        accuracy=report.summary["accuracy"],
+        loss=report.summary["loss"],
+        folder=report.folder.path,
+        summary=report.summary,
+    )
+
+
+class _CallingView(ProgressView):
+    """A progress view that calls the user's callbacks as well."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        quiet: bool,
+        on_round_end: OnRoundEnd | None,
+        on_epoch_end: OnEpochEnd | None,
+    ) -> None:
+        console = Console(quiet=True) if quiet else None
+        super().__init__(config.epochs, console, config.seconds)
+        self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
+
+    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
+        """Show a round, and call back."""
+        super().round(record, metrics)
+        if self._on_round_end is not None:
+            self._on_round_end(record)
+
+    def epoch(self, row: EpochRow) -> None:
+        """Show the end of an epoch, and call back."""
+        super().epoch(row)
+        if self._on_epoch_end is not None:
+            self._on_epoch_end(row)
+
+
+@contextlib.contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Silence Flower's log but for warnings: it logs several lines per round."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy and loss of a saved model on a test set.
+
+    Parameters
+    ----------
+    accuracy, loss : float
+        Means over the samples.
+    num_examples : int
+        How many samples.
+    device : str
+        Where it was computed.
+    """
+
+    accuracy: float
+    loss: float
+    num_examples: int
+    device: str
+
+
+def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Module:
+    """Return the model of a run, on the CPU, in eval mode.
+
+    The data is not needed, unless the task is one of your own, named by ``module:function``.
+
+    Parameters
+    ----------
+    run : str or Path
+        The run's folder, such as ``"runs/latest"``.
+    task : Task, optional
+        Needed if the run's task was given to `train` as an object: it makes the model.
+    data : str (default: "")
+        Where the data is, for a task that needs it; empty for where the run had it.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds no run, its model is not that of the task, or both task and data are
+        given.
+    """
+    folder = Path(run)
+    config = read_config(folder)
+    tensors = _tensors(folder)
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
+        task = _task_to_load(config, task, data)
+        model = (
+            task.model()
+            if task is not None
+            else load_saved_model(config.task, config.model, tensors, config.dropout)
+        )
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UsageError(f"{folder}: the saved model is not that of its task: {reason}") from None
+    return model.eval()
+
+
+def evaluate_run(
+    run: str | Path, task: Task | None = None, *, data: str = "", device: str = ""
+) -> Evaluation:
+    """Return accuracy and loss of a run's model on the whole test set.
+
+    Also where the run itself was measured on a validation share: choose settings by that one, and
+    measure the choice by this, once.
+
+    Parameters
+    ----------
+    run : str or Path
+        The run's folder.
+    task : Task, optional
+        As for `load`.
+    data : str (default: "")
+        Where the data is; empty for where the run had it.
+    device : str (default: "")
+        Where to compute; empty for the first accelerator, else the CPU.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds no run, the data cannot be had or is not made for the model, or both
+        task and data are given.
+    """
+    folder = Path(run)
+    config = read_config(folder)
+    device = device or next(iter(this_machine().accelerators), "cpu")
+    if device != "cpu":
+        try:
+            this_machine().check_accelerator(device)
+        except UsageError as error:
+            reason = str(error).removeprefix("workers: ")
+            raise UsageError(f"device = {device!r}: {reason}") from None
+    task = _task_to_load(config, task, data)
+    model = load(folder, task)
+    if task is None:  # a benchmark: its model was there without the data
+        task = _load_task(config, data)
+    _check_assets(folder, task, data)
+    use_precision(config.precision, device)
+    size = task.evaluation_batch_size
+    report = evaluate_sums(model, task.test, task.loss, task.metric, device, batch_size=size)
+    return Evaluation(report.accuracy, report.loss, task.num_test, device)
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return the settings of a run.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds none, or they cannot be read.
+    """
+    file = folder / "config.toml"
+    if not file.is_file():
+        raise UsageError(f"{folder} is no run: it has no config.toml; name a folder under runs/")
+    try:
+        return RunConfig.from_run_config(tomllib.loads(file.read_text()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid TOML: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise UsageError(f"{folder} holds no model: the run ended before its first epoch did")
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def _task_to_load(config: RunConfig, task: Task | None, data: str) -> Task | None:
+    """Return the task that makes the run's model; None if its name and weights are enough."""
+    if task is not None and data:
+        raise UsageError(f"data = {data!r}: the task given brings its own; leave one of them out")
+    if task is None and config.task not in TASKS:
+        return _load_task(config, data)
+    return task
+
+
+def _load_task(config: RunConfig, data: str) -> Task:
+    if config.task == GIVEN_IN_PYTHON:
+        raise UsageError(
+            "the run's task was given as an object, which is not saved; pass it along: "
+            "load(run, task=...)"
+        )
+    return load_task(config.task, data or config.data, config.model, **config.task_options)
+
+
+def _check_assets(folder: Path, task: Task, data: str) -> None:
+    """Refuse data that were made with other files than the model's, such as its tokenizer."""
+    for name, path in task.assets.items():
+        saved = folder / name
+        if saved.is_file() and saved.read_bytes() != path.read_bytes():
+            raise UsageError(
+                f"{f'data = {data!r}' if data else folder}: its {name} is made of these data and "
+                f"differs from {saved}, so the model would read something else in it; evaluate "
+                "with the data of the run"
+            )

@@ -1,0 +1,285 @@
+"""The commands ``blsgd calibrate``, ``plan`` and ``compare``."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.serverapp.exception import AggregationError
+from rich.console import Console
+
+from ..config import RunConfig
+from ..errors import UsageError
+from ..runtime.devices import Machine, WorkerSpec, parse_workers, sharing_note, this_machine
+from .options import (
+    add_settings,
+    add_workers,
+    find_modules_here,
+    own_settings,
+    terminated_like_interrupted,
+)
+
+if TYPE_CHECKING:
+    from ..results.speed_profile import SpeedProfile
+    from ..tasks import Task
+
+_PROFILES = Path("profiles")
+_WIDTH = 100
+
+
+def add_commands(commands: Any) -> list[argparse.ArgumentParser]:
+    """Add the commands to a parser's, and return their parsers."""
+    calibrate = commands.add_parser("calibrate", help="measure what each device can do")
+    calibrate.set_defaults(command=_calibrate)
+    calibrate.add_argument("--again", action="store_true", help="also if it is measured already")
+
+    plan = commands.add_parser(
+        "plan", help="say what to expect of each algorithm, without training"
+    )
+    plan.set_defaults(command=_plan)
+    plan.add_argument("--algorithms", metavar="A,B", default="all", help="names (default: all)")
+    plan.add_argument(
+        "--num-samples", metavar="N", type=int, help="instead of the size of the task's data"
+    )
+
+    compare = commands.add_parser(
+        "compare", help="train several algorithms: one table, one picture of who wins"
+    )
+    compare.set_defaults(command=_compare)
+    compare.add_argument(
+        "--algorithms", metavar="A,B", default="all", help="names, the reference first"
+    )
+    compare.add_argument("--seeds", metavar="0,1,2", default="0,1,2", help="a run with each")
+    compare.add_argument("--budget", metavar="10epochs|60s", help="instead of the settings' epochs")
+    compare.add_argument("--target", metavar="0.9", type=float, help="accuracy to time")
+    compare.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
+    for command in (calibrate, plan, compare):
+        add_settings(command)
+        add_workers(command)
+    return [calibrate, plan, compare]
+
+
+def _console() -> Console:
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
+
+
+def _say(console: Console, line: str) -> None:
+    """Print a line as it is: a path that is broken into two cannot be used."""
+    console.print(line, soft_wrap=True)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from ..experiments.plan import plan_runs, speed_table
+
+    config = own_settings(options)
+    path = _profile_path(config)
+    config = replace(config, profile="")
+    console = _console()
+    profile = _measured(config, path, console, options.again)
+    workers = profile.given_to(parse_workers(config.workers), config.clock)
+    num_samples = _load(config).num_train
+    plan = plan_runs(
+        config, workers, num_samples, [config.algorithm], profile.overhead_seconds.median
+    )
+    console.print(speed_table(profile, plan, plan.rows[0], config.clock))
+    _say(console, f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
+
+
+def _measured(config: RunConfig, path: Path, console: Console, again: bool) -> "SpeedProfile":
+    """Return the profile at this path; measure and write it if it is missing or does not hold."""
+    from ..results.speed_profile import ProfileKey, SpeedProfile, refuse_unwritable
+
+    refuse_unwritable(path)
+    if path.exists() and not again:
+        try:
+            profile = SpeedProfile.read(path)
+        except UsageError as error:
+            reason = str(error).partition(";")[0]
+            raise UsageError(f"{reason}; --again measures anew and replaces it") from None
+        reason = profile.mismatch(ProfileKey.here(config), parse_workers(config.workers))
+        if not reason:
+            _say(console, f"measured before, in {path}; --again measures anew")
+            return profile
+        _say(console, f"{path} does not hold here: {reason}; measuring anew")
+    profile = _measure(config, console)
+    profile.write(path)
+    return profile
+
+
+def _measure(config: RunConfig, console: Console) -> "SpeedProfile":
+    from ..experiments.calibration import calibrate
+    from ..results.speed_profile import ProfileKey
+    from ..run import check_workers, make_local_grid
+    from ..worker.model_io import state_record
+
+    # A speed that was given wins over what a worker measures.
+    workers = [replace(worker, seconds_per_step=None) for worker in parse_workers(config.workers)]
+    task = _load(config)
+    check_workers(config, workers, task.num_train)
+    if note := sharing_note(workers):
+        _say(console, note)
+    arrays = state_record(task.fresh_model(0))
+    say = partial(_say, console)
+    with make_local_grid(config, workers=workers) as grid, terminated_like_interrupted():
+        return calibrate(grid, ProfileKey.here(config), arrays, task.num_train, say)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from ..experiments.compare import overridden, read_algorithms
+    from ..experiments.plan import plan_runs, plan_table
+    from ..results.speed_profile import with_profile
+
+    config = own_settings(options)
+    algorithms = read_algorithms(options.algorithms)
+    if options.num_samples is not None and options.num_samples < 1:
+        raise UsageError(f"--num-samples {options.num_samples} must be at least 1")
+    # Speeds that are given hold for devices that are not here, too.
+    workers = parse_workers(config.workers, _AnyMachine())
+    unknown = [worker for worker in workers if worker.seconds_per_step is None]
+    overhead, source = 0.0, "the seconds per step that were given"
+    if unknown:
+        path = _profile_path(config)
+        if not path.exists():
+            raise UsageError(
+                f"the speed of {unknown[0].device_with_cores} is not known: {path} is not there; "
+                "blsgd calibrate writes it, or write seconds-per-step= behind every worker"
+            )
+        workers, profile = with_profile(
+            parse_workers(config.workers), replace(config, profile=str(path))
+        )
+        assert profile is not None
+        overhead, source = profile.overhead_seconds.median, str(path)
+    num_samples = options.num_samples or _load(config).num_train
+    plan = plan_runs(config, workers, num_samples, algorithms, overhead)
+    console = _console()
+    console.print(
+        plan_table(plan, f"{source}; clock = {config.clock}, {num_samples:,} samples an epoch")
+    )
+    if note := overridden(config):
+        _say(console, f"note: {note}")
+
+
+class _AnyMachine(Machine):
+    """Has every device: for plans of hardware that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(this_machine().cores, ())
+
+    def check_cores(self, cores: object) -> None:
+        """Accept any."""
+
+    def check_accelerator(self, device: str) -> None:
+        """Accept any."""
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from ..experiments.compare import (
+        PROFILE,
+        alone_in,
+        check_folder,
+        open_folder,
+        overridden,
+        read_algorithms,
+        read_seeds,
+        train_all,
+        train_quietly,
+        with_budget,
+    )
+    from ..experiments.comparison_report import terminal_table, write_comparison
+
+    config = own_settings(options)
+    algorithms, seeds = read_algorithms(options.algorithms), read_seeds(options.seeds)
+    if note := overridden(config):
+        raise UsageError(f"{note}; leave it empty to compare them")
+    if options.target is not None and not 0 < options.target <= 1:
+        raise UsageError(f"--target {options.target} must be an accuracy above 0, up to 1")
+    if options.budget is not None:
+        config = with_budget(config, options.budget)
+    folder = Path(options.out or f"runs/compare-{config.name}")
+    own = folder / PROFILE
+    given = config.profile
+    config = replace(config, profile="", algorithm=algorithms[0])
+    check_folder(folder, config)
+    workers = parse_workers(config.workers)
+    console = _console()
+    task = _load(config)
+    _refuse_unable(config, algorithms, workers, task.num_train)  # before it is measured
+    profile = None
+    if any(worker.seconds_per_step is None for worker in workers):
+        profile = _profile_of(config, own, given, console)
+        _refuse_unable(config, algorithms, profile.given_to(workers, config.clock), task.num_train)
+    open_folder(folder, config)
+    with alone_in(folder):
+        if profile is not None:
+            profile.write(own)
+            config = replace(config, profile=str(own))
+        say = partial(_say, console)
+        with terminated_like_interrupted():
+            try:
+                runs, failures = train_all(config, algorithms, seeds, folder, train_quietly, say)
+            except (KeyboardInterrupt, SystemExit):
+                say("interrupted; the same command goes on with what is not finished")
+                raise
+        for failure in failures:
+            say(failure)
+        if not runs:
+            raise AggregationError("no run finished, so there is nothing to compare")
+        named = [run.algorithm for run in runs]
+        reference = next(name for name in algorithms if name in named)
+        comparison = write_comparison(runs, folder, reference, options.target, failures)
+        console.print(terminal_table(comparison))
+        say(f"in {folder}: comparison.md, comparison.csv, comparison.png")
+
+
+def _refuse_unable(
+    config: RunConfig, algorithms: Sequence[str], workers: Sequence[WorkerSpec], num_samples: int
+) -> None:
+    """Raise UsageError if one of these algorithms could not begin with these workers."""
+    from ..run import check_workers
+
+    for name in algorithms:
+        try:
+            check_workers(replace(config, algorithm=name), workers, num_samples)
+        except UsageError as error:
+            raise UsageError(
+                f"{name} cannot run with these settings: {error}; change them, or leave it out "
+                "of --algorithms"
+            ) from None
+
+
+def _profile_of(config: RunConfig, own: Path, given: str, console: Console) -> "SpeedProfile":
+    """Return the speeds for all runs of a comparison: its own, those given, or measured now."""
+    from ..results.speed_profile import ProfileKey, SpeedProfile
+
+    if not own.exists() and not given:
+        return _measure(config, console)
+    path = own if own.exists() else Path(given)
+    if given and path == own and not _same(path, Path(given)):
+        _say(console, f"with the speeds that it began with, in {own}, not those in {given}")
+    profile = SpeedProfile.read(path)
+    if reason := profile.mismatch(ProfileKey.here(config), parse_workers(config.workers)):
+        raise UsageError(
+            f"the speeds in {path} do not hold here: {reason}; name another folder with --out, "
+            "or measure with blsgd calibrate"
+        )
+    return profile
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
+
+
+def _profile_path(config: RunConfig) -> Path:
+    return Path(config.profile) if config.profile else _PROFILES / f"{config.name}.json"
+
+
+def _load(config: RunConfig) -> "Task":
+    from ..run import load_own_task
+
+    find_modules_here()
+    return load_own_task(config)

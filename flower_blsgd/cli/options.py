@@ -1,0 +1,84 @@
+"""Options that several commands of ``blsgd`` share."""
+
+import argparse
+import contextlib
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from ..config import RunConfig, without_retired
+from ..runtime.flower_app import built_in_app, run_config
+
+TERMINATED = 143
+
+
+def add_settings(command: argparse.ArgumentParser) -> None:
+    """Add ``-c`` and ``-s``."""
+    command.add_argument(
+        "-c",
+        "--run-config",
+        metavar="FILE|NAME|KEY=VALUE",
+        action="append",
+        default=[],
+        help="settings: a TOML file, one in the app's configs/ by name, or key=value pairs",
+    )
+    command.add_argument(
+        "-s", "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"
+    )
+
+
+def add_workers(command: argparse.ArgumentParser) -> None:
+    """Add ``--workers``."""
+    command.add_argument(
+        "--workers",
+        metavar="SPEC",
+        help='such as "1x cuda:0 fast; 2x cpu:0-7 slow steps=1", or "auto"',
+    )
+
+
+def own_settings(options: argparse.Namespace) -> RunConfig:
+    """Return the settings of our own app; its name is that of the config file, else the task's.
+
+    Raises
+    ------
+    UsageError
+        If one is refused.
+    """
+    values, file_name = run_config(built_in_app(), options.run_config, options.set, without_retired)
+    if getattr(options, "workers", None) is not None:
+        values["workers"] = options.workers
+    config = RunConfig.from_run_config(values)
+    name = config.name or file_name or config.task.rpartition(":")[2]
+    return replace(config, name=config_name(name))
+
+
+def config_name(text: str) -> str:
+    """Return a text with the characters replaced that a folder's name may not have."""
+    return re.sub(r"[^\w.-]", "-", text)
+
+
+def find_modules_here() -> None:
+    """Put the current folder last on ``sys.path``, for ``task = "my_module:task"``."""
+    sys.path.append(str(Path.cwd()))
+
+
+@contextlib.contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does, so that what was reached is written."""
+
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

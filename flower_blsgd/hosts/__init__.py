@@ -1,0 +1,1 @@
+"""Several devices behind one node: their models are averaged there first."""

@@ -1,1 +1,0 @@
-"""``blsgd supernode``: Flower's SuperNodes, one per device, started and ended together."""

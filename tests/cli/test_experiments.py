@@ -1,0 +1,360 @@
+"""``blsgd calibrate``, ``plan`` and ``compare``: what they print, write and refuse."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.serverapp.exception import AggregationError
+
+from flower_blsgd.cli import main as cli
+from flower_blsgd.config import RunConfig
+from flower_blsgd.experiments import calibration, compare
+from flower_blsgd.results.speed_profile import SpeedProfile
+from flower_blsgd.runtime.devices import parse_workers, usable_cores
+from flower_blsgd.runtime.local_grid import LocalGrid
+
+from ..experiments.fake_training import FakeTrain
+from ..results.profiles import made_profile
+from .conftest import Printed, Refused, contents
+
+CORE = usable_cores()[0]
+BOTH = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow slowdown=4"
+GIVEN = (
+    f"1x cpu:{CORE} fast seconds-per-step=0.01; 1x cpu:{CORE} slow slowdown=4 seconds-per-step=0.04"
+)
+FAR_APART = f"cpu:{CORE} fast seconds-per-step=0.001; cpu:{CORE} slow seconds-per-step=1"
+ABSENT = "8x cuda:0-7 fast seconds-per-step=0.01; 2x cpu:900-931 slow seconds-per-step=0.22"
+COMPARE = ("compare", "-c", "digits", "--workers", BOTH, "--algorithms", "sync-sgd,dlb")
+BELOW = Path("runs/compare-digits")
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def write_profile(path: str, config: RunConfig | None = None, **values: Any) -> SpeedProfile:
+    config = config or RunConfig(workers=BOTH)
+    profile = made_profile(config, parse_workers(config.workers), machine=None, **values)
+    profile.write(Path(path))
+    return profile
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[LocalGrid]:
+    """Replace the measurement by one that only keeps its grid."""
+    grids: list[LocalGrid] = []
+
+    def calibrate(grid: LocalGrid, key: Any, *_: Any) -> SpeedProfile:
+        grids.append(grid)
+        profile = made_profile(RunConfig(), grid.workers, machine=None)
+        return SpeedProfile(key, profile.workers, profile.overhead_seconds)
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    return grids
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
+    train = FakeTrain()
+    monkeypatch.setattr(compare, "train_quietly", train)
+    return train
+
+
+# --- mistakes: one line, code 2, nothing written, nothing started
+
+
+@pytest.mark.parametrize("command", ["calibrate", "plan", "compare"])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-s", "epocs=5"], "did you mean epochs"),
+        (["--workers", "1x cpu quick"], '"quick" at character'),
+    ],
+)
+def test_bad_setting_is_refused_by_each_command(
+    refused: Refused, command: str, arguments: list[str], expected: str
+) -> None:
+    assert expected in refused(command, *arguments)
+
+
+@pytest.mark.parametrize("command", ["calibrate", "compare"])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-s", "batch-size=1438"], "use a smaller batch"),
+        (["--workers", "1x cuda:7 fast; 1x cpu slow"], "device cuda:7 is not there"),
+        (["-s", "rebalance=true"], "rebalance = true needs steps that come from speeds"),
+    ],
+)
+def test_what_no_run_could_begin_with_is_refused_before_it_is_measured(
+    refused: Refused, command: str, arguments: list[str], expected: str
+) -> None:
+    assert expected in refused(command, "--workers", BOTH, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("other", "cannot be written: it is a folder"),
+        ("file/x.json", "cannot be written: "),
+        ("deep.json", "is not a speed profile; --again measures anew and replaces it"),
+    ],
+)
+def test_calibrate_refuses(refused: Refused, path: str, expected: str) -> None:
+    write_files()
+    line = refused("calibrate", "--workers", BOTH, "-s", f"profile={path}")
+    assert line.startswith(f"profile = {path!r} ")
+    assert expected in line
+
+
+def write_files() -> None:
+    """Write a file, a folder, a profile, one for other settings, and what is none."""
+    Path("file").write_text("x")
+    Path("other").mkdir()
+    Path("other/thesis.tex").write_text("x")
+    Path("deep.json").write_text("[" * 100_000)
+    write_profile("good.json")
+    write_profile("batch.json", RunConfig(workers=BOTH, batch_size=64))
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        ("plan", ["-c", "digits"], "profiles/digits.json is not there; blsgd calibrate writes it"),
+        ("plan", ["-s", "profile=deep.json"], "is not a speed profile"),
+        ("plan", ["-s", "profile=batch.json"], "batch-size = 64, and here it is 16"),
+        ("plan", ["-s", "profile=good.json", "--workers", "2x cpu"], "and the workers are cpu:"),
+        ("plan", ["--workers", "8x cuda fast seconds-per-step=1; cpu slow"], "the speed of cpu:"),
+        ("plan", ["--num-samples", "0"], "--num-samples 0 must be at least 1"),
+        ("plan", ["--algorithms", "biased"], "--algorithms biased: not known"),
+        ("plan", ["--algorithms", ""], "--algorithms names nothing"),
+        ("compare", ["--algorithms", "dlb,dlb"], "dlb comes twice"),
+        ("compare", ["--seeds", "0,00"], "a seed comes twice"),
+        ("compare", ["--seeds", "one"], "'one' is not a whole number"),
+        ("compare", ["--budget", "ten"], "write it like 10epochs, 60s or 5min"),
+        ("compare", ["--target", "0"], "--target 0.0 must be an accuracy"),
+        ("compare", ["--out", "file"], "file exists and holds no comparison"),
+        ("compare", ["--out", "other"], "other exists and holds no comparison"),
+        ("compare", ["--out", "file/below"], "cannot be made: "),
+        ("compare", ["-s", "steps=by-speed"], "steps = 'by-speed' overrides that of every"),
+        ("compare", ["-s", "profile=none.json"], "profile = 'none.json' cannot be read"),
+        ("compare", ["-s", "profile=good.json", "-s", "threads=3"], "threads = 0, and here it is"),
+        (
+            "compare",
+            ["-s", "batch-size=4", "--algorithms", "sync-sgd,dlb", "--workers", FAR_APART],
+            "dlb cannot run with these settings: batch-size = 4 is too small",
+        ),
+        ("run", ["-s", "profile=batch.json"], "measured with batch-size = 64, and here it is 16"),
+    ],
+)
+def test_argument_or_file_is_refused(
+    refused: Refused, command: str, arguments: list[str], expected: str
+) -> None:
+    write_files()
+    assert expected in refused(command, "--workers", BOTH, *arguments)
+
+
+# --- run
+
+
+def test_run_and_plan_take_the_speeds_of_a_profile(
+    monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    write_profile("mine.json", alone=(0.01, 0.04), loaded=(0.02, 0.05), overhead=0.36)
+    grids: list[LocalGrid] = []
+    monkeypatch.setattr(cli, "load_server_app", lambda *_: lambda grid, _: grids.append(grid))
+    for clock in ("wall", "device"):
+        settings = ["-s", "profile=mine.json", "-s", f"clock={clock}"]
+        printed("run", "--workers", BOTH, *settings)
+    found = [[worker.seconds_per_step for worker in grid.workers] for grid in grids]
+    assert found == [[0.02, 0.05], [0.01, 0.04]]
+    # Planned with a speed of one's own for the slow one: 32 x 20 ms and 8 x 80 ms are 0.64 s
+    # each; with the overhead of a round 1 s.
+    workers = BOTH + " seconds-per-step=0.08"
+    arguments = ["-s", "profile=mine.json", "--algorithms", "biased-local-sgd"]
+    lines = printed("plan", "--workers", workers, *arguments)
+    row = next(line for line in lines if "biased-local-sgd" in line).split()
+    assert row[4:] == ["2.2", "1", "2.25", "0%", "0%", "640"]
+
+
+# --- calibrate
+
+
+def test_calibrate_measures_once_and_writes_where_plan_looks(
+    folder: Path, measured: list[LocalGrid], printed: Printed
+) -> None:
+    here = ("-c", "digits", "--workers", BOTH)
+    lines = printed("calibrate", *here)
+    assert list(contents(folder)) == ["profiles", "profiles/digits.json"]
+    assert lines[-1] == (
+        "in profiles/digits.json: blsgd plan finds it, blsgd run takes it with -s "
+        "profile=profiles/digits.json"  # in one line, to be copied
+    )
+    again = printed("calibrate", *here)
+    assert again[0] == "measured before, in profiles/digits.json; --again measures anew"
+    assert len(measured) == 1
+    planned = printed("plan", *here)
+    assert planned[0].startswith("expected, from profiles/digits.json; clock = wall, 1,437")
+    printed("calibrate", *here, "--again")
+    assert len(measured) == 2
+    lines = printed("calibrate", *here, "-s", "batch-size=32")
+    assert "does not hold here: it was measured with batch-size = " in "\n".join(lines)
+    assert len(measured) == 3
+    assert SpeedProfile.read(Path("profiles/digits.json")).key.batch_size == 32
+    Path("mine.json").write_text("{}")
+    printed("calibrate", "--workers", BOTH, "-s", "profile=mine.json", "--again")
+    SpeedProfile.read(Path("mine.json"))  # what is none is replaced
+
+
+def test_calibrate_measures_also_a_worker_whose_speed_is_given(
+    measured: list[LocalGrid], printed: Printed
+) -> None:
+    lines = printed("calibrate", "--workers", BOTH + " seconds-per-step=0.5")
+    # A node answers with the speed that it was given instead of measuring.
+    assert [worker.seconds_per_step for worker in measured[0].workers] == [None, None]
+    assert [worker.slowdown for worker in measured[0].workers] == [1.0, 4.0]
+    (slow,) = [line for line in lines if line.lstrip().startswith("slow-1")]
+    assert "40 (20 to 80)" in slow  # as measured
+    assert "0.04" in slow.split()  # speed ratio of the speed that was given: 20 ms over 500
+
+
+def test_calibrate_that_is_interrupted_writes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> SpeedProfile:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "calibrate", interrupted)
+    assert cli.main(["calibrate", "--workers", BOTH]) == 130
+    assert capsys.readouterr().err.count("\n") == 1
+    assert contents(folder) == {}
+
+
+# --- plan
+
+
+def test_plan_of_hardware_that_is_not_there(folder: Path, printed: Printed) -> None:
+    lines = printed(
+        *("plan", "--workers", ABSENT, "-s", "batch-size=32", "-s", "local-steps-slow=auto"),
+        *("--num-samples", "50000", "--algorithms", "biased-local-sgd,fast-only-local-sgd"),
+    )
+    assert lines[0] == (
+        "expected, from the seconds per step that were given; clock = wall, 50,000 samples an epoch"
+    )
+    row = next(line for line in lines if "biased-local-sgd" in line)
+    assert re.sub(r"\s+", " ", row).strip() == (
+        "biased-local-sgd 8x 32, 2x 1 0.8% 6.1 0.32 1.94 0% 31% 25,800"
+    )
+    assert any("so the slow devices hardly help" in line for line in lines)
+    assert contents(folder) == {}
+
+
+def test_plan_prints_overrides_and_a_table_of_its_own_width(
+    monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    lines = printed("plan", "--workers", GIVEN)
+    assert "1,437 samples an epoch" in lines[0]
+    assert not lines[-1].startswith("note")
+    assert all(len(line) <= 100 for line in lines)
+    lines = printed("plan", "--workers", GIVEN, "-s", "steps=same")
+    assert lines[-1] == "note: steps = 'same' overrides that of every algorithm"
+
+
+# --- compare
+
+
+def test_compare_measures_trains_and_writes(
+    measured: list[LocalGrid], trained: FakeTrain, printed: Printed
+) -> None:
+    out = f"{'very-' * 30}long"
+    lines = printed(*COMPARE, "--seeds", "0,1", "--budget", "3epochs", "--out", out)
+    assert len(measured) == 1
+    assert trained.trained == [("sync-sgd", 0), ("dlb", 0), ("sync-sgd", 1), ("dlb", 1)]
+    assert {path.name for path in Path(out).iterdir()} - {".lock"} == {
+        *("comparison.toml", "profile.json", "comparison.md", "comparison.csv", "comparison.png"),
+        *("sync-sgd-seed0", "sync-sgd-seed1", "dlb-seed0", "dlb-seed1"),
+    }
+    assert {config.profile for config in trained.configs} == {f"{out}/profile.json"}
+    assert {(config.epochs, config.name) for config in trained.configs} == {(3, "digits")}
+    # A long path, too, is printed in one line.
+    assert lines[-1] == f"in {out}: comparison.md, comparison.csv, comparison.png"
+
+
+def test_compare_again_trains_and_measures_nothing(
+    folder: Path, measured: list[LocalGrid], trained: FakeTrain, printed: Printed, refused: Refused
+) -> None:
+    printed(*COMPARE, "--seeds", "0")
+    before = contents(folder)
+    lines = printed(*COMPARE, "--seeds", "0")
+    assert (len(measured), len(trained.trained)) == (1, 2)
+    after = contents(folder)
+    picture = str(BELOW / "comparison.png")
+    assert {**before, picture: b""} == {**after, picture: b""}
+    assert sum("finished before" in line for line in lines) == 2
+    # With other settings it is refused, with more algorithms and seeds it goes on.
+    for settings, epochs in ((["-s", "epochs=3"], 3), (["--budget", "9s"], 100_000)):
+        line = refused(*COMPARE, "--seeds", "0", *settings)
+        assert f"holds a comparison with epochs = 15, not {epochs}" in line
+    printed(*COMPARE, "--algorithms", "dlb,fednova", "--seeds", "1")
+    assert trained.trained[2:] == [("dlb", 1), ("fednova", 1)]
+    assert len(measured) == 1
+
+
+def test_compare_takes_a_profile_that_is_given_and_keeps_it(
+    trained: FakeTrain, printed: Printed
+) -> None:
+    write_profile("mine.json")
+    given = Path("mine.json").read_bytes()
+    printed(*COMPARE, "--seeds", "0", "-s", "profile=mine.json")
+    own = BELOW / "profile.json"
+    assert own.read_bytes() == given
+    write_profile("mine.json", alone=(1.0, 1.0))  # calibrated anew in between
+    lines = printed(*COMPARE, "--seeds", "0,1", "-s", "profile=mine.json")
+    assert lines[0] == f"with the speeds that it began with, in {own}, not those in mine.json"
+    assert own.read_bytes() == given
+
+
+def test_compare_needs_no_more_than_its_algorithms_do(
+    measured: list[LocalGrid], trained: FakeTrain, printed: Printed
+) -> None:
+    """No measurement where all speeds are given, no slow worker where none is used."""
+    printed("compare", "--workers", GIVEN, "--algorithms", "sync-sgd", "--seeds", "0")
+    assert [config.profile for config in trained.configs] == [""]
+    assert measured == []
+    assert not (BELOW / "profile.json").exists()
+    one_tier = ("--workers", f"2x cpu:{CORE} fast", "--out", "fast")
+    printed("compare", *one_tier, "--algorithms", "sync-sgd,fast-only-local-sgd", "--seeds", "0")
+    assert len(trained.trained) == 3
+
+
+def test_compare_interrupted_keeps_what_is_finished_and_goes_on(
+    measured: list[LocalGrid],
+    trained: FakeTrain,
+    printed: Printed,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trained.fates[("dlb", 0)] = KeyboardInterrupt()
+    assert cli.main([*COMPARE, "--seeds", "0"]) == 130
+    assert capsys.readouterr().err.count("\n") == 1
+    printed(*COMPARE, "--seeds", "0")
+    assert trained.trained == [("sync-sgd", 0), ("dlb", 0), ("dlb", 0)]
+    assert len(measured) == 1
+
+
+def test_compare_leaves_failed_runs_out(
+    measured: list[LocalGrid],
+    trained: FakeTrain,
+    printed: Printed,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trained.fates[("sync-sgd", 0)] = AggregationError("round 3: no worker succeeded")
+    lines = printed(*COMPARE, "--seeds", "0")
+    assert any(line.startswith("sync-sgd, seed 0 failed: ") for line in lines)
+    table = (BELOW / "comparison.csv").read_text()
+    assert "dlb" in table
+    assert "sync-sgd" not in table
+    for algorithm in ("sync-sgd", "dlb"):
+        trained.fates[(algorithm, 0)] = AggregationError("no worker succeeded")
+    assert cli.main([*COMPARE, "--seeds", "0", "--out", "none"]) == 1
+    assert capsys.readouterr().err == "blsgd: no run finished, so there is nothing to compare\n"
+    assert not Path("none/comparison.md").exists()

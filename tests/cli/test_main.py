@@ -1,0 +1,276 @@
+"""The command line: every mistake is refused in one line, before anything starts or is written."""
+
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.serverapp.exception import AggregationError
+
+from flower_blsgd.cli import main as cli
+from flower_blsgd.config import RunConfig
+from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.runtime.local_grid import LocalGrid
+
+from .conftest import Printed, Refused
+
+CORE = usable_cores()[0]
+BOTH = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow"
+ROOT = Path(cli.__file__).parents[2]
+FOREIGN = ROOT / "tests" / "foreign_app"
+
+
+# --- mistakes in settings: key, value and way out ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "key_and_value", "way_out"),
+    [
+        ("epocs=5", "epocs = 5", "did you mean epochs"),
+        ("epochs=five", "epochs = 'five'", "a whole number"),
+        ("nesterov=1", "nesterov = 1", "true or false"),
+        ("high-loss-ratio=1.5", "high-loss-ratio = 1.5", "in [0, 1]"),
+        ("algorithm=biased", "algorithm = 'biased'", "biased-local-sgd"),
+        ("task=digit", "task = 'digit'", "did you mean digits"),
+        ("task=no_such_module:task", "task = 'no_such_module:task'", "PYTHONPATH"),
+        ("task=math:no_such_task", "task = 'math:no_such_task'", "no_such_task"),
+        ("task=math:pi", "task = 'math:pi'", "cannot be loaded"),
+        ("task=.digits:digits", "task = '.digits:digits'", "cannot be loaded"),
+        ("model=cnm", "model = 'cnm'", "did you mean cnn"),
+        ("data=/some/where", "data = '/some/where'", "leave data empty"),
+        ("local-steps-slow=some", "local-steps-slow = 'some'", '"auto"'),
+        ("batch-size=1438", "batch-size = 1438", "1437 samples; use a smaller batch"),
+        ("batch-size=719", "batch-size = 719", "batch-size = 718"),  # the largest that fits
+        ("out=old", "out = 'old' exists", "name a folder that does not"),
+        ("out=note", "out = 'note'", "exists"),
+        ("out=link", "out = 'link'", "exists"),
+        ("profile=none.json", "profile = 'none.json'", "blsgd calibrate writes one"),
+    ],
+)
+def test_bad_setting_is_refused_in_one_line(
+    refused: Refused, folder: Path, setting: str, key_and_value: str, way_out: str
+) -> None:
+    (folder / "old").mkdir()
+    (folder / "note").write_text("x")
+    (folder / "link").symlink_to("nowhere")
+    line = refused("run", "-s", setting, "--workers", BOTH)
+    assert key_and_value in line
+    assert way_out in line
+
+
+@pytest.mark.parametrize("source", ["mine.toml", "epochs=0"])
+def test_bad_setting_in_a_config_is_refused_likewise(
+    refused: Refused, folder: Path, source: str
+) -> None:
+    (folder / "mine.toml").write_text("epochs = 0\n")
+    line = refused("run", "-c", source, "-s", "out=.", "--workers", BOTH)
+    assert "epochs = 0 must be at least 1" in line
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ("1x cpu:4095 fast; 1x cpu slow", "this process may use cores"),
+        ("1x cuda:7 fast; 1x cpu slow", "device cuda:7 is not there; this machine has cpu"),
+        (f"2x cpu:{CORE} slow", "no fast worker"),
+        (f"2x cpu:{CORE} fast", "no slow worker"),
+        ("1x cpu fast;\n1x cpu quick", '"quick"'),
+        ("cpu slowdown=0.5", "slowdown=X (X >= 1)"),
+        (" ; ", '"auto"'),
+    ],
+)
+def test_bad_workers_are_refused_wherever_they_are_named(
+    refused: Refused, folder: Path, workers: str, expected: str
+) -> None:
+    (folder / "mine.toml").write_text(f'workers = """{workers}"""\n')
+    for arguments in (["--workers", workers], ["-s", f"workers={workers}"], ["-c", "mine.toml"]):
+        line = refused("run", *arguments)
+        assert line.startswith("workers")
+        assert expected in line
+
+
+# --- mistakes in commands ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "COMMAND"),
+        (["rum"], "rum"),
+        (["run", "--worker-count", "2"], "--worker-count"),
+        (["run", "-s"], "expected one argument"),
+        (["evaluate"], "run"),
+        (["evaluate", "runs/latest", "-s", "epochs=1"], "-s"),
+        (["prepare", "--workers", "cpu"], "--workers"),
+        (["plan", "--num-samples", "many"], "invalid int value: 'many'"),
+        (["supernode"], "--superlink"),
+    ],
+)
+def test_wrong_command_is_one_line_that_points_at_the_help(
+    refused: Refused, arguments: list[str], expected: str
+) -> None:
+    line = refused(*arguments)
+    assert expected in line
+    assert "--help" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "elsewhere"], "no pyproject.toml"),
+        (["run", "mine"], "is not a Flower app"),
+        (["run", str(FOREIGN), "--workers", BOTH, "--trace"], "plain-app has no setting trace"),
+        (["run", str(FOREIGN), "-s", "epochs=3"], "epochs = 3: unknown key"),
+        (["run", str(FOREIGN), "-s", "replicas=3"], "replicas = 3: unknown key"),  # ours only
+        (["devices", "--workers", "cuda:7"], "cuda:7 is not there"),
+        (["evaluate", "nowhere"], "nowhere is no run: it has no config.toml"),
+        (["prepare", "-s", "task=digit"], "did you mean digits"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    refused: Refused, folder: Path, arguments: list[str], expected: str
+) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert expected in refused(*arguments)
+
+
+# --- runs that begin ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server_app(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replace the ServerApp by one that only keeps what it is called with."""
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        cli, "load_server_app", lambda *_: lambda grid, context: calls.append((grid, context))
+    )
+    return calls
+
+
+def test_run_hands_grid_and_settings_to_the_server_app(
+    folder: Path, server_app: list[Any], printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    class Recording(LocalGrid):
+        def __init__(self, *arguments: Any) -> None:
+            given.extend(arguments[4:])
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(cli, "LocalGrid", Recording)
+    before = [path for path in sys.path if path != str(folder)]
+    monkeypatch.setattr(sys, "path", list(before))
+    settings = ["-s", "epochs=2", "-s", "threads=3"]
+    lines = printed("run", "-c", "digits", *settings, "--workers", BOTH)
+    ((grid, context),) = server_app
+    assert [worker.tier for worker in grid.workers] == ["fast", "slow"]
+    found = context.run_config
+    assert (found["epochs"], found["threads"], found["workers"]) == (2, 3, BOTH)
+    assert given == [3]
+    assert found["name"] == "digits"  # runs/<config>-<n>
+    assert found["trace"] is False
+    assert lines[0].startswith("running flower-blsgd from the built-in app")
+    assert sys.path == [*before, str(folder)]  # behind the libraries'
+    assert list(folder.iterdir()) == []
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    lines = printed("run", "-s", "name=mine", "--trace", "--workers", BOTH)
+    assert lines[0] == f"running flower-blsgd from {folder.resolve()}"
+    found = server_app[1][1].run_config
+    assert (found["name"], found["trace"]) == ("mine", True)
+
+
+def test_run_with_settings_of_an_earlier_version(
+    folder: Path, server_app: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "old.toml").write_text(
+        'replicas = "batched"\nprocesses-per-device = 1\nevaluate-on = "aside"\nepochs = 2\n'
+    )
+    assert cli.main(["run", "-c", "old.toml", "--workers", BOTH]) == 0
+    settings = server_app[0][1].run_config
+    assert (settings["epochs"], settings["evaluate-on"]) == (2, "workers")
+    assert settings.keys() == RunConfig().to_run_config().keys()
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    for key in ("replicas", "processes-per-device", "evaluate-on"):
+        assert key in warning
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours", "flowers"),
+    [
+        ([], logging.WARNING, logging.WARNING),
+        (["-v"], logging.INFO, logging.INFO),
+        ([str(FOREIGN)], logging.WARNING, logging.INFO),  # as `flwr run` shows it
+    ],
+)
+def test_run_shows_flowers_log_of_another_app_and_where_it_is_verbose(
+    server_app: list[Any], printed: Printed, arguments: list[str], ours: int, flowers: int
+) -> None:
+    printed("run", *arguments, "--workers", BOTH)
+    assert logging.getLogger("flwr").level == flowers
+    assert logging.getLogger("flower_blsgd").level == ours
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "expected"),
+    [
+        (AggregationError("round 3: no worker succeeded"), 1, "round 3: no worker succeeded"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ZeroDivisionError(), None, ""),  # a bug of ours is not hidden
+    ],
+    ids=["failed", "interrupted", "bug"],
+)
+def test_run_that_fails_ends_with_one_line_and_its_own_code(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int | None,
+    expected: str,
+) -> None:
+    closed = []
+
+    def fails(grid: LocalGrid, context: Any) -> None:
+        close = grid._finalizer
+        monkeypatch.setattr(grid, "close", lambda: (closed.append(True), close())[1])
+        raise error
+
+    monkeypatch.setattr(cli, "load_server_app", lambda *_: fails)
+    if code is None:
+        with pytest.raises(type(error)):
+            cli.main(["run", "--workers", BOTH])
+    else:
+        assert cli.main(["run", "--workers", BOTH]) == code
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        assert expected in line
+    assert closed == [True]
+
+
+# --- the small commands ------------------------------------------------------------------------
+
+
+def test_devices_shows_the_workers(printed: Printed) -> None:
+    workers = f"1x cpu:{CORE} fast name=quick; 1x cpu:{CORE} slow steps=3 slowdown=2.5"
+    text = "\n".join(printed("devices", "--workers", workers))
+    for fragment in (f"cpu:{CORE}", "quick", "fast", "slow", "3", "2.5x", f"share CPU core {CORE}"):
+        assert fragment in text
+    assert 'workers of "auto"' in "\n".join(printed("devices"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], *([*c, "--help"] for c in ([], ["calibrate"], ["plan"], ["compare"]))],
+    ids=" ".join,
+)
+def test_help_and_version_end_well(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 0
+    output = capsys.readouterr().out
+    assert ("--workers" if len(arguments) > 1 else ".") in output

@@ -1,0 +1,80 @@
+"""What the commands have in common: settings, names, and how they end."""
+
+import argparse
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from flower_blsgd.cli.options import (
+    TERMINATED,
+    add_settings,
+    add_workers,
+    config_name,
+    own_settings,
+    terminated_like_interrupted,
+)
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+
+
+def settings(*arguments: str, workers: bool = True) -> RunConfig:
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    if workers:
+        add_workers(parser)
+    return own_settings(parser.parse_args(arguments))
+
+
+def test_defaults_have_the_name_of_the_task() -> None:
+    assert settings() == RunConfig(name="digits")
+    assert settings(workers=False) == RunConfig(name="digits")
+
+
+def test_name_is_the_users_else_the_files_else_the_tasks(tmp_path: Path) -> None:
+    mine = tmp_path / "my own.toml"
+    mine.write_text('task = "digits"\n')
+    assert settings("-c", "digits-five-speeds").name == "digits-five-speeds"
+    assert settings("-c", "digits", "-s", "name=mine").name == "mine"
+    assert settings("-c", str(mine)).name == "my-own"
+    assert settings("-s", "task=package.module:my_task").name == "my_task"
+
+
+def test_later_ones_win_and_workers_of_the_command_line_most() -> None:
+    found = settings("-c", "digits", "-c", "epochs=3 seed=2", "-s", "epochs=4", "-s", "epochs=5")
+    assert (found.epochs, found.seed) == (5, 2)
+    found = settings("-s", "workers=1x cpu", "--workers", "2x cpu")
+    assert found.workers == "2x cpu"
+    with pytest.raises(UsageError, match="unknown key"):
+        settings("-s", "epocs=3")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("digits", "digits"), ("a b/c", "a-b-c"), ("ü.1_x", "ü.1_x"), ("", "")]
+)
+def test_config_name(text: str, name: str) -> None:
+    assert config_name(text) == name
+    assert RunConfig(name=config_name(text)).name == name
+
+
+def test_sigterm_ends_what_goes_on_and_then_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end, terminated_like_interrupted():
+        signal.raise_signal(signal.SIGTERM)
+    assert end.value.code == TERMINATED == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_another_thread_leaves_signals_alone() -> None:
+    seen = []
+
+    def inside() -> None:
+        with terminated_like_interrupted():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -1,0 +1,483 @@
+"""Nodes with several devices without processes: their replies, and rounds on them."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp.exception import AggregationError
+
+from clients.blsgd_client import app as client_app
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting
+from flower_blsgd.algorithm.sampling import UniformSampler
+from flower_blsgd.config import RunConfig
+from flower_blsgd.hosts.several_devices import several_devices
+from flower_blsgd.protocol import EvaluateReport, TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.runtime.flower_internals import CRASHED, NODE_GONE, RAISED
+from flower_blsgd.runtime.stream.client import begin_session, end_session, in_session
+from flower_blsgd.strategy.evaluation import WorkerEvaluation
+from flower_blsgd.strategy.round_metrics import RoundRecord
+
+from ..in_process_grid import (
+    BROKEN_REPLIES,
+    TRACEBACK,
+    FailureKind,
+    Handler,
+    InProcessGrid,
+    ToyWorker,
+    fast_profile,
+    over_the_wire,
+    slow_profile,
+    tensors_of,
+    toy_arrays,
+)
+from ..log_capture import captured_log
+from ..runtime.processes import processes_below
+from ..strategy.test_evaluation import Node, dies, raises, sums_of
+from .host_nodes import HostNode
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "load": {},
+    "equal": {"weights": EqualWeighting()},
+    "nova": {"weights": NormalizedWeighting(0.9, nesterov=True), "momentum_buffers": "reset"},
+    "momentum": {"momentum_buffers": "average"},
+}
+
+
+class Drawn(ToyWorker):
+    """Moves every weight by numbers that depend on the order's seed alone, and has momentum."""
+
+    def model(self, order: TrainOrder) -> ArrayRecord:
+        rng = np.random.default_rng(order.seed)
+        moved = ArrayRecord()
+        for name, array in order.arrays.items():
+            tensor = array.numpy()
+            step = rng.normal(size=tensor.shape) if tensor.dtype.kind == "f" else order.local_steps
+            moved[name] = Array(np.asarray(tensor + step, tensor.dtype))
+        return moved
+
+    def report(self, order: TrainOrder) -> TrainReport:
+        report = super().report(order)
+        if order.momentum_policy != "average":
+            return report
+        rng = np.random.default_rng(order.seed + 1)
+        momentum = ArrayRecord()
+        for name in ["weight", "bias"] if order.local_steps > 1 else ["weight"]:
+            array = order.arrays[name]
+            momentum[name] = Array(rng.normal(size=array.shape).astype(array.dtype))
+        return dataclasses.replace(report, momentum=momentum)
+
+
+def fails(message: Message, node_id: int) -> Message:
+    return Message(Error(RAISED, TRACEBACK), reply_to=message)
+
+
+def profiles() -> list[WorkerProfile]:
+    return [fast_profile(0), fast_profile(1), slow_profile(2)]
+
+
+def hosts_of(*groups: list[Handler]) -> InProcessGrid:
+    return InProcessGrid(
+        {10 * (i + 1): HostNode(*group, partition_id=i) for i, group in enumerate(groups)}
+    )
+
+
+def strategy_of(nodes: int = 1, **changes: Any) -> BiasedLocalSGD:
+    arguments: dict[str, Any] = {
+        "batch_size": 2,
+        "local_steps": 4,
+        "local_steps_slow": 1,
+        "fraction_evaluate": 0.0,
+        "min_available_nodes": nodes,
+        "sampler": UniformSampler(),
+        "seed": 5,
+    }
+    return BiasedLocalSGD(200, **(arguments | changes))
+
+
+def play(strategy: BiasedLocalSGD, grid: InProcessGrid, rounds: int = 1) -> ArrayRecord:
+    arrays = toy_arrays(0.5)
+    for server_round in range(1, rounds + 1):
+        orders = strategy.configure_train(server_round, arrays, ConfigRecord({"own": 7}), grid)
+        found, metrics = strategy.aggregate_train(server_round, grid.send_and_receive(orders))
+        assert found is not None
+        assert metrics is not None
+        arrays = found
+    return arrays
+
+
+# --- the workers behind a node
+
+
+def test_profiles_are_ranked_as_those_of_single_nodes_and_do_not_collide() -> None:
+    """Two hosts: by the node's partition id, then by local rank; slow ones last."""
+    grid = hosts_of(
+        [ToyWorker(p) for p in profiles()], [ToyWorker(fast_profile(0)), ToyWorker(slow_profile(1))]
+    )
+    strategy = strategy_of(2)
+    with captured_log() as log:
+        strategy.registry.update(grid)
+    workers = strategy.registry.workers
+    assert [w.address for w in workers] == [(10, 0), (10, 1), (20, 0), (10, 2), (20, 1)]
+    assert [w.fast for w in workers] == [True, True, True, False, False]
+    assert [w.profile.partition_id for w in workers] == [0, 0, 1, 0, 1]
+    assert log.lines(30) == []
+
+
+def test_profile_of_a_device_that_fails_is_missing_and_the_others_take_part() -> None:
+    grid = hosts_of([ToyWorker(fast_profile(0)), fails, ToyWorker(slow_profile(2))])
+    strategy = strategy_of()
+    with captured_log() as log:
+        strategy.registry.update(grid)
+    assert [w.local_rank for w in strategy.registry.workers] == [0, 2]
+    (error,) = log.errors
+    assert "device 1 of node 10 does not take part" in error
+    assert "the fan stands still" in error
+
+
+def test_profile_of_a_device_whose_process_died_is_queried_once_more() -> None:
+    class DiesOnce(ToyWorker):
+        def __call__(self, message: Message, node_id: int) -> Message:
+            if not self.messages:
+                self.messages.append(message)
+                return Message(Error(CRASHED, "killed"), reply_to=message)
+            return super().__call__(message, node_id)
+
+    first = ToyWorker(fast_profile(0))
+    strategy = strategy_of()
+    strategy.registry.update(hosts_of([first, DiesOnce(slow_profile(1))]))
+    assert [w.local_rank for w in strategy.registry.workers] == [0, 1]
+    assert len(first.messages) == 1
+
+
+class Clocked(ToyWorker):
+    """Measures made-up seconds per step."""
+
+    def __init__(self, profile: WorkerProfile, seconds: float) -> None:
+        super().__init__(profile)
+        self.seconds = seconds
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        config = message.content.config_records["config"]
+        if message.metadata.message_type == "query.profile" and config["calibrate"]:
+            assert "ranks" not in config
+            assert self.profile is not None
+            self.messages.append(message)
+            measured = dataclasses.replace(self.profile, seconds_per_step=self.seconds)
+            return measured.to_reply(message)
+        return super().__call__(message, node_id)
+
+
+@pytest.mark.parametrize(
+    ("clock", "queried"), [("wall", [None, [0, 1]]), ("device", [None, [0], [1]])]
+)
+def test_speeds_are_measured_together_or_one_by_one(clock: Any, queried: list[Any]) -> None:
+    grid = hosts_of([Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0)])
+    strategy = strategy_of(local_steps_slow=None, clock=clock)
+    strategy.registry.update(grid)
+    assert [w.speed_ratio for w in strategy.registry.workers] == [1.0, 0.25]
+    found = [m.content.config_records["config"].get("ranks") for m in grid.sent]
+    assert found == queried
+
+
+def test_host_that_comes_back_takes_up_its_workers() -> None:
+    grid = hosts_of([ToyWorker(p) for p in profiles()])
+    strategy = strategy_of()
+    strategy.registry.update(grid)
+    strategy.registry.workers[1].excluded = "RuntimeError"
+    grid.connect(77, grid.disconnect(10))
+    strategy.registry.update(grid)
+    assert [w.address for w in strategy.registry.active] == [(77, 0), (77, 1), (77, 2)]
+
+
+# --- a round
+
+
+def root(indices: np.ndarray) -> np.ndarray:
+    return np.sqrt(indices).astype(np.float32)
+
+
+def on_nodes_and_hosts(groups: int, **changes: Any) -> list[Any]:
+    """Return model, strategy and record of a round of three single nodes, and of hosts of them."""
+    results = []
+    for host in (False, True):
+        workers: list[Handler] = [Drawn(p, losses=root) for p in profiles()]
+        parts = [workers] if groups == 1 else [workers[:1], workers[1:]]
+        flat = InProcessGrid({10 + i: worker for i, worker in enumerate(workers)})
+        strategy = strategy_of(groups if host else 3, **changes)
+        records: list[RoundRecord] = []
+        strategy.on_round = records.append
+        arrays = play(strategy, hosts_of(*parts) if host else flat)
+        results.append((tensors_of(arrays), strategy, *records))
+    return results
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_round_on_hosts_is_that_on_single_nodes(settings: dict[str, Any], groups: int) -> None:
+    """Same orders: the same model up to rounding, the same losses, weights and figures."""
+    flat, hosts = on_nodes_and_hosts(groups, **settings)
+    for name, tensor in flat[0].items():
+        assert hosts[0][name] == pytest.approx(tensor, rel=1e-6, abs=1e-6), name
+        assert hosts[0][name].dtype == tensor.dtype
+    assert (flat[1].planner.table.losses == hosts[1].planner.table.losses).all()
+    one, other = flat[2], hosts[2]
+    for row, same in zip(one.workers, other.workers, strict=True):
+        assert (same.worker, same.completed_steps, same.num_examples, same.loss, same.weight) == (
+            row.worker,
+            row.completed_steps,
+            row.num_examples,
+            row.loss,
+            row.weight,
+        )
+        assert same.label == row.label
+    assert other.train_loss == one.train_loss
+    momentum, same_momentum = flat[1]._momentum, hosts[1]._momentum
+    assert (momentum is None) is (settings.get("momentum_buffers") != "average")
+    if momentum is not None:
+        for name, array in momentum.items():
+            assert same_momentum[name].numpy() == pytest.approx(array.numpy(), rel=1e-6)
+    size = sum(tensor.nbytes for tensor in flat[0].values())  # one model each way for each host
+    assert (one.bytes_moved, other.bytes_moved) == (6 * size, 2 * groups * size) or momentum
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_rounds_on_a_host_and_a_single_node_are_those_on_single_nodes(
+    settings: dict[str, Any],
+) -> None:
+    workers: list[Handler] = [Drawn(p) for p in profiles()]
+    mixed = InProcessGrid({40: Drawn(fast_profile(0)), 50: HostNode(*workers[1:], partition_id=1)})
+    flat = InProcessGrid({10 + i: worker for i, worker in enumerate(workers)})
+    expected = tensors_of(play(strategy_of(3, **settings), flat, 3))
+    found = tensors_of(play(strategy_of(2, **settings), mixed, 3))
+    for name, tensor in expected.items():
+        assert found[name] == pytest.approx(tensor, rel=1e-5, abs=1e-5), name
+    plain, of_host = mixed.sent_of_type("train")[:2]
+    assert set(plain.content) == {"arrays", "config"}
+    assert {"arrays", "host", "order-0", "order-1"} <= set(of_host.content)
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize("kind", [*BROKEN_REPLIES, "raises", "dies"])
+def test_worker_that_fails_counts_0_and_the_round_goes_on(kind: FailureKind) -> None:
+    """Loads 8 and 2 of values 1 and 6: (8 + 12) / 10 = 2."""
+    workers = [ToyWorker(p, v) for p, v in zip(profiles(), (1.0, 2.0, 6.0), strict=True)]
+    grid = hosts_of(list(workers))
+    (host,) = grid.handlers.values()
+    host.grid.functions.fail_at(1, 1, kind)  # type: ignore[attr-defined]
+    strategy = strategy_of()
+    records: list[RoundRecord] = []
+    strategy.on_round = records.append
+    with captured_log() as log:
+        arrays = play(strategy, grid)
+    (record,) = records
+    for message in host.grid.functions.sent_of_type("train"):  # type: ignore[attr-defined]
+        assert message.content.config_records["config"]["own"] == 7
+    assert arrays["weight"].numpy().tolist() == [[2.0], [2.0]]
+    assert [row.weight for row in record.workers] == [0.8, 0.0, 0.2]
+    assert [bool(row.failure) for row in record.workers] == [False, True, False]
+    assert any("fast-1 (cpu:1)" in line for line in log.lines(30))
+    assert bool(strategy.registry.workers[1].excluded) is (kind == "raises")
+    assert strategy.planner.samples_given_up == 8
+
+
+def test_worker_that_is_given_up_by_its_node_gets_no_more_orders() -> None:
+    class Gone(ToyWorker):
+        def __call__(self, message: Message, node_id: int) -> Message:
+            if message.metadata.message_type == "train":
+                return Message(Error(NODE_GONE, "it died 3 times"), reply_to=message)
+            return super().__call__(message, node_id)
+
+    grid = hosts_of([ToyWorker(fast_profile(0)), Gone(fast_profile(1))])
+    strategy = strategy_of()
+    play(strategy, grid, 2)
+    assert [w.local_rank for w in strategy.registry.active] == [0]
+    first, second = grid.sent_of_type("train")
+    assert "order-1" in first.content
+    assert "order-1" not in second.content
+
+
+def test_all_workers_of_the_only_host_fail_in_one_line() -> None:
+    grid = hosts_of([ToyWorker(p) for p in profiles()])
+    (host,) = grid.handlers.values()
+    for rank in range(3):
+        host.grid.functions.fail_at(rank, 1, "non-finite")  # type: ignore[attr-defined]
+    with captured_log(), pytest.raises(AggregationError) as failure:
+        play(strategy_of(), grid)
+    line = str(failure.value)
+    assert "\n" not in line
+    assert "fast-0 (cpu:0)" in line
+    assert "slow-2 (cpu:2)" in line
+    assert line.count("not finite") == 3
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_host_that_fails_as_a_whole_fails_all_its_workers(silent: bool) -> None:
+    grid = hosts_of([ToyWorker(p) for p in profiles()], [ToyWorker(fast_profile(0), 4.0)])
+    strategy = strategy_of(2)
+    orders = list(strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid))
+    grid.handlers[10] = fails
+    if silent:
+        orders = [m for m in orders if m.metadata.dst_node_id == 20]
+    with captured_log() as log:
+        arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(orders))
+    assert arrays is not None
+    assert arrays["weight"].numpy().tolist() == [[4.0], [4.0]]
+    assert len(strategy.registry.active) == (4 if silent else 1)
+    if not silent:  # its reason is logged once
+        (error,) = log.errors
+        assert error.count("RuntimeError: the fan stands still") == 1
+
+
+LIES: dict[str, Callable[[RecordDict], object]] = {
+    "total": lambda c: c["metrics"].update({"num-examples": 19}),
+    "model": lambda c: c.pop("arrays"),
+    "infinite": lambda c: c["arrays"].update(weight=Array(np.full((2, 1), np.inf, np.float32))),
+    "shape": lambda c: c["arrays"].update(weight=Array(np.zeros((1, 2), np.float32))),
+    "steps": lambda c: c["metrics-1"].update({"completed-steps": 99}),
+    "losses": lambda c: c.pop("losses-2"),
+    "rank": lambda c: c["host"].update(ranks=[0, 1]),
+    "stranger": lambda c: c.update({"metrics-7": MetricRecord({"num-examples": 1})}),
+    "codes": lambda c: c["host"].update(codes=[1]),
+    "figure": lambda c: c["metrics-0"].pop("num-examples"),
+    "nothing": lambda c: c.clear(),
+}
+"""Changes to the reply of a host of three."""
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_host_whose_reply_cannot_be_used_counts_0_with_all_its_workers(name: str) -> None:
+    grid = hosts_of([ToyWorker(p) for p in profiles()], [ToyWorker(fast_profile(0), 4.0)])
+    node = grid.handlers[10]
+
+    def lying(message: Message, node_id: int) -> Message:
+        reply = node(message, node_id)
+        if message.metadata.message_type == "train":
+            LIES[name](reply.content)
+        return reply
+
+    grid.handlers[10] = lying
+    strategy = strategy_of(2)
+    records: list[RoundRecord] = []
+    strategy.on_round = records.append
+    with captured_log():
+        arrays = play(strategy, grid)
+    assert arrays["weight"].numpy().tolist() == [[4.0], [4.0]]
+    assert [row.weight for row in records[0].workers] == [0.0, 0.0, 1.0, 0.0]
+    assert len(strategy.registry.active) == 4
+
+
+# --- evaluation
+
+
+def evaluation_on(*handlers: Handler) -> tuple[WorkerEvaluation, InProcessGrid, list[Any]]:
+    strategy = strategy_of(len(handlers))
+    grid = InProcessGrid({10 * (i + 1): handler for i, handler in enumerate(handlers)})
+    strategy.registry.update(grid)
+    here: list[tuple[int, int]] = []
+
+    def evaluate_here(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
+        here.append((first, last))
+        return sums_of(arrays, first, last)
+
+    return WorkerEvaluation(grid, strategy.registry, 10, evaluate_here), grid, here
+
+
+RIGHT = MetricRecord({"accuracy": 0.5, "loss": 9.0})
+
+
+def test_evaluation_is_shared_among_the_fast_workers_behind_nodes() -> None:
+    nodes = [Node(p) for p in profiles()]
+    alone = Node(fast_profile(1))
+    evaluation, grid, here = evaluation_on(HostNode(*nodes, partition_id=0), alone)
+    assert evaluation(3, toy_arrays(2.0)) == RIGHT
+    assert [node.slices for node in nodes] == [[(0, 3)], [(3, 6)], []]
+    assert alone.slices == [(6, 10)]
+    assert here == []
+    assert len(grid.sent_of_type("evaluate")) == 2
+
+
+def test_evaluation_slice_of_a_worker_that_fails_is_done_here() -> None:
+    nodes = [Node(fast_profile(0)), Node(fast_profile(1), raises), Node(fast_profile(2), dies)]
+    evaluation, _, here = evaluation_on(HostNode(*nodes, partition_id=0))
+    with captured_log() as log:
+        assert evaluation(3, toy_arrays(2.0)) == RIGHT
+        assert here == [(3, 6), (6, 10)]
+        assert evaluation(4, toy_arrays(2.0)) == RIGHT
+    # The one that raised gets no order again; the one whose process died is.
+    assert [len(node.slices) for node in nodes] == [2, 1, 2]
+    assert "fast-1 (cpu:1)" in log.warnings[0]
+
+
+# --- the mod in our ClientApp: no process starts
+
+DEVICES = f"1x cpu:{usable_cores()[0]} fast; 2x cpu:{usable_cores()[0]} slow"
+
+
+@pytest.fixture
+def session() -> Iterator[None]:
+    begin_session()
+    assert in_session()
+    yield
+    end_session()
+    assert not in_session()
+
+
+def reply_of(kind: str, app: ClientApp = client_app, **node_config: Any) -> Message:
+    message = over_the_wire(Message(RecordDict(), 7, kind))
+    settings = RunConfig(threads=1).to_run_config()
+    return app(message, Context(1, 7, node_config, RecordDict(), settings))
+
+
+@pytest.mark.parametrize("kind", ["query.profile", "train", "evaluate", "train.sum"])
+def test_devices_without_a_session_are_refused_in_one_line_with_the_way_out(kind: str) -> None:
+    before = processes_below()
+    error = reply_of(kind, devices=DEVICES).error
+    assert error.code == RAISED
+    assert "\n" not in error.reason
+    assert 'transport = "stream"' in error.reason
+    assert processes_below() == before
+
+
+def test_devices_that_cannot_be_used_are_refused_in_one_line(session: None) -> None:
+    reason = reply_of("query.profile", devices="2x cpu:9999").error.reason
+    assert "\n" not in reason
+    assert "devices in the node config" in reason
+    assert "9999" in reason
+    assert "blsgd run" in reply_of("train.sum", devices=DEVICES).error.reason
+
+
+def test_node_of_one_device_needs_no_session() -> None:
+    reply = reply_of("query.profile", device=f"cpu:{usable_cores()[0]}", tier="fast")
+    assert set(reply.content) == {"profile"}
+
+
+def test_app_of_a_node_with_several_devices_travels_by_value() -> None:
+    """As Flower's simulation sends it to its actors."""
+    app = ClientApp(mods=[several_devices("clients.blsgd_client:app", Path("somewhere"))])
+
+    @app.query()
+    def answer(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    copied = cloudpickle.loads(cloudpickle.dumps(app))
+    assert not reply_of("query", copied).has_error()
+    assert 'use transport = "stream"' in reply_of("query", copied, devices="2x cpu").error.reason

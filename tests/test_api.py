@@ -1,0 +1,527 @@
+"""`train` as users call it: in scripts, on standard input, in consoles and event loops."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import flower_blsgd
+from flower_blsgd import Task, TrainResult, UsageError, evaluate_run, load
+from flower_blsgd.cli.main import main
+from flower_blsgd.results.folder import EpochRow
+from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.strategy.round_metrics import RoundRecord
+from flower_blsgd.tasks import load_task
+
+from .runtime.processes import is_alive, is_template, processes_below, wait_until
+
+CORE = usable_cores()[0]
+WORKERS = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow"
+SMALL: dict[str, Any] = {
+    "workers": WORKERS,
+    "epochs": 2,
+    "batch_size": 10,
+    "local_steps_fast": 4,
+    "local_steps_slow": 2,
+    "threads": 1,
+}
+"""(4 + 2) x 10 = 60 samples a round."""
+
+
+def processes_of_session(session: int) -> set[int]:
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        pid = int(stat.parent.name)
+        if int(fields[3]) == session and fields[0] not in "ZX" and not is_template(pid):
+            found.add(pid)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_left() -> Iterator[None]:
+    before = processes_below()
+    yield
+    assert wait_until(lambda: processes_below() <= before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def small_task(**changes: Any) -> Task:
+    """Return a task of 300 points, whose functions are nobody's module's."""
+    points = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    labels = (points[:, 0] > 0).long()
+    parts: dict[str, Any] = {
+        "model": lambda: nn.Linear(4, 2),
+        "train": (points[:300], labels[:300]),
+        "test": (points[300:], labels[300:]),
+    }
+    return Task(**(parts | changes))
+
+
+# --- scripts ----------------------------------------------------------------------------------
+
+BESIDE = """
+import torch
+
+def blank(inputs, generator):
+    return torch.zeros_like(inputs)
+"""
+
+OWN = """
+import torch
+from flower_blsgd import Task
+
+class Five(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+def task():
+    data = (torch.arange(500.0).reshape(100, 5) / 500, torch.arange(100) % 3)
+    return Task(model=Five, train=data, test=data)
+"""
+
+SCRIPT = """
+import asyncio
+import code
+import json
+import logging
+import sys
+
+import torch
+from torch import nn
+
+import beside
+import flower_blsgd
+from flower_blsgd import Task
+
+STEPS, OUT, SETTINGS = sys.argv[1].split(","), sys.argv[2], json.loads(sys.argv[3])
+RESULTS = {}
+generator = torch.Generator().manual_seed(0)
+BIG = torch.randn(400, 60, generator=generator)  # 96,000 bytes: more than travels in a message
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(60, 2)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+class Points(torch.utils.data.Dataset):
+    def __init__(self, first, last):
+        self.inputs = BIG[first:last]
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], int(self.inputs[index, 0] > 0)
+
+
+def note(name, task, result):
+    loaded = flower_blsgd.load(result.folder, task=task)
+    RESULTS[name] = {
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "summary": result.summary,
+        "folder": str(result.folder),
+        "training": result.model.training or loaded.training,
+        "weights": {k: v.tolist() for k, v in result.model.state_dict().items()},
+        "loaded": {k: v.tolist() for k, v in loaded.state_dict().items()},
+        "level": logging.getLogger("flwr").level,
+    }
+    return result.model
+
+
+logging.getLogger("flwr").setLevel(17)
+for step in STEPS:
+    if step == "learns":
+        task = Task(model=lambda: Net(), train=Points(0, 300), test=Points(300, 400))
+        rounds, epochs = [], []
+        result = flower_blsgd.train(
+            task,
+            on_round_end=lambda record: rounds.append([record.round, record.epoch]),
+            on_epoch_end=lambda row: epochs.append([row.epoch, row.accuracy]),
+            **SETTINGS,
+        )
+        model = note(step, task, result)
+        right = model(BIG[300:]).argmax(1) == (BIG[300:, 0] > 0).long()
+        RESULTS[step]["by_hand"] = right.double().mean().item()
+        RESULTS[step]["rounds"], RESULTS[step]["epochs"] = rounds, epochs
+    elif step == "constant":
+
+        def quarter():
+            layer = nn.Linear(4, 1)
+            nn.init.constant_(layer.weight, 0.25)
+            nn.init.zeros_(layer.bias)
+            return layer
+
+        targets = torch.tensor([0.0, 2.0, 0.0, 0.0])
+        task = Task(
+            model=quarter,
+            train=(torch.ones(120, 4), torch.zeros(120)),
+            test=(torch.ones(4, 4), targets),
+            loss=lambda outputs, _: (outputs[:, 0] - 3) ** 2,
+            metric=lambda outputs, targets: (outputs[:, 0] > targets).float(),
+            augment=beside.blank,
+        )
+
+        async def inside_a_loop():
+            await asyncio.sleep(0)
+            losses = []
+            settings = {**SETTINGS, "weight_decay": 0.0, "learning_rate": 1e-6, "epochs": 1}
+            result = flower_blsgd.train(
+                task,
+                on_round_end=lambda record: losses.append([w.loss for w in record.workers]),
+                **settings,
+            )
+            note("constant", task, result)
+            RESULTS["constant"]["losses"] = losses
+
+        asyncio.run(inside_a_loop())
+    elif step == "own":
+        note(step, None, flower_blsgd.train("own:task", **SETTINGS))
+    elif step == "console":
+        names = {"__name__": "__console__", "SETTINGS": SETTINGS, "note": note}
+        console = code.InteractiveConsole(names)
+        for line in TYPED.splitlines():
+            console.push(line)
+with open(OUT, "w") as file:
+    json.dump(RESULTS, file)
+"""
+
+TYPED = """
+import torch
+import flower_blsgd
+class Typed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+data = (torch.ones(60, 2), torch.zeros(60).long())
+task = flower_blsgd.Task(model=Typed, train=data, test=data)
+result = flower_blsgd.train(task, **SETTINGS)
+model = note("console", task, result)
+"""
+
+
+def run_script(folder: Path, by_stdin: bool, *steps: str, **settings: Any) -> dict[str, Any]:
+    """Run the script; return its results, and what it printed as "stdout" and "stderr"."""
+    (folder / "beside.py").write_text(BESIDE)
+    (folder / "own.py").write_text(OWN)
+    text = f"TYPED = '''{TYPED}'''\n{SCRIPT}"
+    (folder / "script.py").write_text(text)
+    arguments = [",".join(steps), "results.json", json.dumps({**SMALL, **settings})]
+    running = subprocess.Popen(
+        [sys.executable, "-" if by_stdin else "script.py", *arguments],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    stdout, stderr = running.communicate(text if by_stdin else "", timeout=250)
+    assert running.returncode == 0, stdout + stderr
+    assert wait_until(lambda: not processes_of_session(running.pid))
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return {**results, "stdout": stdout, "stderr": stderr}
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_script(tmp_path_factory.mktemp("script"), False, "learns", "constant")
+
+
+@pytest.fixture(scope="module")
+def stdin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("stdin")
+    return run_script(folder, True, "own", "learns", "console", quiet=True)
+
+
+@pytest.mark.processes
+def test_script_without_a_guard_trains_what_it_defines(script: dict[str, Any]) -> None:
+    """300 samples of 60 a round are 5 rounds an epoch."""
+    run = script["learns"]
+    assert run["accuracy"] > 0.7
+    assert run["accuracy"] == run["summary"]["accuracy"] == pytest.approx(run["by_hand"])
+    assert run["loss"] == run["summary"]["loss"]
+    assert not run["training"]
+    assert run["weights"] == run["loaded"]
+    assert json.loads((Path(run["folder"]) / "summary.json").read_text()) == run["summary"]
+    assert Path(run["folder"]).name == "train-1"
+    # The callbacks got every round and every epoch.
+    assert run["rounds"] == [[number, 1 + (number > 5)] for number in range(1, 11)]
+    assert [epoch for epoch, _ in run["epochs"]] == [1, 2]
+    assert run["epochs"][-1][1] == run["accuracy"]
+    assert (run["summary"]["samples"], run["summary"]["interrupted"]) == (600, False)
+    # It prints progress, and leaves Flower's log level as it was.
+    assert "epoch 2/2" in script["stdout"]
+    assert script["stderr"] == ""
+    assert script["learns"]["level"] == script["constant"]["level"] == 17
+
+
+@pytest.mark.processes
+def test_own_loss_metric_and_augmentation_are_used_where_they_should(
+    script: dict[str, Any],
+) -> None:
+    """By hand: in training the inputs are blank, so outputs are 0, losses 9, weights constant.
+
+    The test inputs are ones and not blank: output 1, loss 4, above three of four targets.
+    """
+    run = script["constant"]
+    assert len(run["losses"]) == 2
+    for losses in run["losses"]:
+        assert losses == pytest.approx([9.0, 9.0], abs=1e-3)
+    assert run["weights"]["weight"] == [[0.25] * 4]
+    assert run["weights"]["bias"][0] != 0.0  # it was trained all the same
+    assert run["accuracy"] == pytest.approx(0.75)
+    assert run["loss"] == pytest.approx(4.0, abs=1e-3)
+    assert Path(run["folder"]).name == "train-2"
+
+
+@pytest.mark.processes
+def test_stdin_gives_the_same_bits_and_is_quiet(
+    script: dict[str, Any], stdin: dict[str, Any]
+) -> None:
+    for key in ("weights", "accuracy"):
+        assert stdin["learns"][key] == script["learns"][key]
+    assert (stdin["stdout"], stdin["stderr"]) == ("", "")
+
+
+@pytest.mark.processes
+def test_task_of_a_module_here_and_class_typed_into_a_console(stdin: dict[str, Any]) -> None:
+    own, typed = stdin["own"], stdin["console"]
+    assert own["summary"]["task"] == "own:task"
+    assert [len(row) for row in own["weights"]["layer.weight"]] == [5, 5, 5]
+    assert Path(own["folder"]).name == "task-1"
+    assert typed["accuracy"] == 1.0  # all targets are the same class
+    for run in (own, typed):
+        assert run["weights"] == run["loaded"]
+        assert not run["training"]
+
+
+# --- in this process ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainResult, list[EpochRow]]:
+    rows: list[EpochRow] = []
+    result = flower_blsgd.train(
+        "digits",
+        on_epoch_end=rows.append,
+        quiet=True,
+        out=str(tmp_path_factory.mktemp("digits") / "out"),
+        **(SMALL | {"epochs": 1, "local_steps_fast": 20, "local_steps_slow": 8}),
+    )
+    return result, rows
+
+
+@pytest.mark.processes
+def test_task_by_name_trains_loads_and_evaluates(
+    digits: tuple[TrainResult, list[EpochRow]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, rows = digits
+    assert isinstance(result.model, nn.Module)
+    assert not any(module.training for module in result.model.modules())
+    assert {tensor.device.type for tensor in result.model.state_dict().values()} == {"cpu"}
+    images, labels = load_task("digits").test
+    with torch.inference_mode():
+        right = result.model(images).argmax(1) == labels
+    assert result.accuracy is not None
+    assert 0.2 < result.accuracy < 1
+    assert result.accuracy == pytest.approx(right.double().mean().item())
+    assert [(row.epoch, row.accuracy, row.rounds) for row in rows] == [
+        (1, result.accuracy, 1437 // 280)
+    ]
+    tensors = load_file(result.folder / "model.safetensors")
+    for model in (result.model, load(str(result.folder))):
+        assert model.state_dict().keys() == tensors.keys()
+        assert all(torch.equal(one, tensors[name]) for name, one in model.state_dict().items())
+    before = {path.name: path.read_bytes() for path in result.folder.iterdir() if path.is_file()}
+    tested = evaluate_run(result.folder, device="cpu")
+    assert tested.accuracy == result.accuracy
+    assert tested.loss == pytest.approx(result.loss, rel=1e-6)
+    assert tested.num_examples == 360
+    assert main(["evaluate", str(result.folder), "--device", "cpu"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out == (
+        f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on 360 samples "
+        f"({result.folder}, computed on cpu)\n"
+    )
+    after = {path.name: path.read_bytes() for path in result.folder.iterdir() if path.is_file()}
+    assert after == before
+
+
+@pytest.mark.processes
+def test_callback_that_raises_ends_the_run(folder: Path) -> None:
+    before = processes_below()
+    level = logging.getLogger("flwr").level
+    seen: list[RoundRecord] = []
+
+    def stop_in_the_second_epoch(record: RoundRecord) -> None:
+        seen.append(record)
+        assert processes_below() > before
+        if record.round == 7:
+            raise LookupError("seven")
+
+    with pytest.raises(LookupError, match=r"^seven$"):
+        flower_blsgd.train(small_task(), on_round_end=stop_in_the_second_epoch, quiet=True, **SMALL)
+    assert wait_until(lambda: processes_below() <= before)
+    assert logging.getLogger("flwr").level == level
+    assert [record.round for record in seen] == [1, 2, 3, 4, 5, 6, 7]
+    summary = json.loads((folder / "runs" / "train-1" / "summary.json").read_text())
+    assert summary["interrupted"] is True
+    assert (summary["rounds"], summary["epochs"]) == (7, 1)
+    # The model of the epoch that was whole.
+    assert flower_blsgd.load(folder / "runs" / "latest", task=small_task()).weight.shape == (2, 4)
+
+
+INTERRUPTED = """
+import flower_blsgd
+flower_blsgd.train("digits", epochs=10_000, **{settings!r})
+"""
+
+
+@pytest.mark.processes
+def test_ctrl_c_leaves_what_was_reached_and_no_process(tmp_path: Path) -> None:
+    settings = {**SMALL, "local_steps_fast": 40, "batch_size": 32, "evaluate_on": "workers"}
+    del settings["epochs"]
+    (tmp_path / "script.py").write_text(INTERRUPTED.format(settings=settings))
+    running = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    run = tmp_path / "runs" / "latest"
+    try:
+        assert wait_until((run / "epochs.csv").exists, 60)
+        assert len(processes_of_session(running.pid)) == 3
+        os.killpg(running.pid, signal.SIGINT)
+        output, _ = running.communicate(timeout=120)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+    assert output.rstrip().endswith("KeyboardInterrupt")
+    assert running.returncode == -signal.SIGINT
+    assert wait_until(lambda: not processes_of_session(running.pid))
+    assert not is_alive(running.pid)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["interrupted"] is True
+    assert summary["epochs"] >= 1
+    assert not flower_blsgd.load(run).training
+
+
+# --- refused before anything starts -----------------------------------------------------------
+
+
+@pytest.fixture
+def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that trains, and hands back the one line that refuses it."""
+
+    def no_process(*arguments: Any, **keywords: Any) -> None:
+        raise AssertionError(f"a process was started: {arguments}")
+
+    monkeypatch.setattr("flower_blsgd.runtime.process_host.start_worker", no_process)
+
+    def run(task: Any = "digits", **settings: Any) -> str:
+        before, level = sorted(folder.rglob("*")), logging.getLogger("flwr").level
+        with pytest.raises(UsageError) as error:
+            flower_blsgd.train(task, **({"workers": WORKERS} | settings))
+        assert sorted(folder.rglob("*")) == before
+        assert logging.getLogger("flwr").level == level
+        line = str(error.value)
+        assert line
+        assert "\n" not in line
+        return line
+
+    return run
+
+
+Refused = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"epoch_s": 3}, "did you mean epochs"),
+        ({"epochs": 0}, "epochs = 0 must be at least 1"),
+        ({"workers": 2}, "workers = 2 must be a text"),
+        ({"workers": "1x cpu slow"}, "no fast worker"),
+        ({"data": "/nowhere"}, "data = '/nowhere'"),
+        ({"batch_size": 5000}, "batch-size = 5000"),
+        ({"task": "digit"}, "task = 'digit' is not known; did you mean digits"),
+        ({"task": None}, "task = None must be a Task or a text"),
+        ({"task": Task}, "must be a Task"),
+    ],
+)
+def test_wrong_setting_or_task_is_refused(
+    refused: Refused, settings: dict[str, Any], expected: str
+) -> None:
+    assert expected in refused(**settings)
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"loss": nn.CrossEntropyLoss()}, 'reduction="none"'),
+        ({"metric": lambda outputs, _: outputs}, "one value per sample"),
+        ({"model": lambda: nn.Linear(5, 2)}, "model(inputs) raised RuntimeError"),
+        ({"model": lambda: None}, "expected a torch.nn.Module"),
+        ({"augment": lambda inputs, generator: inputs[:1]}, "augment(inputs, generator)"),
+    ],
+)
+def test_unsound_task_is_refused(refused: Refused, part: dict[str, Any], expected: str) -> None:
+    assert expected in refused(small_task(**part))
+    assert "data = 'here'" in refused(small_task(), data="here")
+
+
+def _capturing(thing: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        assert thing is not None
+        return nn.Linear(4, 2)
+
+    return make
+
+
+def test_what_cannot_travel_is_refused_with_a_way_out(refused: Refused) -> None:
+    class Refuses:
+        def __reduce__(self) -> Any:
+            raise RuntimeError("I stay\nhere")
+
+    for thing, expected in ((threading.Lock(), "lock"), (Refuses(), "I stay here")):
+        line = refused(small_task(model=_capturing(thing)))
+        assert line.startswith("task: it cannot be sent to the workers (")
+        assert "module:function" in line
+        assert expected in line

@@ -1,0 +1,325 @@
+"""`load` and `evaluate_run`: the model of a run, and its accuracy on the whole test set."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from flwr.app import Context, Message, RecordDict
+from safetensors.torch import save_file
+from torch import nn
+
+from clients.blsgd_client import app as client_app
+from flower_blsgd import Task, UsageError, evaluate_run, load
+from flower_blsgd.cli.main import main
+from flower_blsgd.config import RunConfig
+from flower_blsgd.models.resnet import resnet8
+from flower_blsgd.run import train_on
+from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.tasks import load_task
+from flower_blsgd.tasks.digits import small_cnn
+from flower_blsgd.tasks.images import BENCHMARKS
+
+from .in_process_grid import Handler, InProcessGrid
+
+SAVED = """
+from pathlib import Path
+
+import torch
+from flower_blsgd import Task
+
+CALLS = []
+
+
+def task(data, model):
+    CALLS.append((data, model))
+    classes = int((Path(data) / "classes.txt").read_text())
+    torch.rand(1)  # draws from everybody's generator
+    inputs = torch.eye(4)
+    return Task(
+        model=lambda: torch.nn.Linear(4, classes, bias=model != "plain"),
+        train=(inputs, torch.zeros(4).long()),
+        test=(inputs, torch.tensor([0, 1, 1, 1])),
+    )
+"""
+
+
+@pytest.fixture
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flower_blsgd.runtime.devices._accelerators", lambda: ())
+
+
+def node_of(config: RunConfig, tier: str, rank: int) -> Handler:
+    state = RecordDict()
+
+    def handle(message: Message, node_id: int) -> Message:
+        node = {"device": f"cpu:{usable_cores()[0]}", "tier": tier, "partition-id": rank}
+        return client_app(message, Context(1, node_id, node, state, config.to_run_config()))
+
+    return handle
+
+
+def run_in_process(out: Path, **changes: Any) -> dict[str, Any]:
+    """Train for an epoch without processes; return the summary."""
+    config = RunConfig(out=str(out), **({"epochs": 1, "threads": 1, "batch_size": 32} | changes))
+    grid = InProcessGrid({50: node_of(config, "fast", 0), 51: node_of(config, "slow", 1)})
+    return train_on(grid, config).summary
+
+
+def saved(folder: Path, network: nn.Module, /, **settings: Any) -> Path:
+    """Write what `load` needs of a run."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(tomli_w.dumps(RunConfig(**settings).to_run_config()))
+    save_file(network.state_dict(), folder / "model.safetensors")
+    return folder
+
+
+def same(model: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = model.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "classes"),
+    [
+        ("digits", "cnn-batchnorm", 10),
+        ("cifar10", "resnet8", 3),
+        ("cifar10", "resnet20-b", 2),
+        ("cifar100", "wrn-10-1", 100),  # wider than its last layer: 64
+        ("tiny-imagenet", "vit-micro-16", 200),  # all its other layers are narrower
+        ("cifar100", "vit-micro-16", 64),  # as wide as most of them
+    ],
+)
+def test_load_needs_no_data_and_knows_the_number_of_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, name: str, classes: int
+) -> None:
+    if name.startswith("vit"):
+        pytest.importorskip("transformers")
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "no-cache"))
+    model = (
+        small_cnn(batch_norm=bool(name))
+        if task == "digits"
+        else BENCHMARKS[task].maker(name)(classes)
+    )
+    folder = saved(tmp_path / "run", model, task=task, model=name, data="/gone/for/good")
+    loaded = load(folder)
+    assert same(loaded, model)
+    assert not loaded.training
+    assert not (tmp_path / "no-cache").exists()
+    if task != "digits":
+        assert loaded(torch.zeros(1, 3, 64, 64, dtype=torch.uint8)).shape == (1, classes)
+
+
+def test_load_leaves_the_random_numbers_alone(tmp_path: Path, own: Callable[..., Path]) -> None:
+    digits = saved(tmp_path / "digits", small_cnn())
+    for arguments in ((digits,), (own(3),), (digits, load_task("digits"))):
+        torch.manual_seed(5)
+        before = torch.random.get_rng_state()
+        load(*arguments)
+        assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_load_task_of_an_object(tmp_path: Path, cpu_only: None) -> None:
+    data = (torch.eye(4), torch.tensor([0, 1, 1, 1]))
+    task = Task(model=lambda: nn.Linear(4, 2), train=data, test=data)
+    model = nn.Linear(4, 2)
+    folder = saved(tmp_path / "run", model, task="given-in-python")
+    assert same(load(folder, task), model)
+    for function in (load, evaluate_run):
+        with pytest.raises(UsageError, match=r"given as an object, .*task=") as refused:
+            function(folder)
+        assert "\n" not in str(refused.value)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([0.0, 1.0]))  # says 1 to everything
+    save_file(model.state_dict(), folder / "model.safetensors")
+    result = evaluate_run(folder, task)
+    assert (result.accuracy, result.num_examples, result.device) == (0.75, 4, "cpu")
+    # -log softmax([0, 1]): 1.3133 for class 0 and 0.3133 for class 1
+    assert result.loss == pytest.approx((1.313262 + 3 * 0.313262) / 4, abs=1e-6)
+
+
+# --- a task of one's own ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return a function that leaves a run of a task in the current folder, with its data."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "own_saved_task.py").write_text(SAVED)
+    monkeypatch.chdir(here)
+    monkeypatch.delitem(sys.modules, "own_saved_task", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path])
+
+    def make(classes: int, model: str = "", data: str = "mine") -> Path:
+        (here / data).mkdir()
+        (here / data / "classes.txt").write_text(str(classes))
+        network = nn.Linear(4, classes, bias=model != "plain")
+        with torch.no_grad():
+            network.weight.zero_()
+            network.weight[1] = 1.0  # says 1 to everything
+            if network.bias is not None:
+                network.bias.zero_()
+        settings = {"task": "own_saved_task:task", "data": data, "model": model}
+        return saved(tmp_path / "runs" / data, network, **settings)
+
+    return make
+
+
+def test_own_task_is_made_with_its_data_and_model_also_where_the_data_moved(
+    own: Callable[..., Path],
+) -> None:
+    folder = own(3, model="plain")
+    model = load(folder)
+    assert model.weight.tolist() == [[0.0] * 4, [1.0] * 4, [0.0] * 4]
+    assert model.bias is None
+    assert not model.training
+    result = evaluate_run(folder)
+    assert (result.accuracy, result.num_examples) == (0.75, 4)
+    shutil.move("mine", "moved")
+    assert load(folder, data="moved").weight.shape == (3, 4)
+    assert evaluate_run(folder, data="moved").accuracy == 0.75
+    calls = [("mine", "plain")] * 2 + [("moved", "plain")] * 2  # made once each time
+    assert calls == sys.modules["own_saved_task"].CALLS
+    data = (torch.eye(4), torch.zeros(4).long())
+    task = Task(model=lambda: nn.Linear(4, 3), train=data, test=data)
+    for function in (load, evaluate_run):
+        with pytest.raises(UsageError, match="data = 'moved': the task given brings its own"):
+            function(folder, task, data="moved")
+
+
+def test_command_finds_a_task_in_the_current_folder(
+    own: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = own(3)
+    sys.path.remove(str(Path.cwd()))
+    assert main(["evaluate", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("test accuracy 75.00%, loss ")
+    assert sys.path[-1] == str(Path.cwd())  # behind the libraries'
+
+
+# --- evaluate ---------------------------------------------------------------------------------
+
+
+def test_evaluate_is_of_the_test_set_also_after_a_validation_share(
+    tmp_path: Path,
+) -> None:
+    """287 of 1,437 samples were held out: 0.2 x 1437 = 287.4."""
+    folder = tmp_path / "run"
+    settings = {"validation_share": 0.2, "local_steps_fast": 8, "local_steps_slow": 2}
+    summary = run_in_process(folder, **settings)
+    held_out = load_task("digits", validation_share=0.2, seed=0)
+    assert held_out.num_test == 287
+    right = summary["accuracy"] * 287
+    assert right == pytest.approx(round(right))
+    result = evaluate_run(folder)
+    assert result.num_examples == 360
+    images, labels = load_task("digits").test
+    with torch.inference_mode():
+        hits = int((load(folder)(images).argmax(1) == labels).sum())
+    assert result.accuracy == pytest.approx(hits / 360)
+
+
+def test_evaluate_a_run_on_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    from .data.image_files import make_folders
+
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
+    data = make_folders(tmp_path / "own", train=12, test=5)
+    summary = run_in_process(
+        tmp_path / "run",
+        task="cifar10",
+        data=str(data),
+        model="resnet8",
+        batch_size=2,
+        local_steps_fast=2,
+        local_steps_slow=1,
+    )
+    result = evaluate_run(tmp_path / "run")
+    assert result.accuracy == pytest.approx(summary["accuracy"])
+    assert result.num_examples == 5
+    model = load(tmp_path / "run")
+    data.rename(tmp_path / "moved")
+    assert same(load(tmp_path / "run"), model)
+    with pytest.raises(UsageError, match="does not exist"):
+        evaluate_run(tmp_path / "run")
+    assert evaluate_run(tmp_path / "run", data=str(tmp_path / "moved")) == result
+
+
+# --- saved runs that are refused ---------------------------------------------------------------
+
+
+def _truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _other_model(folder: Path) -> None:
+    save_file(resnet8().state_dict(), folder / "model.safetensors")
+
+
+def _other_setting(folder: Path) -> None:
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text + "epochz = 3\n")
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no settings": (lambda run: (run / "config.toml").unlink(), "has no config.toml"),
+    "no model": (lambda run: (run / "model.safetensors").unlink(), "holds no model"),
+    "cut off": (_truncate, "model.safetensors cannot be read"),
+    "another model": (_other_model, "the saved model is not that of its task"),
+    "damaged": (lambda run: (run / "config.toml").write_text("epochs = \n"), "is not valid TOML"),
+    "binary": (lambda run: (run / "config.toml").write_bytes(b"\xff\xfe"), "is not valid TOML"),
+    "of another version": (_other_setting, "epochz = 3: unknown key; did you mean epoch or epochs"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_run_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    folder = saved(tmp_path / "run", small_cnn())
+    break_it, expected = BROKEN[what]
+    break_it(folder)
+    assert main(["evaluate", str(folder)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("blsgd: ")
+    assert line.count("\n") == 1
+    assert expected in line
+    assert str(folder) in line
+    with pytest.raises(UsageError):
+        load(folder)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "gpu", "cpu:0", ":"])
+def test_unknown_device_is_refused_in_one_line(
+    tmp_path: Path, cpu_only: None, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    folder = saved(tmp_path / "run", small_cnn())
+    assert main(["evaluate", str(folder), "--device", device]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"blsgd: device = {device!r}: ")
+    assert "this machine has cpu" in line
+    assert "workers" not in line
+    assert line.count("\n") == 1
+
+
+def test_data_not_taken_and_a_task_that_is_gone_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved(tmp_path / "run", small_cnn())
+    gone = saved(tmp_path / "gone", nn.Linear(4, 2), task="no_module_of_this_name:task")
+    for arguments, expected in (
+        ([str(folder), "--data", "/nowhere"], "data = '/nowhere'"),
+        ([str(gone)], "no_module_of_this_name"),
+    ):
+        assert main(["evaluate", *arguments]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        assert expected in line
