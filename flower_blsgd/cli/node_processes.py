@@ -166,13 +166,13 @@ def _end(nodes: Sequence["subprocess.Popen[str]"]) -> None:
         node.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
     terminated: set[int] = set()
-    while (running := any(node.poll() is None for node in nodes)) or _left_behind(nodes):
+    while (running := [node for node in nodes if node.poll() is None]) or _left_behind(nodes):
+        left_behind = set(_left_behind(nodes))
         if not running:  # their own children, which nobody else ends
-            _signal(set(_left_behind(nodes)) - terminated, signal.SIGTERM)
-            terminated.update(_left_behind(nodes))
+            _signal(left_behind - terminated, signal.SIGTERM)
+            terminated |= left_behind
         if time.monotonic() > deadline:
-            _signal([node.pid for node in nodes if node.poll() is None], signal.SIGKILL)
-            _signal(_left_behind(nodes), signal.SIGKILL)
+            _signal([*(node.pid for node in running), *left_behind], signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
 
 

@@ -10,7 +10,7 @@ import itertools
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,7 +38,6 @@ __all__ = [
     "become_server",
     "empty_run",
     "give_message_id",
-    "identity_kept",
     "inside_lifespan",
     "is_deployment",
     "load_client_app",
@@ -62,16 +61,6 @@ def become_server(run_id: int) -> None:
     TaskIdentity.run_id = run_id
     TaskIdentity.node_id = SERVER_NODE_ID
     TaskIdentity.task_id = 1
-
-
-@contextlib.contextmanager
-def identity_kept() -> Iterator[None]:
-    """Let this process stay what it is to Flower, though a grid of ours is made meanwhile."""
-    before = TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id
-    try:
-        yield
-    finally:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = before
 
 
 def release_records_at_once() -> None:
