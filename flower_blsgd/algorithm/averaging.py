@@ -8,7 +8,7 @@ node h. The same holds for ``x + sum_i s_i (x_i - x)``.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from .tensor_sum import AnyArray as AnyArray  # noqa: PLC0414
 from .tensor_sum import move
@@ -20,15 +20,10 @@ class Weighting(Protocol):
     Subclass it and write `weights`; the rest has defaults.
     """
 
-    @property
-    def momentum_buffers(self) -> str:
-        """The momentum policy that it requires; empty for any."""
-        return ""
-
-    @property
-    def scales_updates(self) -> bool:
-        """Whether parameters move by `update_scales`; buffers are averaged with the weights."""
-        return False
+    momentum_buffers: ClassVar[str] = ""
+    """The momentum policy that it requires; empty for any."""
+    scales_updates: ClassVar[bool] = False
+    """Whether parameters move by `update_scales`; buffers are averaged with the weights."""
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         """Return one weight per worker, in order, that add up to 1."""
@@ -53,7 +48,7 @@ class LoadWeighting(Weighting):
     """
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
-        """Return load_i / sum of loads; a worker that completed nothing counts 0.
+        """Return load_i / sum of loads; a worker that completed nothing has weight 0.
 
         Raises
         ------
@@ -81,12 +76,12 @@ class EqualWeighting(Weighting):
 
 
 @dataclass(frozen=True)
-class NormalizedWeighting(Weighting):
+class NormalizedWeighting(EqualWeighting):
     """FedNova: every worker's update counts as a direction, whatever its number of steps.
 
     Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous
-    Federated Optimization". With p_i = 1/m, a_i the sum of the coefficients with which the
-    gradients of tau_i steps enter the update, and tau_eff = sum_i p_i a_i:
+    Federated Optimization". With the weights p_i = 1/m, a_i the sum of the coefficients with which
+    the gradients of tau_i steps enter the update, and tau_eff = sum_i p_i a_i:
     ``x <- x + sum_i (tau_eff p_i / a_i) (x_i - x)``. Momentum must begin at zero in every round.
 
     Parameters
@@ -97,22 +92,11 @@ class NormalizedWeighting(Weighting):
         Whether it is Nesterov momentum.
     """
 
+    momentum_buffers: ClassVar[str] = "reset"
+    scales_updates: ClassVar[bool] = True
+
     momentum: float = 0.9
     nesterov: bool = False
-
-    @property
-    def momentum_buffers(self) -> str:
-        """Return "reset"."""
-        return "reset"
-
-    @property
-    def scales_updates(self) -> bool:
-        """True."""
-        return True
-
-    def weights(self, completed_loads: Sequence[float]) -> list[float]:
-        """Return p_i: 1/m for the m workers that completed something, 0 for the others."""
-        return EqualWeighting().weights(completed_loads)
 
     def update_scales(
         self, weights: Sequence[float], completed_steps: Sequence[int]
@@ -131,7 +115,7 @@ class NormalizedWeighting(Weighting):
         return [effective * p / a if a else 0.0 for p, a in zip(weights, norms, strict=True)]
 
     def update_norm(self, steps: int) -> float:
-        """Return a_i of that many steps.
+        """Return a_i, the sum of the factors of a worker's gradients in its update after `steps`.
 
         Each gradient counts once directly and again in all later steps.
         """
@@ -233,7 +217,7 @@ class NodeAveraging:
     Parameters
     ----------
     worker_weight : {"load", "equal"} (default: "load")
-        What a worker's weight is proportional to; one that completed nothing counts 0.
+        What a worker's weight is proportional to; 0 for one that completed nothing.
     update_norms : tuple of float (default: ())
         By completed steps, from 0 on: the tensors in `moving` count with the weight over this.
     moving : tuple of str (default: ())
@@ -290,31 +274,17 @@ class NodeAveraging:
 def node_weight(weighting: Weighting) -> str:
     """Return what a worker's weight is proportional to: "load", "equal", or neither: "".
 
-    Only with one of the two is the average of nodes' averages that of all workers. It is found on
-    an example, scaled updates and `update_norm` too, so that it also holds for subclasses.
+    Only with one of the two is the average of nodes' averages that of all workers, so a weighting
+    of one's own, whose rule is not known, is neither.
     """
-    loads, steps = (6.0, 2.0, 0.0, 20.0), (3, 1, 0, 5)
-    weights = weighting.weights(loads)
-    if weighting.scales_updates:
-        norms = [weighting.update_norm(count) for count in steps]
-        expected = [w / norm if w else 0.0 for w, norm in zip(weights, norms, strict=True)]
-        if not _proportional(weighting.update_scales(weights, steps), expected):
-            return ""
-    return next((name for name in _WEIGHTS if _proportional(weights, _WEIGHTS[name](loads))), "")
-
-
-def _proportional(values: Sequence[float], others: Sequence[float]) -> bool:
-    one, other = sum(values), sum(others)
-    return len(values) == len(others) and all(
-        abs(value / one - second / other) < 1e-9
-        for value, second in zip(values, others, strict=True)
-    )
+    rules = {LoadWeighting: "load", EqualWeighting: "equal", NormalizedWeighting: "equal"}
+    return rules.get(type(weighting), "")
 
 
 def average_by_load(
     states: Sequence[Mapping[str, AnyArray]], loads: Sequence[Mapping[str, float]]
 ) -> tuple[dict[str, AnyArray], dict[str, float]]:
-    """Average each tensor over those that have it, by load.
+    """Average each tensor, by load, over the models that have it.
 
     Parameters
     ----------
@@ -329,20 +299,12 @@ def average_by_load(
     tuple of dict
         The averages, and the load behind each: with these they can be averaged again.
     """
-    behind: dict[str, float] = {}
-    # Tensors with the same loads behind them are averaged together: mostly that is all of them.
-    alike: dict[tuple[float, ...], list[str]] = {}
-    for name in dict.fromkeys(name for state in states for name in state):
-        shares = tuple(
-            load[name] if name in state else 0.0 for state, load in zip(states, loads, strict=True)
-        )
-        alike.setdefault(shares, []).append(name)
-        behind[name] = sum(shares)
     average: dict[str, AnyArray] = {}
-    for shares, names in alike.items():
-        having = [
-            {name: state[name] for name in names} if share else {}
-            for state, share in zip(states, shares, strict=True)
-        ]
-        average |= weighted_average(having, LoadWeighting().weights(shares))
-    return {name: average[name] for name in behind}, behind
+    behind: dict[str, float] = {}
+    for name in dict.fromkeys(name for state in states for name in state):
+        having = [i for i, state in enumerate(states) if name in state]
+        shares = [loads[i][name] for i in having]
+        tensors = [{name: states[i][name]} for i in having]
+        average |= weighted_average(tensors, LoadWeighting().weights(shares))
+        behind[name] = sum(shares)
+    return average, behind

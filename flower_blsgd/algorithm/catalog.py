@@ -6,47 +6,33 @@ algorithm is adding a row.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from .averaging import EqualWeighting, LoadWeighting, NormalizedWeighting, Weighting
-from .local_steps import (
-    BalancedBatches,
-    BySpeedSteps,
-    Participant,
-    SameSteps,
-    StepPolicy,
-    SystemAwareSteps,
-)
-from .sampling import Sampler, SeparatedSampler, TierName, UnifiedSampler, UniformSampler
-
-
-class TrainOn:
-    """Decides which workers train: all of them, unless a subclass says otherwise."""
-
-    slow_reduce: bool = False
-    """Whether the slow workers sum the models of the others, as parameter servers."""
-
-    def trains(self, participant: Participant) -> bool:
-        """Return whether this worker trains."""
-        return True
+from .local_steps import BalancedBatches, Participant, SameSteps, StepPolicy, SystemAwareSteps
+from .sampling import Sampler, SeparatedSampler, UnifiedSampler, UniformSampler
 
 
 @dataclass(frozen=True)
-class TrainOnFast(TrainOn):
-    """Only fast workers train; a slow one is never sent an order.
+class TrainOn:
+    """Which workers train, and what the others do.
 
     Parameters
     ----------
+    fast_only : bool (default: False)
+        A slow worker is never sent an order.
     slow_reduce : bool (default: False)
         Each slow worker sums its slice of the fast ones' models, as the CPUs of BytePS do
-        (Jiang et al. 2020, "A Unified Architecture for Accelerating Distributed DNN Training").
+        (Jiang et al. 2020, "A Unified Architecture for Accelerating Distributed DNN Training");
+        only with `fast_only`.
     """
 
+    fast_only: bool = False
     slow_reduce: bool = False
 
     def trains(self, participant: Participant) -> bool:
-        """Return whether it is fast."""
-        return participant.fast
+        """Return whether a participant is one of those that train."""
+        return participant.fast or not self.fast_only
 
 
 @dataclass(frozen=True)
@@ -83,61 +69,30 @@ ALGORITHMS: Mapping[str, Choices] = {
 }
 
 
-class AlgorithmSettings(Protocol):
-    """The settings that an algorithm's parts are built from; `config.RunConfig` has them."""
+Settings = Any
+"""`config.RunConfig`, which is built on this module."""
 
-    @property
-    def local_steps_fast(self) -> int:
-        """tau_fast."""
-
-    @property
-    def local_steps_slow(self) -> int | str:
-        """Steps of every slow worker; "auto": from their speed."""
-
-    @property
-    def shrink_slow_batch(self) -> bool:
-        """Whether workers that are too slow for one step get smaller batches."""
-
-    @property
-    def high_loss_ratio(self) -> float:
-        """Share of a tier's samples that are chosen by loss: lambda."""
-
-    @property
-    def high_loss_to(self) -> TierName:
-        """The tier that gets the highest losses."""
-
-    @property
-    def optimizer(self) -> str:
-        """Of the local steps: "sgd" or "adamw"."""
-
-    @property
-    def momentum(self) -> float:
-        """Of SGD."""
-
-    @property
-    def nesterov(self) -> bool:
-        """Of SGD."""
-
-
-STEPS: Mapping[str, Callable[[AlgorithmSettings], StepPolicy]] = {
+STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
     "system-aware": lambda s: SystemAwareSteps(
         s.local_steps_fast,
         None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
         s.shrink_slow_batch,
     ),
-    "by-speed": lambda s: BySpeedSteps(s.local_steps_fast, shrink_slow_batch=s.shrink_slow_batch),
+    "by-speed": lambda s: SystemAwareSteps(
+        s.local_steps_fast, None, s.shrink_slow_batch, all_by_speed=True
+    ),
     "same": lambda s: SameSteps(s.local_steps_fast),
     "one": lambda _: SameSteps(1),
     "one-by-throughput": lambda _: BalancedBatches(),
 }
 
-SAMPLERS: Mapping[str, Callable[[AlgorithmSettings], Sampler]] = {
+SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
     "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.high_loss_to),
     "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.high_loss_to),
     "uniform": lambda _: UniformSampler(),
 }
 
-WEIGHTS: Mapping[str, Callable[[AlgorithmSettings], Weighting]] = {
+WEIGHTS: Mapping[str, Callable[[Settings], Weighting]] = {
     "load": lambda _: LoadWeighting(),
     "equal": lambda _: EqualWeighting(),
     "normalized": lambda s: (
@@ -147,8 +102,8 @@ WEIGHTS: Mapping[str, Callable[[AlgorithmSettings], Weighting]] = {
     ),
 }
 
-TRAIN_ON: Mapping[str, Callable[[AlgorithmSettings], TrainOn]] = {
+TRAIN_ON: Mapping[str, Callable[[Settings], TrainOn]] = {
     "all": lambda _: TrainOn(),
-    "fast": lambda _: TrainOnFast(),
-    "fast-slow-sums": lambda _: TrainOnFast(slow_reduce=True),
+    "fast": lambda _: TrainOn(fast_only=True),
+    "fast-slow-sums": lambda _: TrainOn(fast_only=True, slow_reduce=True),
 }

@@ -6,7 +6,7 @@ very slow workers; `BalancedBatches`, which is ``dlb``), and which changes of sp
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 FAST_SPEED_RATIO = 0.7
@@ -51,17 +51,17 @@ class StepPolicy(Protocol):
 
     @property
     def needs_speeds(self) -> bool:
-        """Whether it needs the speed ratios of slow workers, which are then measured."""
+        """Whether the policy needs the speed ratios of slow workers, which are then measured."""
         return False
 
     @property
     def needs_fast_speeds(self) -> bool:
-        """Whether it needs the speed ratios of fast workers as well."""
+        """Whether the policy needs the speed ratios of fast workers as well."""
         return False
 
     @property
     def follows_speeds(self) -> bool:
-        """Whether it should see new speed ratios after every epoch."""
+        """Whether the policy needs new speed ratios after every epoch."""
         return False
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
@@ -71,10 +71,6 @@ class StepPolicy(Protocol):
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
         """Return b_i, the samples per step, of each participant, each >= 2."""
         return [participant.batch_size for participant in participants]
-
-    def check(self, participants: Sequence[Participant]) -> None:
-        """Raise ValueError, before the first epoch, if it does not work with these participants."""
-        return None
 
 
 def speed_ratios(seconds_per_step: Sequence[float | None]) -> list[float | None]:
@@ -119,7 +115,7 @@ class SameSteps(StepPolicy):
         _at_least_one("steps", self.steps)
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
-        """Return the same number for all."""
+        """Return the same number of steps for all participants."""
         return [self.steps] * len(participants)
 
 
@@ -139,11 +135,15 @@ class SystemAwareSteps(StepPolicy):
     shrink_slow_batch : bool (default: True)
         A worker that is too slow for one step in a round gets a smaller batch; only where its
         steps come from its speed.
+    all_by_speed : bool (default: False)
+        The steps of fast workers, too, come from their speed: for more than two speeds. The
+        fastest does `local_steps_fast`, and `local_steps_slow` must be None.
     """
 
     local_steps_fast: int = 32
     local_steps_slow: int | None = None
     shrink_slow_batch: bool = True
+    all_by_speed: bool = False
 
     def __post_init__(self) -> None:
         _at_least_one("local_steps_fast", self.local_steps_fast)
@@ -154,6 +154,11 @@ class SystemAwareSteps(StepPolicy):
     def needs_speeds(self) -> bool:
         """Whether the steps of slow workers come from their speed ratios."""
         return self.local_steps_slow is None
+
+    @property
+    def needs_fast_speeds(self) -> bool:
+        """Whether the steps of fast workers come from their speed ratios as well."""
+        return self.all_by_speed
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return the steps of each participant.
@@ -177,7 +182,7 @@ class SystemAwareSteps(StepPolicy):
     def _goes_by_speed(self, participant: Participant) -> bool:
         if participant.given_steps is not None or self.local_steps_slow is not None:
             return False
-        return not participant.fast or self.needs_fast_speeds
+        return not participant.fast or self.all_by_speed
 
     def _steps_of(self, participant: Participant) -> int:
         if participant.given_steps is not None:
@@ -195,22 +200,6 @@ class SystemAwareSteps(StepPolicy):
 
 
 @dataclass(frozen=True)
-class BySpeedSteps(SystemAwareSteps):
-    """The steps of every worker, fast or slow, come from its speed: for more than two speeds.
-
-    A worker's own ``given_steps`` come first. The fastest worker does `local_steps_fast`. The
-    parameters are those of `SystemAwareSteps`, but `local_steps_slow`, which is None.
-    """
-
-    local_steps_slow: None = field(default=None, init=False)
-
-    @property
-    def needs_fast_speeds(self) -> bool:
-        """True."""
-        return True
-
-
-@dataclass(frozen=True)
 class BalancedBatches(StepPolicy):
     """One step each, batch sizes by throughput, their sum constant (the policy of ``dlb``).
 
@@ -220,7 +209,7 @@ class BalancedBatches(StepPolicy):
 
     @property
     def follows_speeds(self) -> bool:
-        """True."""
+        """Batch sizes need the new speed ratios after every epoch."""
         return True
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
@@ -228,42 +217,10 @@ class BalancedBatches(StepPolicy):
         return [1] * len(participants)
 
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
-        """Return b_i of each participant; together they are the sum of the common ones."""
-        shares = throughput_shares([participant.speed_ratio for participant in participants])
+        """Return b_i of each participant; their sum is that of the common batch sizes."""
+        speeds = [participant.speed_ratio for participant in participants]
+        shares = [1.0 if None in speeds else speed or 1.0 for speed in speeds]
         return balanced_batches(sum(p.batch_size for p in participants), shares)
-
-    def check(self, participants: Sequence[Participant]) -> None:
-        """Refuse a batch that is too small to be shared by speed.
-
-        Raises
-        ------
-        ValueError
-            If the share of a worker does not round to two samples; the message names a batch size
-            for which it does.
-        """
-        shares = throughput_shares([participant.speed_ratio for participant in participants])
-        total = sum(participant.batch_size for participant in participants)
-        smallest = min(shares)
-        if total * smallest < _SMALLEST_BATCH - 0.5:
-            enough = 1 + int((_SMALLEST_BATCH - 0.5) / smallest / len(shares))
-            raise ValueError(
-                f"batch-size = {max(p.batch_size for p in participants)} is too small for batches "
-                f"by throughput (dlb): the slowest worker's share of the {total} samples of a "
-                f"step is {total * smallest:.2g}, and it needs 2; use batch-size = {enough} or more"
-            )
-
-
-def throughput_shares(speed_ratios: Sequence[float | None]) -> list[float]:
-    """Return every worker's share of all samples per second; equal ones if a speed is unknown.
-
-    >>> throughput_shares([1.0, 0.25])
-    [0.8, 0.2]
-    """
-    if any(ratio is None for ratio in speed_ratios):
-        return [1 / len(speed_ratios)] * len(speed_ratios)
-    known = [float(ratio) for ratio in speed_ratios if ratio is not None]
-    total = sum(known)
-    return [ratio / total for ratio in known]
 
 
 def whole_parts(total: int, shares: Sequence[float]) -> list[int]:
@@ -287,16 +244,8 @@ def whole_parts(total: int, shares: Sequence[float]) -> list[int]:
 def balanced_batches(total: int, shares: Sequence[float]) -> list[int]:
     """Split a batch by shares; no part is smaller than 2 samples, and the parts sum exactly.
 
-    Raises
-    ------
-    ValueError
-        If the batch holds fewer than two samples for each.
+    It must hold two samples for each.
     """
-    if total < _SMALLEST_BATCH * len(shares):
-        raise ValueError(
-            f"a batch of {total} cannot be shared by {len(shares)} workers: each step needs "
-            f"{_SMALLEST_BATCH} samples"
-        )
     batches = [_SMALLEST_BATCH] * len(shares)
     rest = list(range(len(shares)))
     while rest:

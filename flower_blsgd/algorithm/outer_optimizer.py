@@ -56,7 +56,7 @@ class OuterSGD:
     Parameters
     ----------
     learning_rate : float
-        > 0; 1 without momentum is the plain average, to the bit.
+        > 0; 1 without momentum is the plain average.
     momentum : float (default: 0.0)
         In [0, 1).
     nesterov : bool (default: False)
@@ -83,8 +83,6 @@ class OuterSGD:
         parameters: Collection[str],
     ) -> dict[str, AnyArray]:
         """Return the next global model, and keep the velocity for the next step."""
-        if self.learning_rate == 1 and self.momentum == 0:
-            return dict(averaged)
         return {
             name: self._moved(name, before[name], tensor)
             if name in parameters and tensor.dtype.kind in "fc"
@@ -111,8 +109,8 @@ class OuterSGD:
         return update.astype(averaged.dtype)
 
 
-OUTER_OPTIMIZERS: Mapping[str, Callable[[float, float], OuterOptimizer]] = {
-    "none": lambda learning_rate, momentum: OuterSGD(1.0),  # the average: FedAvg, and the paper
+OUTER_OPTIMIZERS: Mapping[str, Callable[[float, float], OuterOptimizer] | None] = {
+    "none": None,  # the plain average: FedAvg, and the paper
     "sgd": OuterSGD,
     "nesterov": lambda learning_rate, momentum: OuterSGD(learning_rate, momentum, nesterov=True),
 }

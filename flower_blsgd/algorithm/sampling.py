@@ -1,11 +1,12 @@
 """Choose the samples of one epoch for fast and slow workers, by their recorded losses.
 
 A sampler makes the sample lists of an epoch, commonly one for each tier: sample indices, and the
-workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sampler, write a class
-with a method ``sample_lists`` and add it to ``SAMPLERS`` in ``catalog.py`` (or pass an instance of
-it to the strategy).
+workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sampler, subclass
+`Sampler`, write ``sample_lists``, and pass an instance to the strategy; a built-in one is a row of
+``SAMPLERS`` in ``catalog.py``.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .local_steps import Participant
-from .randomness import generator
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -28,6 +28,42 @@ UNSEEN = np.float32(np.inf)
 
 _DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
 """The purpose of each tier's draw, for its random generator."""
+
+
+def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
+    """Return the generator of one draw.
+
+    Every random draw is a pure function of the seed, a purpose and a few counters: a resumed run, a
+    second run and another engine draw the same numbers, and adding a draw for one purpose moves
+    no draw for another.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed, >= 0.
+    purpose : str
+        What is drawn, such as ``"fast-samples"``; each purpose has a stream of its own.
+    *counters : int
+        Epoch, round or worker index, each >= 0.
+
+    Returns
+    -------
+    numpy.random.Generator
+        A fresh generator; equal arguments give an equal sequence.
+    """
+    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, counters)))
+
+
+def derived_seed(seed: int, purpose: str, *counters: int) -> int:
+    """Return a seed in [0, 2**63) for a library that wants a number, such as torch."""
+    state = _sequence(seed, purpose, counters).generate_state(1, np.uint64)
+    return int(state[0]) & (2**63 - 1)
+
+
+def _sequence(seed: int, purpose: str, counters: tuple[int, ...]) -> np.random.SeedSequence:
+    # As a spawn key, not as entropy: entropy is padded with zeros, so that (0,) and (0, 0) and
+    # () would be the same draw.
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters))
 
 
 class LossTable:
@@ -98,8 +134,6 @@ def highest_losses(
         bool of shape (N,) with exactly `count` True.
     """
     num_samples = len(losses)
-    if not 0 <= count <= num_samples:
-        raise ValueError(f"count = {count} must lie in [0, {num_samples}]")
     if count == 0:
         return np.zeros(num_samples, np.bool_)
     threshold = np.partition(losses, num_samples - count)[num_samples - count]
@@ -217,7 +251,7 @@ class Sampler(Protocol):
 
     @property
     def needs_both_tiers(self) -> bool:
-        """Whether it requires at least one fast and one slow worker when a run starts."""
+        """Whether a run must start with at least one fast and one slow worker."""
         return False
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
@@ -241,8 +275,10 @@ class UniformSampler(Sampler):
 
 
 @dataclass(frozen=True)
-class HighLossSampler(Sampler):
-    """A sampler that gives one tier the samples with the highest recorded losses.
+class SeparatedSampler(Sampler):
+    """One tier gets the hardest samples and a random rest, the other a uniform draw.
+
+    The paper's method, with the fast tier. The two draws are independent, so they may overlap.
 
     Parameters
     ----------
@@ -266,57 +302,47 @@ class HighLossSampler(Sampler):
 
     @property
     def needs_both_tiers(self) -> bool:
-        """True."""
+        """A run must start with at least one fast and one slow worker."""
         return True
 
-
-@dataclass(frozen=True)
-class SeparatedSampler(HighLossSampler):
-    """One tier gets the hardest samples and a random rest, the other a uniform draw.
-
-    The paper's method, with the fast tier. The two draws are independent, so they may overlap.
-    """
+    @property
+    def disjoint(self) -> bool:
+        """Whether the other tier gets what is left of all samples, as far as that suffices."""
+        return False
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the fast workers' list and the slow workers' list."""
-        sample_lists = []
-        for tier, purpose in _DRAWS.items():
+        sample_lists = {}
+        taken = np.zeros(len(table), np.bool_)
+        by_loss_first = sorted(_DRAWS.items(), key=lambda draw: draw[0] != self.high_loss_to)
+        for tier, purpose in by_loss_first:
             members = request.tier(tier == "fast")
             if not members:
                 continue
             rng = generator(request.seed, purpose, request.epoch)
             ratio = self.high_loss_ratio if tier == self.high_loss_to else 0.0
             count = request.set_size(members)
-            sample_lists.append(SampleList(draw_samples(table.losses, count, ratio, rng), members))
-        return sample_lists
+            if self.disjoint and tier != self.high_loss_to:
+                left = np.flatnonzero(~taken)
+                rng.shuffle(left)
+                more = draw_samples(table.losses, max(0, count - len(left)), ratio, rng)
+                indices = np.concatenate([left[:count].astype(np.int32), more])
+            else:
+                indices = draw_samples(table.losses, count, ratio, rng)
+                taken[indices] = True
+            sample_lists[tier] = SampleList(indices, members)
+        return [sample_lists[tier] for tier in _DRAWS if tier in sample_lists]
 
 
 @dataclass(frozen=True)
-class UnifiedSampler(HighLossSampler):
+class UnifiedSampler(SeparatedSampler):
     """One tier chooses first, the hardest samples and a random rest; the other gets what is left.
 
     So no sample is trained on by both, as far as N suffices: where what is left is too short,
-    the rest is drawn uniformly from all samples.
+    the rest is drawn uniformly from all samples. The parameters are those of `SeparatedSampler`.
     """
 
-    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
-        """Return the fast workers' list and the slow workers' list."""
-        first, second = ("fast", "slow") if self.high_loss_to == "fast" else ("slow", "fast")
-        taken = np.zeros(len(table), np.bool_)
-        sample_lists = {}
-        for tier in (first, second):
-            members = request.tier(tier == "fast")
-            if not members:
-                continue
-            rng = generator(request.seed, _DRAWS[tier], request.epoch)
-            count = request.set_size(members)
-            if tier == first:
-                indices = draw_samples(table.losses, count, self.high_loss_ratio, rng)
-                taken[indices] = True
-            else:
-                left = np.flatnonzero(~taken)
-                rng.shuffle(left)
-                more = draw_samples(table.losses, max(0, count - len(left)), 0.0, rng)
-                indices = np.concatenate([left[:count].astype(np.int32), more])
-            sample_lists[tier] = SampleList(indices, members)
-        return [sample_lists[tier] for tier in _DRAWS if tier in sample_lists]
+    @property
+    def disjoint(self) -> bool:
+        """The other tier gets the samples that are left, as far as they suffice."""
+        return True

@@ -28,19 +28,16 @@ _ONE_THREAD_BYTES = 1 << 25
 """Below this, a millisecond or two, other threads save little, and cost much on a busy machine."""
 
 
-class _Scratch(threading.local):
-    """Three buffers of a chunk's size for each thread, kept for reuse."""
-
-    def __init__(self) -> None:
-        # An element may be twice as wide in a buffer (float16 is summed in float32).
-        self._memory = np.empty((3, 2 * CHUNK_BYTES), np.uint8)
-
-    def buffers(self, dtype: np.dtype[Any], size: int) -> AnyArray:
-        """Return the buffers as rows of `size` elements."""
-        return self._memory.view(dtype)[:, :size]
+_kept = threading.local()
 
 
-_scratch = _Scratch()
+def _scratch(dtype: np.dtype[Any], size: int) -> AnyArray:
+    """Return three rows of `size` elements, at most a chunk: this thread's memory, used again."""
+    if not hasattr(_kept, "memory"):
+        # An element may be twice as wide as in its chunk: float16 is summed in float32.
+        _kept.memory = np.empty((3, 2 * CHUNK_BYTES), np.uint8)
+    rows: AnyArray = _kept.memory.view(dtype)[:, :size]
+    return rows
 
 
 def num_threads() -> int:
@@ -140,7 +137,7 @@ def move(
         try:
             with np.errstate(over="raise", invalid="ignore"):
                 _sum(target, rows, terms, unit)
-        except FloatingPointError:  # differences of numbers near the largest
+        except FloatingPointError:  # near the largest number, as in a mask
             with np.errstate(over="ignore", invalid="ignore"):
                 _sum(target, rows, terms, unit)
                 _sum_in_float64(target, rows, scales)
@@ -190,7 +187,7 @@ def _sum(out: AnyArray, rows: Sequence[AnyArray], terms: Sequence[_Term], unit: 
     if not terms:
         out[...] = base
         return
-    total, part, twice = _scratch.buffers(working, out.size)
+    total, part, twice = _scratch(working, out.size)
     if any(len(term.models) == 2 for term in terms):
         np.add(base, base, out=twice)
     for n, ((i, *second), factor) in enumerate(terms):

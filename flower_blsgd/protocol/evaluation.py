@@ -32,48 +32,32 @@ class EvaluateOrder:
         The global model: every tensor of its state dict.
     """
 
-    round: int
+    round: int = field(metadata={"key": SERVER_ROUND})
     first: int
     last: int
     arrays: ArrayRecord = field(metadata={"wire": False})
 
-    def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
+    def to_records(self) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        config = ConfigRecord({**to_wire(self), SERVER_ROUND: self.round})
-        return RecordDict({arrays_key: self.arrays, config_key: config})
+        return RecordDict({ARRAYS: self.arrays, CONFIG: ConfigRecord(to_wire(self))})
 
     @classmethod
-    def from_message(
-        cls,
-        message: Message,
-        num_test: int,
-        arrays_key: str = ARRAYS,
-        config_key: str = CONFIG,
-    ) -> "EvaluateOrder":
-        """Read the order in an evaluate message.
+    def from_message(cls, message: Message, num_test: int) -> "EvaluateOrder":
+        """Read the order in an evaluate message to a worker whose test set has `num_test` samples.
 
         A message without a slice, as Flower's own strategies send it, stands for the whole test
         set.
-
-        Parameters
-        ----------
-        message : Message
-            The message.
-        num_test : int
-            Samples of the test set here.
-        arrays_key, config_key : str
-            The names of the records.
 
         Raises
         ------
         ProtocolError
             If there is no model, or no such slice of the test set.
         """
-        config = message.content.config_records.get(config_key, ConfigRecord())
-        arrays = message.content.array_records.get(arrays_key)
+        config = message.content.config_records.get(CONFIG, ConfigRecord())
+        arrays = message.content.array_records.get(ARRAYS)
         if arrays is None:
-            raise ProtocolError(f"the message to evaluate holds no model {arrays_key!r}")
-        whole = {"round": config.get(SERVER_ROUND, 0), "first": 0, "last": num_test}
+            raise ProtocolError(f"the message to evaluate holds no model {ARRAYS!r}")
+        whole = {SERVER_ROUND: 0, "first": 0, "last": num_test}
         order = cls(**from_wire(cls, {**whole, **config}), arrays=arrays)
         if not 0 <= order.first < order.last <= num_test:
             raise ProtocolError(
@@ -124,7 +108,7 @@ class EvaluateReport:
         metrics = MetricRecord(
             {NUM_EXAMPLES: self.num_examples, "loss": self.loss, "accuracy": self.accuracy}
         )
-        sums = ConfigRecord({**to_wire(self), NUM_EXAMPLES: self.num_examples})
+        sums = ConfigRecord(to_wire(self))
         return Message(RecordDict({METRICS: metrics, SUMS: sums}), reply_to=message)
 
     @classmethod
@@ -140,12 +124,10 @@ class EvaluateReport:
         if sums is None:
             raise ProtocolError("the reply holds no sums")
         report = cls(**from_wire(cls, sums))
-        if (report.first, report.last) != (order.first, order.last) or (
-            sums.get(NUM_EXAMPLES) != report.num_examples
-        ):
+        if (report.first, report.last) != (order.first, order.last):
             raise ProtocolError(
-                f"samples {order.first} to {order.last} were ordered, but the sums are of "
-                f"{sums.get(NUM_EXAMPLES)!r} samples from {report.first} to {report.last}"
+                f"samples {order.first} to {order.last} were ordered, but the sums are of samples "
+                f"{report.first} to {report.last}"
             )
         if not (math.isfinite(report.loss_sum) and math.isfinite(report.metric_sum)):
             raise ProtocolError(

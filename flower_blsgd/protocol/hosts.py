@@ -5,8 +5,7 @@ A worker has a local rank within its node, from 0 on. Records of its own have na
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -15,8 +14,7 @@ from .records import ARRAYS, CONFIG, NUM_EXAMPLES, ProtocolError, by_rank, from_
 HOST = "host"
 """The record that only these messages have."""
 
-_ORDER = "order"
-_RANKS, _FAILED, _CODES, _REASONS = "ranks", "failed", "codes", "reasons"
+_ORDER, _FAILURE = "order", "failure"
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,8 @@ class HostOrders:
         The names of the model and of the settings in them.
     weighted_by : str (default: "num-examples")
         The metric that every reply must hold.
-    worker_weight : str (default: "load")
-        How the models are averaged there; this and what follows as in `NodeAveraging`.
-    update_norms : list of float
-        As there.
-    moving : list of str
-        As there.
+    worker_weight, update_norms, moving : str (default: "load"), sequences of float and str
+        How the models are averaged there, as in `NodeAveraging`.
     """
 
     contents: Mapping[int, RecordDict] = field(metadata={"wire": False})
@@ -45,8 +39,8 @@ class HostOrders:
     config_key: str = CONFIG
     weighted_by: str = NUM_EXAMPLES
     worker_weight: str = "load"
-    update_norms: list = field(default_factory=list)  # type: ignore[type-arg]  # from_wire's type
-    moving: list = field(default_factory=list)  # type: ignore[type-arg]
+    update_norms: Sequence[float] = ()
+    moving: Sequence[str] = ()
 
     def to_records(self) -> RecordDict:
         """Return the content of the message; what is shared is not copied."""
@@ -68,13 +62,7 @@ class HostOrders:
         ProtocolError
             If it holds none, or a value has the wrong type.
         """
-        config = message.content.config_records
-        known = {f.name.replace("_", "-") for f in fields(cls)}
-        values = from_wire(cls, {k: v for k, v in config[HOST].items() if k in known})
-        if not all(isinstance(norm, float) for norm in values["update_norms"]):
-            raise ProtocolError("the message's update-norms are not numbers")
-        if not all(isinstance(name, str) for name in values["moving"]):
-            raise ProtocolError("the message's moving are not names")
+        values = from_wire(cls, message.content.config_records[HOST])
         own, shared = by_rank(message.content)
         orders = {rank: records[_ORDER] for rank, records in own.items() if _ORDER in records}
         if not orders or not all(isinstance(order, ConfigRecord) for order in orders.values()):
@@ -115,7 +103,8 @@ class HostReply:
     Parameters
     ----------
     parts : mapping of int to RecordDict
-        By local rank: the records of the worker's own reply, but for what is averaged.
+        By local rank: the records of the worker's own reply, at least one, but for what is
+        averaged.
     failures : mapping of int to Failure
         By local rank: why each other worker did not reply.
     shared : RecordDict
@@ -128,16 +117,12 @@ class HostReply:
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to the message."""
-        summary: dict[str, Any] = {
-            _RANKS: sorted(self.parts),
-            _FAILED: sorted(self.failures),
-            _CODES: [self.failures[rank].code for rank in sorted(self.failures)],
-            _REASONS: [self.failures[rank].reason for rank in sorted(self.failures)],
-        }
-        records = RecordDict({**self.shared, HOST: ConfigRecord(summary)})
+        records = RecordDict({**self.shared, HOST: ConfigRecord()})
         for rank, part in self.parts.items():
             for name, record in part.items():
                 records[f"{name}-{rank}"] = record
+        for rank, failure in self.failures.items():
+            records[f"{_FAILURE}-{rank}"] = ConfigRecord(to_wire(failure))
         return Message(records, reply_to=message)
 
     @classmethod
@@ -149,28 +134,13 @@ class HostReply:
         ProtocolError
             If it is not such a reply.
         """
-        record = content.config_records.get(HOST)
-        if record is None:
+        own, shared = by_rank(content)
+        if shared.pop(HOST, None) is None:
             raise ProtocolError("the reply does not come from a node with several devices")
-        parts, shared = by_rank(content)
-        del shared[HOST]
-        ranks, failed = _list_of(int, record, _RANKS), _list_of(int, record, _FAILED)
-        codes, reasons = _list_of(int, record, _CODES), _list_of(str, record, _REASONS)
-        if not len(failed) == len(codes) == len(reasons) or set(parts) - set(ranks):
-            raise ProtocolError("the reply of a node with several devices contradicts itself")
         failures = {
-            rank: Failure(code, reason)
-            for rank, code, reason in zip(failed, codes, reasons, strict=True)
+            rank: Failure(**from_wire(Failure, records[_FAILURE]))
+            for rank, records in own.items()
+            if _FAILURE in records
         }
-        return cls(
-            {rank: RecordDict(parts.get(rank, {})) for rank in ranks},
-            failures,
-            RecordDict(shared),
-        )
-
-
-def _list_of(kind: type, record: Mapping[str, Any], key: str) -> Sequence[Any]:
-    values = record.get(key)
-    if not isinstance(values, list) or not all(type(value) is kind for value in values):
-        raise ProtocolError(f"the reply's {key} are not a list of {kind.__name__}")
-    return values
+        parts = {r: RecordDict(records) for r, records in own.items() if r not in failures}
+        return cls(parts, failures, RecordDict(shared))

@@ -1,13 +1,12 @@
 """The query before the first round, and the profile of each worker in the answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from .records import CONFIG, PROFILE, ProtocolError, by_rank, from_wire, to_wire
-
-_RANKS = "ranks"
 
 
 @dataclass(frozen=True)
@@ -22,21 +21,18 @@ class ProfileQuery:
         Samples per step to measure with; needed with `calibrate`.
     seconds : float (default: 1.0)
         About how long to measure.
-    ranks : tuple of int (default: ())
+    ranks : sequence of int (default: [])
         Local ranks of the workers that measure, all at once; only for a node with several.
     """
 
     calibrate: bool = False
     batch_size: int = 0
     seconds: float = 1.0
-    ranks: tuple[int, ...] = field(default=(), metadata={"wire": False})
+    ranks: Sequence[int] = field(default_factory=list)
 
     def to_records(self) -> RecordDict:
         """Return the content of the query's message."""
-        config = ConfigRecord(to_wire(self))
-        if self.ranks:
-            config[_RANKS] = list(self.ranks)
-        return RecordDict({CONFIG: config})
+        return RecordDict({CONFIG: ConfigRecord(to_wire(self))})
 
     @classmethod
     def from_message(cls, message: Message) -> "ProfileQuery":
@@ -48,10 +44,7 @@ class ProfileQuery:
             If a key has the wrong type, or there is no batch size to measure with.
         """
         record = message.content.config_records.get(CONFIG, ConfigRecord())
-        ranks: Any = record.get(_RANKS, [])
-        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-            raise ProtocolError(f"the message's ranks are {ranks!r}, not whole numbers")
-        query = cls(**from_wire(cls, {**to_wire(cls()), **record}), ranks=tuple(ranks))
+        query = cls(**from_wire(cls, {**to_wire(cls()), **record}))
         if query.calibrate and query.batch_size < 1:
             raise ProtocolError(f"batch-size = {query.batch_size}: nothing to measure with")
         return query
@@ -98,24 +91,13 @@ class WorkerProfile:
         return Message(RecordDict({PROFILE: ConfigRecord(to_wire(self))}), reply_to=message)
 
     @classmethod
-    def list_from_reply(cls, reply: Message) -> list["WorkerProfile"]:
-        """Read the profiles in an answer: one for an ordinary node.
-
-        Raises
-        ------
-        ProtocolError
-            If there is none, or a key is missing or of the wrong type.
-        """
-        return list(cls.by_local_rank(reply).values())
-
-    @classmethod
     def by_local_rank(cls, reply: Message) -> dict[int | None, "WorkerProfile"]:
         """Read the profiles in an answer by local rank; None for that of an ordinary node.
 
         Raises
         ------
         ProtocolError
-            As `list_from_reply`.
+            If there is none, or a key is missing or of the wrong type.
         """
         own, shared = by_rank(reply.content)
         records: dict[int | None, Any] = {

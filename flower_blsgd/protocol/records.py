@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -43,39 +43,63 @@ class ProtocolError(ValueError):
     """A message that is not as this protocol defines it."""
 
 
+# --- dataclasses to and from records ------------------------------------------------------------
+
+
 @functools.cache
-def _wire_names(cls: Any) -> dict[str, tuple[str, type]]:
+def _wire_fields(cls: Any) -> dict[str, tuple[str, Any]]:
+    """Return key and kind of each field that goes into a record: its type, or an array's dtype."""
     return {
-        f.name: (f.name.replace("_", "-"), cast(type, f.type))
+        f.name: (f.metadata.get("key", f.name.replace("_", "-")), f.metadata.get("dtype", f.type))
         for f in fields(cls)
         if f.metadata.get("wire", True)
     }
 
 
 def to_wire(values: Any) -> dict[str, Any]:
-    """Return a dataclass's fields that go into a record, with keys in kebab-case."""
-    return {key: getattr(values, name) for name, (key, _) in _wire_names(values.__class__).items()}
+    """Return a dataclass's fields as a record holds them, with keys in kebab-case.
+
+    A field's ``key`` is another name for it, such as Flower's own. A sequence becomes a list, and
+    an array whose field has a ``dtype`` the bytes of that dtype.
+    Fields with ``wire`` False are left out.
+    """
+    record = {}
+    for name, (key, kind) in _wire_fields(values.__class__).items():
+        value = getattr(values, name)
+        if isinstance(kind, np.dtype):
+            value = value.astype(kind).tobytes()
+        elif get_args(kind):
+            value = list(value)
+        record[key] = value
+    return record
 
 
 def from_wire(cls: Any, record: Any) -> dict[str, Any]:
-    """Read a dataclass's fields from a record, by their keys in kebab-case.
+    """Read a dataclass's fields from a record; see `to_wire`.
 
     Raises
     ------
     ProtocolError
         If a key is missing or its value has another type.
     """
-    values = {}
-    for name, (key, expected) in _wire_names(cls).items():
-        value = record.get(key)
-        if expected is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
-            raise ProtocolError(
-                f"the message's {key} is {value!r}, not of type {expected.__name__}"
-            )
-        values[name] = value
-    return values
+    return {
+        name: _checked(key, record.get(key), kind)
+        for name, (key, kind) in _wire_fields(cls).items()
+    }
+
+
+def _checked(key: str, value: Any, kind: Any) -> Any:
+    if isinstance(kind, np.dtype):
+        return array_from(value, kind, key)
+    if elements := get_args(kind):
+        if not isinstance(value, list):
+            raise ProtocolError(f"the message's {key} are {value!r}, not a list")
+        return [_checked(key, element, elements[0]) for element in value]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        raise ProtocolError(f"the message's {key} is {value!r}, not of type {kind.__name__}")
+    return value
 
 
 def array_from(raw: Any, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
@@ -83,6 +107,9 @@ def array_from(raw: Any, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
     if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
         raise ProtocolError(f"the message's {what} are not {dtype.name} bytes")
     return np.frombuffer(raw, dtype)
+
+
+# --- records without Flower's checks, and by kind or rank ---------------------------------------
 
 
 def unchecked_record(kind: type[Record], values: Mapping[str, Any]) -> Record:

@@ -20,6 +20,7 @@ from .records import (
     TRAIN_LOSS,
     AnyRecord,
     ProtocolError,
+    Record,
     array_from,
     from_wire,
     records_of,
@@ -35,9 +36,6 @@ MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
-
-_WEIGHTS = "weights"
-_STARTED_AT, _ENDED_AT = "started-at", "ended-at"
 
 SLOTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
@@ -78,29 +76,21 @@ class TrainOrder:
         `state_name`.
     """
 
-    round: int
+    round: int = field(metadata={"key": SERVER_ROUND})
     epoch: int
     local_steps: int
     batch_size: int
-    learning_rate: float
+    learning_rate: float = field(metadata={"key": "lr"})  # as Flower's own clients read it
     seed: int
     deadline_seconds: float
     momentum_policy: str
-    indices: npt.NDArray[np.int32] = field(metadata={"wire": False})
+    indices: npt.NDArray[np.int32] = field(metadata={"dtype": _INDEX_DTYPE})
     arrays: ArrayRecord = field(metadata={"wire": False})
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
 
     def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        config = unchecked_record(
-            ConfigRecord,
-            {
-                **to_wire(self),
-                SERVER_ROUND: self.round,  # Flower's own names for what its clients read
-                "lr": self.learning_rate,
-                "indices": self.indices.astype(_INDEX_DTYPE).tobytes(),
-            },
-        )
+        config = unchecked_record(ConfigRecord, to_wire(self))
         records: dict[str, AnyRecord] = {arrays_key: self.arrays, config_key: config}
         if self.momentum is not None:
             records[MOMENTUM] = self.momentum
@@ -131,15 +121,13 @@ class TrainOrder:
             raise ProtocolError(
                 "this message holds no order: the ServerApp must use the BiasedLocalSGD strategy"
             )
-        values = from_wire(cls, config)
-        indices = array_from(config["indices"], _INDEX_DTYPE, "indices")
-        if len(indices) != values["local_steps"] * values["batch_size"]:
+        order = cls(**from_wire(cls, config), arrays=arrays, momentum=held.get(MOMENTUM))
+        if len(order.indices) != order.local_steps * order.batch_size:
             raise ProtocolError(
-                f"an order of {values['local_steps']} steps of {values['batch_size']} samples "
-                f"holds {len(indices)} indices"
+                f"an order of {order.local_steps} steps of {order.batch_size} samples holds "
+                f"{len(order.indices)} indices"
             )
-        momentum = held.get(MOMENTUM)
-        return cls(**values, indices=indices, arrays=arrays, momentum=momentum)
+        return order
 
 
 @dataclass(frozen=True)
@@ -202,7 +190,12 @@ class TrainReport:
 
     @classmethod
     def from_reply(cls, reply: Message, order: TrainOrder) -> "TrainReport":
-        """Read the reply to an order.
+        """Read the reply to an order; see `from_content`."""
+        return cls.from_content(reply.content, order)
+
+    @classmethod
+    def from_content(cls, content: RecordDict, order: TrainOrder) -> "TrainReport":
+        """Read the content of the reply to an order.
 
         A ClientApp that knows nothing of this protocol answers as for FedAvg, with one
         ArrayRecord and one MetricRecord: it is taken to have done all its steps, and brings
@@ -213,20 +206,10 @@ class TrainReport:
         ProtocolError
             If the reply has another form, or claims steps that were not ordered.
         """
-        return cls.from_content(reply.content, order)
-
-    @classmethod
-    def from_content(cls, content: RecordDict, order: TrainOrder) -> "TrainReport":
-        """Read the content of the reply to an order; see `from_reply`."""
         arrays = records_of(content, ArrayRecord)
         momentum = arrays.pop(MOMENTUM, None)
-        figures = records_of(content, MetricRecord)
-        if len(arrays) != 1:
-            raise ProtocolError(f"expected one ArrayRecord in the reply, found {len(arrays)}")
-        if len(figures) != 1:
-            raise ProtocolError(f"expected one MetricRecord in the reply, found {len(figures)}")
-        metrics = next(iter(figures.values()))
-        model = next(iter(arrays.values()))
+        model = _only(arrays, ArrayRecord)
+        metrics = _only(records_of(content, MetricRecord), MetricRecord)
         if COMPLETED_STEPS not in metrics:
             no_losses = np.empty(0, np.float32)
             return cls(order.local_steps, order.batch_size, 0.0, 0.0, 0.0, no_losses, model)
@@ -255,14 +238,14 @@ class SumOrder:
 
     Parameters
     ----------
-    weights : tuple of float
+    weights : sequence of float
         One per model, >= 0, adding up to 1.
-    slices : tuple of ArrayRecord
-        The slice of each model: one flat array for each dtype of the model, by its name.
+    slices : sequence of ArrayRecord
+        The slice of each model: flat arrays, the same names in each.
     """
 
-    weights: tuple[float, ...]
-    slices: tuple[ArrayRecord, ...]
+    weights: Sequence[float]
+    slices: Sequence[ArrayRecord] = field(metadata={"wire": False})
 
     def models(self) -> list[dict[str, AnyArray]]:
         """Return the slices as arrays by name."""
@@ -270,7 +253,7 @@ class SumOrder:
 
     def to_records(self) -> RecordDict:
         """Return the content of the order's message; the slices are shared, not copied."""
-        records = RecordDict({CONFIG: ConfigRecord({_WEIGHTS: list(self.weights)})})
+        records = RecordDict({CONFIG: ConfigRecord(to_wire(self))})
         for i, record in enumerate(self.slices):
             records[f"{ARRAYS}-{i}"] = record
         return records
@@ -285,14 +268,12 @@ class SumOrder:
             If there are no weights, or not a slice for each.
         """
         config = message.content.config_records.get(CONFIG, ConfigRecord())
-        weights = config.get(_WEIGHTS)
-        if not isinstance(weights, list) or not all(isinstance(w, float) for w in weights):
-            raise ProtocolError("the message to sum holds no weights")
+        values = from_wire(cls, config)
         arrays = message.content.array_records
-        names = [f"{ARRAYS}-{i}" for i in range(len(weights))]
+        names = [f"{ARRAYS}-{i}" for i in range(len(values["weights"]))]
         if not names or set(names) != set(arrays):
-            raise ProtocolError(f"{len(weights)} weights came with {len(arrays)} slices")
-        return cls(tuple(map(float, weights)), tuple(arrays[name] for name in names))
+            raise ProtocolError(f"{len(names)} weights came with {len(arrays)} slices")
+        return cls(**values, slices=tuple(arrays[name] for name in names))
 
 
 @dataclass(frozen=True)
@@ -307,13 +288,13 @@ class SumReport:
         Unix time in seconds.
     """
 
-    arrays: ArrayRecord
+    arrays: ArrayRecord = field(metadata={"wire": False})
     started_at: float
     ended_at: float
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to a message to sum."""
-        times = MetricRecord({_STARTED_AT: self.started_at, _ENDED_AT: self.ended_at})
+        times = MetricRecord(to_wire(self))
         return Message(RecordDict({ARRAYS: self.arrays, METRICS: times}), reply_to=message)
 
     @classmethod
@@ -334,10 +315,13 @@ class SumReport:
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
             raise ProtocolError("its sums are not finite")
         times = reply.content.metric_records.get(METRICS, MetricRecord())
-        started_at, ended_at = times.get(_STARTED_AT), times.get(_ENDED_AT)
-        if not isinstance(started_at, float) or not isinstance(ended_at, float):
-            raise ProtocolError("its reply does not say how long it summed")
-        return cls(arrays, started_at, ended_at)
+        return cls(arrays, **from_wire(cls, times))
+
+
+def _only(records: Mapping[str, Record], kind: type[Record]) -> Record:
+    if len(records) != 1:
+        raise ProtocolError(f"expected one {kind.__name__} in the reply, found {len(records)}")
+    return next(iter(records.values()))
 
 
 def _kinds(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -358,15 +342,7 @@ def state_name(slot: str, parameter: str) -> str:
 
 
 def state_copies(optimizer: str, momentum: float) -> int:
-    """Return how many tensors of its own size an optimizer keeps of each parameter.
-
-    Parameters
-    ----------
-    optimizer : {"sgd", "adamw"}
-        Its name.
-    momentum : float
-        Of SGD, which keeps nothing without it.
-    """
+    """Return how many tensors of its own size an optimizer keeps of each parameter."""
     if optimizer == "sgd" and momentum == 0:
         return 0
     return len(set(SLOTS[optimizer]) - COUNTERS)

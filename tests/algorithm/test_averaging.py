@@ -88,7 +88,7 @@ def test_weighted_average_of_a_model_with_batchnorm() -> None:
 @pytest.mark.parametrize(
     ("dtype", "values", "largest"),
     [
-        *((dtype, [3, 100, 7], 100) for dtype in ("int8", "uint8", "int16", "int32", "uint64")),
+        ("uint8", [3, 100, 7], 100),
         ("int64", [2**53, 2**53 + 1], 2**53 + 1),  # which is no float64
         ("int64", [-5, -3], -3),
         ("bool", [False, True, False], True),
@@ -294,44 +294,14 @@ def test_node_average_of_normalised_updates_worked() -> None:
     assert moved["weight"] == pytest.approx([9.0, 9.0])
 
 
-def test_node_average_by_an_unknown_rule_or_of_nobody_refused() -> None:
-    with pytest.raises(ValueError, match="'median' must be one of load, equal"):
-        NodeAveraging("median")
-    with pytest.raises(ValueError, match="nobody completed a step"):
-        NodeAveraging("load").average([_model(1.0)], [0.0], [0])
-
-
 class _ByRoot(LoadWeighting):
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
         return super().weights([load**0.5 for load in completed_loads])
 
 
-class _OwnLoad(Weighting):
-    def weights(self, completed_loads: Sequence[float]) -> list[float]:
-        return [load / sum(completed_loads) for load in completed_loads]
-
-
-class _OwnScales(NormalizedWeighting):
-    def update_scales(
-        self, weights: Sequence[float], completed_steps: Sequence[int]
-    ) -> list[float]:
-        return [weight * weight for weight in weights]
-
-
-@pytest.mark.parametrize(
-    ("weighting", "expected"),
-    [
-        (LoadWeighting(), "load"),
-        (EqualWeighting(), "equal"),
-        (NormalizedWeighting(0.5, nesterov=True), "equal"),
-        (_OwnLoad(), "load"),
-        (_ByRoot(), ""),
-        (_OwnScales(), ""),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_node_weight_is_found_on_an_example(weighting: Weighting, expected: str) -> None:
-    assert node_weight(weighting) == expected
+def test_node_weight_is_that_of_our_own_weightings() -> None:
+    own = LoadWeighting(), EqualWeighting(), NormalizedWeighting(0.5), _ByRoot()
+    assert [node_weight(weighting) for weighting in own] == ["load", "equal", "equal", ""]
 
 
 @st.composite
@@ -393,27 +363,15 @@ def test_average_of_nodes_is_that_of_their_workers(nodes: Any, weighting: Weight
     _assert_close(nested, flat, bound)
 
 
-@given(_nodes(), st.integers(0, 2**16))
-def test_momentum_by_load_of_nodes_is_that_of_their_workers(nodes: Any, mask: int) -> None:
-    _, loads, members, states = nodes
-    for i, state in enumerate(states):
-        if mask >> i & 1:
-            del state["weight"]  # a worker that did not train this parameter
-
-    def averaged(workers: Sequence[int]) -> tuple[Model, dict[str, float]]:
-        behind = [dict.fromkeys(states[i], loads[i]) for i in workers]
-        return average_by_load([states[i] for i in workers], behind)
-
-    flat, load_behind = averaged([i for i, load in enumerate(loads) if load])
-    inner = [averaged(node) for node in members]
-    nested, nested_behind = average_by_load([s for s, _ in inner], [b for _, b in inner])
-    _assert_close(nested, flat)
-    assert nested_behind == pytest.approx(load_behind)
-
-
 def test_momentum_by_load_worked() -> None:
     """Two of three have "b": (1 x 2 + 3 x 6) / 4 = 5, with a load of 4 behind it."""
     states = [{"a": np.ones(1), "b": np.full(1, 2.0)}, {"a": np.ones(1)}, {"b": np.full(1, 6.0)}]
-    average, behind = average_by_load(states, [dict.fromkeys("ab", x) for x in (1.0, 2.0, 3.0)])
+    loads = [dict.fromkeys("ab", load) for load in (1.0, 2.0, 3.0)]
+    average, behind = average_by_load(states, loads)
     assert average["b"].tolist() == [5.0]
     assert behind == {"a": 3.0, "b": 4.0}
+    # the first two behind one node: the same
+    inner, load_behind = average_by_load(states[:2], loads[:2])
+    nested, all_behind = average_by_load([inner, states[2]], [load_behind, loads[2]])
+    assert nested["b"].tolist() == [5.0]
+    assert all_behind == behind

@@ -1,3 +1,5 @@
+import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -9,8 +11,10 @@ from flower_blsgd.algorithm.epoch_plan import (
     EpochMode,
     EpochPlan,
     RoundShape,
+    SamplingStats,
     plan_epoch,
     round_shape,
+    sampling_stats,
 )
 from flower_blsgd.algorithm.local_steps import (
     BalancedBatches,
@@ -28,7 +32,6 @@ from flower_blsgd.algorithm.sampling import (
     UniformSampler,
     permutation_stream,
 )
-from flower_blsgd.algorithm.statistics import sampling_stats
 
 from .workers import by_speed, distinct_losses, share_left_out, table_of, workers
 
@@ -143,7 +146,6 @@ def test_table_mode_communications_per_epoch(
             num_workers=num_workers,
         )
         assert plan.rounds == rounds
-    assert plan.shape.mean_rounds_per_epoch(num_samples) == rounds
 
 
 def test_table_mode_share_that_fast_workers_leave_out() -> None:
@@ -164,7 +166,6 @@ def test_samples_mode_first_epoch_of_cifar10() -> None:
     assert plan.num_planned == 6 * 8256
     assert [len(one.indices) for one in plan.sample_lists] == [49_152, 384]
     assert share_left_out(plan, _PAPER_WORKERS, CIFAR10) == pytest.approx(1 - 0.98304, abs=1e-12)
-    assert plan.shape.mean_rounds_per_epoch(CIFAR10) == pytest.approx(50_000 / 8256)
 
 
 def test_samples_mode_epoch_18_has_more_fast_samples_than_there_are() -> None:
@@ -351,3 +352,52 @@ def test_plan_of_ten_million_samples() -> None:
     assert stats.all_loss_mean == pytest.approx(0.5, abs=1e-3)
     assert stats.loss_age_epochs_p90 == pytest.approx(0.9, abs=5e-3)
     assert stats.share_left_out == pytest.approx(1 - 1211 * 8192 / num_samples, abs=1e-3)
+
+
+# statistics of the choice of samples
+
+_PAIR = workers(1, 1, 2)
+
+
+def plan_of(fast: list[int], slow: list[int]) -> EpochPlan:
+    """Two rounds of a fast and a slow worker with two samples each."""
+    shape = RoundShape(local_steps=(1, 1), batch_sizes=(2, 2))
+    lists = SampleList(np.array(fast, np.int32), (0,)), SampleList(np.array(slow, np.int32), (1,))
+    return EpochPlan(2, 2, shape, lists)
+
+
+def test_stats_hand_worked() -> None:
+    """The losses are the indices; 8 and 9 were never seen, and the fast worker gets 1 twice."""
+    unseen = math.inf
+    table = table_of([0, 1, 2, 3, 4, 5, 6, 7, unseen, unseen], [2, 2, 2, 2, 4, 4, 6, 6, 0, 0])
+    plan = plan_of(fast=[0, 1, 1, 2], slow=[7, 8, 9, 0])
+    stats = sampling_stats(plan, _PAIR, table, last_round=6, rounds_per_epoch=2.0)
+    assert stats == SamplingStats(
+        all_loss_mean=3.5,
+        all_loss_p10=pytest.approx(0.7),
+        all_loss_p90=pytest.approx(6.3),
+        fast_picked_loss_mean=1.0,  # (0 + 1 + 1 + 2) / 4
+        slow_picked_loss_mean=3.5,  # (7 + 0) / 2: the others have no recorded loss
+        # (0 + 1 + 1 + 2 + 7 + 0) / 6, over 3.5
+        picked_over_all_loss=pytest.approx(11 / 21),
+        distinct_samples=6,  # 0, 1, 2, 7, 8, 9
+        share_never_seen=pytest.approx(0.2),
+        share_left_out=0.7,  # all but 0, 1 and 2
+        loss_age_epochs_mean=1.25,  # (4 x 4 + 2 x 2 + 2 x 0) / 8 rounds
+        loss_age_epochs_p90=2.0,
+        loss_age_epochs_max=2.0,  # round 2, after round 6
+        left_out_age_epochs_mean=pytest.approx(0.8),  # (4 + 2 + 2 + 0 + 0) / 5 rounds
+        left_out_age_epochs_p90=2.0,
+    )
+
+
+def test_first_epoch_knows_no_loss_and_no_age() -> None:
+    plan = plan_of([0, 1, 2, 3], [4, 5, 6, 7])
+    stats = sampling_stats(plan, _PAIR, LossTable(10), 0, 1.0)
+    assert (stats.share_never_seen, stats.share_left_out) == (1.0, 0.6)
+    assert stats.distinct_samples == 8
+    known = ("share_never_seen", "share_left_out", "distinct_samples")
+    figures = dataclasses.asdict(stats)
+    for name, value in figures.items():  # plain numbers, for a csv file
+        assert type(value) is (int if name == "distinct_samples" else float), name
+    assert all(math.isnan(value) for name, value in figures.items() if name not in known)

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from flower_blsgd.algorithm.local_steps import (
     FAST_SPEED_RATIO,
     BalancedBatches,
-    BySpeedSteps,
     Participant,
     SameSteps,
     StepPolicy,
@@ -19,6 +18,8 @@ from flower_blsgd.algorithm.local_steps import (
 )
 
 from .workers import by_speed, workers
+
+BY_SPEED = SystemAwareSteps(32, all_by_speed=True)
 
 _ratios = st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=10)
 
@@ -93,8 +94,8 @@ def test_shrunk_batch_worked(gamma: float, tau_fast: int, batch: int, expected: 
             [5, 3, 8],
         ),
         # 32 x gamma: 32, 25.6, 16, 8, 4; fast and slow alike
-        (BySpeedSteps(32), by_speed(32, 1.0, 0.8, 0.5, 0.25, 0.125), [32, 26, 16, 8, 4]),
-        (BySpeedSteps(32), [*by_speed(32, 1.0), Participant(True, 32, 0.01, 5)], [32, 5]),
+        (BY_SPEED, by_speed(32, 1.0, 0.8, 0.5, 0.25, 0.125), [32, 26, 16, 8, 4]),
+        (BY_SPEED, [*by_speed(32, 1.0), Participant(True, 32, 0.01, 5)], [32, 5]),
         # one number for all, whatever is known of them: steps= holds for system-aware only
         (SameSteps(32), [*by_speed(32, 0.1), Participant(False, 32, given_steps=5)], [32, 32]),
         (SameSteps(1), workers(1, 1), [1, 1]),
@@ -105,7 +106,6 @@ def test_local_steps_worked(
 ) -> None:
     assert policy.local_steps(participants) == steps
     assert policy.batch_sizes(participants) == [32] * len(participants)
-    policy.check(participants)
 
 
 def test_batches_shrink_only_where_the_steps_come_from_the_speed() -> None:
@@ -119,11 +119,11 @@ def test_batches_shrink_only_where_the_steps_come_from_the_speed() -> None:
     ]
     assert SystemAwareSteps(32).local_steps(participants) == [32, 1, 1, 32, 16]
     assert SystemAwareSteps(32).batch_sizes(participants) == [64, 16, 64, 64, 64]
-    assert BySpeedSteps(32).batch_sizes(participants) == [64, 16, 64, 16, 64]
+    assert BY_SPEED.batch_sizes(participants) == [64, 16, 64, 16, 64]
     for policy in (
         SystemAwareSteps(32, 1),
         SystemAwareSteps(32, None, False),
-        BySpeedSteps(32, shrink_slow_batch=False),
+        SystemAwareSteps(32, None, False, all_by_speed=True),
         SameSteps(1),
     ):
         assert policy.batch_sizes(participants) == [64] * 5
@@ -135,7 +135,7 @@ def test_policies_say_which_speeds_they_need() -> None:
         for policy in (
             SystemAwareSteps(32),
             SystemAwareSteps(32, 4),
-            BySpeedSteps(),
+            BY_SPEED,
             SameSteps(4),
             BalancedBatches(),
         )
@@ -153,7 +153,7 @@ def test_policies_say_which_speeds_they_need() -> None:
     ("policy", "participants", "expected"),
     [
         (SystemAwareSteps(32), [*by_speed(32, 1.0), Participant(False, 32)], "local-steps-slow"),
-        (BySpeedSteps(), [Participant(True, 32), *by_speed(32, 0.5)], "by-speed.*give a number"),
+        (BY_SPEED, [Participant(True, 32), *by_speed(32, 0.5)], "by-speed.*give a number"),
     ],
 )
 def test_local_steps_that_cannot_be_known_refused(
@@ -169,7 +169,6 @@ def test_local_steps_that_cannot_be_known_refused(
         lambda: SameSteps(0),
         lambda: SystemAwareSteps(0),
         lambda: SystemAwareSteps(32, 0),
-        lambda: BySpeedSteps(0),
     ],
 )
 def test_step_policy_below_one_step_refused(make: object) -> None:
@@ -228,19 +227,6 @@ def test_dlb_is_one_step_each_and_the_sum_of_the_common_batches() -> None:
     assert BalancedBatches().local_steps(participants) == [1, 1, 1]
     assert BalancedBatches().batch_sizes(participants) == [43, 43, 10]
     assert BalancedBatches().batch_sizes(by_speed(32, None, 0.5)) == [32, 32]
-    with pytest.raises(ValueError, match="a batch of 5 cannot be shared by 3"):
-        balanced_batches(5, [1, 1, 1])
-
-
-def test_dlb_check_worked() -> None:
-    # shares 1/1.01 and 0.01/1.01: of 2 B samples the slow one has 0.0198 B >= 1.5 from B = 75.75
-    policy = BalancedBatches()
-    with pytest.raises(ValueError, match=r"batch-size = 32 .*use batch-size = 76 or more"):
-        policy.check(by_speed(32, 1.0, 0.01))
-    with pytest.raises(ValueError, match="batch-size = 75"):
-        policy.check(by_speed(75, 1.0, 0.01))
-    policy.check(by_speed(76, 1.0, 0.01))
-    policy.check(by_speed(2, None, None, None))
 
 
 # speeds that change

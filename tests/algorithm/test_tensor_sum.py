@@ -88,21 +88,6 @@ def test_sum_is_the_same_to_the_bit_in_any_number_of_threads(
     assert bits(summed([[np.concatenate(model)] for model in models], scales)) == expected
 
 
-def test_sum_of_close_models_is_nearly_that_of_float64() -> None:
-    """As models are after a few steps: their differences are a hundredth of them."""
-    rng = np.random.default_rng(0)
-    base = rng.normal(size=100_000)
-    models = [[(base * (1 + 0.01 * rng.normal(size=base.size))).astype("f4")] for _ in range(8)]
-    exact = np.mean([model[0].astype(np.float64) for model in models], axis=0)
-    (got,) = summed(models, [1 / 8] * 7)
-    nearest = exact.astype(np.float32)
-    np.testing.assert_array_max_ulp(got, nearest, 1)
-    assert (got != nearest).mean() < 0.2
-    # The rounding of the result alone is what float64 has too.
-    ours, least = (np.sqrt(np.mean((each - exact) ** 2)) for each in (got, nearest))
-    assert ours < 1.3 * least
-
-
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.usefixtures("threads")
 def test_sum_of_numbers_near_the_largest_is_finite(recwarn: pytest.WarningsRecorder) -> None:

@@ -28,7 +28,6 @@ def replied() -> RecordDict:
         {
             0: RecordDict({"metrics": MetricRecord({"x": 1})}),
             12: RecordDict({"metrics": MetricRecord({"x": 2})}),
-            3: RecordDict(),  # it did what was asked, and has no record of its own
         },
         {1: Failure(205, "Traceback\nRuntimeError: the fan stands still\n"), 4: Failure(0, "")},
         RecordDict({"arrays": toy_arrays(5.0)}),
@@ -50,22 +49,10 @@ def test_orders_survive_the_wire_and_shared_records_travel_once() -> None:
     assert (found.update_norms, found.moving) == ([0.0, 1.5], ["weight"])
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("update-norms", ["a"]),
-        ("update-norms", 1.0),
-        ("moving", [1]),
-        ("worker-weight", 3),
-        ("config-key", None),
-    ],
-)
-def test_orders_with_a_broken_value_are_refused_by_name(key: str, value: object) -> None:
+def test_orders_with_a_broken_value_are_refused_by_name() -> None:
     message = sent()
-    del message.content["host"][key]
-    if value is not None:
-        message.content["host"][key] = value
-    with pytest.raises(ProtocolError, match=key):
+    message.content["host"]["update-norms"] = ["a"]
+    with pytest.raises(ProtocolError, match="update-norms"):
         HostOrders.from_message(message)
 
 
@@ -79,8 +66,7 @@ def test_orders_without_an_order_are_refused() -> None:
 
 def test_reply_survives_the_wire() -> None:
     found = HostReply.from_content(replied())
-    assert sorted(found.parts) == [0, 3, 12]
-    assert [len(found.parts[rank]) for rank in (0, 3, 12)] == [1, 0, 1]
+    assert sorted(found.parts) == [0, 12]
     assert found.parts[12]["metrics"] == MetricRecord({"x": 2})
     assert set(found.shared) == {"arrays"}
     assert found.failures[1].code == 205
@@ -88,19 +74,11 @@ def test_reply_survives_the_wire() -> None:
     assert found.failures[4].brief == "error 0"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("ranks", [0, 3], "contradicts"),  # 12 has records
-        ("codes", [205], "contradicts"),
-        ("reasons", [1, 2], "reasons"),
-        ("failed", "1, 4", "failed"),
-    ],
-)
-def test_reply_that_contradicts_itself_is_refused(key: str, value: object, expected: str) -> None:
+@pytest.mark.parametrize(("key", "value"), [("code", "205"), ("reason", 1)])
+def test_reply_with_a_broken_failure_is_refused(key: str, value: object) -> None:
     content = replied()
-    content["host"][key] = value
-    with pytest.raises(ProtocolError, match=expected):
+    content["failure-1"][key] = value
+    with pytest.raises(ProtocolError, match=key):
         HostReply.from_content(content)
 
 

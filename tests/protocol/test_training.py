@@ -16,7 +16,8 @@ from flower_blsgd.protocol import (
     TrainReport,
     state_copies,
 )
-from flower_blsgd.worker.optimizers import make_optimizer, slots_of
+from flower_blsgd.worker.model_io import slots_of
+from flower_blsgd.worker.step import make_optimizer
 
 from ..in_process_grid import over_the_wire, same_bits, toy_arrays
 
@@ -77,11 +78,11 @@ def test_order_survives_the_wire(momentum: ArrayRecord | None) -> None:
     assert same_bits(found.momentum, momentum) if momentum else found.momentum is None
 
 
-def test_order_has_flowers_own_names_beside_ours_and_shares_the_model() -> None:
+def test_order_has_flowers_own_names_and_shares_the_model() -> None:
     order = order_of(1, 2, indices=np.array([1, 258], np.int32))
     config = order.to_records().config_records["config"]
-    assert config["server-round"] == config["round"] == 4
-    assert config["lr"] == config["learning-rate"] == 0.125
+    assert config["server-round"] == 4
+    assert config["lr"] == 0.125
     assert config["indices"] == b"\x01\x00\x00\x00\x02\x01\x00\x00"  # little-endian int32
     assert order.to_records()["arrays"] is order.arrays
     assert order.to_records()["config"] is not config
@@ -103,11 +104,7 @@ def test_order_of_another_strategy_is_refused_with_the_way_out() -> None:
     [
         ("indices", b"\x00" * 20, "5 indices"),
         ("indices", b"\x00" * 23, "indices"),
-        ("indices", [0, 1, 2, 3, 4, 5], "indices"),
         ("local-steps", 3, "3 steps of 3"),
-        ("local-steps", 2.0, "local-steps"),
-        ("epoch", "two", "epoch"),
-        ("learning-rate", True, "learning-rate"),
         ("momentum-policy", 1, "momentum-policy"),
         ("seed", None, "seed"),
     ],
@@ -128,7 +125,7 @@ def test_order_broken_value_is_refused_by_name(key: str, value: object, expected
 def test_report_survives_the_wire(momentum: ArrayRecord | None) -> None:
     order = order_of()
     report = report_of(order, 1, momentum=momentum)
-    found = TrainReport.from_reply(answered(order, report), order)
+    found = TrainReport.from_content(answered(order, report).content, order)
     assert (found.completed_steps, found.batch_size) == (1, 3)
     assert (found.compute_seconds, found.started_at, found.ended_at) == (0.5, 1000.25, 1000.75)
     assert found.losses.tolist() == [0.0, 1.0, 2.0]
@@ -148,7 +145,7 @@ def test_report_counts_examples_and_their_mean_loss() -> None:
     assert metrics["train-loss"] == 2.5
     nothing_done = report_of(order, 0)
     assert np.isnan(nothing_done.mean_loss)
-    found = TrainReport.from_reply(answered(order, nothing_done), order)
+    found = TrainReport.from_content(answered(order, nothing_done).content, order)
     assert found.completed_steps == found.num_examples == len(found.losses) == 0
 
 
@@ -172,7 +169,7 @@ def test_report_of_what_was_not_ordered_is_refused(
     reply = answered(order, report_of(order))
     reply.content[record][key] = value
     with pytest.raises(ProtocolError, match=expected):
-        TrainReport.from_reply(reply, order)
+        TrainReport.from_content(reply.content, order)
 
 
 def test_report_can_be_averaged_by_flowers_own_fedavg() -> None:
@@ -193,7 +190,7 @@ def test_report_of_a_client_that_knows_only_fedavg_counts_as_all_steps() -> None
     records = RecordDict(
         {"weights": toy_arrays(9.0), "numbers": MetricRecord({"num-examples": 6, "acc": 0.5})}
     )
-    found = TrainReport.from_reply(Message(records, reply_to=sent(order)), order)
+    found = TrainReport.from_content(Message(records, reply_to=sent(order)).content, order)
     assert found.completed_steps == 2
     assert found.num_examples == 6
     assert len(found.losses) == 0
@@ -216,7 +213,7 @@ def test_report_needs_exactly_one_model_and_one_metric_record(
         reply.content["more"] = another
     expected = f"one {type(another).__name__} in the reply, found {count}"
     with pytest.raises(ProtocolError, match=expected):
-        TrainReport.from_reply(reply, order)
+        TrainReport.from_content(reply.content, order)
 
 
 # --- slices to add up
@@ -229,7 +226,7 @@ def sum_message() -> Message:
 
 def test_sum_order_survives_the_wire() -> None:
     found = SumOrder.from_message(sum_message())
-    assert found.weights == (0.25, 0.75)
+    assert found.weights == [0.25, 0.75]
     assert same_bits(found.slices[1], toy_arrays(5.0))
     assert found.models()[1]["weight"].tolist() == toy_arrays(5.0)["weight"].numpy().tolist()
 
@@ -244,22 +241,13 @@ def test_sum_order_without_a_weight_for_each_slice_is_refused(weights: object) -
         SumOrder.from_message(message)
 
 
-def test_sum_report_survives_the_wire_and_is_checked() -> None:
+def test_sum_report_survives_the_wire() -> None:  # test_slow_reduce.py has wrong ones
     message = sum_message()
-    slices = SumOrder.from_message(message).slices
     good = SumReport(toy_arrays(4.0), 1.25, 2.5)
+    slices = SumOrder.from_message(message).slices
     found = SumReport.from_reply(over_the_wire(good.to_reply(message)), slices)
     assert (found.started_at, found.ended_at) == (1.25, 2.5)
     assert same_bits(found.arrays, good.arrays)
-    mis_shaped = ArrayRecord({name: Array(np.zeros(7, np.float32)) for name in slices[0]})
-    for arrays, expected in ((toy_arrays(float("nan")), "not finite"), (mis_shaped, "shapes")):
-        reply = SumReport(arrays, 1.0, 2.0).to_reply(message)
-        with pytest.raises(ProtocolError, match=expected):
-            SumReport.from_reply(reply, slices)
-    reply = good.to_reply(message)
-    del reply.content["metrics"]
-    with pytest.raises(ProtocolError, match="how long"):
-        SumReport.from_reply(reply, slices)
 
 
 # --- the state of optimizers
