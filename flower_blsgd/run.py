@@ -4,7 +4,6 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -12,28 +11,25 @@ from flwr.serverapp import Grid
 
 from .algorithm.catalog import SAMPLERS, STEPS, TRAIN_ON, WEIGHTS
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
-from .algorithm.randomness import derived_seed
+from .algorithm.sampling import derived_seed
 from .config import RunConfig
 from .errors import UsageError
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.folder import RunFolder
-from .results.progress import ProgressView
-from .results.recorder import RunRecorder
+from .results.recorder import ProgressView, RunRecorder
 from .results.speed_profile import SpeedProfile, with_profile
-from .runtime.devices import WorkerSpec, parse_workers, this_machine
+from .runtime.devices import WorkerSpec, format_bytes, parse_workers, require_bytes, this_machine
 from .runtime.flower_app import built_in_app
 from .runtime.local_grid import LocalGrid
-from .runtime.memory import format_bytes, require_bytes
-from .runtime.template_process import prepare_template
-from .strategy import BiasedLocalSGD
+from .runtime.pinning import start_fork_server
+from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.cost_model import predict_run, predicted_figures
-from .strategy.evaluation import EvaluateSlice, WorkerEvaluation
+from .strategy.evaluation import WorkerEvaluation
 from .strategy.fit_loop import EvaluateFn
 from .strategy.profiles import assume_speeds
 from .strategy.replies import ModelShape
 from .strategy.workers import WorkerRegistry
-from .tasks import Task, check_weights, load_task
-from .tasks.task import check_task, checked_initial_model
+from .tasks.task import Task, check_task, check_weights, load_task
 from .worker import MODULES
 from .worker.evaluation import evaluate_sums
 from .worker.model_io import load_state, state_record
@@ -73,7 +69,7 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
     began = time.time()
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
     task = load_own_task(config)
-    model = checked_initial_model(task, config.task, derived_seed(config.seed, "model"))
+    model = task.initial_model(derived_seed(config.seed, "model"))
     arrays = state_record(model)
     workers = grid.workers if isinstance(grid, LocalGrid) else ()
     strategy = make_strategy(
@@ -83,7 +79,7 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         [name for name, _ in model.named_parameters()],
     )
     if workers:
-        _check_workers(config, strategy, workers)
+        check_workers(config, workers, task.num_train)
         _require_buffers(config, len(workers), arrays)
     elif strategy.planner.train_on.slow_reduce:
         raise UsageError(
@@ -94,9 +90,6 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         raise UsageError(
             "trace = true: workers write their traces on the local grid only; use blsgd run"
         )
-    overhead_seconds = 0.0
-    if workers and config.profile:  # other grids ignore it, and may not have the file
-        overhead_seconds = SpeedProfile.read(Path(config.profile)).overhead_seconds.median
     RunFolder.refuse_unusable(config.out)
 
     view = view or ProgressView(config.epochs, seconds=config.seconds)
@@ -108,13 +101,17 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         report.open_folder()
         if not workers:
             _note_ignored_settings(config, strategy.registry, report)
-            _note_transports(grid, report)
-        for worker in strategy.registry.active:
+        active = strategy.registry.active
+        for worker in active:
             if worker.speed:
                 report.say(f"  {worker.label}: {worker.speed}")
-        prediction = predict_run(strategy, strategy.registry.active, overhead_seconds)
-        if prediction is not None:  # all speeds are known
-            report.predicted = predicted_figures(prediction, config.clock)
+        if any(worker.profile.seconds_per_step for worker in active):
+            overhead = 0.0
+            if workers and config.profile:  # other grids ignore it, and may not have the file
+                overhead = SpeedProfile.read(Path(config.profile)).overhead_seconds.median
+            prediction = predict_run(strategy, active, overhead)
+            if prediction is not None:  # the speeds of all that train are known
+                report.predicted = predicted_figures(prediction, config.clock)
         traces = report.folder.path / "trace"
         train_config = ConfigRecord({TRACE_FOLDER: str(traces.resolve())} if config.trace else {})
         strategy.fit(
@@ -129,12 +126,8 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
             on_round=report.add_round,
             on_epoch=report.add_epoch,
         )
-        if config.trace:
-            report.say(
-                f"traces of one round: {traces} (open them in ui.perfetto.dev)"
-                if traces.is_dir()
-                else "no trace: it is of round 2, whose end no worker reached"
-            )
+        if config.trace and traces.is_dir():  # it is of round 2
+            report.say(f"traces of one round: {traces} (open them in ui.perfetto.dev)")
         _note_wire_errors(grid, report)
     return report
 
@@ -164,13 +157,11 @@ def make_local_grid(
     if workers is None:
         workers, _ = with_profile(parse_workers(config.workers), config)
     settings = config.to_run_config()
-    prepare_template(MODULES)
+    start_fork_server(MODULES)
     try:
         return LocalGrid(workers, app.client_app, app.path, settings, config.threads, setup=setup)
-    except UsageError:
-        raise
     except Exception as error:
-        if setup is None:
+        if setup is None or isinstance(error, UsageError):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(
@@ -232,7 +223,7 @@ def make_strategy(
         deadline_seconds=config.deadline_seconds,
         clock=config.clock,
         train_on=TRAIN_ON[choices.train_on](config),
-        outer_optimizer=outer(config.outer_learning_rate, config.outer_momentum),
+        outer_optimizer=outer and outer(config.outer_learning_rate, config.outer_momentum),
         parameter_names=parameter_names,
         rebalance=config.rebalance,
         fast_threshold=config.fast_threshold,
@@ -245,12 +236,7 @@ def make_strategy(
 
 def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples: int) -> None:
     """Raise UsageError if a run with these settings could not begin with these workers."""
-    _check_workers(config, make_strategy(config, num_samples, len(workers)), workers)
-
-
-def _check_workers(
-    config: RunConfig, strategy: BiasedLocalSGD, workers: Sequence[WorkerSpec]
-) -> None:
+    strategy = make_strategy(config, num_samples, len(workers))
     profiles = [profile_of(worker, partition) for partition, worker in enumerate(workers)]
     registry = WorkerRegistry.of_profiles(assume_speeds(profiles), config.fast_threshold)
     strategy.planner.check(registry.workers)
@@ -274,13 +260,24 @@ def _evaluate_fn(
     grid: Grid, config: RunConfig, task: Task, registry: WorkerRegistry, report: RunRecorder
 ) -> EvaluateFn:
     """Return the function that evaluates on the workers or on the server, and counts its time."""
-    evaluate_slice = _evaluate_slice_fn(task, config.precision)
-    by_workers = WorkerEvaluation(grid, registry, task.num_test, evaluate_slice)
+    model = functools.cache(task.model)  # made only if this process has to evaluate
+
+    def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
+        device = next(iter(this_machine().accelerators), "cpu")
+        use_precision(config.precision, device)
+        load_state(model(), arrays)
+        size = task.evaluation_batch_size
+        test = (task.test, task.loss, task.metric)
+        return evaluate_sums(model(), *test, device, first, last, size)
+
+    @functools.cache
+    def on_workers() -> WorkerEvaluation:
+        return WorkerEvaluation(grid, registry, task.num_test, evaluate_slice)
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         began = time.perf_counter()
         if config.evaluate_on == "workers":
-            metrics = by_workers(server_round, arrays)
+            metrics = on_workers()(server_round, arrays)
         else:
             whole = evaluate_slice(arrays, 0, task.num_test)
             metrics = MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
@@ -288,27 +285,6 @@ def _evaluate_fn(
         return metrics
 
     return evaluate
-
-
-def _evaluate_slice_fn(task: Task, precision: str) -> EvaluateSlice:
-    model = functools.cache(task.model)  # made only if this process has to evaluate
-
-    def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-        device = next(iter(this_machine().accelerators), "cpu")
-        use_precision(precision, device)
-        load_state(model(), arrays)
-        return evaluate_sums(
-            model(),
-            task.test,
-            task.loss,
-            task.metric,
-            device,
-            first,
-            last,
-            task.evaluation_batch_size,
-        )
-
-    return evaluate_slice
 
 
 # --- what is worth a line about other grids than the local one ----------------------------------
@@ -323,30 +299,14 @@ def _note_ignored_settings(
             f'profile = "{config.profile}" is ignored: only blsgd run reads it; give each node '
             "seconds-per-step in its node config"
         )
-    if config.workers == "auto":
-        return
     try:
-        named = [profile_of(worker) for worker in parse_workers(config.workers)]
+        specs = parse_workers(config.workers)
     except UsageError:  # devices of another machine
-        named = []
-    for worker in registry.workers:
-        partition = worker.profile.partition_id  # simulation gives every node one
-        profile = replace(
-            worker.profile, partition_id=-1, data_fingerprint="", model_fingerprint=""
-        )
-        if partition < 0 or profile not in named[partition : partition + 1]:
-            report.say(
-                f'workers = "{config.workers}" is ignored: each SuperNode names its own device'
-            )
-            return
-
-
-def _note_transports(grid: Grid, report: RunRecorder) -> None:
-    """Say how the nodes are reached, where the grid has more than one way."""
-    transports = Counter(getattr(grid, "transports", {}).values())
-    if transports:
-        ways = ", ".join(f"{count} by {way}" for way, count in sorted(transports.items()))
-        report.say(f"nodes: {ways}")
+        specs = []
+    named = Counter((spec.device_with_cores, str(spec.tier)) for spec in specs)
+    there = Counter((w.profile.device, w.profile.tier) for w in registry.workers)
+    if config.workers != "auto" and there - named:
+        report.say(f'workers = "{config.workers}" is ignored: each SuperNode names its own device')
 
 
 def _note_wire_errors(grid: Grid, report: RunRecorder) -> None:

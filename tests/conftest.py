@@ -40,5 +40,5 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def _may_make_messages() -> None:
-    """Flower lets only its own processes make messages, unless told who they are."""
+    """Flower lets only its own processes make messages, unless this is called."""
     become_server(run_id=1)

@@ -20,8 +20,7 @@ from flower_blsgd import Task
 from flower_blsgd.api import evaluate_run
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.results.progress import ProgressView
-from flower_blsgd.results.recorder import RunRecorder
+from flower_blsgd.results.recorder import ProgressView, RunRecorder
 from flower_blsgd.run import make_local_grid, make_strategy, train_on
 from flower_blsgd.runtime.devices import WorkerSpec, parse_workers, usable_cores
 from flower_blsgd.runtime.flower_app import built_in_app
@@ -88,13 +87,8 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
     assert folder.name == "digits-1"
     assert (folder.parent / "latest").resolve() == folder
     assert {path.name for path in folder.iterdir()} >= {
-        "config.toml",
-        "rounds.jsonl",
-        "epochs.csv",
-        "summary.json",
-        "model.safetensors",
-        "learning_curve.png",
-        "timeline.png",
+        *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors"),
+        *("learning_curve.png", "timeline.png"),
     }
     assert not list(folder.glob("*.part"))
 
@@ -106,12 +100,8 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
     assert summary["rounds"] == len(rounds) == 6 * 1437 // 320
     assert summary["samples"] == len(rounds) * 320
     fast, slow = summary["workers"]
-    assert (fast["tier"], fast["local_steps"], slow["tier"], slow["local_steps"]) == (
-        "fast",
-        8,
-        "slow",
-        2,
-    )
+    assert (fast["tier"], fast["local_steps"]) == ("fast", 8)
+    assert (slow["tier"], slow["local_steps"]) == ("slow", 2)
     assert fast["weight"] == pytest.approx(0.8)
     assert slow["weight"] == pytest.approx(0.2)
     assert summary["failures"] == []
@@ -126,10 +116,10 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
         right = (model.eval()(images).argmax(1) == labels).float().mean()
     assert float(right) == pytest.approx(summary["accuracy"])
 
-    told = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("epoch ") for line in told) == 6
-    assert any(str(folder) in line for line in told)
-    assert told[-1].startswith("slow devices: 20.0% of the samples, 20.0% of the weight")
+    printed = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("epoch ") for line in printed) == 6
+    assert any(str(folder) in line for line in printed)
+    assert printed[-1].startswith("slow devices: 20.0% of the samples, 20.0% of the weight")
 
 
 def test_run_same_seed_same_bits_another_seed_others() -> None:
@@ -150,8 +140,8 @@ def test_run_evaluation_on_workers_or_server_gives_the_same_figures_and_bits() -
         config = config_of(evaluate_on=place, **settings)
         grid = grid_of(config, (*NODES, {"tier": "fast", "partition-id": 2}))
         report = run(config, grid)
-        asked = [m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")]
-        assert asked == ([50, 52] * 2 if place == "workers" else [])
+        evaluating = [m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")]
+        assert evaluating == ([50, 52] * 2 if place == "workers" else [])
         assert report.summary["evaluation_seconds"] > 0
         rows = list(csv.DictReader((report.folder.path / "epochs.csv").open()))
         assert [bool(row["accuracy"]) for row in rows] == [False, True, True]
@@ -205,9 +195,9 @@ def test_run_auto_steps_follow_measured_speeds(capsys: pytest.CaptureFixture[str
     fast, slow = summary["workers"]
     assert fast["local_steps"] == 16
     assert 1 <= slow["local_steps"] <= 8  # 16 / 8 = 2 on an idle machine
-    told = capsys.readouterr().out
-    assert "s a step measured, gamma 1.00" in told
-    assert f"slow-1 (cpu:{CORE}): 0." in told
+    printed = capsys.readouterr().out
+    assert "s a step measured, gamma 1.00" in printed
+    assert f"slow-1 (cpu:{CORE}): 0." in printed
 
 
 # --- budgets, clocks, and what was expected
@@ -319,9 +309,9 @@ def test_run_goes_on_without_a_worker_that_raised() -> None:
             "reason": "RuntimeError: the fan stands still",
         }
     ]
-    told = "\n".join(log.lines())
-    assert told.count("Traceback") == 1
-    assert f"slow-1 (cpu:{CORE})" in told
+    text = "\n".join(log.lines())
+    assert text.count("Traceback") == 1
+    assert f"slow-1 (cpu:{CORE})" in text
 
 
 @pytest.mark.parametrize("reason", [AggregationError, KeyboardInterrupt])
@@ -349,7 +339,7 @@ def test_run_that_stops_keeps_what_was_reached(reason: type[BaseException]) -> N
     assert (folder / "model.safetensors").is_file()
 
 
-# --- SuperNodes name their devices themselves (DESIGN section 3.0)
+# --- SuperNodes name their devices themselves
 
 
 def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_devices(
@@ -359,12 +349,10 @@ def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_dev
         raise AssertionError("the run waits for workers that the run config names")
 
     monkeypatch.setattr("flower_blsgd.strategy.workers.time.sleep", would_wait)
-    config = config_of(epochs=1, workers="4x cpu fast; 2x cpu slow")
-    with captured_log() as log:
-        report = run(config)
-    assert len(report.summary["workers"]) == 2
-    told = [*log.lines(), *capsys.readouterr().out.splitlines()]
-    assert len([line for line in told if "workers" in line and "ignored" in line]) == 1
+    for workers, lines in (("8x cuda:0-7 fast", 1), (f"cpu:{CORE} slow; cpu:{CORE} fast", 0)):
+        report = run(config_of(epochs=1, workers=workers))
+        assert len(report.summary["workers"]) == 2
+        assert capsys.readouterr().out.count("is ignored: each SuperNode") == lines
 
 
 # --- refused before the first message, with nothing written
@@ -394,7 +382,7 @@ def test_refused_where_memory_is_short_of_the_shared_buffers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """605,224 bytes of model: one and its momentum for each of 3 workers, and two, is 4.84 MB."""
-    monkeypatch.setattr("flower_blsgd.runtime.memory.free_bytes", lambda: 3_100_000)
+    monkeypatch.setattr("flower_blsgd.runtime.devices.free_bytes", lambda: 3_100_000)
     config = config_of(workers="2x cpu fast; 1x cpu slow")
     app = built_in_app()
     grid = LocalGrid(

@@ -1,12 +1,13 @@
 """Average the models of a round into the next global model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import Array, ArrayRecord
 
 from ..algorithm.averaging import (
     AnyArray,
-    NodeAveraging,
     Weighting,
     moved_by_updates,
     node_weight,
@@ -14,13 +15,15 @@ from ..algorithm.averaging import (
 )
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..array_records import common_runs, flat_like, tensors_of
-from .replies import Outcome, ReceivedModel
+from .replies import Outcome
 
-Average = Callable[[Sequence[Mapping[str, AnyArray]], Sequence[float]], dict[str, AnyArray]]
+Average = Callable[..., dict[str, AnyArray]]
+"""A function with the arguments of `weighted_average`."""
 
 _RUNNING = ("running_mean", "running_var")
 
 
+@dataclass
 class Aggregation:
     """Weights, average and outer optimizer of a run.
 
@@ -28,27 +31,22 @@ class Aggregation:
     ----------
     weighting : Weighting
         Gives each worker its weight.
-    outer_optimizer : OuterOptimizer
+    outer_optimizer : OuterOptimizer, optional
         Moves the parameters along the averaged update; buffers are averaged only.
     parameter_names : collection of str, optional
         Which tensors are parameters. By default all floating ones but the running statistics
         of BatchNorm, known by their names.
     """
 
-    def __init__(
-        self,
-        weighting: Weighting,
-        outer_optimizer: OuterOptimizer,
-        parameter_names: Collection[str] | None = None,
-    ) -> None:
-        self.weighting = weighting
-        self._outer_optimizer = outer_optimizer
-        self._parameter_names = parameter_names
-        self._update_norms: list[float] = []
-        self._moving: tuple[str, ...] = ()
+    weighting: Weighting
+    outer_optimizer: OuterOptimizer | None = None
+    parameter_names: Collection[str] | None = None
 
     def next_model(
-        self, before: ArrayRecord, outcomes: Sequence[Outcome], average: Average | None = None
+        self,
+        before: ArrayRecord,
+        outcomes: Sequence[Outcome],
+        average: Average = weighted_average,
     ) -> tuple[ArrayRecord, list[float]]:
         """Return the next global model, and each worker's weight.
 
@@ -61,76 +59,77 @@ class Aggregation:
             The global model that the workers began with.
         outcomes : sequence of Outcome
             In worker order; at least one with a load.
-        average : callable, optional
-            Does the sums instead of `weighted_average`.
+        average : callable (default: weighted_average)
+            Does the sums.
         """
         record, began = flat_like(before), tensors_of(before)
         out = tensors_of(record)
         weights = self.weighting.weights([outcome.load for outcome in outcomes])
         models, shares = _models(outcomes, weights)
-        averaged = average(models, shares) if average else average_models(models, shares, out)
+        averaged = average_models(models, shares, out, average)
         parameters = self._parameters(began)
         if self.weighting.scales_updates:
             steps = [o.report.completed_steps if o.report else 0 for o in outcomes]
             scales = self.weighting.update_scales(weights, steps)
             moving = {name: tensor for name, tensor in began.items() if name in parameters}
             averaged |= moved_by_updates(moving, *_models(outcomes, scales))
-        after = self._outer_optimizer.step(began, averaged, parameters)
+        if self.outer_optimizer is not None:
+            averaged = self.outer_optimizer.step(began, averaged, parameters)
         for name, tensor in out.items():
-            if after[name] is not tensor:
-                tensor[...] = after[name]
+            if averaged[name] is not tensor:
+                tensor[...] = averaged[name]
         return record, weights
 
-    def node_averaging(self, model: Mapping[str, Array], longest_steps: int) -> NodeAveraging:
-        """Return how workers of one node with several devices are to be averaged there.
+    def at_nodes(self, model: Mapping[str, Array], longest_steps: int) -> dict[str, Any]:
+        """Return how models of one node with several devices are averaged, for `HostOrders`.
 
         Parameters
         ----------
         model : mapping
             The global model that they begin with.
         longest_steps : int
-            The most that one of them is ordered to do.
+            The most that one of its workers is ordered to do.
         """
-        weighting = self.weighting
-        if not weighting.scales_updates:
-            return NodeAveraging(node_weight(weighting))
-        norms = self._update_norms
-        norms += [float(weighting.update_norm(n)) for n in range(len(norms), longest_steps + 1)]
-        if not self._moving:
-            parameters = self._parameters({name: a.numpy() for name, a in model.items()})
-            self._moving = tuple(name for name in model if name in parameters)
-        return NodeAveraging(
-            node_weight(weighting), tuple(norms[: longest_steps + 1]), self._moving
-        )
+        rule: dict[str, Any] = {"worker_weight": node_weight(self.weighting)}
+        if self.weighting.scales_updates:
+            norms = map(self.weighting.update_norm, range(longest_steps + 1))
+            parameters = self._parameters({name: array.numpy() for name, array in model.items()})
+            rule["update_norms"] = [float(norm) for norm in norms]
+            rule["moving"] = [name for name in model if name in parameters]
+        return rule
 
     def _parameters(self, model: Mapping[str, AnyArray]) -> Collection[str]:
-        if self._parameter_names is None:
-            self._parameter_names = {
+        if self.parameter_names is None:
+            self.parameter_names = {
                 name
                 for name, tensor in model.items()
                 if tensor.dtype.kind in "fc" and name.rpartition(".")[2] not in _RUNNING
             }
-        return self._parameter_names
+        return self.parameter_names
 
 
 def average_models(
     models: Sequence[Mapping[str, AnyArray]],
     shares: Sequence[float],
-    out: Mapping[str, AnyArray] | None = None,
+    out: Mapping[str, AnyArray],
+    average: Average = weighted_average,
 ) -> dict[str, AnyArray]:
-    """Return `weighted_average`, of a few long arrays where each model is one flat buffer."""
-    if out is not None and (runs := common_runs(out, *models)):  # a hundred tensors as one
-        weighted_average(runs[1:], shares, runs[0])
+    """Return the average, of a few long arrays where each model is one flat buffer."""
+    if runs := common_runs(out, *models):  # a hundred tensors as one
+        average(runs[1:], shares, runs[0])
         return dict(out)
-    return weighted_average(models, shares, out)
+    return average(models, shares, out)
 
 
 def _models(
     outcomes: Sequence[Outcome], shares: Sequence[float]
 ) -> tuple[list[Mapping[str, AnyArray]], list[float]]:
     """Return the models of a round in worker order, each with its share of the sum."""
-    sums: dict[ReceivedModel, float] = {}
+    models: dict[int, Mapping[str, AnyArray]] = {}
+    sums: dict[int, float] = {}
     for outcome, share in zip(outcomes, shares, strict=True):
-        if outcome.model is not None:
-            sums[outcome.model] = sums.get(outcome.model, 0.0) + share
-    return [model.tensors for model in sums], list(sums.values())
+        if outcome.reply is not None:
+            key = id(outcome.reply.tensors)  # the same of all workers of one node
+            models[key] = outcome.reply.tensors
+            sums[key] = sums.get(key, 0.0) + share
+    return list(models.values()), list(sums.values())

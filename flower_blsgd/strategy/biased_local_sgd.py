@@ -10,49 +10,44 @@ from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result
 
-from ..algorithm.averaging import LoadWeighting, Weighting
+from ..algorithm.averaging import LoadWeighting, Weighting, node_weight, weighted_average
 from ..algorithm.catalog import TrainOn
 from ..algorithm.epoch_plan import EpochMode
-from ..algorithm.local_steps import (
-    FAST_SPEED_RATIO,
-    Clock,
-    StepPolicy,
-    SystemAwareSteps,
-)
-from ..algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer
+from ..algorithm.local_steps import FAST_SPEED_RATIO, Clock, StepPolicy, SystemAwareSteps
+from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler
 from ..algorithm.schedules import LearningRate
 from ..array_records import view_record
 from ..config import check_ranges
 from ..errors import UsageError
-from ..protocol import MOMENTUM_POLICIES, MomentumPolicy, TrainOrder
+from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder
+from ..protocol.records import records_of
 from .aggregation import Aggregation
 from .fit_loop import fit
-from .messages import refuse_unfit_hosts, train_messages
-from .planner import OrderSettings, Planner
-from .profiles import SpeedRule
+from .planner import Planner
+from .profiles import node_messages
 from .replies import ModelShape, average_metrics, average_momentum, read_replies, record_losses
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
-from .workers import Rebalancing, Worker, WorkerRegistry
+from .workers import DEAD_BAND, Worker, WorkerRegistry
 
-_LOG = logging.getLogger("flwr")
+_LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
 
 
 class BiasedLocalSGD(FedAvg):
     """Biased local SGD: unequal local steps, hard samples for fast workers, load weights.
 
     Implementation of "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems"
-    (https://arxiv.org/abs/2508.08540); docs/architecture.md says where it departs from the
-    paper.
+    (https://arxiv.org/abs/2508.08540).
 
     Before the first round every node is queried for its profile. In each round each worker gets
     an order of its own: how many steps, on which samples. The models are averaged by the load
     that was really completed, and the losses that the workers recorded steer the next epoch.
 
-    A worker that fails, or sends a model that is not finite or has another shape, counts 0 in
-    that round; its samples are given up for this epoch. One whose ClientApp raised is left out
-    for good, one whose process died may come back. A round in which no worker succeeded raises
+    A worker that fails, or sends a model that is not finite or has another shape, has weight 0
+    in that round; its samples are given up for this epoch. One whose process died may come back.
+    One whose ClientApp raised is left out until its node connects with a new node id; on the
+    local grid, for the rest of the run. A round in which no worker succeeded raises
     ``AggregationError``.
 
     Parameters
@@ -127,6 +122,8 @@ class BiasedLocalSGD(FedAvg):
         super().__init__(**fedavg_arguments)
         if isinstance(local_steps, int):
             local_steps = SystemAwareSteps(local_steps, local_steps_slow)
+        if local_steps_fast is None and isinstance(local_steps, SystemAwareSteps):
+            local_steps_fast = local_steps.local_steps_fast
         if not isinstance(learning_rate, LearningRate):
             learning_rate = LearningRate(learning_rate)
         weights = weights or LoadWeighting()
@@ -143,44 +140,34 @@ class BiasedLocalSGD(FedAvg):
             fast_threshold=fast_threshold,
         )
         _check_choices(local_steps, weights, momentum_buffers, clock, rebalance)
-        self._rebalancing = Rebalancing(local_steps.follows_speeds and clock == "wall", rebalance)
+        self._dead_band: tuple[float, float] | None = DEAD_BAND if rebalance else None
+        if local_steps.follows_speeds and clock == "wall":
+            self._dead_band = 0.0, 0.0
         self.registry = WorkerRegistry(
-            max(self.min_available_nodes, 1),
-            SpeedRule(batch_size, local_steps, clock),
-            fast_threshold,
+            max(self.min_available_nodes, 1), fast_threshold, local_steps, batch_size, clock
         )
         self.planner = Planner(
             num_samples,
             batch_size,
             step_policy=local_steps,
-            local_steps_fast=local_steps_fast or _steps_of_fast(local_steps),
+            local_steps_fast=local_steps_fast or SystemAwareSteps.local_steps_fast,
             sampler=sampler or SeparatedSampler(high_loss_ratio),
             mode=epoch,
-            settings=OrderSettings(learning_rate, momentum_buffers, deadline_seconds, seed),
-            train_on=train_on,
+            learning_rate=learning_rate,
+            momentum_buffers=momentum_buffers,
+            deadline_seconds=deadline_seconds,
+            seed=seed,
+            train_on=train_on or TrainOn(),
         )
-        self.aggregation = Aggregation(
-            weights, outer_optimizer or OUTER_OPTIMIZERS["none"](1.0, 0.0), parameter_names
-        )
+        self.aggregation = Aggregation(weights, outer_optimizer, parameter_names)
         self.on_round: Callable[[RoundRecord], None] | None = None
         """Called after every round."""
-        self._momentum_buffers = momentum_buffers
         self._orders: list[tuple[Worker, TrainOrder]] = []
         self._model_shape: ModelShape | None = None
         self._momentum: ArrayRecord | None = None
         self._slow_reduce: SlowWorkerReduce | None = None
         self._planning_seconds = 0.0
         self._sent_at = 0.0
-
-    def summary(self) -> None:
-        """Log summary configuration of the strategy."""
-        planner = self.planner
-        _LOG.info("\t├──> BiasedLocalSGD settings:")
-        _LOG.info("\t│\t├── Samples: %d, batch size %d", len(planner.table), planner.batch_size)
-        _LOG.info("\t│\t├── Local steps: %s", planner.step_policy)
-        _LOG.info("\t│\t├── Sampler: %s", planner.sampler)
-        _LOG.info("\t│\t└── Weights: %s", type(self.aggregation.weighting).__name__)
-        super().summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -197,9 +184,9 @@ class BiasedLocalSGD(FedAvg):
             If no worker is left.
         """
         self.registry.update(grid)
-        refuse_unfit_hosts(self.registry.active, self.aggregation.weighting, self.planner)
-        if self.planner.epoch_ended:
-            self._rebalancing.apply(self.registry)
+        self._refuse_unfit_hosts()
+        if self.planner.epoch_ended and self._dead_band:
+            self.registry.follow_speeds(*self._dead_band)
         active = self.registry.active
         slow = [worker for worker in active if not worker.fast]
         reduces = bool(slow) and self.planner.train_on.slow_reduce
@@ -208,8 +195,7 @@ class BiasedLocalSGD(FedAvg):
         self._orders = self.planner.orders(server_round, active, arrays, self._momentum)
         self._planning_seconds = time.perf_counter() - began
         self._model_shape = ModelShape(arrays)
-        keys = self.arrayrecord_key, self.configrecord_key, self.weighted_by_key
-        messages = train_messages(self._orders, config, self.aggregation, keys)
+        messages = self._messages(config)
         done, rounds = self.planner.rounds_done, self.planner.plan.rounds
         _LOG.info("epoch %d, round %d of %d", self.planner.epoch, done + 1, rounds)
         self._sent_at = time.time()
@@ -236,12 +222,15 @@ class BiasedLocalSGD(FedAvg):
         self.planner.samples_given_up += record_losses(outcomes, self.planner.table, server_round)
         self.planner.finish_round()
         before = outcomes[0].order.arrays
-        arrays, weights = self.aggregation.next_model(before, outcomes, self._slow_reduce)
-        if self._momentum_buffers == "average":
+        arrays, weights = self.aggregation.next_model(
+            before, outcomes, self._slow_reduce or weighted_average
+        )
+        if self.planner.momentum_buffers == "average":
             momentum = average_momentum(outcomes)
             self._momentum = view_record(momentum) if momentum else None
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
-        self._rebalancing.add(outcomes, self.planner.batch_size)
+        if self._dead_band:
+            self.registry.note_times(outcomes, self.planner.batch_size)
         if self.on_round is not None:
             record = round_record(
                 self.planner,
@@ -255,6 +244,52 @@ class BiasedLocalSGD(FedAvg):
             )
             self.on_round(record)
         return arrays, metrics
+
+    def _messages(self, config: ConfigRecord) -> list[Message]:
+        """Return the messages with the round's orders.
+
+        A node that is one worker gets that worker's order. One with several devices gets the model
+        once, the orders of all its workers, and how their models are averaged there.
+        """
+        contents = []
+        for worker, order in self._orders:
+            records = order.to_records(self.arrayrecord_key, self.configrecord_key)
+            if config:
+                own = records_of(records, ConfigRecord)[self.configrecord_key]
+                for key in config.keys() - own.keys():
+                    own[key] = config[key]
+            contents.append((worker.address, records))
+
+        def to_host(by_rank: dict[int, RecordDict]) -> HostOrders:
+            longest_steps = max(order.local_steps for _, order in self._orders)
+            rule = self.aggregation.at_nodes(self._orders[0][1].arrays, longest_steps)
+            keys = self.arrayrecord_key, self.configrecord_key, self.weighted_by_key
+            return HostOrders(by_rank, *keys, **rule)
+
+        return node_messages(contents, "train", to_host)
+
+    def _refuse_unfit_hosts(self) -> None:
+        """Refuse nodes with several devices whose models cannot be averaged there.
+
+        Before the first epoch that ends the run; a node that comes later is left out.
+        """
+        if not node_weight(self.aggregation.weighting):
+            weighting = type(self.aggregation.weighting).__name__
+            reason = f"{weighting} cannot be averaged there: only the built-in weightings can"
+        elif self.planner.train_on.slow_reduce:
+            reason = "slow workers reduce models in shared memory only"
+        else:
+            return
+        for worker in self.registry.active:
+            if worker.local_rank is None:
+                continue
+            worker.excluded = (
+                f"is behind a node with several devices, and {reason}; "
+                "start one SuperNode for each device"
+            )
+            if self.planner.epoch == 0:
+                raise UsageError(f"worker {worker.label} {worker.excluded}")
+            _LOG.error("worker %s does not take part: it %s", worker.label, worker.excluded)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -285,12 +320,6 @@ class BiasedLocalSGD(FedAvg):
     def fit(self, grid: Grid, initial_arrays: ArrayRecord, **arguments: Any) -> Result:
         """Run our own loop, by epochs or seconds; see `fit_loop.fit`."""
         return fit(self, grid, initial_arrays, **arguments)
-
-
-def _steps_of_fast(policy: StepPolicy) -> int:
-    if isinstance(policy, SystemAwareSteps):
-        return policy.local_steps_fast
-    return SystemAwareSteps.local_steps_fast
 
 
 def _check_choices(

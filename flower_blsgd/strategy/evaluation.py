@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport
 from ..protocol.records import ProtocolError
-from .messages import node_messages
-from .profiles import Address, answer_of
+from .profiles import Address, answer_of, node_messages, replies_to
 from .replies import RAISED
 from .workers import Worker, WorkerRegistry
 
@@ -21,6 +21,7 @@ EvaluateSlice = Callable[[ArrayRecord, int, int], EvaluateReport]
 """(model, first, last) -> sums over that slice of the test set, in this process."""
 
 
+@dataclass
 class WorkerEvaluation:
     """An ``evaluate_fn`` for `fit`: each fast worker evaluates its slice of the test set.
 
@@ -39,47 +40,36 @@ class WorkerEvaluation:
         Evaluates a slice in this process.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        registry: WorkerRegistry,
-        num_test: int,
-        evaluate_slice: EvaluateSlice,
-    ) -> None:
-        self._grid = grid
-        self._registry = registry
-        self._num_test = num_test
-        self._evaluate_slice = evaluate_slice
-        self._unable: set[Address] = set()
+    grid: Grid
+    registry: WorkerRegistry
+    num_test: int
+    evaluate_slice: EvaluateSlice
+    _unable: set[Address] = field(default_factory=set, init=False)
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """Return ``accuracy`` and ``loss`` of a model on the whole test set."""
         orders = self._orders(server_round, arrays)
-        contents = ((worker, order.to_records()) for worker, order in orders)
-        messages = node_messages(contents, EVALUATE)
-        received = (
-            self._grid.send_and_receive(messages, timeout=_TIMEOUT_SECONDS) if messages else []
-        )
-        replies = {reply.metadata.src_node_id: reply for reply in received}
+        contents = ((worker.address, order.to_records()) for worker, order in orders)
+        replies = replies_to(self.grid, node_messages(contents, EVALUATE), _TIMEOUT_SECONDS)
         reports = [
             self._report(worker, order, replies.get(worker.node_id)) for worker, order in orders
-        ] or [self._evaluate_slice(arrays, 0, self._num_test)]
+        ] or [self.evaluate_slice(arrays, 0, self.num_test)]
         loss_sum = sum(report.loss_sum for report in reports)
         metric_sum = sum(report.metric_sum for report in reports)
         return MetricRecord(
-            {"accuracy": metric_sum / self._num_test, "loss": loss_sum / self._num_test}
+            {"accuracy": metric_sum / self.num_test, "loss": loss_sum / self.num_test}
         )
 
     def _orders(self, server_round: int, arrays: ArrayRecord) -> list[tuple[Worker, EvaluateOrder]]:
-        online = set(self._grid.get_node_ids())
+        online = set(self.grid.get_node_ids())
         workers = [
             worker
-            for worker in self._registry.active
+            for worker in self.registry.active
             if worker.node_id in online and worker.address not in self._unable
         ]
         workers = [worker for worker in workers if worker.fast] or workers
         count = max(1, len(workers))
-        bounds = [rank * self._num_test // count for rank in range(len(workers) + 1)]
+        bounds = [rank * self.num_test // count for rank in range(len(workers) + 1)]
         return [
             (worker, EvaluateOrder(server_round, first, last, arrays))
             for worker, first, last in zip(workers, bounds[:-1], bounds[1:], strict=True)
@@ -105,4 +95,4 @@ class WorkerEvaluation:
             order.last - order.first,
             reason,
         )
-        return self._evaluate_slice(order.arrays, order.first, order.last)
+        return self.evaluate_slice(order.arrays, order.first, order.last)

@@ -15,7 +15,7 @@ from .round_metrics import RoundRecord
 if TYPE_CHECKING:
     from .biased_local_sgd import BiasedLocalSGD
 
-_LOG = logging.getLogger("flwr")
+_LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 

@@ -1,22 +1,24 @@
 """Replies of a round: read and check them, so that only models that can be averaged count.
 
-What happens when a worker fails: its order counts 0 in the round, the others' weights are
+What happens when a worker fails: it has weight 0 in the round, the others' weights are
 renormalised, its samples are given up for this epoch, and the log says why. Then,
 
 - if its process died, its node is gone, it did not answer in time, or its reply cannot be used:
   it gets an order again in the next round, if its node is connected (`workers.WorkerRegistry`);
-- if its ClientApp raised: it is excluded until it connects anew, as the same message would most
-  likely raise again. So is a device of a node with several that the node does not start again;
+- if its ClientApp raised: it is excluded until its node connects with a new node id, as the same
+  message would most likely raise again. A SuperNode that starts again gets a new id, unless its
+  key is registered; on the local grid the worker is excluded for the rest of the run. Excluded is
+  also a device of a node with several that the node does not start again;
 - if nobody is left with a completed step: `BiasedLocalSGD` raises AggregationError.
 
 What a node sends, whatever it is, costs no more than the share of its own workers.
 """
 
-import functools
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ from ..protocol import (
     state_name,
 )
 from ..protocol.records import ProtocolError, records_of, unchecked_content, unchecked_record
+from .profiles import answer_of
 from .workers import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -110,23 +113,15 @@ class ModelShape:
             If some of a parameter's tensors are missing and others not, or a tensor is extra, of
             another shape or dtype, or not finite; the message names the first.
         """
-        for name in self._tensors:
-            for slots in SLOTS.values():
-                keys = [state_name(slot, name) for slot in slots]
-                missing = [key for key in keys if key not in arrays]
-                if 0 < len(missing) < len(keys):
-                    raise ProtocolError(f"its optimizer's state lacks tensor {missing[0]!r}")
-        return _checked(arrays, self._optimizer_state, "its optimizer's state")
-
-    @functools.cached_property
-    def _optimizer_state(self) -> dict[str, _Kind]:
-        """The state of every optimizer there is."""
-        return {
-            state_name(slot, name): _COUNTER if slot in COUNTERS else kind
-            for slots in SLOTS.values()
-            for slot in slots
-            for name, kind in self._tensors.items()
-        }
+        expected: dict[str, _Kind] = {}
+        for slots, (name, kind) in itertools.product(SLOTS.values(), self._tensors.items()):
+            keys = [state_name(slot, name) for slot in slots]
+            missing = [key for key in keys if key not in arrays]
+            if 0 < len(missing) < len(keys):
+                raise ProtocolError(f"its optimizer's state lacks tensor {missing[0]!r}")
+            kinds = (_COUNTER if slot in COUNTERS else kind for slot in slots)
+            expected |= zip(keys, kinds, strict=True)
+        return _checked(arrays, expected, "its optimizer's state")
 
 
 def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> dict[str, AnyArray]:
@@ -158,12 +153,28 @@ def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> d
 
 @dataclass(frozen=True)
 class CheckedReply:
-    """A worker's reply that can be used: its model, and its optimizer's state if it was sent."""
+    """A worker's reply that can be used.
+
+    Parameters
+    ----------
+    report : TrainReport
+        What was done.
+    metrics : MetricRecord
+        All of its metrics.
+    tensors : mapping
+        Its model by name. The workers of a node with several devices have the same object: the
+        average that their models are in, empty if none of them completed a step.
+    momentum : mapping
+        The optimizer's state, if it was sent; of such a node averaged likewise.
+    momentum_loads : mapping of str to float
+        The completed load behind each tensor of that state.
+    """
 
     report: TrainReport
     metrics: MetricRecord
     tensors: Mapping[str, AnyArray]
     momentum: Mapping[str, AnyArray]
+    momentum_loads: Mapping[str, float]
 
 
 def check_reply(
@@ -179,7 +190,8 @@ def check_reply(
     report, metrics = _read_report(content, order, weighted_by_key)
     tensors = model_shape.checked(report.arrays)
     momentum = model_shape.checked_momentum(report.momentum) if report.momentum else {}
-    return CheckedReply(report, metrics, tensors, momentum)
+    loads = dict.fromkeys(momentum, float(report.num_examples))
+    return CheckedReply(report, metrics, tensors, momentum, loads)
 
 
 def _read_report(
@@ -195,25 +207,6 @@ def _read_report(
 # --- all replies of a round -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class ReceivedModel:
-    """A worker's model; of a node with several devices, the average of its workers' models.
-
-    Parameters
-    ----------
-    tensors : mapping
-        By name.
-    momentum : mapping
-        The optimizer's state, if it was sent.
-    momentum_loads : mapping of str to float
-        The completed load behind each of its tensors.
-    """
-
-    tensors: Mapping[str, AnyArray]
-    momentum: Mapping[str, AnyArray] = field(default_factory=dict)
-    momentum_loads: Mapping[str, float] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What became of one order.
@@ -224,23 +217,21 @@ class Outcome:
         The worker that had it.
     order : TrainOrder
         What was ordered.
-    report : TrainReport, optional
-        What was done; None if the order failed.
-    model : ReceivedModel, optional
-        The model in the reply; None if the order failed. The workers of a node with several
-        devices have the same object: the average that their models are in.
-    metrics : MetricRecord
-        The metrics in the reply.
+    reply : CheckedReply, optional
+        None if the order failed.
     failure : str
         Why it failed, in one line; empty if it did not.
     """
 
     worker: Worker
     order: TrainOrder
-    report: TrainReport | None = None
-    model: ReceivedModel | None = None
-    metrics: MetricRecord = field(default_factory=MetricRecord)
+    reply: CheckedReply | None = None
     failure: str = ""
+
+    @property
+    def report(self) -> TrainReport | None:
+        """The worker's report; None if the order failed."""
+        return self.reply.report if self.reply else None
 
     @property
     def load(self) -> float:
@@ -278,29 +269,20 @@ def read_replies(
         orders_of.setdefault(worker.node_id, []).append((worker, order))
     outcomes = []
     for node_id, given in orders_of.items():
-        reply = by_node.get(node_id)
-        if reply is None:
-            outcomes += _failed(given, "it did not answer in time")
-        elif reply.has_error():
-            outcomes += _read_error(given, Failure(reply.error.code, reply.error.reason or ""))
-        else:
-            is_host = given[0][0].local_rank is not None
-            read = _read_host if is_host else _read_worker
+        answer = answer_of(by_node.get(node_id), None)
+        if isinstance(answer, RecordDict):
             try:
-                outcomes += read(given, reply.content, model_shape, weighted_by_key)
+                if given[0][0].local_rank is not None:
+                    outcomes += _read_host(given, answer, model_shape, weighted_by_key)
+                else:
+                    ((worker, order),) = given
+                    reply = check_reply(answer, order, model_shape, weighted_by_key)
+                    outcomes.append(Outcome(worker, order, reply))
+                continue
             except Exception as error:  # whatever a node sends costs its own share only
-                outcomes += _failed(given, str(error) or type(error).__name__)
+                answer = Failure(0, str(error) or type(error).__name__)
+        outcomes += _failed(given, answer)
     return sorted(outcomes, key=lambda outcome: outcome.worker.index)
-
-
-def _read_worker(
-    given: Orders, content: RecordDict, model_shape: ModelShape, weighted_by_key: str
-) -> list[Outcome]:
-    ((worker, order),) = given
-    reply = check_reply(content, order, model_shape, weighted_by_key)
-    loads = dict.fromkeys(reply.momentum, float(reply.report.num_examples))
-    model = ReceivedModel(reply.tensors, reply.momentum, loads)
-    return [Outcome(worker, order, reply.report, model, reply.metrics)]
 
 
 def _read_host(
@@ -314,66 +296,60 @@ def _read_host(
         If anything in it cannot be used. Then none of its workers count: nobody can say what is
         in the average.
     """
-    reply = HostReply.from_content(content)
+    host = HostReply.from_content(content)
     orders = {worker.local_rank or 0: order for worker, order in given}
-    if sorted([*reply.parts, *reply.failures]) != sorted(orders):
+    if sorted([*host.parts, *host.failures]) != sorted(orders):
         raise ProtocolError(
-            f"its node answered for the devices {sorted([*reply.parts, *reply.failures])}, not "
+            f"its node answered for the devices {sorted([*host.parts, *host.failures])}, not "
             f"for {sorted(orders)}"
         )
-    arrays = reply.shared.array_records.get(ARRAYS)
+    arrays = host.shared.array_records.get(ARRAYS)
     reports = {}
-    for rank, part in reply.parts.items():
+    for rank, part in host.parts.items():
         content = RecordDict({**part, ARRAYS: ArrayRecord() if arrays is None else arrays})
         reports[rank] = _read_report(content, orders[rank], weighted_by_key)
     total = sum(report.num_examples for report, _ in reports.values())
-    averaged = reply.shared.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES)
+    averaged = host.shared.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES)
     if averaged != total:
         raise ProtocolError(
             f"its node averaged models of {averaged!r} samples, but its workers trained on {total}"
         )
-    model = None
-    if total:
-        if arrays is None:
-            raise ProtocolError(f"its node sent no model {ARRAYS!r}")
-        momentum = _host_momentum(reply.shared, model_shape)
-        model = ReceivedModel(model_shape.checked(arrays), *momentum)
+    if total and arrays is None:
+        raise ProtocolError(f"its node sent no model {ARRAYS!r}")
+    tensors = model_shape.checked(arrays) if arrays is not None and total else {}
+    momentum, loads = _host_momentum(host.shared, model_shape) if total else ({}, {})
     outcomes = []
     for worker, order in given:
         rank = worker.local_rank or 0
-        if failure := reply.failures.get(rank):
-            outcomes += _read_error([(worker, order)], failure)
+        if failure := host.failures.get(rank):
+            outcomes += _failed([(worker, order)], failure)
             if failure.code == ErrorCode.NODE_UNAVAILABLE:  # its node will not start it again
                 worker.excluded = outcomes[-1].failure
-            continue
-        report, metrics = reports[rank]
-        own = model if report.num_examples else None
-        outcomes.append(Outcome(worker, order, report, own, metrics))
+        else:
+            reply = CheckedReply(*reports[rank], tensors, momentum, loads)
+            outcomes.append(Outcome(worker, order, reply))
     return outcomes
 
 
 def _host_momentum(
     shared: RecordDict, model_shape: ModelShape
 ) -> tuple[Mapping[str, AnyArray], Mapping[str, float]]:
-    arrays = shared.array_records.get(MOMENTUM)
-    if not arrays:
-        return {}, {}
-    loads: Any = shared.config_records.get(MOMENTUM_LOADS, ConfigRecord()).get(MOMENTUM_LOADS)
-    names = sorted(arrays)
-    if (
-        not isinstance(loads, list)
-        or len(loads) != len(names)
-        or not all(isinstance(load, float) and load > 0 for load in loads)
-    ):
+    arrays = shared.array_records.get(MOMENTUM, ArrayRecord())
+    loads: Any = shared.config_records.get(MOMENTUM_LOADS, ConfigRecord()).get(MOMENTUM_LOADS, [])
+    if len(loads) != len(arrays) or not all(type(load) is float and load > 0 for load in loads):
         raise ProtocolError("its node does not say what load is behind its optimizers' state")
-    checked = model_shape.checked_momentum(arrays)
-    return checked, {name: float(load) for name, load in zip(names, loads, strict=True)}
+    return model_shape.checked_momentum(arrays), dict(zip(sorted(arrays), loads, strict=True))
 
 
-def _read_error(given: Orders, failure: Failure) -> list[Outcome]:
-    """Return the outcomes of an error reply; a worker that raised is excluded, and logged once."""
+def _failed(given: Orders, failure: Failure) -> list[Outcome]:
+    """Return the outcomes of orders that failed; workers whose ClientApp raised are excluded."""
+    outcomes = [Outcome(worker, order, failure=failure.brief) for worker, order in given]
     if failure.code not in RAISED:
-        return _failed(given, failure.brief)
+        for worker, order in given:
+            _LOG.warning(
+                "worker %s has weight 0 in round %d: %s", worker.label, order.round, failure.brief
+            )
+        return outcomes
     for worker, _ in given:
         worker.excluded = failure.brief
     _LOG.error(
@@ -382,13 +358,7 @@ def _read_error(given: Orders, failure: Failure) -> list[Outcome]:
         given[0][1].round,
         failure.reason.strip() or failure.brief,
     )
-    return [Outcome(worker, order, failure=failure.brief) for worker, order in given]
-
-
-def _failed(given: Orders, reason: str) -> list[Outcome]:
-    for worker, order in given:
-        _LOG.warning("worker %s counts 0 in round %d: %s", worker.label, order.round, reason)
-    return [Outcome(worker, order, failure=reason) for worker, order in given]
+    return outcomes
 
 
 # --- losses, metrics, momentum ----------------------------------------------------------------
@@ -413,13 +383,12 @@ def average_metrics(
 
     Times are left out: their average means nothing.
     """
-    counted = [outcome for outcome in outcomes if outcome.load > 0]
     contents = []
-    for outcome in counted:
-        kept = {key: v for key, v in outcome.metrics.items() if key not in TIMING_KEYS}
+    for reply in _counted(outcomes):
+        kept = {key: v for key, v in reply.metrics.items() if key not in TIMING_KEYS}
         contents.append(unchecked_content({METRICS: unchecked_record(MetricRecord, kept)}))
     metrics = average(contents, weighted_by_key)
-    metrics[weighted_by_key] = int(sum(outcome.load for outcome in counted))
+    metrics[weighted_by_key] = int(sum(outcome.load for outcome in outcomes))
     return metrics
 
 
@@ -429,7 +398,11 @@ def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
     Each tensor over those that have it: a worker may have trained other parameters. Counters of
     steps are averaged too and become fractions, as fits a mixture of states.
     """
-    counted = [o.model for o in outcomes if o.model is not None and o.load > 0]
-    models = list(dict.fromkeys(counted))  # that of a node with several devices once
-    states = [model.momentum for model in models]
-    return average_by_load(states, [model.momentum_loads for model in models])[0] or None
+    # That of a node with several devices once.
+    once = {id(reply.momentum): reply for reply in _counted(outcomes)}.values()
+    loads = [reply.momentum_loads for reply in once]
+    return average_by_load([reply.momentum for reply in once], loads)[0] or None
+
+
+def _counted(outcomes: Sequence[Outcome]) -> list[CheckedReply]:
+    return [o.reply for o in outcomes if o.reply is not None and o.load > 0]

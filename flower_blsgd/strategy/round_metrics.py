@@ -41,7 +41,7 @@ class WorkerRound:
         They add up to the time from the first order sent to the last reply received. Waiting
         is the last worker's end of computing minus the own one.
     failure : str
-        Why it counts 0; empty if it does not.
+        Why its weight is 0; empty if the order did not fail.
     """
 
     worker: int
@@ -67,7 +67,7 @@ class WorkerRound:
 
     @property
     def trained(self) -> bool:
-        """Whether it had an order to train, also one that failed."""
+        """Whether the worker had an order to train, also one that failed."""
         return self.local_steps > 0
 
 

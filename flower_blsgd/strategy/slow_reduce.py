@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -9,21 +10,21 @@ from flwr.serverapp import Grid
 
 from ..algorithm.averaging import AnyArray, weighted_average
 from ..array_records import view_record
-from ..protocol import TRAIN_SUM, SumOrder, SumReport
+from ..protocol import TRAIN_SUM, Failure, SumOrder, SumReport
 from ..protocol.records import ProtocolError
+from .profiles import answer_of, replies_to
 from .workers import Worker
 
 _LOG = logging.getLogger(__name__)
 
-_TIMEOUT_SECONDS = 600.0
 
-
+@dataclass
 class SlowWorkerReduce:
     """Averages models in the slow workers' processes.
 
-    The floating tensors of each model are laid end to end, one flat buffer for each dtype, and
-    every slow worker gets an equal slice of it. The result is that of `weighted_average` to the
-    bit. A slice whose worker fails is summed here.
+    Every slow worker gets an equal slice of each tensor or, where the models lie in one piece of
+    memory each, of the few long arrays that they are then. The result is that of
+    `weighted_average` to the bit. A slice whose worker fails is summed here.
 
     Parameters
     ----------
@@ -38,72 +39,48 @@ class SlowWorkerReduce:
         Of the last call: who summed, and the Unix time in seconds of its start and its end.
     """
 
-    def __init__(self, grid: Grid, workers: Sequence[Worker]) -> None:
-        self._grid = grid
-        self._workers = workers
-        self.summing: list[tuple[Worker, tuple[float, float]]] = []
+    grid: Grid
+    workers: Sequence[Worker]
+    summing: list[tuple[Worker, tuple[float, float]]] = field(default_factory=list, init=False)
 
     def __call__(
-        self, models: Sequence[Mapping[str, AnyArray]], weights: Sequence[float]
+        self,
+        models: Sequence[Mapping[str, AnyArray]],
+        weights: Sequence[float],
+        out: Mapping[str, AnyArray] | None = None,
     ) -> dict[str, AnyArray]:
         """Return ``sum_i w_i x_i`` for every named tensor; see `weighted_average`."""
         counted = [(model, w) for model, w in zip(models, weights, strict=True) if w > 0]
-        floating = [name for name, tensor in counted[0][0].items() if tensor.dtype.kind in "fc"]
-        flat = [_flat(model, floating) for model, _ in counted]
-        shares = [weight for _, weight in counted]
-        summed = self._sum(flat, shares)
-        others = [
-            {name: tensor for name, tensor in model.items() if name not in floating}
-            for model, _ in counted
-        ]
-        averages = weighted_average(others, shares)
-        starts = dict.fromkeys(summed, 0)
-        for name in floating:
-            like = counted[0][0][name]
-            dtype = str(like.dtype)
-            start = starts[dtype]
-            averages[name] = summed[dtype][start : start + like.size].reshape(like.shape)
-            starts[dtype] = start + like.size
-        return {name: averages[name] for name in counted[0][0]}
-
-    def _sum(
-        self, models: Sequence[Mapping[str, AnyArray]], weights: Sequence[float]
-    ) -> dict[str, AnyArray]:
-        summed = {dtype: np.empty_like(whole) for dtype, whole in models[0].items()}
-        messages, bounds, orders = [], {}, {}
-        for rank, worker in enumerate(self._workers):
-            bounds[worker.node_id] = {
-                dtype: slice(
-                    len(whole) * rank // len(self._workers),
-                    len(whole) * (rank + 1) // len(self._workers),
+        first, shares = counted[0][0], tuple(weight for _, weight in counted)
+        out = out or {name: np.empty_like(tensor, order="C") for name, tensor in first.items()}
+        flat_out, flat = _flat(out), [_flat(model) for model, _ in counted]
+        messages, orders, parts = [], {}, {}
+        for rank, worker in enumerate(self.workers):
+            part = parts[worker.node_id] = {
+                name: slice(
+                    len(whole) * rank // len(self.workers),
+                    len(whole) * (rank + 1) // len(self.workers),
                 )
-                for dtype, whole in summed.items()
+                for name, whole in flat[0].items()
             }
-            own = bounds[worker.node_id]
-            slices = tuple(
-                view_record({dtype: model[dtype][own[dtype]] for dtype in summed})
-                for model in models
-            )
-            orders[worker.node_id] = SumOrder(tuple(weights), slices)
-            messages.append(Message(orders[worker.node_id].to_records(), worker.node_id, TRAIN_SUM))
-        replies = {
-            reply.metadata.src_node_id: reply
-            for reply in self._grid.send_and_receive(messages, timeout=_TIMEOUT_SECONDS)
-        }
+            slices = (view_record({n: model[n][part[n]] for n in part}) for model in flat)
+            order = orders[worker.node_id] = SumOrder(shares, tuple(slices))
+            messages.append(Message(order.to_records(), worker.node_id, TRAIN_SUM))
+        replies = replies_to(self.grid, messages)
         self.summing = []
-        for worker in self._workers:
-            order = orders[worker.node_id]
-            arrays = self._read(worker, order, replies.get(worker.node_id))
-            for dtype, part in bounds[worker.node_id].items():
-                summed[dtype][part] = arrays[dtype].numpy()
-        return summed
+        for worker in self.workers:
+            node_id = worker.node_id
+            arrays = self._read(worker, orders[node_id], replies.get(node_id))
+            for name, part_of in parts[node_id].items():
+                flat_out[name][part_of] = arrays[name].numpy()
+        return {name: out[name] for name in first}
 
     def _read(self, worker: Worker, order: SumOrder, reply: Message | None) -> ArrayRecord:
         try:
-            if reply is None:
-                raise ProtocolError("it did not answer in time")
-            if reply.has_error():
-                raise ProtocolError((reply.error.reason or "it failed").strip().splitlines()[-1])
+            answer = answer_of(reply, None)
+            if isinstance(answer, Failure):
+                raise ProtocolError(answer.brief)
+            assert reply is not None
             report = SumReport.from_reply(reply, order.slices)
         except Exception as error:  # whatever a node sends, it costs only time
             reason = str(error) or type(error).__name__
@@ -113,8 +90,5 @@ class SlowWorkerReduce:
         return report.arrays
 
 
-def _flat(model: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
-    parts: dict[str, list[AnyArray]] = {}
-    for name in names:
-        parts.setdefault(str(model[name].dtype), []).append(model[name].reshape(-1))
-    return {dtype: np.concatenate(arrays) for dtype, arrays in parts.items()}
+def _flat(model: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    return {name: tensor.reshape(-1) for name, tensor in model.items()}

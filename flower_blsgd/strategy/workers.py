@@ -14,13 +14,15 @@ from flwr.serverapp import Grid
 
 from ..algorithm.local_steps import (
     FAST_SPEED_RATIO,
+    Clock,
     Participant,
+    StepPolicy,
     speed_ratios,
     speeds_changed,
 )
 from ..errors import UsageError
 from ..protocol import WorkerProfile
-from .profiles import Address, SpeedRule, query_profiles
+from .profiles import UNKNOWN_DEVICE, Address, query_profiles, query_speeds
 
 if TYPE_CHECKING:
     from .replies import Outcome
@@ -33,8 +35,11 @@ _MUST_BE_EQUAL = (
     ("model_fingerprint", "has another model", "install the same task and versions on both"),
 )
 
-FALL, RISE = 0.1, 0.25
-"""With ``rebalance``, a gamma that fell or rose by no more than this share is left alone."""
+DEAD_BAND = 0.1, 0.25
+"""With ``rebalance``, a gamma that fell or rose by no more than these shares is left alone."""
+
+_NEWEST_SHARE = 0.4
+"""Of the moving average of a worker's speed: after five rounds at a new one, 92 % of it is in."""
 
 
 @dataclass
@@ -46,19 +51,25 @@ class Worker:
     index : int
         Its rank in every sum and every draw; it never changes.
     node_id : int
-        The Flower node that it is now; a SuperNode gets a new one when it starts again.
+        The Flower node that it is now; a SuperNode gets a new one when it starts again,
+        unless its key is registered.
     profile : WorkerProfile
         What its node answered.
     present : bool
         Whether the node is connected.
     excluded : str
-        Why it takes no part any more; empty while it does.
+        Why it takes no part any more; empty while it does, and again once its node connects with
+        a new id.
     fast : bool
         Its tier: as named, else by its speed.
     speed_ratio : float, optional
         gamma, if the speeds are known.
     measured : bool
         Whether its seconds per step were measured by us, not given.
+    queried : bool
+        Whether it was told to measure them before training, with or without success.
+    training_seconds_per_step : float
+        Moving average of what its orders took; 0 before the first.
     local_rank : int, optional
         Its rank within a node with several devices; None if the node is this worker.
     """
@@ -71,22 +82,24 @@ class Worker:
     fast: bool = True
     speed_ratio: float | None = None
     measured: bool = False
+    queried: bool = False
+    training_seconds_per_step: float = 0.0
     local_rank: int | None = None
 
     @property
     def address(self) -> Address:
-        """Node id and local rank, as they are now."""
+        """The node id and the local rank of the worker, as they are now."""
         return self.node_id, self.local_rank
 
     @property
     def label(self) -> str:
-        """Its name in logs and results, such as ``fast-0 (cpu:0)``."""
+        """The worker's name in logs and results, such as ``fast-0 (cpu:0)``."""
         tier = "fast" if self.fast else "slow"
         return f"{self.profile.name or f'{tier}-{self.index}'} ({self.profile.device})"
 
     @property
     def speed(self) -> str:
-        """Its speed in words; empty if it is not known."""
+        """The worker's speed in words; empty if it is not known."""
         if self.speed_ratio is None:
             return ""
         source = "measured" if self.measured else "given"
@@ -94,7 +107,7 @@ class Worker:
         return f"{seconds}, gamma {self.speed_ratio:.2f}"
 
     def participant(self, batch_size: int) -> Participant:
-        """Return what the algorithm needs to know of it."""
+        """Return what the algorithm needs to know of this worker."""
         return Participant(self.fast, batch_size, self.speed_ratio, self.profile.steps or None)
 
 
@@ -121,24 +134,32 @@ class WorkerRegistry:
     ----------
     min_workers : int
         Nodes to wait for before the first round, >= 1.
-    speed_rule : SpeedRule, optional
-        When to measure seconds per step; None for never.
     fast_threshold : float (default: 0.7)
         An unnamed worker is fast if its speed ratio is above this.
+    step_policy : StepPolicy, optional
+        Says whose steps come from speeds; without it none is measured.
+    batch_size : int (default: 0)
+        Samples per step to measure with.
+    clock : {"wall", "device"} (default: "wall")
+        ``"wall"`` measures all at once, as they train; ``"device"`` one after another, each as
+        if it had the machine for itself, and always.
     """
 
     def __init__(
         self,
         min_workers: int,
-        speed_rule: SpeedRule | None = None,
         fast_threshold: float = FAST_SPEED_RATIO,
+        step_policy: StepPolicy | None = None,
+        batch_size: int = 0,
+        clock: Clock = "wall",
     ) -> None:
         self._min_workers = min_workers
         self._fast_threshold = fast_threshold
-        self._speed_rule = speed_rule
+        self._step_policy = step_policy
+        self._batch_size = batch_size
+        self._clock = clock
         self.workers: list[Worker] = []
         self._silent_nodes: set[int] = set()
-        self._queried_for_speed: set[Address] = set()
         self._warned_of_duplicates = False
 
     @classmethod
@@ -146,7 +167,7 @@ class WorkerRegistry:
         cls, profiles: Sequence[WorkerProfile], fast_threshold: float = FAST_SPEED_RATIO
     ) -> "WorkerRegistry":
         """Return the registry of nodes with these profiles; node ids count from 0."""
-        registry = cls(len(profiles), fast_threshold=fast_threshold)
+        registry = cls(len(profiles), fast_threshold)
         registry.register({(node, None): profile for node, profile in enumerate(profiles)})
         return registry
 
@@ -168,6 +189,9 @@ class WorkerRegistry:
         """
         online = self._wait(grid) if not self.workers else set(grid.get_node_ids())
         for worker in self.workers:
+            if worker.present and worker.node_id not in online:
+                worker.training_seconds_per_step = 0.0  # it may come back on another device
+                _LOG.warning("%s is gone", worker.label)
             worker.present = worker.node_id in online
         known = {worker.node_id for worker in self.workers} | self._silent_nodes
         if new := sorted(online - known):
@@ -198,6 +222,7 @@ class WorkerRegistry:
             elif back is not None:
                 back.node_id, back.local_rank, back.profile = node_id, local_rank, profile
                 back.present, back.excluded, back.measured = True, "", False
+                back.queried = False
                 _LOG.info("%s is back", back.label)
             else:
                 if same and not self._warned_of_duplicates:
@@ -216,44 +241,75 @@ class WorkerRegistry:
                     raise UsageError(f"worker {worker.label} {reason}")
 
     def _measure_speeds(self, grid: Grid, started: bool) -> None:
-        rule, queried = self._speed_rule, self._queried_for_speed
-        unknown = [
-            worker
-            for worker in self.active
-            if not worker.profile.seconds_per_step and worker.address not in queried
-        ]
-        if rule is None or not unknown or not rule.applies([w.profile for w in self.active]):
+        profiles = [w.profile for w in self.active if w.profile.device != UNKNOWN_DEVICE]
+        needed = any(not profile.tier or self._decides_steps(profile) for profile in profiles)
+        if self._step_policy is None or not (needed or self._clock == "device"):
             return
-        others = [worker.address for worker in self.active if worker.measured]
-        speeds = rule.measure(grid, [worker.address for worker in unknown], others)
-        queried |= speeds.keys()
+        unknown = [w for w in self.active if not w.profile.seconds_per_step and not w.queried]
+        if self._clock == "wall":  # those that were measured compute meanwhile, as in a round
+            groups = [[*unknown, *(w for w in self.active if w.measured)]] if unknown else []
+        else:
+            groups = [[worker] for worker in unknown]
+        speeds: dict[Address, float | str] = {}
+        for group in groups:
+            _LOG.info("measuring the seconds per step: %s", ", ".join(w.label for w in group))
+            speeds |= query_speeds(grid, [worker.address for worker in group], self._batch_size)
         for worker in unknown:
+            worker.queried = True
             seconds = speeds[worker.address]
             if isinstance(seconds, float):
                 worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 worker.measured = True
                 continue
             _LOG.warning("the speed of %s is not known: %s", worker.label, seconds)
-            if started and rule.decides_steps(worker.profile):
+            if started and self._decides_steps(worker.profile):
                 # At the start the settings are refused; a run that goes on must not be.
                 worker.excluded = "its steps come from its speed, and that is not known"
                 _LOG.error("%s does not take part: %s", worker.label, worker.excluded)
         self._assign_tiers()
 
-    def set_speeds(self, seconds_per_step: Mapping[int, float]) -> None:
-        """Take speeds that were measured while training, by worker index."""
-        for worker in self.workers:
-            if worker.index in seconds_per_step:
-                known = worker.profile
-                # What was given holds for the worker alone; that is not forgotten.
-                given = 0.0 if worker.measured else known.seconds_per_step
-                worker.profile = replace(
-                    known,
-                    seconds_per_step=seconds_per_step[worker.index],
-                    seconds_per_step_alone=known.seconds_per_step_alone or given,
-                )
-                worker.measured = True
+    def _decides_steps(self, profile: WorkerProfile) -> bool:
+        """Return whether the steps of a worker whose tier is named come from its speed."""
+        policy = self._step_policy
+        if policy is None or not policy.needs_speeds or profile.steps:
+            return False
+        return profile.tier == "slow" or policy.needs_fast_speeds
+
+    def note_times(self, outcomes: Sequence["Outcome"], batch_size: int) -> None:
+        """Take the times of a round; a failed order says nothing of its worker's speed."""
+        for outcome in outcomes:
+            report, worker = outcome.report, outcome.worker
+            if report is not None and report.num_examples and report.compute_seconds > 0:
+                seconds = report.compute_seconds * batch_size / report.num_examples
+                old = worker.training_seconds_per_step or seconds
+                worker.training_seconds_per_step = old + _NEWEST_SHARE * (seconds - old)
+
+    def follow_speeds(self, fall: float, rise: float) -> None:
+        """Take the speeds measured while training if some gamma left its dead band.
+
+        Call it between epochs: steps and tiers follow.
+        """
+        timed = [worker for worker in self.active if worker.training_seconds_per_step]
+        measured = {worker.index: worker.training_seconds_per_step for worker in timed}
+        used = {
+            worker.index: worker.profile.seconds_per_step
+            for worker in timed
+            if worker.profile.seconds_per_step > 0
+        }
+        if not timed or not speeds_changed(used, measured, fall, rise):
+            return
+        for worker in timed:
+            known = worker.profile
+            # What was given holds for the worker alone; that is not forgotten.
+            given = 0.0 if worker.measured else known.seconds_per_step
+            worker.profile = replace(
+                known,
+                seconds_per_step=worker.training_seconds_per_step,
+                seconds_per_step_alone=known.seconds_per_step_alone or given,
+            )
+            worker.measured = True
         self._assign_tiers()
+        _LOG.info("speeds changed: %s", "; ".join(f"{w.label}: {w.speed}" for w in timed))
 
     def _mismatch(self, profile: WorkerProfile) -> str:
         """Return what a worker has that is not as the others'; empty if nothing is."""
@@ -275,61 +331,3 @@ class WorkerRegistry:
             worker.fast = named == "fast" or (
                 not named and (ratio is None or ratio > self._fast_threshold)
             )
-
-
-class Rebalancing:
-    """Keeps the registry's speeds up to date with what is measured in training.
-
-    Each worker's seconds per step are an exponential moving average; the newest value has a share
-    of 0.4, so after five rounds at a new speed 92 % of the change is in.
-
-    Parameters
-    ----------
-    follow : bool
-        The step policy wants the newest speeds after every epoch.
-    rebalance : bool
-        The user wants steps to follow speeds, past a dead band.
-    """
-
-    def __init__(self, follow: bool, rebalance: bool) -> None:
-        self._follow = follow
-        self._on = follow or rebalance
-        self._seconds_per_step: dict[int, float] = {}
-
-    def add(self, outcomes: Sequence["Outcome"], batch_size: int) -> None:
-        """Take the times of a round; a failed order says nothing of its worker's speed."""
-        if not self._on:
-            return
-        for outcome in outcomes:
-            report = outcome.report
-            if report is not None and report.num_examples and report.compute_seconds > 0:
-                seconds = report.compute_seconds * batch_size / report.num_examples
-                old = self._seconds_per_step.get(outcome.worker.index, seconds)
-                self._seconds_per_step[outcome.worker.index] = old + 0.4 * (seconds - old)
-
-    def apply(self, registry: WorkerRegistry) -> bool:
-        """Set the registry's speeds, if they changed; call it between epochs.
-
-        Returns
-        -------
-        bool
-            Whether they changed.
-        """
-        if not self._on:
-            return False
-        active = registry.active
-        for gone in self._seconds_per_step.keys() - {worker.index for worker in active}:
-            del self._seconds_per_step[gone]  # it may come back on another device
-        measured = dict(self._seconds_per_step)
-        used = {
-            worker.index: worker.profile.seconds_per_step
-            for worker in active
-            if worker.index in measured and worker.profile.seconds_per_step > 0
-        }
-        fall, rise = (0.0, 0.0) if self._follow else (FALL, RISE)
-        if not measured or not speeds_changed(used, measured, fall, rise):
-            return False
-        registry.set_speeds(measured)
-        changed = "; ".join(f"{w.label}: {w.speed}" for w in active if w.index in measured)
-        _LOG.info("speeds changed: %s", changed)
-        return True

@@ -6,7 +6,7 @@ from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.protocol import TrainOrder
-from flower_blsgd.strategy.planner import OrderSettings, Planner
+from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.replies import ModelShape, Outcome, read_replies
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
@@ -22,7 +22,10 @@ def planner_of(num_samples: int = 24, batch_size: int = 2, **changes: object) ->
         "local_steps_fast": 2,
         "sampler": SeparatedSampler(0.5),
         "mode": "samples",
-        "settings": OrderSettings(LearningRate(0.1), "keep", 0.0, seed=3),
+        "learning_rate": LearningRate(0.1),
+        "momentum_buffers": "keep",
+        "deadline_seconds": 0.0,
+        "seed": 3,
     }
     return Planner(num_samples, batch_size, **(arguments | changes))  # type: ignore[arg-type]
 

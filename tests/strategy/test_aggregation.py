@@ -5,19 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import MetricRecord
 
 from flower_blsgd.algorithm.averaging import (
     AnyArray,
     EqualWeighting,
-    LoadWeighting,
     NormalizedWeighting,
 )
-from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS
+from flower_blsgd.algorithm.outer_optimizer import OuterSGD
 from flower_blsgd.array_records import tensors_of, view_record
 from flower_blsgd.strategy.aggregation import Aggregation
-from flower_blsgd.strategy.replies import Outcome, ReceivedModel
-
-NONE = OUTER_OPTIMIZERS["none"](1.0, 0.0)
+from flower_blsgd.strategy.replies import CheckedReply, Outcome
 
 
 def model(weight: float, buffer: float = 0.0, counter: int = 0) -> dict[str, AnyArray]:
@@ -30,7 +28,8 @@ def model(weight: float, buffer: float = 0.0, counter: int = 0) -> dict[str, Any
 
 def outcome(tensors: dict[str, AnyArray], steps: int, batch_size: int = 2) -> Outcome:
     report = SimpleNamespace(num_examples=steps * batch_size, completed_steps=steps)
-    return Outcome(SimpleNamespace(), SimpleNamespace(), report, ReceivedModel(tensors))  # type: ignore[arg-type]
+    reply = CheckedReply(report, MetricRecord(), tensors, {}, {})  # type: ignore[arg-type]
+    return Outcome(SimpleNamespace(), SimpleNamespace(), reply)  # type: ignore[arg-type]
 
 
 def following(
@@ -43,29 +42,12 @@ def following(
 FAILED = Outcome(SimpleNamespace(), SimpleNamespace(), failure="died")  # type: ignore[arg-type]
 
 
-def test_average_by_load_worked() -> None:
-    aggregation = Aggregation(LoadWeighting(), NONE)
-    found, weights = following(
-        aggregation,
-        model(0.0),
-        [outcome(model(1.0, 2.0, 3), 3), FAILED, outcome(model(5.0, 6.0, 9), 1)],
-    )
-    assert weights == [0.75, 0.0, 0.25]
-    assert found["weight"].tolist() == [2.0, 2.0]  # 0.75 + 1.25
-    assert found["norm.running_mean"].tolist() == [3.0]
-    assert found["norm.num_batches_tracked"] == 9
-    _, weights = following(
-        aggregation, model(0.0), [outcome(model(1.0), 3, 4), outcome(model(1.0), 1, 3)]
-    )
-    assert weights == [0.8, 0.2]  # a smaller batch counts less
-
-
 def test_fednova_moves_parameters_by_scales_and_averages_buffers() -> None:
     """Without momentum, steps 3 and 1 from 10: scales (3 + 1) / 2 / 2 / 3 = 1/3 and 1.
 
     10 + (4 - 10) / 3 + (12 - 10) = 10. The plain mean would be 8, the one by load 6.
     """
-    aggregation = Aggregation(NormalizedWeighting(0.0), NONE)
+    aggregation = Aggregation(NormalizedWeighting(0.0))
     found, weights = following(
         aggregation,
         model(10.0),
@@ -87,7 +69,7 @@ def test_fednova_moves_parameters_by_scales_and_averages_buffers() -> None:
 )
 def test_outer_optimizer_moves_parameters_only(names: Any, moved: set[str]) -> None:
     """Half the way with a rate of 0.5; without names BatchNorm's statistics are known."""
-    aggregation = Aggregation(EqualWeighting(), OUTER_OPTIMIZERS["sgd"](0.5, 0.0), names)
+    aggregation = Aggregation(EqualWeighting(), OuterSGD(0.5), names)
     found, _ = following(aggregation, model(0.0, 0.0), [outcome(model(4.0, 4.0, 2), 1)])
     for name in ("weight", "norm.running_mean"):
         assert set(found[name].tolist()) == {2.0 if name in moved else 4.0}

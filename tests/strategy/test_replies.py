@@ -1,14 +1,14 @@
-"""Replies: which models can be averaged, what counts 0, and what the log says of it."""
+"""Replies: which models can be averaged, what has weight 0, and what the log says of it."""
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Error, Message
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 
 from flower_blsgd.array_records import FlatTensors, flat_like
 from flower_blsgd.protocol import TrainReport
 from flower_blsgd.protocol.records import ProtocolError
 from flower_blsgd.runtime.flower_internals import CRASHED, NODE_GONE, NOT_LOADED, RAISED
-from flower_blsgd.strategy.replies import ModelShape, Outcome, ReceivedModel, average_momentum
+from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, average_momentum
 
 from ..in_process_grid import TRACEBACK, ToyWorker, tensors_of, toy_arrays
 from ..log_capture import captured_log
@@ -143,19 +143,8 @@ def test_read_matches_replies_with_orders_in_worker_order() -> None:
     first, second = outcomes_of(orders, *backwards)
     assert (first.worker.index, second.worker.index) == (0, 1)
     assert (first.load, second.load) == (4.0, 2.0)  # completed steps x batch size
-    assert [o.model.tensors["bias"][0] for o in (first, second) if o.model] == [1.0, 4.0]
+    assert [o.reply.tensors["bias"][0] for o in (first, second) if o.reply] == [1.0, 4.0]
     assert (first.failure, second.failure) == ("", "")
-
-
-def test_read_missing_reply_counts_zero() -> None:
-    orders = orders_of_two()
-    with captured_log() as log:
-        _, second = outcomes_of(orders, good_reply(orders, 0))
-    assert (second.load, second.report, second.worker.excluded) == (0, None, "")
-    assert "did not answer" in second.failure
-    (warning,) = log.warnings
-    assert second.worker.label in warning
-    assert "round 5" in warning
 
 
 @pytest.mark.parametrize("code", [RAISED, NOT_LOADED])
@@ -184,23 +173,6 @@ def test_read_worker_whose_process_died_may_come_back(code: int, reason: str) ->
     assert second.failure in log.warnings[0]
 
 
-def test_read_momentum_that_is_not_finite_counts_zero() -> None:
-    orders = orders_of_two()
-    reply = good_reply(orders, 1)
-    reply.content["momentum"] = record_of(weight=np.full((2, 1), np.nan, np.float32))
-    _, second = outcomes_of(orders, good_reply(orders, 0), reply)
-    assert second.load == 0
-    assert "not finite" in second.failure
-
-
-def test_read_no_step_completed_has_no_load_and_is_no_failure() -> None:
-    orders = orders_of_two()
-    lazy = ToyWorker(steps=0)(sent(orders, 1), 1)
-    _, second = outcomes_of(orders, good_reply(orders, 0), lazy)
-    assert (second.load, second.failure) == (0, "")
-    assert second.report is not None
-
-
 # --- momentum
 
 
@@ -209,7 +181,7 @@ def outcome_with(orders: Orders, node_id: int, **momentum: np.ndarray) -> Outcom
     losses = np.zeros(len(order.indices), np.float32)
     report = TrainReport(order.local_steps, order.batch_size, 0, 0, 0, losses, toy_arrays())
     loads = dict.fromkeys(momentum, float(report.num_examples))
-    return Outcome(worker, order, report, ReceivedModel({}, momentum, loads))
+    return Outcome(worker, order, CheckedReply(report, MetricRecord(), {}, momentum, loads))
 
 
 def test_average_momentum_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""The record of a round: who waited for whom (ALGORITHM section 7), and each worker's row."""
+"""The record of a round: who waited for whom, and each worker's row."""
 
 import math
 from types import SimpleNamespace

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.cost_model import predict_run
-from flower_blsgd.strategy.replies import Outcome
-from flower_blsgd.strategy.workers import FALL, RISE, Rebalancing, WorkerRegistry, rank_key
+from flower_blsgd.strategy.replies import CheckedReply, Outcome
+from flower_blsgd.strategy.workers import DEAD_BAND, WorkerRegistry, rank_key
 
 from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
 from ..log_capture import captured_log
@@ -78,19 +78,6 @@ def test_tier_is_as_named_else_by_speed(profiles: list[WorkerProfile], fast: lis
     assert [worker.fast for worker in registry.workers] == [bool(each) for each in fast]
 
 
-def test_label_and_participant_of_a_worker() -> None:
-    profiles = [
-        fast_profile(0, seconds_per_step=1.0),
-        slow_profile(1, seconds_per_step=4.0, steps=3),
-        named("attic", "slow"),
-    ]
-    workers = WorkerRegistry.of_profiles(profiles).workers
-    assert [w.label for w in workers] == ["fast-0 (cpu:0)", "slow-1 (cpu:1)", "attic (cpu)"]
-    fast, slow, _ = (worker.participant(16) for worker in workers)
-    assert (fast.fast, fast.batch_size, fast.speed_ratio, fast.given_steps) == (True, 16, 1, None)
-    assert (slow.fast, slow.batch_size, slow.speed_ratio, slow.given_steps) == (False, 16, 0.25, 3)
-
-
 # --- the profile query
 
 
@@ -139,7 +126,7 @@ def _sends_profiles_of_two_kinds(message: Message, node_id: int) -> Message:
 @pytest.mark.parametrize(
     ("handler", "reason"),
     [
-        (_silent, "no answer in time"),
+        (_silent, "did not answer in time"),
         (_raises, "no such disk"),
         (_sends_no_profile, "no profile"),
         (_sends_profiles_of_two_kinds, "two kinds"),
@@ -334,74 +321,56 @@ def test_worker_that_becomes_four_times_slower_does_fewer_steps_within_two_epoch
     assert 6 * 240 - per_round < strategy.planner.samples_planned <= 6 * 240
 
 
-def test_worker_that_becomes_very_slow_gets_a_smaller_batch() -> None:
-    _, slow, _ = play(lambda epoch: 40.0, epochs=4, batch_size=10, local_steps=4)
-    # The pace is that of 2 samples: 200 s for 10, beside 5 s. Gamma 1/40 of 4 steps is a tenth
-    # of a step: 1 of 10 samples, and at least 2.
-    assert slow.steps_of_epochs == [2, 1, 1, 1]
-    assert [order.batch_size for order in slow.orders if order.epoch > 1][:1] == [2]
-
-
 # --- rebalancing, its parts
 
 
-def outcome(worker: Any, seconds_per_step: float, examples: int = 4) -> Outcome:
-    report = SimpleNamespace(
-        num_examples=examples, compute_seconds=seconds_per_step * examples / 2, completed_steps=2
-    )
-    return Outcome(worker, SimpleNamespace(), report)  # type: ignore[arg-type]
+def played(*seconds_per_step: float, worker: Any, examples: int = 4) -> list[Outcome]:
+    """Return outcomes of a worker whose steps of 2 samples took so long."""
+    outcomes = []
+    for seconds in seconds_per_step:
+        report = SimpleNamespace(num_examples=examples, compute_seconds=seconds * examples / 2)
+        reply = CheckedReply(report, MetricRecord(), {}, {}, {})  # type: ignore[arg-type]
+        outcomes.append(Outcome(worker, SimpleNamespace(), reply))  # type: ignore[arg-type]
+    return outcomes
 
 
-def registry_of_two() -> WorkerRegistry:
-    return WorkerRegistry.of_profiles(
-        [fast_profile(0, seconds_per_step=1.0), slow_profile(1, seconds_per_step=4.0)]
-    )
-
-
-def test_apply_sets_the_speeds_and_keeps_given_ones_as_those_of_the_worker_alone() -> None:
+def test_follow_speeds_keeps_given_ones_as_those_of_the_worker_alone() -> None:
     registry = WorkerRegistry.of_profiles([unnamed(place, 1.0) for place in range(3)])
     first, second, third = registry.workers
     second.measured = True  # its 1 s were measured with others
-    rebalancing = Rebalancing(follow=False, rebalance=True)
-    assert not rebalancing.apply(registry)  # nothing measured yet
     for seconds in (8.0, 16.0):
-        rebalancing.add([outcome(first, 1.0), outcome(second, 1.0), outcome(third, seconds)], 2)
-        assert rebalancing.apply(registry)
+        for worker, each in ((first, 1.0), (second, 1.0), (third, seconds)):
+            registry.note_times(played(each, worker=worker), 2)
+        registry.follow_speeds(*DEAD_BAND)
         alone = [worker.profile.seconds_per_step_alone for worker in registry.workers]
         assert alone == [1.0, 0.0, 1.0]
-        assert not rebalancing.apply(registry)  # the same speeds again are no change
     assert [worker.fast for worker in registry.workers] == [True, True, False]
     assert third.speed_ratio == pytest.approx(1 / (8 + 0.4 * 8))
     assert (first.measured, third.measured) == (True, True)
 
 
 def test_failed_orders_and_clients_without_times_say_nothing() -> None:
-    registry = registry_of_two()
-    rebalancing = Rebalancing(follow=True, rebalance=False)
-    failed = Outcome(registry.workers[0], SimpleNamespace(), failure="died")  # type: ignore[arg-type]
-    nothing = outcome(registry.workers[1], 9.0, examples=0)
-    timeless = outcome(registry.workers[1], 0.0)
-    rebalancing.add([failed, nothing, timeless], 2)
-    assert not rebalancing.apply(registry)
+    profiles = [fast_profile(0, seconds_per_step=1.0), slow_profile(1, seconds_per_step=4.0)]
+    registry = WorkerRegistry.of_profiles(profiles)
+    fast, slow = registry.workers
+    failed = Outcome(fast, SimpleNamespace(), failure="died")  # type: ignore[arg-type]
+    nothing, timeless = played(9.0, worker=slow, examples=0), played(0.0, worker=slow)
+    registry.note_times([failed, *nothing, *timeless], 2)
+    registry.follow_speeds(0.0, 0.0)
+    assert not any(worker.measured for worker in registry.workers)
 
 
-def test_follow_has_no_dead_band() -> None:
-    for follow in (True, False):
-        registry = registry_of_two()
-        rebalancing = Rebalancing(follow=follow, rebalance=not follow)
-        rebalancing.add([outcome(registry.workers[0], 1.0), outcome(registry.workers[1], 4.1)], 2)
-        assert rebalancing.apply(registry) is follow
-    assert (FALL, RISE) == (0.1, 0.25)
-
-
-def test_worker_that_is_gone_counts_no_more() -> None:
-    registry = registry_of_two()
-    rebalancing = Rebalancing(follow=False, rebalance=True)
-    rebalancing.add([outcome(registry.workers[0], 1.0), outcome(registry.workers[1], 99.0)], 2)
-    registry.workers[1].present = False
-    assert not rebalancing.apply(registry)
-    registry.workers[1].present = True  # perhaps on another device: what was known is forgotten
-    assert not rebalancing.apply(registry)
-    rebalancing.add([outcome(registry.workers[1], 8.0)], 2)
-    assert rebalancing.apply(registry)
-    assert registry.workers[1].profile.seconds_per_step == 8.0
+def test_times_of_a_worker_that_is_gone_are_forgotten() -> None:
+    grid = grid_of(fast_profile(0, seconds_per_step=1.0), slow_profile(1, seconds_per_step=4.0))
+    registry = registry_on(grid)
+    fast, slow = registry.workers
+    registry.note_times([*played(1.0, worker=fast), *played(99.0, worker=slow)], 2)
+    handler = grid.disconnect(101)
+    registry.update(grid)
+    grid.connect(101, handler)
+    registry.update(grid)
+    registry.follow_speeds(*DEAD_BAND)
+    assert slow.profile.seconds_per_step == 4.0
+    registry.note_times(played(8.0, worker=slow), 2)
+    registry.follow_speeds(*DEAD_BAND)
+    assert slow.profile.seconds_per_step == 8.0

@@ -1,0 +1,32 @@
+"""A small network with its data, and workers that train it, for tests that compare bits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flower_blsgd import LocalSGD
+from flower_blsgd.protocol import WorkerProfile
+
+from .in_process_grid import TorchWorker
+
+NUM_SAMPLES = 48
+MOMENTUM, DECAY = 0.9, 1e-2
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    inputs = torch.randn(NUM_SAMPLES, 5, generator=generator)
+    return inputs, (inputs.sum(dim=1) > 0).long() + (inputs[:, 0] > 1).long()
+
+
+def make_model(batch_norm: bool = False) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        norm = nn.BatchNorm1d(7) if batch_norm else nn.Identity()
+        return nn.Sequential(nn.Linear(5, 7), norm, nn.Tanh(), nn.Linear(7, 3))
+
+
+def worker_of(profile: WorkerProfile, batch_norm: bool = False, **arguments: Any) -> TorchWorker:
+    sgd = LocalSGD(make_model(batch_norm), data(), momentum=MOMENTUM, weight_decay=DECAY)
+    return TorchWorker(profile, sgd, **arguments)
