@@ -14,24 +14,17 @@ from flwr.clientapp import ClientApp
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.hosts.several_devices import several_devices
-from flower_blsgd.protocol import EvaluateOrder, ProfileQuery, TrainOrder
-from flower_blsgd.runtime.app_call import accept_views
+from flower_blsgd.protocol import CONFIG, TRACE_FOLDER, EvaluateOrder, ProfileQuery, TrainOrder
+from flower_blsgd.runtime.app_call import accept_views, serve_sessions
 from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.pinning import pinned
-from flower_blsgd.runtime.stream.client import serve_sessions
-from flower_blsgd.worker.profile import (
-    answer_profile,
-    answer_sum,
-    given_seconds_per_step,
-    worker_of,
-)
-from flower_blsgd.worker.trace import traced
+from flower_blsgd.worker.profile import answer_profile, answer_sum, worker_of
 
 if TYPE_CHECKING:
     from torch import nn
 
     from flower_blsgd.tasks import Task
-    from flower_blsgd.worker.batches import Samples
+    from flower_blsgd.worker.batches import BatchSource
     from flower_blsgd.worker.local_sgd import LocalSGD
 
 app = ClientApp(mods=[several_devices(f"{__name__}:app", Path(__file__).parents[1])])
@@ -49,7 +42,7 @@ def profile(message: Message, context: Context) -> Message:
     with pinned(worker, config.threads):
         task = _task(config)
         sgd = _local_sgd(config, worker)  # where the process lives on, round 1 finds it ready
-        if query.calibrate and not given_seconds_per_step(context):
+        if query.calibrate and not worker.seconds_per_step:
             from flower_blsgd.worker.local_sgd import seconds_per_step
 
             seconds = seconds_per_step(sgd, query.batch_size, task.num_train, query.seconds)
@@ -67,9 +60,15 @@ def train(message: Message, context: Context) -> Message:
     with pinned(worker, config.threads):
         sgd = _local_sgd(config, worker)
         order = TrainOrder.from_message(message)
-        number = context.node_config.get("partition-id", 0)
-        with traced(message, worker.device, f"worker-{number}"):
+        folder = message.content.config_records[CONFIG].get(TRACE_FOLDER)
+        if folder is None:
             report = sgd.run(order, state=context.state)
+        else:
+            from flower_blsgd.worker.trace import traced
+
+            file = Path(str(folder)) / f"worker-{context.node_config.get('partition-id', 0)}.json"
+            with traced(file, order.round, worker.device):
+                report = sgd.run(order, state=context.state)
     return report.to_reply(message)
 
 
@@ -110,7 +109,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @functools.lru_cache(maxsize=1)
 def _task(config: RunConfig) -> "Task":
-    from flower_blsgd.tasks import load_task
+    from flower_blsgd.tasks.task import load_task
 
     return load_task(
         config.task,
@@ -123,11 +122,13 @@ def _task(config: RunConfig) -> "Task":
 
 
 @functools.lru_cache(maxsize=8)
-def _samples(config: RunConfig, device: str) -> "Samples":
+def _samples(config: RunConfig, device: str) -> "BatchSource":
     """Return the training data, on an accelerator once for all nodes that this process serves."""
-    from flower_blsgd.worker.batches import samples_on
+    import torch
 
-    return samples_on(_task(config).train, device)
+    from flower_blsgd.worker.batches import BatchSource
+
+    return BatchSource(_task(config).train, torch.device(device))
 
 
 @functools.lru_cache(maxsize=128)  # equal nodes take turns with one: momentum is in their context

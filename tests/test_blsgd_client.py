@@ -80,23 +80,6 @@ def test_evaluate_a_slice_is_answered_with_its_sums_and_leaves_the_training_mode
         assert (tensor == before[name]).all(), name
 
 
-def test_evaluate_a_plain_message_is_answered_with_the_means_of_the_whole_test_set() -> None:
-    model = model_of()
-    records = RecordDict(
-        {
-            "arrays": ArrayRecord(model.state_dict()),
-            "config": ConfigRecord({"server-round": 1}),
-        }
-    )
-    metrics = answer(Message(records, 7, "evaluate")).content.metric_records["metrics"]
-    expected = sums(model)
-    assert set(metrics) == {"accuracy", "loss", "num-examples"}
-    assert metrics["num-examples"] == 360
-    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(
-        (expected.loss, expected.accuracy), abs=1e-6
-    )
-
-
 @pytest.mark.parametrize("kind", ["FedAvg", "BiasedLocalSGD"])
 def test_evaluate_under_flowers_own_loop(kind: str) -> None:
     handlers = {
@@ -108,7 +91,10 @@ def test_evaluate_under_flowers_own_loop(kind: str) -> None:
         replies = InProcessGrid(handlers)
         strategy = FedAvg()
         messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), replies)
-        metrics = strategy.aggregate_evaluate(1, replies.send_and_receive(messages))
+        answers = list(replies.send_and_receive(messages))
+        for answer in answers:
+            assert answer.content["metrics"]["num-examples"] == 360  # the whole test set
+        metrics = strategy.aggregate_evaluate(1, answers)
         expected = sums(model_of())
     else:
         ours = BiasedLocalSGD(1437, 32, 4, local_steps_slow=2)
@@ -135,7 +121,7 @@ def test_nodes_take_turns_in_a_process_and_a_refused_order_leaves_no_half_state(
 
     def run(handler: Handler, given: TrainOrder) -> dict[str, Any]:
         message = over_the_wire(Message(given.to_records(), 7, "train"))
-        report = TrainReport.from_reply(over_the_wire(handler(message, 7)), given)
+        report = TrainReport.from_content(over_the_wire(handler(message, 7)).content, given)
         return tensors_of(report.arrays)
 
     alone, one, two = node_of(), node_of(), node_of()
@@ -157,7 +143,7 @@ def test_nodes_take_turns_in_a_process_and_a_refused_order_leaves_no_half_state(
 def profile_of(calibrate: bool, **node_config: Any) -> WorkerProfile:
     query = ProfileQuery(calibrate, 16 if calibrate else 0)
     reply = answer(Message(query.to_records(), 7, "query.profile"), node_of(**node_config))
-    (profile,) = WorkerProfile.list_from_reply(reply)
+    (profile,) = WorkerProfile.by_local_rank(reply).values()
     return profile
 
 
@@ -168,3 +154,10 @@ def test_profile_tells_a_speed_only_when_it_is_asked_for_and_not_known(
     assert 0 < profile_of(True).seconds_per_step < 1
     monkeypatch.setattr("flower_blsgd.worker.local_sgd.seconds_per_step", None)
     assert profile_of(True, **{"seconds-per-step": 0.5}).seconds_per_step == 0.5
+
+
+def test_nodes_that_one_process_serves_share_one_copy_of_the_samples() -> None:
+    first, second = (WorkerSpec("cpu", (CORE,), name=name) for name in ("first", "second"))
+    both = [blsgd_client._local_sgd(CONFIG, worker) for worker in (first, second)]
+    assert both[0] is not both[1]
+    assert both[0]._source is both[1]._source

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ from .in_process_grid import (
     stop_at_once,
     tensors_of,
 )
+from .small_training import DECAY, MOMENTUM, NUM_SAMPLES, data, make_model, worker_of
 
-NUM_SAMPLES = 48
-RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-2
+RATE = 0.05
 
 
 @pytest.fixture(autouse=True)
@@ -46,29 +46,12 @@ def _one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-def data() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(11)
-    inputs = torch.randn(NUM_SAMPLES, 5, generator=generator)
-    return inputs, (inputs.sum(dim=1) > 0).long() + (inputs[:, 0] > 1).long()
-
-
-def make_model(batch_norm: bool = False) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        norm = nn.BatchNorm1d(7) if batch_norm else nn.Identity()
-        return nn.Sequential(nn.Linear(5, 7), norm, nn.Tanh(), nn.Linear(7, 3))
-
-
-def worker_of(profile: WorkerProfile, batch_norm: bool = False, **arguments: Any) -> TorchWorker:
-    sgd = LocalSGD(make_model(batch_norm), data(), momentum=MOMENTUM, weight_decay=DECAY)
-    return TorchWorker(profile, sgd, **arguments)
-
-
 def train(
     workers: list[TorchWorker],
     order: Order = "sent",
     epochs: int = 3,
     batch_norm: bool = False,
+    ids: Iterable[int] = range(10, 99),
     **changes: Any,
 ) -> ArrayRecord:
     arguments: dict[str, Any] = {
@@ -79,7 +62,7 @@ def train(
         "seed": 2,
     }
     strategy = BiasedLocalSGD(NUM_SAMPLES, **(arguments | changes))
-    grid = InProcessGrid({10 + i: worker for i, worker in enumerate(workers)}, order)
+    grid = InProcessGrid(dict(zip(ids, workers, strict=False)), order)
     initial = ArrayRecord(make_model(batch_norm).state_dict())
     return strategy.fit(grid, initial, epochs=epochs).arrays
 
@@ -252,18 +235,11 @@ def test_batchnorm_buffers_are_averaged_with_the_same_weights() -> None:
 # --- the same run twice
 
 
-def biased(order: Order = "sent", seed: int = 2, batch_norm: bool = True) -> ArrayRecord:
+def biased(**changes: Any) -> ArrayRecord:
     profiles = (fast_profile(0), fast_profile(1), slow_profile(2))
-    workers = [worker_of(profile, batch_norm) for profile in profiles]
-    return train(
-        workers,
-        order,
-        batch_norm=batch_norm,
-        local_steps=2,
-        local_steps_slow=1,
-        sampler=None,
-        seed=seed,
-    )
+    workers = [worker_of(profile, True) for profile in profiles]
+    own = {"local_steps": 2, "local_steps_slow": 1, "sampler": None}
+    return train(workers, batch_norm=True, **own, **changes)
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
@@ -273,22 +249,7 @@ def test_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
 
 
 def test_node_ids_change_no_bit() -> None:
-    def run(ids: Callable[[int], int]) -> ArrayRecord:
-        profiles = (fast_profile(0), fast_profile(1), slow_profile(2))
-        nodes = {ids(i): worker_of(profile) for i, profile in enumerate(profiles)}
-        strategy = BiasedLocalSGD(
-            NUM_SAMPLES,
-            4,
-            2,
-            local_steps_slow=1,
-            learning_rate=RATE,
-            min_available_nodes=3,
-        )
-        return strategy.fit(
-            InProcessGrid(nodes), ArrayRecord(make_model().state_dict()), epochs=2
-        ).arrays
-
-    assert same_bits(run(lambda i: 100 + i), run(lambda i: 900 - 17 * i))
+    assert same_bits(biased(ids=range(910, 800, -17)), biased())
 
 
 # --- the algorithms of the comparison
@@ -386,19 +347,6 @@ def test_dlb_with_momentum_kept_or_equal_weights_is_no_big_batch(changes: dict[s
     assert furthest(arrays, one_process(rounds_of(workers))) > 1e-3
 
 
-def test_dlb_shares_follow_the_moving_average_of_the_last_epoch() -> None:
-    """Four rounds an epoch at 0.4 of the newest: of a change, 1 - 0.6^4 is in."""
-    workers = dlb_workers()
-    train_by_name("dlb", workers, epochs=3)
-    left = 0.6**4
-    seconds = [0.1, 0.1 + left * (0.4 - 0.1), 0.3 + left * (0.2 - 0.3)]
-    speeds = [1 / s for s in seconds]
-    ideal = [12 * speed / sum(speeds) for speed in speeds]
-    assert ideal == pytest.approx([5.80, 4.18, 2.02], abs=0.01)
-    batches = [worker.batches[2] for worker in workers]
-    assert batches == [6, 4, 2]
-
-
 # --- fednova, on models whose gradients can be followed with a pencil
 
 
@@ -486,14 +434,6 @@ def test_fednova_on_a_quadratic_by_hand_over_two_rounds() -> None:
     found = nova(workers, 2)
     assert found["w"] == pytest.approx([1 - 0.46695967], abs=1e-6)
     assert found["seen"] == pytest.approx([4.0])  # (2 + 3 + 2 + 1) / 2
-
-
-def test_fednova_with_equal_steps_is_the_plain_mean() -> None:
-    workers = [
-        nova_worker(fast_profile(0), torch.ones(16), True),
-        nova_worker(slow_profile(1), torch.ones(16), True),
-    ]
-    assert nova(workers, 1, local_steps_slow=3)["w"] == pytest.approx([0.514], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -4,17 +4,17 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .step import Steps, first_line, host_randomness, same_randomness, undone
+from .step import first_line, host_randomness, undone
 
 _LOG = logging.getLogger(__name__)
 
 _WARM_UP_STEPS = 2
-"""Before the one that is checked; libraries choose their algorithms in the first ones."""
+"""Steps before the one that is checked; in them libraries choose their algorithms."""
 
 _MOST_GRAPHS = 8
 """Batch sizes that stay captured: with `dlb` there is a new one after every epoch."""
@@ -23,14 +23,27 @@ Body = Callable[[torch.Generator], None]
 """A step on fixed tensors; what is random in augmenting is drawn from this generator."""
 
 
-class _CapturedStep(NamedTuple):
-    graph: "Graph"
-    indices: Tensor
-    losses: Tensor
+def capture_for(device: torch.device, on_device: bool, fused: bool, name: str) -> "Capture | None":
+    """Return the `Capture` of a device; None where steps are done eagerly.
+
+    One line in the log tells of a GPU whose steps cannot be captured: those of data that are not
+    `on_device`, and of models whose optimizer is not `fused` into one kernel.
+    """
+    if device.type != "cuda":
+        return None
+    if on_device and fused:
+        return Capture(device)
+    _LOG.warning(
+        "worker %s: steps are not captured as a CUDA graph: the data are not tensors on the GPU, "
+        "or the model has sparse gradients or parameters that are not floating point "
+        "(cuda-graph = false says the same, without this line)",
+        name,
+    )
+    return None
 
 
-class GraphedSteps(Steps):
-    """Replays captured steps: Python and the driver launch one graph instead of every kernel.
+class GraphedSteps:
+    """Captures a step for each batch size: Python launches one graph instead of every kernel.
 
     A graph works on fixed addresses: samples, weights, the optimizer's state and its learning rate
     stay where they are, and what changes is copied into them (see ``in_place`` of
@@ -45,80 +58,70 @@ class GraphedSteps(Steps):
 
     Parameters
     ----------
-    eager : Steps
-        How steps are done where they cannot be captured. The state of their optimizer is all
-        there, see `optimizers.begin_state`.
+    step : callable
+        ``(indices, generator) -> losses`` of a step that trains the model.
+    model, optimizer : torch.nn.Module, torch.optim.Optimizer
+        The optimizer's state is all there, see `model_io.begin_state`.
     capture : Capture
         What captures.
     name : str
         How the log calls this worker.
     """
 
-    def __init__(self, eager: Steps, capture: "Capture", name: str) -> None:
-        super().__init__(eager.step)
-        self._eager, self._name = eager, name
+    def __init__(
+        self,
+        step: Callable[[Tensor, torch.Generator], Tensor],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        capture: "Capture",
+        name: str,
+    ) -> None:
+        self._step, self._model, self._optimizer = step, model, optimizer
         self._capture: Capture | None = capture
-        self._captured: dict[int, _CapturedStep] = {}
-        self._current: _CapturedStep | None = None
+        self._name = name
+        self._captured: dict[int, tuple[Graph, Callable[[Tensor], Tensor]]] = {}
 
-    @property
-    def eager(self) -> Steps:
-        """The same computed eagerly."""
-        return self._eager
+    def prepared(self, indices: Tensor, seed: int) -> Callable[[Tensor], Tensor] | None:
+        """Return a captured step for batches of this size, its random generators seeded.
 
-    def prepare(self, indices: Tensor) -> None:
-        """Capture a step for this batch size, unless that is done or cannot be done."""
+        The losses that it returns are overwritten by the next one. None where it cannot be
+        captured.
+        """
         size = len(indices)
         if self._capture is not None and size not in self._captured:
             self._capture_step(indices, self._capture)
-        self._current = self._captured.pop(size, None)
-        if self._current is None:
-            self._eager.prepare(indices)
-        else:
-            self._captured[size] = self._current  # the one used last is at the end
-
-    def seed(self, seed: int) -> None:
-        """Begin the random numbers of an order of the batch size that was prepared last."""
-        (self._eager if self._current is None else self._current.graph).seed(seed)
-
-    def __call__(self, indices: Tensor) -> Tensor:
-        """Do one step; the losses are overwritten by the next one."""
-        if self._current is None:
-            return self._eager(indices)
-        self._current.indices.copy_(indices)
-        self._current.graph.replay()
-        return self._current.losses
+        if size not in self._captured:
+            return None
+        graph, step = self._captured[size] = self._captured.pop(size)  # the last one used is last
+        graph.seed(seed)
+        return step
 
     def release(self) -> None:
         """Forget all graphs and their memory."""
         self._captured.clear()
-        self._current = None
         if self._capture is not None:
             self._capture.release()
-        self._eager.release()
 
     def _capture_step(self, indices: Tensor, capture: "Capture") -> None:
         if len(self._captured) == _MOST_GRAPHS:
             del self._captured[next(iter(self._captured))]
         own_indices = indices.clone()
         losses = torch.zeros(len(indices), device=indices.device)
-        model, optimizer = self.step.model, self.step.optimizer
 
         def body(generator: torch.Generator) -> None:
-            losses.copy_(self._eager.step(own_indices, generator, keep_casts=False))
+            losses.copy_(self._step(own_indices, generator))
 
-        self._eager.prepare(indices)
-        with undone(model, optimizer):
-            before, buffers = host_randomness(), list(model.buffers())
+        with undone(self._model, self._optimizer):
+            before, buffers = host_randomness(), list(self._model.buffers())
             for _ in range(_WARM_UP_STEPS):
                 capture.warm_up(body)  # a mistake in the model is raised here
             try:
                 capture.check(body)
-                if not same_randomness(before, host_randomness()):
+                if host_randomness() != before:
                     raise RuntimeError("it draws random numbers on the host")
-                if [id(buffer) for buffer in buffers] != [id(buffer) for buffer in model.buffers()]:
+                if list(map(id, buffers)) != list(map(id, self._model.buffers())):
                     raise RuntimeError("it puts a new tensor in the place of a buffer")
-                graph = capture.graph(body, optimizer)
+                graph = capture.graph(body, self._optimizer)
             except Exception as error:  # of CUDA's many
                 self._capture = None
                 _LOG.warning(
@@ -127,7 +130,13 @@ class GraphedSteps(Steps):
                     first_line(error),
                 )
                 return
-        self._captured[len(indices)] = _CapturedStep(graph, own_indices, losses)
+
+        def replay(indices: Tensor) -> Tensor:
+            own_indices.copy_(indices)
+            graph.replay()
+            return losses
+
+        self._captured[len(indices)] = graph, replay
 
 
 class Graph:
@@ -142,12 +151,12 @@ class Graph:
                 self.graph.register_generator_state(generator)
 
     def seed(self, seed: int) -> None:
-        """Begin both, as `Steps` and torch's default generator begin."""
+        """Seed both generators as those of an eager step are seeded."""
         self.augmentation.manual_seed(seed)
         self.dropout.manual_seed(seed)
 
     def replay(self) -> None:
-        """Launch it on the current stream."""
+        """Launch the graph on the current stream."""
         self.graph.replay()
 
 
@@ -165,35 +174,40 @@ class Capture:
         self._pool: Any = None
 
     def warm_up(self, body: Body) -> None:
-        """Do it on the stream that will be captured: torch binds memory and gradients to it."""
+        """Run a step on the stream of the capture: torch binds memory and gradients to it."""
         with self._on_own_stream():
             body(torch.Generator(self._device))
 
     def check(self, body: Body) -> None:
-        """Do it once more, and raise RuntimeError if the host waits for the device in it.
+        """Run a step once more, and raise RuntimeError if the host waits for the device in it.
 
         Found while capturing, that would end the capture, and torch's allocator does not get
         over a capture that failed.
         """
         before = torch.cuda.get_sync_debug_mode()
-        try:
-            _set_sync_debug_mode("error")
-            self.warm_up(body)
-        finally:
-            _set_sync_debug_mode(before)
+        with warnings.catch_warnings():  # torch says that it does not see everything
+            warnings.simplefilter("ignore")
+            try:
+                torch.cuda.set_sync_debug_mode("error")
+                self.warm_up(body)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
 
     def graph(self, body: Body, optimizer: torch.optim.Optimizer) -> Graph:
-        """Capture it, with random numbers of its own; raise whatever CUDA does not capture."""
+        """Capture a step with generators of its own; raise whatever CUDA does not capture."""
         graph = Graph(self._device)
         default = torch.cuda.default_generators[self._device.index]
         default_state = default.graphsafe_get_state()
         # What draws from the default generator (dropout) is captured with one of this graph's: a
         # capture that fails leaves a generator unusable, and eager steps still need the default.
         default.graphsafe_set_state(graph.dropout)
+        # torch wants to know that a step is captured, and outside a capture warns of it.
+        groups = [group for group in optimizer.param_groups if "capturable" in group]
         try:
+            for group in groups:
+                group["capturable"] = True
             with (
                 self._on_own_stream(),  # also puts the stream back, which torch forgets on errors
-                _capturable(optimizer),
                 torch.cuda.graph(
                     graph.graph,
                     pool=self._pool,
@@ -204,11 +218,13 @@ class Capture:
                 body(graph.augmentation)
         finally:
             default.graphsafe_set_state(default_state)
+            for group in groups:
+                group["capturable"] = False
         self._pool = graph.graph.pool()
         return graph
 
     def release(self) -> None:
-        """Let the next graph begin a new pool."""
+        """Let the next graph begin a new memory pool."""
         self._pool = None
 
     @contextlib.contextmanager
@@ -220,22 +236,3 @@ class Capture:
                 yield
         finally:
             current.wait_stream(self._stream)
-
-
-@contextlib.contextmanager
-def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Say that a step may be captured: torch wants to know, and outside a capture warns of it."""
-    groups = [group for group in optimizer.param_groups if "capturable" in group]
-    for group in groups:
-        group["capturable"] = True
-    try:
-        yield
-    finally:
-        for group in groups:
-            group["capturable"] = False
-
-
-def _set_sync_debug_mode(mode: int | str) -> None:
-    with warnings.catch_warnings():  # torch says that it does not see everything
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode(mode)

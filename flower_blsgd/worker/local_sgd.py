@@ -1,37 +1,43 @@
 """Training orders on one model and one device, with the loss of every sample."""
 
+import functools
 import logging
 import math
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
+from ..errors import UsageError
 from ..protocol import MOMENTUM, TrainOrder, TrainReport
-from .batches import BatchSource, Samples, batch_source
-from .cuda_graph import Capture, GraphedSteps
-from .memory import too_large
-from .model_io import ModelTransfer, state_record
-from .optimizers import (
+from .batches import BatchSource, Samples
+from .cuda_graph import GraphedSteps, capture_for
+from .model_io import (
     begin_state,
-    can_fuse,
     load_momentum,
-    make_optimizer,
+    load_state,
     momentum_record,
-    set_learning_rate,
+    state_record,
     zero_momentum,
 )
 from .step import (
     Augment,
-    CompiledSteps,
     SampleLoss,
-    Step,
-    Steps,
+    autocast,
+    batch_dependent_module,
+    can_fuse,
     check_micro_batches,
     check_precision,
+    first_line,
+    make_optimizer,
+    micro_batches,
+    set_learning_rate,
+    undone,
     use_precision,
 )
 
@@ -41,6 +47,9 @@ _LOG = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_SECONDS = 0.5
 """A handler must notice a signal soon, so it never blocks longer in one call."""
+
+SMALLEST_BATCH = 2
+"""As of the setting, and of whoever shares it out: of one sample BatchNorm has no variance."""
 
 _PROBE_STEPS = 3
 _MEASUREMENTS = 3
@@ -73,8 +82,9 @@ class LocalSGD:
     ----------
     model : torch.nn.Module
         Moved to the device; every order overwrites its weights.
-    dataset : tuple of tensors, TensorDataset or map-style Dataset
-        All N training samples; orders name them by index.
+    dataset : tuple of tensors, TensorDataset, map-style Dataset or BatchSource
+        All N training samples; orders name them by index. Several that compute on one accelerator
+        can share a source, and with it one copy of the samples there.
     loss : callable (default: cross entropy)
         ``(outputs, targets) -> losses`` of shape (batch_size,): one for each sample, not their
         mean.
@@ -124,7 +134,7 @@ class LocalSGD:
     def __init__(
         self,
         model: nn.Module,
-        dataset: Samples,
+        dataset: Samples | BatchSource,
         loss: SampleLoss = cross_entropy,
         device: str | torch.device = "cpu",
         *,
@@ -145,14 +155,22 @@ class LocalSGD:
         self.model = model.to(self.device)
         self._name = name or str(self.device)
         self._slowdown = Slowdown(slowdown)
-        self._source = batch_source(dataset, self.device)
+        shared = isinstance(dataset, BatchSource)
+        self._source = dataset if shared else BatchSource(dataset, self.device)
+        self._loss, self._augment = loss, augment
         self._precision = check_precision(precision, self.device)
         check_micro_batches(self.model, micro_batch_size)
+        self._micro_batch_size = micro_batch_size
+        self._channels_last = channels_last
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._transfer = ModelTransfer(self.model, self.device)
+        self._forward = torch.compile(self.model) if compile else self.model
+        self._compiled_sizes: set[int] = set()
+        self._generator = torch.Generator(self.device)
         fused = can_fuse(self.model, self.device)
-        capture = capture_for(self.device, self._source, fused, self._name) if cuda_graph else None
+        capture = None
+        if cuda_graph:
+            capture = capture_for(self.device, self._source.on_device, fused, self._name)
         self._optimizer = make_optimizer(
             optimizer,
             self.model.parameters(),
@@ -167,20 +185,11 @@ class LocalSGD:
         self._state_stays = fused or capture is not None
         if self._state_stays:
             begin_state(self._optimizer)
-        step = Step(
-            self.model,
-            self.model,
-            self._source,
-            loss,
-            self._optimizer,
-            self.device,
-            augment,
-            self._precision,
-            channels_last,
-            micro_batch_size,
-        )
-        eager = CompiledSteps(step, self._name) if compile else Steps(step)
-        self._steps = GraphedSteps(eager, capture, self._name) if capture else eager
+        self._graphs: GraphedSteps | None = None
+        if capture:
+            self._graphs = GraphedSteps(
+                self._step, self.model, self._optimizer, capture, self._name
+            )
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
         """Do the steps of an order.
@@ -190,8 +199,9 @@ class LocalSGD:
         order : TrainOrder
             The global model, the samples and the settings.
         state : RecordDict, optional
-            Where momentum is kept between orders: ``context.state`` of a Flower client, which
-            outlives its process. Without it momentum stays in this object.
+            Where momentum is kept between orders: ``context.state`` of a Flower client. On
+            Flower's engines it outlives the process; on the local grid it is lost with it.
+            Without `state` momentum stays in this object.
 
         Returns
         -------
@@ -212,7 +222,7 @@ class LocalSGD:
             return self._run(order, state)
         except torch.OutOfMemoryError:
             pass  # only the end of this handler frees what the failed step held
-        raise too_large(self._steps, order.indices, order.batch_size, self._name)
+        raise self._too_large(order)
 
     def forget_momentum(self) -> None:
         """Begin with zero again, where momentum stays in this object."""
@@ -226,14 +236,14 @@ class LocalSGD:
                     f"{len(self._source)}; all workers must see the same data"
                 )
         use_precision(self._precision, self.device)
-        self._transfer.load(order.arrays)
+        load_state(self.model, order.arrays)
         self._prepare_momentum(order, state)
         set_learning_rate(self._optimizer, order.learning_rate)
         self.model.train()
         try:
             losses, started_at, seconds = self._do_steps(order)
             momentum = self._hand_over_momentum(order, state)
-            arrays = self._transfer.record(order.arrays)
+            arrays = state_record(self.model, like=order.arrays)
         except BaseException:
             zero_momentum(self.model, self._optimizer)
             raise
@@ -261,7 +271,7 @@ class LocalSGD:
     def _hand_over_momentum(
         self, order: TrainOrder, state: RecordDict | None
     ) -> ArrayRecord | None:
-        """Put momentum where the order's policy has it, and return what the report holds of it."""
+        """Store momentum where the order's policy says; return what of it the report holds."""
         if order.momentum_policy == "average":
             return momentum_record(self.model, self._optimizer)
         if order.momentum_policy == "keep" and state is not None:
@@ -273,19 +283,15 @@ class LocalSGD:
     def _do_steps(self, order: TrainOrder) -> tuple[Tensor, float, float]:
         """Return the losses, when the first step started, and the seconds of all steps."""
         size, completed = order.batch_size, 0
-        indices = torch.from_numpy(order.indices.astype(np.int64))
-        if self._source.on_device:
-            indices = indices.to(self.device)
+        indices = self._as_tensor(order.indices)
         losses = torch.empty(len(indices), device=self.device)
         cards = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
-            self._steps.prepare(indices[:size])
-            torch.manual_seed(order.seed)
-            self._steps.seed(order.seed)
+            step = self._prepared_step(indices[:size], order.seed)
             _synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
             for first in range(0, len(indices), size):
-                losses[first : first + size] = self._steps(indices[first : first + size])
+                losses[first : first + size] = step(indices[first : first + size])
                 completed += 1
                 if order.deadline_seconds > 0:
                     _synchronize(self.device)  # else the host would run ahead of the device
@@ -297,32 +303,139 @@ class LocalSGD:
             seconds = time.perf_counter() - start
         return losses[: completed * size], started_at, seconds
 
+    def _as_tensor(self, indices: npt.NDArray[np.int32]) -> Tensor:
+        samples = torch.from_numpy(indices.astype(np.int64))
+        return samples.to(self.device) if self._source.on_device else samples
 
-def capture_for(
-    device: torch.device, source: BatchSource, fused: bool, name: str
-) -> Capture | None:
-    """Return what captures steps on a device; None where they are done eagerly.
+    # --- one step
 
-    One line in the log tells of a GPU whose steps cannot be captured: those of data that the host
-    makes, and of models whose optimizer is not `fused` into one kernel.
-    """
-    if device.type != "cuda":
-        return None
-    if source.on_device and fused:
-        return Capture(device)
-    obstacle = (
-        "the model has sparse gradients, or parameters that are not floating point"
-        if source.on_device
-        else "the host makes every batch; only a pair of tensors, as far as there is memory for "
-        "it, is on the GPU"
-    )
-    _LOG.warning(
-        "worker %s: steps are not captured as a CUDA graph: %s (cuda-graph = false says the "
-        "same, without this line)",
-        name,
-        obstacle,
-    )
-    return None
+    def _step(
+        self,
+        indices: Tensor,
+        generator: torch.Generator,
+        micro_batch_size: int | None = None,
+    ) -> Tensor:
+        """Gather, augment, forward, loss, backward, optimizer.
+
+        Returns
+        -------
+        torch.Tensor
+            The losses before the step, shape (batch_size,).
+        """
+        self._optimizer.zero_grad()
+        inputs, targets = self._source.batch(indices)
+        if self._augment is not None:
+            inputs = self._augment(inputs, generator)
+        if self._channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        size = len(indices)
+        most = self._micro_batch_size if micro_batch_size is None else micro_batch_size
+        if 0 < most < size:
+            parts = []
+            for some, their_targets in micro_batches(inputs, targets, most):
+                losses = self._losses(some, their_targets, len(some))
+                (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
+                parts.append(losses.detach())
+                del losses  # else its graph would be kept beside that of the next micro-batch
+            detached = torch.cat(parts)
+        else:
+            losses = self._losses(inputs, targets, size)
+            losses.mean().backward()  # type: ignore[no-untyped-call]
+            detached = losses.detach()
+        self._optimizer.step()
+        return detached
+
+    def _losses(self, inputs: object, targets: Tensor, size: int) -> Tensor:
+        with autocast(self._precision, self.device):
+            losses = self._loss(self._forward(inputs), targets)
+        if losses.shape != (size,):
+            raise ValueError(
+                f"the loss must return one value per sample, shape ({size},), not "
+                f'{tuple(losses.shape)}; a torch loss does with reduction="none"'
+            )
+        return losses.float() if losses.dtype == torch.bfloat16 else losses
+
+    def _prepared_step(self, indices: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+        """Return the step function for batches of this size, its random generators seeded.
+
+        It compiles and captures for this batch size, where that is wanted and not yet done; model,
+        momentum and all else stay as they are. The losses that a step returns may be overwritten
+        by the next one.
+        """
+        if self._forward is not self.model:
+            self._compile_for(indices)
+        captured = self._graphs.prepared(indices, seed) if self._graphs else None
+        torch.manual_seed(seed)
+        if captured is not None:
+            return captured
+        self._generator.manual_seed(seed)
+        return functools.partial(self._step, generator=self._generator)
+
+    def _compile_for(self, indices: Tensor) -> None:
+        """Compile the model for this batch size, by a step that is undone, unless it is compiled.
+
+        It fails for many reasons (no compiler, no Triton, a model that torch does not understand),
+        and the results are the same without it up to rounding: so that costs one line in the log
+        and not the run.
+        """
+        if len(indices) in self._compiled_sizes:
+            return
+        self._compiled_sizes.add(len(indices))
+        try:
+            with undone(self.model, self._optimizer):
+                self._step(indices, self._generator)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of the compiler's many; a mistake in the model shows up again
+            self._forward = self.model
+            _LOG.warning(
+                "worker %s: compile = true did not work, it goes on without: %s",
+                self._name,
+                first_line(error),
+            )
+
+    # --- too little memory
+
+    def _too_large(self, order: TrainOrder) -> UsageError:
+        """Return an error for the user, in one line: this worker, what did not fit, and what does.
+
+        A half of what did not fit is tried, a quarter, and so on: the same batch in micro-batches,
+        which gives the same result, or smaller batches where the model's samples depend on each
+        other. That happens on the device, eagerly, and is undone.
+        """
+        size, can_cut = order.batch_size, not batch_dependent_module(self.model)
+        message = f"worker {self._name}: too little memory for its batch of {size}"
+        if 0 < self._micro_batch_size < size:
+            size = self._micro_batch_size
+            message += f" in micro-batches of {size}"
+        smallest, fits = 1 if can_cut else SMALLEST_BATCH, False
+        while size > smallest and not fits:
+            size = max(size // 2, smallest)
+            fits = self._fits(order.indices[: order.batch_size if can_cut else size], size)
+        if not fits:
+            way_out = "nothing smaller fits; take another device or model"
+        elif can_cut:
+            way_out = (
+                f"micro-batches of {size} fit: set micro-batch-size = {size}, which gives the "
+                "same result"
+            )
+        else:  # a worker's batch is not always the setting, but it grows and shrinks with it
+            times = math.ceil(order.batch_size / size)
+            way_out = f"a batch of {size} fits: divide batch-size by {times} or more"
+        return UsageError(f"{message}; {way_out}")
+
+    def _fits(self, indices: npt.NDArray[np.int32], micro_batch_size: int) -> bool:
+        """Return whether an eager step fits into memory, once graphs and gradients are given up."""
+        self._optimizer.zero_grad()
+        if self._graphs:
+            self._graphs.release()
+        try:
+            with undone(self.model, self._optimizer):
+                samples = self._as_tensor(indices)
+                self._step(samples, self._generator, micro_batch_size=micro_batch_size)
+        except Exception:  # not only too little memory: the user still reads of that
+            return False  # only the end of this handler frees what the failed step held
+        return True
 
 
 def seconds_per_step(

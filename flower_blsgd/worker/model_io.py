@@ -1,8 +1,11 @@
-"""Move a model's weights to and from Flower records."""
+"""A model's weights, and what its optimizer keeps, to and from Flower records.
+
+The optimizer's state is called momentum, as its record is: SGD keeps nothing else.
+"""
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,16 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
-from ..array_records import Layout, flat_like, flat_of, flat_record
+from ..array_records import Layout, flat_like, flat_of, flat_record, view_record
+from ..protocol import COUNTERS, SLOTS, state_name
+
+# --- weights
 
 
 def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
     """Overwrite every tensor of the model's state dict.
+
+    To an accelerator a record that lies in one piece is one copy; there it is cut into tensors.
 
     Raises
     ------
@@ -23,47 +31,65 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
         If names or shapes differ: the message names the first that does.
     """
     own = model.state_dict()
-    differing = sorted(set(own) ^ set(arrays))
-    if differing:
-        raise ValueError(
-            f"the global model and this worker's model differ: tensor {differing[0]!r} is only "
-            f"in {'the worker' if differing[0] in own else 'the global model'}"
-        )
-    sources = []
-    for name, tensor in own.items():
-        array = arrays[name]
-        if tuple(array.shape) != tuple(tensor.shape):
+    ours = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    theirs = {name: tuple(array.shape) for name, array in arrays.items()}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if (there := theirs.get(name, "none")) != (here := ours.get(name, "none")):
             raise ValueError(
-                f"tensor {name!r} has shape {tuple(array.shape)} in the global model and "
-                f"{tuple(tensor.shape)} in this worker's"
+                f"tensor {name!r} has shape {there} in the global model, {here} in this worker's"
             )
-        sources.append(tensor_on(array.numpy()))
+    flat = flat_of(arrays) if copied_whole(own) else None
+    if flat is None:
+        sources = {name: tensor_on(array.numpy()) for name, array in arrays.items()}
+    else:  # it returns when that memory, which is not page-locked, may be written to again
+        sources = _cut(tensor_on(flat.bytes).to(_device_of(own)), flat.layout)
     if own:
         with torch.no_grad():
-            torch._foreach_copy_(list(own.values()), sources)
+            torch._foreach_copy_(list(own.values()), [sources[name] for name in own])
 
 
 def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayRecord:
     """Return a copy of every tensor of the model's state dict, in one buffer.
 
-    With `like` it is memory of the kind that this record lies in, see `flat_like`.
+    With `like` it is memory of the kind that this record lies in, see `flat_like`. From an
+    accelerator it is one copy.
     """
     own = model.state_dict()
-    layout = layout_of(own)
+    layout = Layout.of(
+        (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in own.items()
+    )
     record = flat_record(layout) if like is None else flat_like(like, layout)
-    if own:
-        with torch.no_grad():
+    with torch.no_grad():
+        if copied_whole(own):
+            flat = flat_of(record)
+            assert flat is not None
+            whole = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=_device_of(own))
+            torch._foreach_copy_(list(_cut(whole, layout).values()), list(own.values()))
+            torch.from_numpy(flat.bytes).copy_(whole)
+        elif own:
             targets = [torch.from_numpy(array.numpy()) for array in record.values()]
             torch._foreach_copy_(targets, list(own.values()))
     return record
 
 
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """Return the layout of a record that holds these tensors."""
-    return Layout.of(
-        (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        for name, tensor in tensors.items()
-    )
+def copied_whole(state: Mapping[str, Tensor]) -> bool:
+    """Return whether a model moves as one buffer: between host and device, not tensor by tensor."""
+    return bool(state) and _device_of(state).type != "cpu"
+
+
+def _device_of(state: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(state.values())).device
+
+
+def _cut(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Return the tensors of a layout by name, as views on a buffer of its bytes."""
+    return {
+        name: buffer[offset : offset + dtype.itemsize * math.prod(shape)]
+        .view(getattr(torch, dtype_name))
+        .view(shape)
+        for name, dtype_name, dtype, shape, offset in layout.places
+    }
 
 
 def model_fingerprint(model: nn.Module) -> str:
@@ -72,80 +98,120 @@ def model_fingerprint(model: nn.Module) -> str:
     return hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
 
 
-class ModelTransfer:
-    """Moves all tensors of a worker's model at once, out of an order and into its reply.
-
-    On the local grid an order's model lies in shared memory, in one buffer, and so does the
-    reply's: the model is read there, and written there. To and from an accelerator it is one copy;
-    on the device one kernel cuts it into tensors.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On its device.
-    device : torch.device
-        That device.
-    staged : bool, optional
-        Whether a copy in one buffer is kept on the device; by default on all but CPUs.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device, staged: bool | None = None) -> None:
-        self._model, self._device = model, device
-        self._staged = device.type != "cpu" if staged is None else staged
-        self._layout: Layout | None = None
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._parts: Sequence[Tensor] = ()
-
-    def load(self, arrays: ArrayRecord) -> None:
-        """Overwrite every tensor of the model's state dict; see `load_state` for what raises."""
-        own = self._model.state_dict()
-        flat = flat_of(arrays)
-        if not self._staged or flat is None or flat.layout != layout_of(own):
-            load_state(self._model, arrays)
-            return
-        self._stage(flat.layout)
-        # It returns when the order's memory, which is not page-locked, may be written to again.
-        self._buffer.copy_(tensor_on(flat.bytes))
-        with torch.no_grad():
-            torch._foreach_copy_(list(own.values()), list(self._parts))
-
-    def record(self, like: ArrayRecord) -> ArrayRecord:
-        """Return a copy of every tensor of the model's state dict.
-
-        Parameters
-        ----------
-        like : ArrayRecord
-            The order's model: the copy is in memory of that kind.
-        """
-        if not self._staged:
-            return state_record(self._model, like)
-        own = self._model.state_dict()
-        record = flat_like(like, layout_of(own))
-        flat = flat_of(record)
-        assert flat is not None
-        self._stage(flat.layout)
-        with torch.no_grad():
-            torch._foreach_copy_(list(self._parts), list(own.values()))
-            torch.from_numpy(flat.bytes).copy_(self._buffer)
-        return record
-
-    def _stage(self, layout: Layout) -> None:
-        """Have room for a model of this layout on the device, in one buffer."""
-        if layout == self._layout:
-            return
-        self._layout = layout
-        self._buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._device)
-        self._parts = [
-            self._buffer[offset : offset + dtype.itemsize * math.prod(shape)]
-            .view(getattr(torch, name))
-            .view(shape)
-            for _, name, dtype, shape, offset in layout.places
-        ]
-
-
 def tensor_on(array: npt.NDArray[Any]) -> Tensor:
     """Return a tensor on an array's memory; a copy where that may not be written to.
 
     torch warns of such arrays, and views on shared memory may be such.
     """
     return torch.from_numpy(np.require(array, requirements="W"))
+
+
+# --- momentum
+
+
+def begin_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the optimizer's state of all trainable parameters, as zeros.
+
+    It would make them in the first step, one by one as gradients come. A captured step needs them
+    at their addresses before, and torch's fused SGD needs those of all parameters or none.
+    """
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:
+            continue
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                optimizer.state[parameter] = {
+                    slot: torch.zeros(
+                        (), dtype=torch.float32, device=_slot_device(optimizer, parameter, slot)
+                    )
+                    if slot in COUNTERS
+                    else torch.zeros_like(parameter, requires_grad=False)
+                    for slot in slots_of(optimizer)
+                }
+
+
+def momentum_record(
+    model: nn.Module, optimizer: torch.optim.Optimizer, copy: bool = True
+) -> ArrayRecord:
+    """Return the optimizer's state by `state_name`; empty before the first step.
+
+    Without `copy` that of a CPU are views: the next step changes them.
+    """
+    tensors = {}
+    for name, parameter, slot, tensor in _state(model, optimizer):
+        # A counter on the CPU must not run ahead of a copy of what is on an accelerator.
+        if not copy and parameter.device.type == "cpu":
+            copied = tensor.detach()
+        else:
+            copied = tensor.detach().to(
+                "cpu",
+                torch.float32 if slot in COUNTERS else tensor.dtype,  # where torch's is float64
+                copy=True,
+                memory_format=torch.contiguous_format,  # also of a model whose channels are last
+            )
+        tensors[state_name(slot, name)] = copied.numpy()
+    return view_record(tensors)
+
+
+def load_momentum(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    record: ArrayRecord | None,
+    copy: bool = True,
+    in_place: bool = False,
+) -> None:
+    """Set the optimizer's state from a record; None sets it to zero.
+
+    A parameter of which the record has nothing, or not all, begins with zero. Without `copy` the
+    optimizer takes the record's memory over, where it can. With `in_place` the state's tensors
+    stay where they are, and are written to.
+    """
+    if in_place:
+        zero_momentum(model, optimizer)
+    for name, parameter in model.named_parameters():
+        names = {slot: state_name(slot, name) for slot in slots_of(optimizer)}
+        if record is None or not all(key in record for key in names.values()):
+            if not in_place:
+                optimizer.state.pop(parameter, None)
+            continue
+        kept = {slot: tensor_on(record[key].numpy()) for slot, key in names.items()}
+        if in_place:
+            for slot, tensor in optimizer.state.get(parameter, {}).items():
+                tensor.copy_(kept[slot])
+        else:
+            copied = copy or parameter.device.type != "cpu"
+            optimizer.state[parameter] = {
+                slot: tensor.to(_slot_device(optimizer, parameter, slot), copy=copied)
+                for slot, tensor in kept.items()
+            }
+
+
+def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Zero the optimizer's state where it is: a step that failed left it half changed."""
+    for _, _, _, tensor in _state(model, optimizer):
+        tensor.zero_()
+
+
+def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Return the names of the tensors that an optimizer keeps of each parameter."""
+    return SLOTS["adamw" if isinstance(optimizer, torch.optim.AdamW) else "sgd"]
+
+
+def _state(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, nn.Parameter, str, Tensor]]:
+    """Yield name, parameter, slot and tensor of all that the optimizer keeps."""
+    for name, parameter in model.named_parameters():
+        kept = optimizer.state.get(parameter, {})
+        for slot in slots_of(optimizer):
+            tensor = kept.get(slot)
+            if tensor is not None:
+                yield name, parameter, slot, tensor
+
+
+def _slot_device(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, slot: str
+) -> torch.device:
+    """Return the device of a slot: the CPU for counters unless fused, else the parameter's."""
+    fused = any(group["fused"] for group in optimizer.param_groups)
+    return torch.device("cpu") if slot in COUNTERS and not fused else parameter.device

@@ -5,6 +5,8 @@ Nothing here imports torch at module level: a ClientApp imports this before it k
 
 import math
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
 from flwr.app import Context, Message
 
@@ -18,18 +20,25 @@ from ..runtime.devices import WorkerSpec, parse_workers, worker_from_node_config
 def worker_of(context: Context) -> WorkerSpec:
     """Return the worker that this node is.
 
-    A SuperNode's node config names its device. In Flower's simulation there is no node config;
-    the run config's ``workers`` is read instead, and node i is its i-th worker.
+    A SuperNode's node config names its device, and may give its speed: ``seconds-per-step`` and
+    ``seconds-per-step-alone``. In Flower's simulation there is no node config; the run config's
+    ``workers`` is read instead, and node i is its i-th worker.
 
     Raises
     ------
     UsageError
-        If the device is missing here, or there are more nodes than workers.
+        If the device is missing here, a speed is not a number above 0, or there are more nodes
+        than workers.
     """
-    if "device" in context.node_config:
-        return worker_from_node_config(context.node_config)
+    config = context.node_config
+    if "device" in config:
+        return replace(
+            worker_from_node_config(config),
+            seconds_per_step=_given_seconds(config, "seconds-per-step"),
+            seconds_per_step_alone=_given_seconds(config, "seconds-per-step-alone"),
+        )
     workers = parse_workers(str(context.run_config.get("workers", "auto")))
-    rank = int(context.node_config.get("partition-id", 0))
+    rank = int(config.get("partition-id", 0))
     if rank >= len(workers):
         raise UsageError(
             f"node {rank} has no worker: workers = "
@@ -39,45 +48,29 @@ def worker_of(context: Context) -> WorkerSpec:
     return workers[rank]
 
 
-def profile_of(
-    worker: WorkerSpec,
-    partition_id: int = -1,
-    seconds_per_step: float = 0.0,
-    data_fingerprint: str = "",
-    seconds_per_step_alone: float = 0.0,
-    model_fingerprint: str = "",
-) -> WorkerProfile:
-    """Return what a worker says of itself."""
-    return WorkerProfile(
-        device=worker.device_with_cores,
-        tier=worker.tier,
-        name=worker.name,
-        partition_id=partition_id,
-        steps=worker.steps or 0,
-        seconds_per_step=seconds_per_step or worker.seconds_per_step or 0.0,
-        seconds_per_step_alone=seconds_per_step_alone or worker.seconds_per_step_alone or 0.0,
-        data_fingerprint=data_fingerprint,
-        model_fingerprint=model_fingerprint,
-    )
-
-
-def given_seconds_per_step(context: Context, key: str = "seconds-per-step") -> float:
-    """Return a speed that the node config gives; 0 if it gives none.
-
-    Raises
-    ------
-    UsageError
-        If it is not a number above 0.
-    """
-    given = context.node_config.get(key)
+def _given_seconds(node_config: Mapping[str, bool | float | int | str], key: str) -> float | None:
+    given = node_config.get(key)
     if given is None:
-        return 0.0
+        return None
     if isinstance(given, bool | str) or not 0 < given < math.inf:
         raise UsageError(
             f"{key} = {given!r} in the node config must be a number above 0; leave "
             "it out to have it measured"
         )
     return float(given)
+
+
+def profile_of(worker: WorkerSpec, partition_id: int = -1) -> WorkerProfile:
+    """Return what a worker says of itself, but for what it measures and for its data and model."""
+    return WorkerProfile(
+        device=worker.device_with_cores,
+        tier=worker.tier,
+        name=worker.name,
+        partition_id=partition_id,
+        steps=worker.steps or 0,
+        seconds_per_step=worker.seconds_per_step or 0.0,
+        seconds_per_step_alone=worker.seconds_per_step_alone or 0.0,
+    )
 
 
 def answer_profile(
@@ -99,11 +92,10 @@ def answer_profile(
     UsageError
         If the node config names no worker, or a speed that is none.
     """
-    return profile_of(
-        worker_of(context),
-        partition_id=int(context.node_config.get("partition-id", -1)),
-        seconds_per_step=given_seconds_per_step(context) or seconds_per_step,
-        seconds_per_step_alone=given_seconds_per_step(context, "seconds-per-step-alone"),
+    profile = profile_of(worker_of(context), int(context.node_config.get("partition-id", -1)))
+    return replace(
+        profile,
+        seconds_per_step=profile.seconds_per_step or seconds_per_step,
         data_fingerprint=data_fingerprint,
         model_fingerprint=model_fingerprint,
     ).to_reply(message)

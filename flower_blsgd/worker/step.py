@@ -1,17 +1,11 @@
-"""One local step: gather, augment, forward, loss, backward, optimizer.
+"""What a local step needs beside the model: an optimizer, micro-batches, a precision, a way back.
 
-`Step` is the computation. `Steps` is a way to repeat it: it launches every kernel from Python and
-is the reference, `CompiledSteps` compiles the model first, `cuda_graph.GraphedSteps` replays a
-captured step.
+`LocalSGD` puts them together.
 """
 
 import contextlib
-import dataclasses
-import logging
-import platform
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,9 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import UsageError
-from .batches import BatchSource
-
-_LOG = logging.getLogger(__name__)
+from ..protocol import SLOTS
 
 SampleLoss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) -> one loss per sample, shape (batch_size,)."""
@@ -34,210 +26,59 @@ Augment = Callable[[Any, torch.Generator], Any]
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
-_FAST_ON_CPU = ("avx512_bf16", "amx_bf16", "bf16")
-"""Processors with one of these multiply bfloat16 faster than float32; as torch names them."""
+
+# --- optimizers
 
 
-@dataclass(frozen=True)
-class Step:
-    """Gather, augment, forward, loss, backward, optimizer; `LocalSGD` explains the settings.
+def make_optimizer(
+    name: str,
+    parameters: Iterable[nn.Parameter],
+    *,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    learning_rate: float | Tensor = 1.0,
+    fused: bool | None = None,
+) -> torch.optim.Optimizer:
+    """Return an optimizer; every order brings its learning rate, see `set_learning_rate`.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On its device, in train mode.
-    forward : callable
-        ``inputs -> outputs``: the model itself, or it compiled.
-    source : BatchSource
-        Where samples come from.
-    loss : callable
-        ``(outputs, targets) -> losses`` of shape (batch_size,).
-    optimizer : torch.optim.Optimizer
-        Of the model.
-    device : torch.device
-        Where all of this is.
-    augment : callable or None
-        ``(inputs, generator) -> inputs``.
-    precision : {"float32", "tf32", "bfloat16"}
-        Of the forward pass.
-    channels_last : bool
-        Give the model images whose channels lie next to each other.
-    micro_batch_size : int
-        Above 0: forward and backward take at most so many samples at a time, and gradients add up
-        to that of the mean over the batch.
+    `LocalSGD` explains the settings. A `learning_rate` in a tensor is for steps that are captured:
+    a number would be captured with them. `fused` steps take one kernel for all parameters; None
+    leaves it to torch.
+
+    Raises
+    ------
+    ValueError
+        If there is none of that name.
     """
-
-    model: nn.Module
-    forward: Callable[[Any], Any]
-    source: BatchSource
-    loss: SampleLoss
-    optimizer: torch.optim.Optimizer
-    device: torch.device
-    augment: Augment | None
-    precision: Precision
-    channels_last: bool
-    micro_batch_size: int
-
-    def __call__(
-        self, indices: Tensor, generator: torch.Generator, keep_casts: bool = True
-    ) -> Tensor:
-        """Do it; return the losses before the step, shape (batch_size,)."""
-        self.optimizer.zero_grad()
-        inputs, targets = self.source.batch(indices)
-        if self.augment is not None:
-            inputs = self.augment(inputs, generator)
-        if self.channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        size = len(indices)
-        if 0 < self.micro_batch_size < size:
-            parts = []
-            for some, their_targets in micro_batches(inputs, targets, self.micro_batch_size):
-                losses = self._losses(some, their_targets, len(some), keep_casts)
-                (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
-                parts.append(losses.detach())
-                del losses  # else its graph would be kept beside that of the next micro-batch
-            detached = torch.cat(parts)
-        else:
-            losses = self._losses(inputs, targets, size, keep_casts)
-            losses.mean().backward()  # type: ignore[no-untyped-call]
-            detached = losses.detach()
-        self.optimizer.step()
-        return detached
-
-    def _losses(self, inputs: Any, targets: Any, size: int, keep_casts: bool) -> Tensor:
-        with autocast(self.precision, self.device, keep_casts):
-            losses = self.loss(self.forward(inputs), targets)
-        if losses.shape != (size,):
-            raise ValueError(
-                f"the loss must return one value per sample, shape ({size},), not "
-                f'{tuple(losses.shape)}; a torch loss does with reduction="none"'
-            )
-        return losses.float() if losses.dtype == torch.bfloat16 else losses
+    both: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "fused": fused}
+    if name == "sgd":
+        return torch.optim.SGD(parameters, momentum=momentum, nesterov=nesterov, **both)
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, betas=(0.9, 0.999), **both)
+    raise ValueError(f"optimizer = {name!r} must be one of {', '.join(map(repr, SLOTS))}")
 
 
-# --- ways to repeat it
+def can_fuse(model: nn.Module, device: torch.device) -> bool:
+    """Return whether a fused optimizer can update all parameters of a model on this device.
 
-
-class Steps:
-    """A way to compute the steps of an order; this one launches every kernel from Python."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self._generator = torch.Generator(step.device)
-
-    @property
-    def eager(self) -> "Steps":
-        """The same computed eagerly."""
-        return self
-
-    def prepare(self, indices: Tensor) -> None:
-        """Get ready for batches as large as this one; the model and all else stay as they are."""
-
-    def seed(self, seed: int) -> None:
-        """Seed what augments; all other random numbers come from torch's default generators."""
-        self._generator.manual_seed(seed)
-
-    def __call__(self, indices: Tensor) -> Tensor:
-        """Do one step on these samples; return their losses, which the next step may overwrite."""
-        return self.step(indices, self._generator)
-
-    def release(self) -> None:
-        """Give back the memory that is kept from step to step."""
-        self.step.optimizer.zero_grad()
-
-
-class CompiledSteps(Steps):
-    """Steps with a compiled model; with the model itself where torch cannot compile it.
-
-    Compiling fails for many reasons (no compiler, no Triton, a model that it does not understand),
-    and the results are the same without it up to rounding: so that costs one line in the log and
-    not the run.
-
-    Parameters
-    ----------
-    step : Step
-        What a step is, with the model itself.
-    name : str
-        How the log calls this worker.
+    On a CPU it is no faster, and rounds in another way.
     """
-
-    def __init__(self, step: Step, name: str) -> None:
-        super().__init__(dataclasses.replace(step, forward=torch.compile(step.model)))
-        self._plain, self._name = step, name
-        self._tried: set[int] = set()
-
-    def prepare(self, indices: Tensor) -> None:
-        """Compile for this batch size, by a step that is undone; nothing if that is done."""
-        if len(indices) in self._tried or self.step is self._plain:
-            return
-        self._tried.add(len(indices))
-        try:
-            with undone(self.step.model, self.step.optimizer):
-                self(indices)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # of the compiler's many; a mistake in the model shows up again
-            self.step = self._plain
-            _LOG.warning(
-                "worker %s: compile = true did not work, it goes on without: %s",
-                self._name,
-                first_line(error),
-            )
-
-
-def first_line(error: BaseException) -> str:
-    """Return what went wrong first, in one line."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
-
-
-# --- steps that are undone
-
-
-@contextlib.contextmanager
-def undone(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Undo what training steps inside the block change, in place.
-
-    That is the model's parameters and buffers, the optimizer's state, the gradients, and all
-    global random numbers. Tensors keep their addresses: a captured graph works on them. Where
-    the model puts a new tensor in the place of a buffer, the old one comes back. The copies wait in
-    the host's memory: the device's may be what there is too little of.
-    """
-    tensors = [*model.parameters(), *model.buffers()]
-    for state in optimizer.state.values():
-        tensors += [kept for kept in state.values() if isinstance(kept, Tensor)]
-    before = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
-    known = set(optimizer.state)
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    host = host_randomness()
-    cards = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices=cards):
-            yield
-    finally:
-        random.setstate(host[1])
-        np.random.set_state(host[2])
-        optimizer.zero_grad(set_to_none=True)
-        for module, own in buffers:
-            module._buffers.update(own)
-        with torch.no_grad():
-            for tensor, copied in before:
-                tensor.copy_(copied)
-        for parameter in set(optimizer.state) - known:
-            del optimizer.state[parameter]
-
-
-def host_randomness() -> tuple[bytes, Any, Any]:
-    """Return the states of the host's global generators: torch's, Python's and numpy's."""
-    return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state()
-
-
-def same_randomness(one: tuple[bytes, Any, Any], other: tuple[bytes, Any, Any]) -> bool:
-    """Return whether nothing was drawn between two states of `host_randomness`."""
-    return one[:2] == other[:2] and all(
-        np.array_equal(a, b) for a, b in zip(one[2], other[2], strict=True)
+    sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    return (
+        device.type == "cuda"
+        and not sparse
+        and all(parameter.is_floating_point() for parameter in model.parameters())
     )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set an optimizer's learning rate; one that is a tensor is overwritten in place."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(learning_rate)
+        else:
+            group["lr"] = learning_rate
 
 
 # --- micro-batches
@@ -312,23 +153,21 @@ def use_precision(precision: str, device: str | torch.device) -> None:
 
 
 def autocast(
-    precision: Precision, device: torch.device, keep_casts: bool = True
+    precision: Precision, device: torch.device
 ) -> contextlib.AbstractContextManager[object]:
-    """Return what the forward pass and the loss are computed in.
+    """Return the context manager for the forward pass and the loss: torch's autocast, or nothing.
 
     With bfloat16 torch casts the inputs of matrix products and convolutions; weights stay float32,
-    and so do sums and losses. With `keep_casts` a weight is cast once for all its uses. Not inside
-    a captured graph: a cast that outlives the capture would be of old weights.
+    and so do sums and losses. Casts are not kept: one that outlives the capture of a graph would be
+    of old weights.
     """
     if precision != "bfloat16":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=keep_casts)
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def check_precision(precision: str, device: torch.device) -> Precision:
     """Return the precision if this device can compute so.
-
-    One line in the log tells where a CPU only emulates bfloat16, slower than float32.
 
     Raises
     ------
@@ -342,17 +181,57 @@ def check_precision(precision: str, device: torch.device) -> Precision:
         raise UsageError(
             f'precision = "bfloat16" does not work on {device.type}; use "float32" there'
         )
-    if precision == "bfloat16" and device.type == "cpu" and not _cpu_has_bfloat16():
-        _LOG.warning(
-            'precision = "bfloat16": this CPU (%s) has no instructions for it and emulates it, '
-            'slower than "float32"',
-            platform.processor() or platform.machine(),
-        )
     return precision
 
 
-def _cpu_has_bfloat16() -> bool:
-    if not hasattr(torch.cpu, "get_capabilities"):  # torch 2.11 cannot say
-        return True
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name, False) for name in _FAST_ON_CPU)
+# --- steps that are undone
+
+
+@contextlib.contextmanager
+def undone(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Undo what training steps inside the block change, in place.
+
+    That is the model's parameters and buffers, the optimizer's state, the gradients, and all
+    global random numbers. Tensors keep their addresses: a captured graph works on them. Where
+    the model puts a new tensor in the place of a buffer, the old one comes back. The copies wait in
+    the host's memory: the device's may be what there is too little of.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    for state in optimizer.state.values():
+        tensors += [kept for kept in state.values() if isinstance(kept, Tensor)]
+    before = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
+    known = set(optimizer.state)
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    host = host_randomness()
+    cards = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices=cards):
+            yield
+    finally:
+        random.setstate(host[1])
+        np.random.set_state(host[2])
+        optimizer.zero_grad(set_to_none=True)
+        for module, own in buffers:
+            module._buffers.update(own)
+        with torch.no_grad():
+            for tensor, copied in before:
+                tensor.copy_(copied)
+        for parameter in set(optimizer.state) - known:
+            del optimizer.state[parameter]
+
+
+def host_randomness() -> tuple[bytes, Any, Any]:
+    """Return the states of the host's global generators: torch's, Python's and numpy's.
+
+    They are equal if nothing was drawn in between.
+    """
+    kind, keys, *rest = np.random.get_state()
+    numpys = kind, tuple(np.asarray(keys).tolist()), *rest
+    return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), numpys
+
+
+def first_line(error: BaseException) -> str:
+    """Return what went wrong first, in one line."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]

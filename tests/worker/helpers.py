@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,25 +50,43 @@ def _image_model(norm: nn.Module, hidden: int, dropout: bool) -> nn.Module:
         )
 
 
-def order_of(server_round: int = 1, **changes: Any) -> TrainOrder:
-    """Return an order for `small_model`, unless `arrays` are another model's."""
-    size = changes.get("batch_size", SIZE)
-    steps = changes.get("local_steps", STEPS)
+def order_for(
+    arrays: ArrayRecord, indices: Sequence[int], batch_size: int, **changes: Any
+) -> TrainOrder:
+    """Return an order of as many steps as these samples make."""
     order = TrainOrder(
-        round=server_round,
+        round=1,
         epoch=1,
-        local_steps=steps,
-        batch_size=size,
-        learning_rate=0.02 / server_round,
-        seed=server_round,
+        local_steps=len(indices) // batch_size,
+        batch_size=batch_size,
+        learning_rate=0.1,
+        seed=0,
         deadline_seconds=0.0,
         momentum_policy="keep",
-        indices=np.random.default_rng(server_round).integers(
-            0, NUM_SAMPLES, steps * size, dtype=np.int32
-        ),
-        arrays=changes.get("arrays") or state_record(small_model()),
+        indices=np.array(indices, np.int32),
+        arrays=arrays,
     )
     return dataclasses.replace(order, **changes)
+
+
+def drawn_order(
+    server_round: int,
+    arrays: ArrayRecord,
+    local_steps: int = STEPS,
+    batch_size: int = SIZE,
+    **changes: Any,
+) -> TrainOrder:
+    """Return an order whose samples and seed differ from round to round."""
+    draw = np.random.default_rng(server_round)
+    indices = draw.integers(0, NUM_SAMPLES, local_steps * batch_size, dtype=np.int32)
+    own = {"round": server_round, "seed": server_round, "learning_rate": 0.02 / server_round}
+    return order_for(arrays, indices.tolist(), batch_size, **(own | changes))
+
+
+def order_of(server_round: int = 1, **changes: Any) -> TrainOrder:
+    """Return an order for `small_model`, unless `arrays` are another model's."""
+    arrays = changes.pop("arrays", None) or state_record(small_model())
+    return drawn_order(server_round, arrays, **changes)
 
 
 def independent_order(server_round: int = 1, **changes: Any) -> TrainOrder:

@@ -1,6 +1,5 @@
 """The steps of one order, and the seconds of a step, by hand-worked numbers."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from flower_blsgd import LocalSGD, TrainOrder, TrainReport
 from flower_blsgd.worker.local_sgd import seconds_per_step
 
 from ..in_process_grid import same_bits
+from .helpers import order_for
 
 # One weight w and the loss (w x)^2. A batch of x = 1 and x = 2 has the gradient
 # (2 w + 8 w) / 2 = 5 w, and the losses w^2 and 4 w^2.
@@ -37,19 +37,8 @@ def sgd_of(**settings: Any) -> LocalSGD:
 
 
 def order_of(indices: list[int], batch_size: int = 2, **changes: Any) -> TrainOrder:
-    order = TrainOrder(
-        round=1,
-        epoch=1,
-        local_steps=len(indices) // batch_size,
-        batch_size=batch_size,
-        learning_rate=0.1,
-        seed=0,
-        deadline_seconds=0.0,
-        momentum_policy="keep",
-        indices=np.array(indices, np.int32),
-        arrays=ArrayRecord(model_of(1.0).state_dict()),
-    )
-    return dataclasses.replace(order, **changes)
+    arrays = changes.pop("arrays", None) or ArrayRecord(model_of(1.0).state_dict())
+    return order_for(arrays, indices, batch_size, **changes)
 
 
 def weight_after(report: TrainReport) -> float:
@@ -317,6 +306,12 @@ def test_refused_index_that_is_not_in_the_data_changes_nothing(index: int) -> No
     with pytest.raises(IndexError, match=f"sample {index}, but this worker's data set has 3"):
         sgd.run(order_of([0, index]), state)
     assert weight_after(sgd.run(order_of(PAIR), state)) == pytest.approx(KEPT)
+
+
+def test_refused_loss_that_is_a_mean() -> None:
+    sgd = LocalSGD(model_of(), DATA, lambda outputs, targets: squares(outputs, targets).mean())
+    with pytest.raises(ValueError, match='reduction="none"'):
+        sgd.run(order_of(PAIR))
 
 
 # --- seconds per step

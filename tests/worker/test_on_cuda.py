@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainReport
 from flower_blsgd.array_records import view_record
-from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.worker.batches import HostSamples, free_bytes_on
+from flower_blsgd.tasks.images import random_crop_and_flip
+from flower_blsgd.worker import batches
+from flower_blsgd.worker.batches import free_bytes_on
 
 from .helpers import (
     STEPS,
@@ -32,7 +33,8 @@ DEVICE = "cuda:0"
 
 def sgd_of(cuda_graph: bool, dropout: bool = True, **settings: Any) -> LocalSGD:
     settings = {"augment": random_crop_and_flip} | settings
-    return LocalSGD(small_model(dropout), data(), device=DEVICE, cuda_graph=cuda_graph, **settings)
+    model = independent_model if "micro_batch_size" in settings else small_model
+    return LocalSGD(model(dropout), data(), device=DEVICE, cuda_graph=cuda_graph, **settings)
 
 
 def close(one: TrainReport, other: TrainReport) -> bool:
@@ -52,21 +54,23 @@ def inner_arrays() -> ArrayRecord:
         {"channels_last": True},
         {"precision": "bfloat16"},
         {"precision": "tf32"},
+        {"micro_batch_size": 3},
     ],
-    ids=["sgd", "adamw", "channels last", "bfloat16", "tf32"],
+    ids=["sgd", "adamw", "channels last", "bfloat16", "tf32", "micro-batches"],
 )
 def test_graph_agrees_with_eager(
     settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     graphed, eager = sgd_of(True, **settings), sgd_of(False, **settings)
     tolerant = "precision" in settings
+    order_for = independent_order if "micro_batch_size" in settings else order_of
     for server_round, size in ((1, 4), (2, 4), (3, 6), (1, 4)):
-        order = order_of(server_round, batch_size=size)
+        order = order_for(server_round, batch_size=size)
         ours, expected = graphed.run(order), eager.run(order)
         assert close(ours, expected) or (
             tolerant and np.allclose(ours.losses, expected.losses, rtol=0.1, atol=0.05)
         )
-    assert list(graphed._steps._captured) == [6, 4]  # type: ignore[attr-defined]
+    assert list(graphed._graphs._captured) == [6, 4]  # type: ignore[attr-defined]
     assert warnings_in(caplog) == []
 
 
@@ -102,31 +106,6 @@ def test_step_that_reads_a_number_is_done_eagerly(caplog: pytest.LogCaptureFixtu
     for _ in range(2):  # a capture that failed hurts no generator
         assert close(graphed.run(order), eager.run(order))
     assert len([r for r in caplog.records if "cannot be captured" in r.getMessage()]) == 1
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_micro_batches_agree_with_the_whole_batch(
-    optimizer: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole, cut, captured = (
-        LocalSGD(
-            independent_model(),
-            data(),
-            device=DEVICE,
-            optimizer=optimizer,
-            augment=random_crop_and_flip,
-            cuda_graph=cuda_graph,
-            micro_batch_size=micro,
-        )
-        for micro, cuda_graph in ((0, False), (3, False), (3, True))
-    )
-    for server_round, size in ((1, 8), (2, 8), (3, 5)):
-        order = independent_order(server_round, batch_size=size, learning_rate=1e-3)
-        expected = whole.run(order)
-        assert close(cut.run(order), expected)
-        assert close(captured.run(order), expected)
-    assert list(captured._steps._captured) == [8, 5]  # type: ignore[attr-defined]
-    assert warnings_in(caplog) == []
 
 
 class Hungry(nn.Module):
@@ -166,9 +145,12 @@ def test_out_of_memory_names_what_fits(cut: bool) -> None:
     assert 0 < free <= torch.cuda.get_device_properties(DEVICE).total_memory
 
 
-def test_data_that_stay_on_the_host_are_copied_batch_by_batch() -> None:
-    on_host = LocalSGD(small_model(), HostSamples(data()), device=DEVICE, cuda_graph=False)
+def test_data_that_stay_on_the_host_are_copied_batch_by_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     there = LocalSGD(small_model(), data(), device=DEVICE, cuda_graph=False)
+    monkeypatch.setattr(batches, "DATA_SHARE", 0.0)
+    on_host = LocalSGD(small_model(), data(), device=DEVICE, cuda_graph=False)
     for server_round in (1, 2, 3):
         order = order_of(server_round, local_steps=20)
         assert close(on_host.run(order), there.run(order))

@@ -37,7 +37,7 @@ def test_worker_of_a_simulation_is_the_partition_of_the_run_config() -> None:
     assert worker.steps == 3
     assert worker_of(context_of({})).tier == "fast"  # the first of auto
     context = context_of({"partition-id": 0}, workers=f"cpu:{CORE} seconds-per-step=0.5")
-    (profile,) = WorkerProfile.list_from_reply(answer_profile(query(), context, "ab"))
+    (profile,) = WorkerProfile.by_local_rank(answer_profile(query(), context, "ab")).values()
     assert (profile.seconds_per_step, profile.partition_id) == (0.5, 0)
     assert profile.data_fingerprint == "ab"
 
@@ -48,28 +48,13 @@ def test_worker_of_more_nodes_than_workers_is_refused_with_the_way_out() -> None
     assert "node 1" in str(told.value)
 
 
-@pytest.mark.parametrize(
-    ("node", "told"),
-    [
-        ({"device": "cuda:77"}, "cuda:77 is not there"),
-        ({"device": "cpu", "tier": "medium"}, "medium"),
-        ({"device": "cpu", "steps": 0}, "steps=0"),
-        ({"device": "cpu", "slowdown": 0.5}, "slowdown=0.5"),
-        ({"device": f"2x cpu:{CORE}"}, "one worker"),
-    ],
-)
-def test_worker_of_a_bad_node_config_is_refused(node: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        worker_of(context_of(node))
-
-
 def test_profile_of_a_worker_is_the_same_through_its_node_config() -> None:
     """All but the slowdown, which its time tells."""
     assert profile_of(WorkerSpec("cuda:1")) == WorkerProfile("cuda:1")
     for seconds, alone in ((None, None), (0.25, 0.125)):
         worker = WorkerSpec("cpu", (CORE,), "slow", 4, 2.5, "attic", seconds, alone)
         node = {**worker.to_node_config(), "partition-id": 3}
-        (profile,) = WorkerProfile.list_from_reply(answer_profile(query(), context_of(node)))
+        (profile,) = WorkerProfile.by_local_rank(answer_profile(query(), context_of(node))).values()
         assert profile == profile_of(worker, 3)
         assert profile == WorkerProfile(
             f"cpu:{CORE}", "slow", "attic", 3, 4, seconds or 0.0, alone or 0.0
@@ -96,5 +81,5 @@ def test_answer_profile_is_one_line_in_anybodys_client_app_and_a_given_speed_win
             if measured
             else app(query(), context)
         )
-        (profile,) = WorkerProfile.list_from_reply(reply)
+        (profile,) = WorkerProfile.by_local_rank(reply).values()
         assert profile == WorkerProfile(f"cpu:{CORE}", "fast", "", 2, 5, seconds)

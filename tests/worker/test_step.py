@@ -1,6 +1,5 @@
 """One step: undone, in micro-batches, compiled, in other precisions and memory formats."""
 
-import contextlib
 import random
 import shutil
 from collections.abc import Iterator
@@ -12,12 +11,10 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from flower_blsgd import LocalSGD, Task
+from flower_blsgd import LocalSGD
 from flower_blsgd.array_records import view_record
 from flower_blsgd.errors import UsageError
-from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.tasks.task import check_task, correct
-from flower_blsgd.worker.evaluation import evaluate_sums
+from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker.local_sgd import cross_entropy
 from flower_blsgd.worker.model_io import state_record
 from flower_blsgd.worker.step import (
@@ -28,7 +25,6 @@ from flower_blsgd.worker.step import (
     check_precision,
     host_randomness,
     micro_batches,
-    same_randomness,
     undone,
     use_precision,
 )
@@ -47,67 +43,14 @@ from .helpers import (
     warnings_in,
 )
 
-# --- undone
-
-
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    model(torch.randn(4, 3, 6, 6)).square().sum().backward()
-    optimizer.step()
-
-
-def everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    kept = [t for state in optimizer.state.values() for t in state.values()]
-    return [*model.state_dict().values(), *kept]
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-@pytest.mark.parametrize("before", [0, 2])
-def test_values_and_addresses_come_back(kind: type, before: int) -> None:
-    """Also where something fails inside."""
-    model = small_model()
-    settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    optimizer = kind(model.parameters(), lr=0.1, **settings)
-    for _ in range(before):
-        train(model, optimizer)
-    found = everything(model, optimizer)
-    values = [tensor.clone() for tensor in found]
-    with contextlib.suppress(ZeroDivisionError), undone(model, optimizer):
-        train(model, optimizer)
-        assert not any(torch.equal(a, b) for a, b in zip(found, values, strict=True))
-        raise ZeroDivisionError
-    after = everything(model, optimizer)
-    assert [t.data_ptr() for t in after] == [t.data_ptr() for t in found]
-    assert all(torch.equal(a, b) for a, b in zip(after, values, strict=True))
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_buffers_that_are_replaced_come_back() -> None:
-    model = small_model()
-    norm = model[1]
-    norm.register_buffer("none", None)
-    before = dict(norm._buffers)
-    values = [None if b is None else b.clone() for b in before.values()]
-    with undone(model, torch.optim.SGD(model.parameters(), lr=0.1)):
-        norm.running_mean += 1
-        norm.running_mean = norm.running_mean + 1
-        norm.none = torch.ones(1)
-        norm.num_batches_tracked = None
-    assert list(norm._buffers) == list(before)
-    for buffer, (name, old), value in zip(
-        norm._buffers.values(), before.items(), values, strict=True
-    ):
-        assert buffer is old, name
-        assert buffer is None or torch.equal(buffer, value), name
-
 
 def test_random_numbers_of_the_host_are_seen_and_come_back() -> None:
     model, before = small_model(), host_randomness()
     for draw in (random.random, np.random.random, lambda: torch.rand(1)):
         with undone(model, torch.optim.SGD(model.parameters(), lr=0.1)):
             draw()
-            assert not same_randomness(before, host_randomness())
-        assert same_randomness(before, host_randomness())
+            assert host_randomness() != before
+        assert host_randomness() == before
 
 
 @pytest.fixture(autouse=True)
@@ -135,20 +78,10 @@ def test_gradient_is_that_of_the_mean_though_micro_batches_differ_in_size() -> N
     assert report.losses.tolist() == pytest.approx([1.0, 4.0, 9.0])
 
 
-def test_micro_batches_are_even_and_never_too_large() -> None:
-    for size in range(1, 20):
-        for micro in range(1, 22):
-            rows = torch.arange(size)
-            found = [(a.tolist(), b.tolist()) for a, b in micro_batches(rows, -rows, micro)]
-            lengths = [len(inputs) for inputs, _ in found]
-            assert [row for inputs, _ in found for row in inputs] == rows.tolist()
-            assert [row for _, targets in found for row in targets] == (-rows).tolist()
-            assert len(found) == -(-size // micro)
-            assert max(lengths) <= micro
-            assert max(lengths) - min(lengths) <= 1
-    for batch in (({}, torch.zeros(4)), (torch.zeros(4), {})):
-        with pytest.raises(ValueError, match="of a batch are a dict"):
-            list(micro_batches(*batch, size=2))  # type: ignore[arg-type]
+@pytest.mark.parametrize("batch", [({}, torch.zeros(4)), (torch.zeros(4), {})])
+def test_batch_that_is_no_tensor_is_not_cut(batch: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="of a batch are a dict"):
+        list(micro_batches(*batch, size=2))
 
 
 # --- the same as without
@@ -262,7 +195,7 @@ def test_torch_compiles_it(caplog: pytest.LogCaptureFixture) -> None:
 
 # --- precision
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize("chosen", PRECISIONS)
@@ -289,15 +222,6 @@ def test_tf32_is_what_float32_becomes_only_where_it_is_asked_for(chosen: Precisi
 def test_precision_that_is_not_there_is_refused(chosen: str, device: str, told: str) -> None:
     with pytest.raises(UsageError, match=f"^{told}$"):
         check_precision(chosen, torch.device(device))
-
-
-@pytest.mark.parametrize("has", [False, True])
-def test_bfloat16_on_a_cpu_that_emulates_it_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has: bool
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has}, raising=False)
-    assert check_precision("bfloat16", CPU) == "bfloat16"
-    assert len(warnings_in(caplog)) == (not has)
 
 
 @pytest.mark.parametrize("micro", [0, 3])
@@ -340,52 +264,3 @@ def test_channels_last_agrees_and_sends_plain_arrays() -> None:
     report = last.run(independent_order(momentum_policy="average"))
     assert report.momentum is not None
     assert all(array.numpy().flags.c_contiguous for array in report.momentum.values())
-
-
-# --- inputs that are whole numbers: texts, padded with -1, that a model cuts to the longest one
-
-
-class MeanOfWords(nn.Module):
-    """Classes from the mean of each text's words."""
-
-    def __init__(self, cuts: bool = True) -> None:
-        super().__init__()
-        self.words, self.classes = nn.Embedding(11, 6), nn.Linear(6, 4)
-        self.lengths: list[int] = []
-        self._cuts = cuts
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        there = tokens >= 0
-        if self._cuts:
-            longest = int(there.sum(dim=1).max())  # reads a number: the host waits for it
-            tokens, there = tokens[:, :longest], there[:, :longest]
-        self.lengths.append(tokens.shape[1])
-        words = self.words(tokens.clamp(min=0)) * there.unsqueeze(2)
-        outputs: Tensor = self.classes(words.sum(dim=1) / there.sum(dim=1, keepdim=True))
-        return outputs
-
-
-def test_texts_are_cut_under_all_settings() -> None:
-    """int32 tokens of shape (40, 9), of texts of 1 to 5 words, and int64 labels."""
-    draw = np.random.default_rng(2)
-    tokens = np.full((40, 9), -1, np.int32)
-    for row in tokens:
-        length = draw.integers(1, 6)
-        row[:length] = draw.integers(0, 11, length)
-    texts = tokens, np.arange(40) % 4
-    model, arrays = MeanOfWords(), state_record(MeanOfWords())
-    order = order_of(arrays=arrays)
-    whole = LocalSGD(MeanOfWords(cuts=False), texts).run(order)
-    assert close(LocalSGD(model, texts).run(order), whole)
-    assert 0 < max(model.lengths) <= 5
-    for settings in ({"channels_last": True}, {"micro_batch_size": 3}):
-        assert close(LocalSGD(MeanOfWords(), texts, **settings).run(order), whole)  # type: ignore[arg-type]
-    plain = MeanOfWords(cuts=False)
-    plain.load_state_dict(model.state_dict())
-    expected = evaluate_sums(plain, texts, cross_entropy, correct)
-    for size in (1, 7, 40):
-        found = evaluate_sums(model, texts, cross_entropy, correct, batch_size=size)
-        assert (found.loss_sum, found.metric_sum) == pytest.approx(
-            (expected.loss_sum, expected.metric_sum), rel=1e-6
-        )
-    check_task(Task(model=MeanOfWords, train=texts, test=texts), micro_batch_size=2)
