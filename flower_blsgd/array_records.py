@@ -1,7 +1,6 @@
 """Flower arrays as views on memory, and records of them that lie in one piece.
 
-Flower's own Array holds serialised bytes: two copies to make one, two to read it. An `ArrayView`
-keeps its memory. A record whose arrays lie one behind the other, `flat_record`, is copied, checked
+A record whose arrays lie one behind the other, `flat_record`, is copied, checked
 and averaged as one array of each dtype, and its place is named in one line.
 """
 
@@ -47,12 +46,12 @@ class ArrayView(Array):
         )
 
     def numpy(self) -> AnyArray:
-        """Return the memory."""
+        """Return the array's memory, not a copy."""
         return self.memory
 
     @property
     def memory(self) -> AnyArray:
-        """Where it is, also where `numpy` returns a copy."""
+        """The array's memory itself, also where `numpy` returns a copy."""
         memory: AnyArray = self.__dict__["_memory"]
         return memory
 
@@ -111,9 +110,9 @@ def record_of(arrays: dict[str, Array]) -> ArrayRecord:
     return record
 
 
-def is_plain(array: AnyArray) -> bool:
-    """Whether its elements are numbers, times or texts: the dtype is in a short name."""
-    return array.dtype.kind in "biufcmMSU"
+def is_plain(dtype: np.dtype[Any]) -> bool:
+    """Whether elements of this dtype are numbers, times or texts: it is in a short name."""
+    return dtype.kind in "biufcmMSU"
 
 
 def memory_of(array: Array) -> AnyArray | None:
@@ -126,8 +125,10 @@ def memory_of(array: Array) -> AnyArray | None:
     """
     if isinstance(array, ArrayView):
         memory = array.memory
+        if not is_plain(memory.dtype):
+            return None
         # A contiguous copy of a 0-d array would be 1-d.
-        return np.ascontiguousarray(memory).reshape(memory.shape) if is_plain(memory) else None
+        return np.ascontiguousarray(memory).reshape(memory.shape)
     if array.stype != _NUMPY:
         return None
     try:
@@ -182,7 +183,7 @@ class Layout:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """Of the arrays."""
+        """The names of the arrays."""
         return [name for name, _, _ in self.kinds]
 
     @functools.cached_property
@@ -201,7 +202,7 @@ class Layout:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the memory that it needs."""
+        """Bytes of memory that this layout needs."""
         return self.ends[-1] if self.kinds else 0
 
     @functools.cached_property

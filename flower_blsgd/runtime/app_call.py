@@ -9,7 +9,8 @@ from flwr.clientapp import ClientApp
 
 from ..array_records import record_of
 from ..errors import UsageError
-from .flower_internals import RAISED
+from .flower_internals import RAISED, answer_beside_mods
+from .stream.session import SESSION_MESSAGE
 
 Handler = Callable[[Message], Message]
 
@@ -27,6 +28,46 @@ def accept_views(app: ClientApp) -> None:
 def takes_views(app: ClientApp) -> bool:
     """Return whether `accept_views` was called for this app."""
     return bool(app.__dict__.get(_VIEWS))
+
+
+def serve_sessions(app: ClientApp) -> ClientApp:
+    """Let a ClientApp take its messages over a stream, where the ServerApp opens one.
+
+    Its functions stay as they are: each message on the stream calls the app as Flower would,
+    mods included, and ``context.state`` lives on; a lifespan is entered once, around all of
+    them. The calls come from one thread, which is not the main one. Where the session ends while
+    the app works, what it does is interrupted by an exception that is no ``Exception``.
+
+    Parameters
+    ----------
+    app : ClientApp
+        With ``@app.train()`` and its like; it is changed in place.
+
+    Returns
+    -------
+    ClientApp
+        The same app.
+
+    Raises
+    ------
+    ValueError
+        If the app was made with ``client_fn``.
+
+    Examples
+    --------
+    ::
+
+        app = ClientApp()
+        flower_blsgd.serve_sessions(app)
+    """
+
+    def serve(message: Message, context: Context) -> Message:
+        from .stream.client import serve_session  # gRPC, which no other engine needs
+
+        return serve_session(app, message, context)
+
+    answer_beside_mods(app, SESSION_MESSAGE, serve)
+    return app
 
 
 def handler_of(app: ClientApp, context: Context) -> Handler:

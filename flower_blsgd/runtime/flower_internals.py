@@ -8,48 +8,29 @@ import copy
 import functools
 import itertools
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from flwr.app import Context, Message, Metadata, RecordDict
-from flwr.app.message import make_message
+from flwr.app import Context, Message, RecordDict
 from flwr.app.message.recorddict import _SyncedDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.exit import add_exit_handler
+from flwr.supercore import exit as flower_exit
+from flwr.supercore import run as flower_run
 from flwr.supercore.object_ref import load_app
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-
-__all__ = [
-    "CRASHED",
-    "NODE_GONE",
-    "NOT_LOADED",
-    "RAISED",
-    "SERVER_NODE_ID",
-    "Run",
-    "add_exit_handler",
-    "answer_beside_mods",
-    "become_server",
-    "empty_run",
-    "give_message_id",
-    "inside_lifespan",
-    "is_deployment",
-    "load_client_app",
-    "load_server_app",
-    "message_to",
-    "release_records_at_once",
-    "superlink_of",
-]
 
 SERVER_NODE_ID = 1
 _PROCESS = uuid.uuid4().hex
 _numbers = itertools.count(1)
+
+Run = flower_run.Run
+add_exit_handler = flower_exit.add_exit_handler
+
 RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 NOT_LOADED = ErrorCode.LOAD_CLIENT_APP_EXCEPTION
 CRASHED = ErrorCode.CLIENT_APP_CRASHED
@@ -64,10 +45,11 @@ def become_server(run_id: int) -> None:
 
 
 def release_records_at_once() -> None:
-    """Let what `array_records` and its like return refer to itself no more.
+    """Break the reference cycle in Flower's records, so that arrays are freed at once.
 
-    It refers to its RecordDict as well, so the arrays of a message would stay in use until the
-    garbage collector comes by, and each round would need a model more of shared memory.
+    What `array_records` and its like return holds a bound method of itself, and the RecordDict.
+    Until the garbage collector runs, the arrays of a message would stay in use, and each round
+    would need one more model of shared memory.
     """
     _SyncedDict.__init__ = _init_without_cycle  # type: ignore[method-assign, assignment]
 
@@ -108,30 +90,6 @@ def _load(reference: str, app_dir: Path, kind: type[Any]) -> Any:
     if not isinstance(app, kind):
         raise ImportError(f"{reference} is a {type(app).__name__}, not a {kind.__name__}")
     return app
-
-
-def message_to(
-    node_id: int,
-    content: RecordDict,
-    kind: str,
-    message_id: str,
-    like: Message,
-    group_id: str,
-    ttl: float,
-) -> Message:
-    """Return a message as a node gets it, of the same run and server as another."""
-    metadata = Metadata(
-        run_id=like.metadata.run_id,
-        message_id=message_id,
-        src_node_id=like.metadata.src_node_id,
-        dst_node_id=node_id,
-        reply_to_message_id="",
-        group_id=group_id,
-        created_at=time.time(),
-        ttl=ttl,
-        message_type=kind,
-    )
-    return make_message(metadata, content)
 
 
 def answer_beside_mods(

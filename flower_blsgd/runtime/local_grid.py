@@ -1,22 +1,21 @@
 """A Flower grid of worker processes on this machine, each pinned to its own device."""
 
 import contextlib
-import io
+import logging
+import queue
 import resource
-import sys
-import weakref
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-import cloudpickle
-import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
-from ..array_records import AnyArray, Layout, is_plain
 from .devices import WorkerSpec
 from .flower_internals import (
+    CRASHED,
+    NODE_GONE,
     Run,
     become_server,
     empty_run,
@@ -24,10 +23,11 @@ from .flower_internals import (
     release_records_at_once,
 )
 from .mailbox import Mailbox, MailboxGrid
-from .process_host import ProcessHost
-from .shared_memory import BlockMemory, BufferPool, Packer, Payload, SharedTensor
-from .template_process import prepare_template
-from .worker_process import Job
+from .pinning import start_fork_server
+from .shared_memory import BufferPool, Payload, PlacedRecords, pack, ship
+from .worker_process import Job, WorkerProcess
+
+_LOG = logging.getLogger(__name__)
 
 Config = Mapping[str, bool | float | int | str]
 
@@ -35,8 +35,8 @@ _FIRST_NODE_ID = 100
 _FILES, _FILES_PER_WORKER = 256, 12
 """Open files: a socket, and two for each of the few blocks that a worker has."""
 _RUN_ID = 1
-_INLINE_BYTES = 1 << 16
-"""Tensors smaller than this travel within what refers to them."""
+_MAX_DEATHS = 3
+_JOIN_SECONDS = 10.0
 
 
 class LocalGrid(MailboxGrid):
@@ -94,14 +94,15 @@ class LocalGrid(MailboxGrid):
         payload = None
         if setup is not None:
             payload = ship(setup, BufferPool("sharing the data with the workers"))
-        prepare_template()  # beside what is done until the first message
-        sys_path = tuple(str(Path(folder).resolve()) for folder in sys.path)  # "" is this folder
-        self._hosts: dict[int, ProcessHost] = {}
+        start_fork_server()  # beside what is done until the first message
+        self._nodes: dict[int, WorkerNode] = {}
         for rank, worker in enumerate(self.workers):
             context = self._context(rank, run_config)
-            job = Job(context, client_app, app_dir, sys_path, has_setup=payload is not None)
-            self._hosts[context.node_id] = ProcessHost(worker, job, payload, threads, self._mailbox)
-        self._finalizer = weakref.finalize(self, _close_all, list(self._hosts.values()))
+            job = Job(worker, threads, context, client_app, app_dir, payload)
+            self._nodes[context.node_id] = WorkerNode(job, self._mailbox)
+        nodes = list(self._nodes.values())
+        # Not of `weakref`: at the end of the program multiprocessing waits for its processes.
+        self._finalizer = Finalize(self, _close_all, (nodes,), exitpriority=0)
 
     def _context(self, rank: int, run_config: Config) -> Context:
         node_config = {
@@ -130,22 +131,14 @@ class LocalGrid(MailboxGrid):
     @property
     def process_ids(self) -> dict[int, int]:
         """The process of every node that has one now."""
-        found = {node_id: host.process_id for node_id, host in self._hosts.items()}
+        found = {node_id: node.process_id for node_id, node in self._nodes.items()}
         return {node_id: pid for node_id, pid in found.items() if pid is not None}
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of all shared buffers for messages and states that exist now, here and there."""
-        hosts = self._hosts.values()
-        return self._pool.num_bytes + sum(host.attached_bytes for host in hosts)
-
-    def state_of(self, node_id: int) -> RecordDict:
-        """Return what a node keeps in shared memory, such as momentum, without asking it.
-
-        Views: while the node handles a message they may be half written. Empty after its
-        process died.
-        """
-        return self._hosts[node_id].state
+        """Bytes of all shared buffers for messages that exist now, here and there."""
+        nodes = self._nodes.values()
+        return self._pool.num_bytes + sum(node.attached_bytes for node in nodes)
 
     def set_run(self, run: Run) -> None:
         """Set the run that this grid operates in."""
@@ -158,7 +151,7 @@ class LocalGrid(MailboxGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes whose worker has not been given up."""
-        return [node_id for node_id, host in self._hosts.items() if not host.given_up]
+        return [node_id for node_id, node in self._nodes.items() if not node.given_up]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to their workers; each works on one at a time.
@@ -170,18 +163,18 @@ class LocalGrid(MailboxGrid):
         UsageError
             If there is not enough memory for the arrays.
         """
-        packer = Packer(self._pool)
+        placed: PlacedRecords = {}
         ids: list[str] = []
         try:
             for message in messages:
                 node_id = message.metadata.dst_node_id
-                if node_id not in self._hosts:
-                    raise ValueError(f"node {node_id} is not on this grid: {sorted(self._hosts)}")
+                if node_id not in self._nodes:
+                    raise ValueError(f"node {node_id} is not on this grid: {sorted(self._nodes)}")
                 message_id = give_message_id(message)
-                payload = packer.pack(message)
+                payload = pack(message, self._pool, placed)
                 self._mailbox.expect(message_id)
                 ids.append(message_id)
-                self._hosts[node_id].submit(message, payload)
+                self._nodes[node_id].submit(message, payload)
         except BaseException:  # nobody will ask for the replies to those already handed over
             self._mailbox.forget(ids)
             self._mailbox.take(ids)
@@ -189,10 +182,162 @@ class LocalGrid(MailboxGrid):
         return ids
 
 
+class WorkerNode:
+    """Keeps a worker process going for its node; every message gets a reply.
+
+    A thread takes one message after another. If the process dies, the message that it handled
+    fails at once, and it starts again with empty state.
+
+    Parameters
+    ----------
+    job : Job
+        What the process is for.
+    mailbox : Mailbox
+        Takes every reply, error replies included. A message whose reply nobody waits for any
+        more is not begun.
+    """
+
+    def __init__(self, job: Job, mailbox: Mailbox) -> None:
+        self._job, self._mailbox = job, mailbox
+        worker, node_id = job.worker, job.context.node_id
+        self.label = worker.name or f"{worker.device_with_cores} (node {node_id})"
+        self._waiting: queue.SimpleQueue[tuple[Message, Payload] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process: WorkerProcess | None = None
+        self._deaths = 0
+        # A grid that is collected may close us in any thread, also in one that has the lock.
+        self._lock, self._closing = threading.RLock(), False
+        self.given_up = False
+        """Whether it died too often and is not started again."""
+
+    @property
+    def process_id(self) -> int | None:
+        """The process, if it runs."""
+        process = self._process
+        return process.process_id if process is not None else None
+
+    @property
+    def attached_bytes(self) -> int:
+        """Bytes of the shared buffers that the process made."""
+        process = self._process
+        return process.attached_bytes if process is not None else 0
+
+    def submit(self, message: Message, payload: Payload) -> None:
+        """Have the node handle a message; the process starts with the first one."""
+        with self._lock:
+            if self._closing:
+                self._fail(message, NODE_GONE, " is closed")
+                return
+            self._waiting.put((message, payload))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, daemon=True)
+                self._thread.start()
+
+    def begin_close(self) -> None:
+        """Take no more messages, and ask the process to end."""
+        with self._lock:
+            self._closing = True
+            if self._process is not None:
+                self._process.terminate()
+            self._waiting.put(None)
+
+    def finish_close(self) -> None:
+        """Wait until the process is gone; kill it if it does not go."""
+        process, thread = self._process, self._thread
+        if process is not None:
+            process.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+
+    def _serve(self) -> None:
+        """Handle messages until `begin_close`; the thread's function."""
+        while self._handle_next():
+            pass
+        process, self._process = self._process, None
+        if process is not None:  # it was started meanwhile
+            process.close()
+
+    def _handle_next(self) -> bool:
+        """Handle the next message; nothing of it is kept, so that its memory is used again."""
+        waiting = self._waiting.get()
+        if waiting is None:
+            return False
+        message, payload = waiting
+        if self._mailbox.expects(message.metadata.message_id):
+            try:
+                sent = self._send(message, payload)
+                del waiting, payload  # before the reply is there
+                if sent:
+                    self._receive(message)
+            except Exception as error:  # without an answer the sender would wait for ever
+                self._fail(message, CRASHED, f": {type(error).__name__}: {error}")
+        return True
+
+    def _send(self, message: Message, payload: Payload) -> bool:
+        """Send a message to a process that lives; if there can be none the message fails."""
+        if self._process is not None and self._process.ended:
+            self._bury()
+        if self._closing:
+            self._fail(message, NODE_GONE, " is closed")
+        elif self.given_up:
+            self._fail(message, NODE_GONE, f" died {_MAX_DEATHS} times and is given up")
+        else:
+            (self._process or self._start_process()).send(payload)
+            return True
+        return False
+
+    def _receive(self, message: Message) -> None:
+        """Wait for the reply to the message that was sent, and pass it on."""
+        assert self._process is not None
+        try:
+            reply = self._process.receive()
+        except (EOFError, OSError):
+            if self._closing:
+                self._fail(message, NODE_GONE, " is closed")
+                return
+            self._fail(message, CRASHED, f": the process {self._bury()}")
+            if not self.given_up:
+                self._start_process()  # beside the rest of the round
+        else:
+            self._deaths = 0
+            self._mailbox.receive(reply)
+
+    def _start_process(self) -> WorkerProcess:
+        process = WorkerProcess(self._job, self._on_line)
+        with self._lock:
+            self._process = process
+            if self._closing:  # `finish_close` waits for us
+                process.terminate()
+        return process
+
+    def _bury(self) -> str:
+        """Count a death of the process, and return how it died."""
+        process = self._process
+        assert process is not None
+        how = process.end()  # it may live, and only the way to it be broken
+        self._process = None
+        self._deaths += 1
+        self.given_up = self._deaths >= _MAX_DEATHS
+        in_short = how.rpartition("\n")[2]
+        if self.given_up:
+            given_up = "worker %s died %d times in a row: given up; the process %s"
+            _LOG.error(given_up, self.label, _MAX_DEATHS, in_short)
+        else:
+            _LOG.warning("worker %s starts again: the process %s", self.label, in_short)
+        return how
+
+    def _fail(self, message: Message, code: int, reason: str) -> None:
+        error = Error(code, f"worker {self.label}{reason}")
+        self._mailbox.receive(Message(error, reply_to=message))
+
+    def _on_line(self, line: str) -> None:
+        _LOG.info("[%s] %s", self.label, line)
+
+
 def _allow_open_files(count: int) -> None:
     """Raise this process's limit of open files to `count`, as far as the system lets us.
 
-    Shared memory is files. Processes that are started inherit the limit.
+    Shared memory is files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
@@ -202,73 +347,8 @@ def _allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
-def _close_all(hosts: Sequence[ProcessHost]) -> None:
-    for host in hosts:
-        host.begin_close()
-    for host in hosts:
-        host.finish_close()
-
-
-# --- functions and data of the user -----------------------------------------------------------
-
-
-def ship(content: object, pool: BufferPool) -> Payload:
-    """Return an object, ready to be sent by value to worker processes.
-
-    A worker process does not import the user's ``__main__``, so functions and classes from there
-    travel whole (cloudpickle). Large tensors and arrays travel as shared memory, once for all
-    processes, and copy-on-write: a worker that changes them changes its own copy only.
-
-    Raises
-    ------
-    UsageError
-        If there is not enough memory for its tensors.
-    Exception
-        Whatever cloudpickle raises of something that cannot travel, such as an open file.
-    """
-    buffer = io.BytesIO()
-    pickler = _ByValue(buffer, pool)
-    pickler.dump(content)
-    return Payload(buffer.getvalue(), pickler.memories)
-
-
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, buffer: io.BytesIO, pool: BufferPool) -> None:
-        super().__init__(buffer)
-        self.memories: list[BlockMemory] = []
-        self._pool = pool
-        self._placed: dict[tuple[object, ...], tuple[SharedTensor, AnyArray]] = {}
-
-    def persistent_id(self, content: Any) -> Any:
-        """Name the place of a large tensor or array; None pickles everything else as it is."""
-        if type(content) in (np.ndarray, np.memmap):
-            return self._place(content, is_torch=False)
-        memory = _memory_of_tensor(content)
-        return None if memory is None else self._place(memory, is_torch=True)
-
-    def _place(self, array: AnyArray, is_torch: bool) -> SharedTensor | None:
-        if array.nbytes < _INLINE_BYTES or not is_plain(array):
-            return None
-        address = array.__array_interface__["data"][0]
-        key = (address, array.dtype.str, array.shape, array.strides, is_torch)
-        if key not in self._placed:
-            memory = self._pool.new_memory(Layout.of([("", array.dtype.str, array.shape)]))
-            np.ndarray(array.shape, array.dtype, buffer=memory)[...] = array
-            self.memories.append(memory)
-            place = SharedTensor(memory.block.number, array.dtype.str, array.shape, is_torch)
-            self._placed[key] = place, array  # kept, so that no other gets its address
-        return self._placed[key][0]
-
-
-def _memory_of_tensor(content: Any) -> AnyArray | None:
-    """Return a plain CPU tensor's elements; None for anything else."""
-    torch = sys.modules.get("torch")
-    if torch is None or type(content) is not torch.Tensor or content.requires_grad:
-        return None
-    if content.device.type != "cpu" or content.layout is not torch.strided:
-        return None
-    try:
-        memory: AnyArray = content.numpy()
-    except (TypeError, RuntimeError):  # numpy does not know bfloat16, conjugate views and others
-        return None
-    return memory
+def _close_all(nodes: Sequence[WorkerNode]) -> None:
+    for node in nodes:
+        node.begin_close()
+    for node in nodes:
+        node.finish_close()

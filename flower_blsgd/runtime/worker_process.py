@@ -1,85 +1,215 @@
-"""The program of a worker process: serve one node's messages with the user's ClientApp.
+"""A worker process, from both ends: how the server has it, and the program that it runs.
 
-``python -m flower_blsgd.runtime.worker_process CONTROL_FD LIFELINE_FD PARENT_PID``, or a fork of
-the template process. It ends when the control socket closes or when the lifeline does: the kernel
-closes the lifeline even if the server's process is killed while a message is being handled.
+The program serves one node's messages with the user's ClientApp. It ends when the control pipe
+closes, and when the server's process is gone: the kernel tells that even if it is killed while a
+message is being handled.
 """
 
+import collections
+import contextlib
 import fcntl
+import functools
+import multiprocessing
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message
 
-from .app_call import Handler, handler_of, takes_views
+from .app_call import handler_of, takes_views
+from .devices import WorkerSpec
 from .flower_internals import NOT_LOADED, RAISED, load_client_app, release_records_at_once
-from .shared_memory import BufferPool, Channel, Packer, Payload, share_views
+from .pinning import start_worker
+from .shared_memory import BufferPool, Channel, Payload, pack
 
-Answer = tuple[Message, RecordDict]
-"""A reply, and the state that the node keeps in shared memory."""
+_CLOSE_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 2.0
+_POLL_MILLISECONDS = 500
+_REPORTED_LINES = 20
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker process is for; the first thing that it receives.
+    """What a worker process is for.
 
     Parameters
     ----------
+    worker : WorkerSpec
+        Its device and cores.
+    threads : int
+        Compute threads; 0 for one per core.
     context : Context
         The node's.
     client_app : str
         ``module:attribute``.
     app_dir : Path
         Where that module is.
-    sys_path : tuple of str
-        Where the server finds modules: what it can import, the app can.
-    has_setup : bool
-        Whether a function follows that is called before the app is loaded.
+    setup : Payload, optional
+        A function that is called before the app is loaded.
     """
 
+    worker: WorkerSpec
+    threads: int
     context: Context
     client_app: str
     app_dir: Path
-    sys_path: tuple[str, ...] = ()
-    has_setup: bool = False
+    setup: Payload | None = None
 
 
-def serve(control_fd: int, lifeline_fd: int, parent: int) -> None:
-    """Answer messages until the server closes the control socket, or is gone.
+# --- in the server's process ------------------------------------------------------------------
+
+
+class WorkerProcess:
+    """A started worker process.
 
     Parameters
     ----------
-    control_fd : int
-        File descriptor of a socket, taken over.
-    lifeline_fd : int
-        Of a pipe whose other end the server's process holds, and nobody else.
-    parent : int
-        Process id of this process's parent.
+    job : Job
+        What it is for.
+    on_line : callable
+        Called from a thread with every line that it prints.
+
+    Raises
+    ------
+    OSError
+        If the system cannot start it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the server decides
-    _die_with_parent(lifeline_fd, parent)
+
+    def __init__(self, job: Job, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._closing = threading.RLock()  # a grid that is collected closes us in any thread
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=_REPORTED_LINES)
+        with contextlib.ExitStack() as on_failure:
+            ours, theirs = map(on_failure.enter_context, multiprocessing.Pipe())
+            output, output_end = map(on_failure.enter_context, multiprocessing.Pipe(duplex=False))
+            has_setup = job.setup is not None
+            arguments = (theirs, job.context, job.client_app, job.app_dir, has_setup)
+            with theirs, output_end:
+                self._process = start_worker(job.worker, job.threads, serve, arguments, output_end)
+            on_failure.pop_all()
+        self._channel = Channel(ours)
+        self._events = select.poll()
+        for source in (ours.fileno(), self._process.fd):
+            if source >= 0:
+                self._events.register(source, select.POLLIN)
+        self._listener = threading.Thread(target=self._listen, args=(output,), daemon=True)
+        self._listener.start()
+        if job.setup is not None:
+            self.send(job.setup)
+
+    @property
+    def process_id(self) -> int | None:
+        """The process, if it runs."""
+        return self._process.pid if self._process.wait(0.0) is None else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone, or the way to it is broken; only while it handles no message."""
+        return bool(self._events.poll(0)) or self._process.wait(0.0) is not None
+
+    @property
+    def attached_bytes(self) -> int:
+        """Bytes of the shared buffers that the process made."""
+        return self._channel.attached_bytes
+
+    def send(self, payload: Payload) -> None:
+        """Send a message, which `receive` returns the reply to, or fails."""
+        with contextlib.suppress(OSError):  # one that is dead is noticed by who receives
+            self._channel.send(payload)
+
+    def receive(self) -> Message:
+        """Wait for the reply to what was sent, and return it.
+
+        Raises
+        ------
+        EOFError, OSError
+            If the process is gone.
+        Exception
+            Whatever unpickling raises, if the reply cannot be read; the process lives on.
+        """
+        # A child of a dead process may hold its end of the pipe open.
+        while not (events := self._events.poll(_POLL_MILLISECONDS)):
+            if self._process.wait(0.0) is not None:
+                raise EOFError
+        if not any(source == self._channel.fileno() for source, _ in events):
+            raise EOFError
+        reply: Message = self._channel.receive()
+        return reply
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> str:
+        """End it, which is dying or out of reach; return its last lines, and last how it died."""
+        self._process.wait(_LAST_WORDS_SECONDS)
+        self.terminate()
+        self.close()
+        code = self._process.wait() or 0
+        how = f"exit code {code}"
+        if -code in set(signal.Signals):
+            how = f"signal {signal.Signals(-code).name}"
+        last = "\n".join(self._last_lines)
+        return f"its last lines were:\n{last}\ndied ({how})" if last else f"died ({how})"
+
+    def close(self) -> None:
+        """Wait until it is gone, kill it if it does not go, and give everything back.
+
+        May be called twice, and from two threads.
+        """
+        with self._closing:
+            if self._process.wait(_CLOSE_SECONDS) is None:
+                self._process.send_signal(signal.SIGKILL)
+                self._process.wait()
+            self._channel.close()
+            self._listener.join(_LAST_WORDS_SECONDS)
+
+    def _listen(self, output: Connection) -> None:
+        with (
+            output,
+            open(output.fileno(), errors="replace", closefd=False) as lines,
+            contextlib.suppress(ValueError),
+        ):
+            for line in lines:
+                self._last_lines.append(line.rstrip())
+                self._on_line(line.rstrip())
+
+
+# --- in the worker's process ------------------------------------------------------------------
+
+
+def serve(
+    control: Connection, context: Context, client_app: str, app_dir: Path, has_setup: bool
+) -> None:
+    """Answer messages until the server closes the control pipe, or is gone; see `Job`."""
+    _end_with_server()
     release_records_at_once()
     pool = BufferPool()
-    channel = Channel(socket.socket(fileno=control_fd), new_memory=pool.new_memory)
+    channel = Channel(control, new_memory=pool.new_memory)
     try:
-        job: Job = channel.receive()
-        handle = _load(job, channel)
-    except (EOFError, OSError):
+        if has_setup:
+            channel.receive()()
+        app = load_client_app(client_app, app_dir)
+        channel.views = takes_views(app)
+        handle = handler_of(app, context)
+    except EOFError:
         return
+    except Exception:
+        handle = functools.partial(_refuse, traceback.format_exc())
     while True:
         try:
             message: Message = channel.receive()
         except (EOFError, OSError):
             return
         reply = handle(message)
-        payload = _packed(reply, message, job.context, pool)
+        payload = _packed(reply, message, pool)
         del message, reply  # the server may use their memory again
         try:
             channel.send(payload)
@@ -88,65 +218,37 @@ def serve(control_fd: int, lifeline_fd: int, parent: int) -> None:
         del payload
 
 
-def _load(job: Job, channel: Channel) -> Handler:
-    """Return the node's message handler; one that only reports the error if nothing loads."""
-    # At the end: a module in the user's folder must not take the place of a library's.
-    sys.path += [folder for folder in job.sys_path if folder not in sys.path]
+def _refuse(reason: str, message: Message) -> Message:
+    return Message(Error(NOT_LOADED, reason), reply_to=message)
+
+
+def _packed(reply: Message, message: Message, pool: BufferPool) -> Payload:
     try:
-        if job.has_setup:
-            channel.receive()()
-        app = load_client_app(job.client_app, job.app_dir)
-    except EOFError:
-        raise
-    except Exception:
-        reason = traceback.format_exc()
-
-        def refuse(message: Message) -> Message:
-            return Message(Error(NOT_LOADED, reason), reply_to=message)
-
-        return refuse
-    channel.views = takes_views(app)
-    return handler_of(app, job.context)
-
-
-def _packed(reply: Message, message: Message, context: Context, pool: BufferPool) -> Payload:
-    try:
-        return Packer(pool).pack((reply, _shared_state(context, pool)))
+        return pack(reply, pool)
     except Exception as error:  # it holds something that has no bytes, or memory is short
         reason = f"the reply cannot be sent: {error}"
-        failure = Message(Error(RAISED, reason), reply_to=message)
-        return Packer(pool).pack((failure, RecordDict()))
+        return pack(Message(Error(RAISED, reason), reply_to=message), pool)
 
 
-def _shared_state(context: Context, pool: BufferPool) -> RecordDict:
-    """Move what the node keeps as views, such as momentum, into memory that the server sees."""
-    shared = RecordDict()
-    for name, record in list(context.state.array_records.items()):
-        moved = share_views(record, pool)
-        if moved is not None:
-            context.state[name] = shared[name] = moved
-    return shared
-
-
-def _die_with_parent(lifeline_fd: int, parent: int) -> None:
-    """End this process as soon as the lifeline closes, or it has another parent."""
-
-    def wait_for_the_end() -> None:
-        # Nothing is ever written: the lifeline is readable when the server is gone. A fork of
-        # the server may hold it open, so the parent's process id is looked at as well.
-        while os.getppid() == parent and not select.select([lifeline_fd], [], [], 1.0)[0]:
-            pass
-        os._exit(1)
-
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+def _end_with_server() -> None:
+    """End this process as soon as the server's is gone, whatever the app does then."""
+    server = multiprocessing.parent_process()
+    assert server is not None
+    assert server.pid is not None
+    ends = [server.sentinel]
     if sys.platform == "linux":
+        # A fork of the server, such as a DataLoader's, may hold the sentinel open.
+        with contextlib.suppress(OSError):  # an old kernel
+            ends.append(os.pidfd_open(server.pid))
         # A handler may keep the interpreter's lock for long, and then no thread of ours runs.
         # The kernel's own signal on the pipe ends us all the same.
         signal.signal(signal.SIGIO, signal.SIG_DFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
-        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+        fcntl.fcntl(server.sentinel, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(server.sentinel, fcntl.F_GETFL)
+        fcntl.fcntl(server.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
 
+    def wait_for_the_end() -> None:
+        wait(ends)
+        os._exit(1)
 
-if __name__ == "__main__":
-    serve(*(int(argument) for argument in sys.argv[1:]))
+    threading.Thread(target=wait_for_the_end, daemon=True).start()

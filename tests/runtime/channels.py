@@ -1,13 +1,14 @@
 """Two ends of a channel in one process, for the tests that need no process."""
 
 import contextlib
+import multiprocessing
 import os
-import socket
 from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from flower_blsgd.runtime.shared_memory import BufferPool, Channel, Packer
+from flower_blsgd.runtime.shared_memory import BufferPool, Channel, pack
 
 SHARED_NAME = "memfd:blsgd"
 
@@ -15,22 +16,25 @@ SHARED_NAME = "memfd:blsgd"
 class Side:
     """An end, and the pool of its process."""
 
-    def __init__(self, end: socket.socket, views: bool) -> None:
+    def __init__(self, end: Connection, views: bool) -> None:
         self.pool = BufferPool()
-        self.channel = Channel(end, views)
+        self.channel = Channel(end)
+        self.channel.views = views
 
     def send(self, content: object) -> None:
-        self.channel.send(Packer(self.pool).pack(content))
+        self.channel.send(pack(content, self.pool))
 
     def receive(self) -> Any:
-        assert self.channel.poll(5), "nothing came"
+        assert wait([self.channel.fileno()], 5), "nothing came"
         return self.channel.receive()
 
 
 @contextlib.contextmanager
 def two_sides(views: bool = True) -> Iterator[tuple[Side, Side]]:
     """A sender of orders, and a receiver that gets views or copies of them."""
-    here, there = (Side(end, v) for end, v in zip(socket.socketpair(), (True, views), strict=True))
+    here, there = (
+        Side(end, v) for end, v in zip(multiprocessing.Pipe(), (True, views), strict=True)
+    )
     try:
         yield here, there
     finally:

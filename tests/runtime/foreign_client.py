@@ -1,6 +1,7 @@
 """A small Flower app that knows nothing of flower_blsgd. The grid's tests copy it into a folder."""
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -96,12 +98,19 @@ def evaluate(message: Message, context: Context) -> Message:
 def query(message: Message, context: Context) -> Message:
     """Report what this process is."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    names += ("BLSGD_TEST", "PYTHONSAFEPATH")
     return answer(
         message,
         pid=os.getpid(),
+        parent=os.getppid(),
+        folder=os.getcwd(),
+        arguments=sys.argv[1:],
+        random=[random.random(), float(np.random.random()), float(torch.rand(1))],
+        threads=torch.get_num_threads(),
+        ignores_ctrl_c=signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+        files=len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0,
         affinity=_affinity(0),
         native_affinity=sorted({core for t in _native_threads() for core in _affinity(t)}),
-        torch_imported="torch" in sys.modules,
         node_id=context.node_id,
         **{name: os.environ.get(name, "not set") for name in names},
         **{f"node:{key}": value for key, value in context.node_config.items()},

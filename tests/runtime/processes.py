@@ -43,8 +43,18 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def processes_below(parent: int | None = None) -> set[int]:
-    """Return what runs below a process, by default this one, but for template processes."""
+def living(mark: str) -> list[int]:
+    """Return the living processes that have this ``NAME=value`` in their environment."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in environment.read_bytes():
+                found.append(int(environment.parent.name))
+    return sorted(filter(is_alive, found))
+
+
+def processes_below(parent: int | None = None, helpers: bool = False) -> set[int]:
+    """Return what runs below a process, by default this one, without multiprocessing's helpers."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -56,17 +66,18 @@ def processes_below(parent: int | None = None) -> set[int]:
     while level:
         level = {pid for pid, above in parents.items() if above in level}
         found |= level
-    return {pid for pid in found if not is_template(pid)}
+    return {pid for pid in found if helpers or not is_helper(pid)}
 
 
-def is_template(pid: int) -> bool:
-    """Return whether a process is a template of worker processes, and no fork of one."""
+def is_helper(pid: int) -> bool:
+    """Return whether a process is multiprocessing's fork server or resource tracker."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         name = Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return False
-    return b"runtime.template_process" in command and name != "blsgd-worker"
+    names = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
+    return any(helper in command for helper in names) and name != "blsgd-worker"
 
 
 def shared_files() -> set[str]:

@@ -279,7 +279,7 @@ def test_grid_has_the_methods_that_we_write() -> None:
 
 
 def test_private_parts_of_flower_are_used_in_one_module_only() -> None:
-    """DESIGN section 2: everything private of flwr that is needed, once."""
+    """Every private part of flwr that is needed is imported in one module."""
     internals = Path(inspect.getfile(flower_internals))
     found = []
     for file in sorted(internals.parent.glob("*.py")):

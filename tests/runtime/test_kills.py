@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .processes import is_alive, not_held, shared_files, wait_until
+from .processes import living, not_held, shared_files, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 LONGEST_RUN_SECONDS = 250.0
@@ -38,7 +38,7 @@ def test_killed_runs_leave_nothing_and_lost_workers_are_reported(tmp_path: Path)
 
 def kill_one(tmp_path: Path, victim: str, seed: int, epochs: str) -> list[str]:
     """Start a run, kill it or a worker of it, and return what was wrong afterwards."""
-    marker, folder, code = uuid.uuid4().hex, tmp_path / victim, -1
+    mark, folder, code = f"{MARKER}={uuid.uuid4().hex}", tmp_path / victim, -1
     faults: list[str] = []
     folder.mkdir()
     workers = "workers=1x cpu:0 fast name=hare; 1x cpu:1 slow name=tortoise"
@@ -47,14 +47,14 @@ def kill_one(tmp_path: Path, victim: str, seed: int, epochs: str) -> list[str]:
         run = subprocess.Popen(
             [*command, "-s", epochs, "-s", workers],
             cwd=folder,
-            env={**os.environ, MARKER: marker, "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, MARKER: mark.partition("=")[2], "PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            kill(run, marker, random.Random(seed), victim)
+            kill(run, mark, random.Random(seed), victim)
             code = run.wait(LONGEST_RUN_SECONDS)
         except subprocess.TimeoutExpired:
             faults.append("the run hangs")
@@ -62,9 +62,9 @@ def kill_one(tmp_path: Path, victim: str, seed: int, epochs: str) -> list[str]:
             with contextlib.suppress(ProcessLookupError):
                 run.kill()
             run.wait()
-        if not wait_until(lambda: not members(marker)):
-            faults.append(f"still alive: {members(marker)}")
-            for pid in members(marker):
+        if not wait_until(lambda: not living(mark)):
+            faults.append(f"still alive: {living(mark)}")
+            for pid in living(mark):
                 os.kill(pid, signal.SIGKILL)
         output.seek(0)
         text = output.read()
@@ -78,36 +78,25 @@ def kill_one(tmp_path: Path, victim: str, seed: int, epochs: str) -> list[str]:
     return [*faults, text] if faults else []
 
 
-def kill(run: "subprocess.Popen[bytes]", marker: str, random_: random.Random, victim: str) -> None:
+def kill(run: "subprocess.Popen[bytes]", mark: str, random_: random.Random, victim: str) -> None:
     """Kill a run or one of its workers, once there is one, at a random moment."""
     deadline = time.monotonic() + random_.uniform(0.5, 10.0)
     while victim == "parent" and time.monotonic() < deadline:
         time.sleep(0.005)
     pid = run.pid
     if victim == "worker":
-        wait_until(lambda: run.poll() is not None or workers(marker), LONGEST_RUN_SECONDS)
+        wait_until(lambda: run.poll() is not None or workers(mark), LONGEST_RUN_SECONDS)
         time.sleep(random_.uniform(0.0, 1.0))  # not all should die newly born
-        pid = random_.choice(workers(marker))
+        pid = random_.choice(workers(mark))
     assert run.poll() is None, "the run was over before"
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
-def members(marker: str) -> list[int]:
-    """Return the living processes that inherited this run's environment."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            pid = int(environment.parent.name)
-            if f"{MARKER}={marker}".encode() in environment.read_bytes() and is_alive(pid):
-                found.append(pid)
-    return sorted(found)
-
-
-def workers(marker: str) -> list[int]:
+def workers(mark: str) -> list[int]:
     """Return those of them that are worker processes."""
     found = []
-    for pid in members(marker):
+    for pid in living(mark):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text().strip() == "blsgd-worker":
                 found.append(pid)

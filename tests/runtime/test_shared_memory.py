@@ -17,17 +17,14 @@ from flower_blsgd.array_records import (
     ArrayView,
     Layout,
     PrivateArray,
-    record_of,
+    flat_record,
     view_record,
 )
-from flower_blsgd.errors import UsageError
-from flower_blsgd.runtime import memory
 from flower_blsgd.runtime.shared_memory import (
     BlockMemory,
     BufferPool,
-    Packer,
-    share_views,
-    unpack,
+    PlacedRecords,
+    pack,
 )
 
 from .channels import Side, mapped_sizes, open_files, two_sides
@@ -70,6 +67,14 @@ def placed(pool: BufferPool, array: np.ndarray) -> BlockMemory:
     memory = pool.new_memory(Layout.of([("x", array.dtype.str, array.shape)]))
     np.ndarray(array.shape, array.dtype, memory)[...] = array
     return memory
+
+
+def in_pool(pool: BufferPool, value: float) -> ArrayRecord:
+    """Return a record of views on a block of the pool."""
+    layout = Layout.of([("x", "float64", (BIG,))])
+    record = flat_record(layout, new_memory=pool.new_memory)
+    record["x"].numpy()[...] = value
+    return record
 
 
 def order(**records: object) -> Message:
@@ -161,8 +166,7 @@ def test_views_arrive_as_views_and_copies_as_private_arrays() -> None:
     record = ArrayRecord({"x": Array(big())})
     assert type(sent(record)["x"]) is ArrayView
     with two_sides(views=False) as (here, there):
-        shared = share_views(view_record({"x": big()}), here.pool)
-        assert shared is not None
+        shared = in_pool(here.pool, 1.0)
         here.send([record, shared])
         got = [arrived["x"] for arrived in there.receive()]
         assert [type(array) for array in got] == [PrivateArray] * 2
@@ -173,32 +177,11 @@ def test_views_arrive_as_views_and_copies_as_private_arrays() -> None:
             assert array.numpy()[0] == shared["x"].numpy()[0] == 1.0
 
 
-@pytest.mark.parametrize("count", [1, 504, 505])
-def test_a_record_at_the_size_where_shared_memory_begins(count: int) -> None:
-    """4096 bytes in whole cache lines are 505 to 512 elements."""
-    with two_sides() as (here, there):
-        here.send(view_record({"x": np.arange(float(count))}))
-        assert there.receive()["x"].numpy().tolist() == list(range(count))
-        assert bool(here.pool.num_bytes) == (count >= 505)
-
-
 def test_objects_are_refused_instead_of_sending_their_addresses() -> None:
     """Flower refuses them in `Array(...)` already."""
     record = view_record({"x": np.array([{}] * BIG, object)})
     with pytest.raises(ValueError, match="allow_pickle"):
-        Packer(BufferPool()).pack(record)
-    assert share_views(record, BufferPool()) is None
-
-
-def test_a_record_of_the_apps_own_class_travels_as_it_is() -> None:
-    record = OwnRecord({"x": Array(big())})
-    got = sent(record)
-    assert type(got) is OwnRecord
-    assert got == record
-
-
-class OwnRecord(ArrayRecord):
-    pass
+        pack(record, BufferPool())
 
 
 # --- placed once ----------------------------------------------------------------------------
@@ -206,8 +189,10 @@ class OwnRecord(ArrayRecord):
 
 def test_a_record_of_several_messages_is_placed_once() -> None:
     record, pool = ArrayRecord({"x": Array(big())}), BufferPool()
-    packer = Packer(pool)
-    payloads = [packer.pack(order(arrays=record, c=ConfigRecord({"i": i}))) for i in range(5)]
+    placed_records: PlacedRecords = {}
+    payloads = [
+        pack(order(arrays=record, c=ConfigRecord({"i": i})), pool, placed_records) for i in range(5)
+    ]
     assert pool.num_bytes == big().nbytes
     assert len({number for payload in payloads for number in payload.blocks}) == 1
     assert all(len(payload.content) < 2000 for payload in payloads)
@@ -215,46 +200,23 @@ def test_a_record_of_several_messages_is_placed_once() -> None:
 
 def test_a_record_that_is_gone_does_not_lend_its_place_to_the_next() -> None:
     """Records come and go while messages are pushed; Python reuses their addresses."""
-    pool = BufferPool()
-    packer = Packer(pool)
-    payloads = [packer.pack(ArrayRecord({"x": Array(big(i))})) for i in range(20)]
-    for i, payload in enumerate(payloads):
-        assert unpack(payload.content, payload.blocks, True)["x"].numpy()[0] == i
+    pool, placed_records = BufferPool(), PlacedRecords()
+    payloads = [pack(ArrayRecord({"x": Array(big(i))}), pool, placed_records) for i in range(20)]
+    with two_sides() as (here, there):
+        for i, payload in enumerate(payloads):
+            here.channel.send(payload)
+            assert there.receive()["x"].numpy()[0] == i
 
 
 def test_arrays_that_are_in_the_pool_already_are_not_copied() -> None:
-    pool = BufferPool()
-    shared = share_views(view_record({"a": big(), "b": big(2)}), pool)
-    assert shared is not None
-    size = pool.num_bytes
-    payload = Packer(pool).pack(shared)
-    assert pool.num_bytes == size
-    got = unpack(payload.content, payload.blocks, True)
-    assert np.shares_memory(got["b"].numpy(), shared["b"].numpy())
-    again = view_record({name: array.numpy() for name, array in shared.items()})
-    Packer(pool).pack(again)  # such as momentum that an optimizer has had meanwhile
-    assert pool.num_bytes == size
-
-
-# --- share_views: what a node keeps ---------------------------------------------------------
-
-
-def test_share_views_takes_views_only_and_keeps_values_names_and_order() -> None:
-    mixed = view_record({"x": big()})
-    mixed["y"] = Array(big())
-    for others in (ArrayRecord(), ArrayRecord({"x": Array(big())}), mixed):
-        assert share_views(others, BufferPool()) is None
-    tensors = {"b": np.array(1.5), "a": np.arange(6).reshape(2, 3), "none": np.zeros((0, 2))}
-    shared = share_views(view_record(tensors), pool := BufferPool())
-    assert shared == view_record(tensors)
-    assert list(shared) == ["b", "a", "none"]
-    again = share_views(shared, pool)
-    assert again is not None
-    assert np.shares_memory(again["a"].numpy(), shared["a"].numpy())
-    private = share_views(record_of({"x": PrivateArray(big())}), pool)
-    assert private is not None
-    private["x"].numpy()[:] = 9.0  # what a foreign app kept stays as harmless as Flower's
-    assert private["x"].numpy()[0] == 1.0
+    with two_sides() as (here, there):
+        shared = in_pool(here.pool, 2.0)
+        size = here.pool.num_bytes
+        here.send(shared)
+        assert here.pool.num_bytes == size
+        got = there.receive()["x"].numpy()
+        shared["x"].numpy()[0] = 3.0
+        assert got[:2].tolist() == [3.0, 2.0]
 
 
 # --- blocks are used again, but never while somebody looks ----------------------------------
@@ -311,27 +273,10 @@ def exchange(here: Side, there: Side, value: float = 0.0) -> None:
     here.receive()
 
 
-def test_senders_own_block_waits_for_its_views() -> None:
-    """Such as momentum: its node keeps a view on its own block, nobody else does."""
-    pool = BufferPool()
-    shared = share_views(view_record({"x": big(5)}), pool)
-    assert shared is not None
-    kept = shared["x"].numpy()[1:]
-    del shared
-    for i in range(3):
-        placed(pool, big(i))
-    assert kept.min() == kept.max() == 5
-    assert pool.num_bytes == 2 * big().nbytes
-    del kept
-    memories = [placed(pool, big(i)) for i in range(2)]
-    assert pool.num_bytes == 2 * big().nbytes
-    assert memories[0].block is not memories[1].block
-
-
 def test_a_block_that_comes_again_before_its_end_was_told_is_still_kept() -> None:
     """The receiver drops the record between two messages, and gets the same block once more."""
     with two_sides() as (here, there):
-        shared = share_views(view_record({"x": big(1)}), here.pool)
+        shared = in_pool(here.pool, 1)
         here.send(shared)
         first = there.receive()
         there.send(None)  # `first` is still looked at
@@ -385,21 +330,6 @@ def test_nothing_that_is_kept_ever_changes(steps: list[tuple[str, int, int]]) ->
 
 
 # --- blocks that are given up ---------------------------------------------------------------
-
-
-def test_what_cannot_be_taken_in_breaks_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(connection: object) -> int:
-        raise RuntimeError("received 0 items of ancdata")
-
-    with two_sides() as (here, there):
-        here.send(view_record({"x": big()}))
-        monkeypatch.setattr("flower_blsgd.runtime.shared_memory.recv_handle", fail)
-        with pytest.raises(OSError, match="out of step"):
-            there.receive()
-    with two_sides() as (here, there):
-        here.channel.close()
-        with pytest.raises(EOFError):
-            there.channel.receive()
 
 
 @needs_proc
@@ -485,18 +415,3 @@ def test_a_content_that_cannot_be_read_does_not_break_the_channel() -> None:
         for i in range(4):
             exchange(here, there, i)
         assert here.pool.num_bytes <= 2 * big().nbytes
-
-
-# --- memory is short ------------------------------------------------------------------------
-
-
-def test_not_enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = BufferPool("sharing the model")
-    monkeypatch.setattr(memory, "free_bytes", lambda: 30_000)
-    said = r"not enough memory: sharing the model needs 40.0 kB, but only 30.0 kB is free"
-    with pytest.raises(UsageError, match=said):
-        Packer(pool).pack(order(a=view_record({"x": big()})))
-    assert pool.num_bytes == 0
-    monkeypatch.setattr(memory, "free_bytes", lambda: 40_000)
-    Packer(pool).pack(order(a=view_record({"x": big()})))
-    assert pool.num_bytes == 40_000
