@@ -2,21 +2,18 @@
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 
 from flower_blsgd.runtime.flower_app import read_app
 
-from .in_process_grid import Handler, InProcessGrid
+from .examples.commands import run, two_nodes
 
 APP = Path(__file__).with_name("foreign_app")
-NODES = 2
 
 
 @pytest.fixture
@@ -35,34 +32,15 @@ def on_in_process_grid(result: Path, strategy: str) -> None:
     client_app = importlib.import_module("plain_app.client_app").app
     server_app = importlib.import_module("plain_app.server_app").app
     config = {**read_app(APP).config, "strategy": strategy, "result": str(result)}
-
-    def node(place: int) -> Handler:
-        node_config = {"partition-id": place, "num-partitions": NODES}
-        context = Context(1, 100 + place, node_config, RecordDict(), config)
-
-        def handle(message: Message, node_id: int) -> Message:
-            return client_app(message, context)
-
-        return handle
-
-    grid = InProcessGrid({100 + place: node(place) for place in range(NODES)})
+    grid = two_nodes(lambda: client_app, config)
     server_app(grid, Context(1, 1, {}, RecordDict(), config))
 
 
 def on_local_grid(result: Path, strategy: str) -> str:
     """Run it as a user does."""
     settings = ["-s", f"strategy={strategy}", "-s", f"result={result}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "flower_blsgd", "run", APP, "--workers", f"{NODES}x cpu", *settings],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        cwd=result.parent,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    command = ("-m", "flower_blsgd", "run", APP, "--workers", "2x cpu", *settings)
+    return run(*command, cwd=result.parent)
 
 
 @pytest.mark.processes

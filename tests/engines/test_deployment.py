@@ -64,7 +64,7 @@ def app(link: SlowLink, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "server" / "linked_server.py").write_text(
         "from flower_blsgd import StreamGrid\n"
         "from server import blsgd_server\n"
-        f"StreamGrid._addresses = lambda self, address: ('127.0.0.1:{link.port}',)\n"
+        f"StreamGrid._addresses = lambda self, address: ['127.0.0.1:{link.port}']\n"
         "app = blsgd_server.app\n"
     )
     project = (ROOT / "pyproject.toml").read_text()

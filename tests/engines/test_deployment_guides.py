@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.processes import is_alive, wait_until
+from tests.runtime.processes import living, wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "deployment" / "run_all.sh"
@@ -74,17 +74,6 @@ def test_every_command_of_the_guide_is_in_the_script() -> None:
 # --- it works
 
 
-def living(marker: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"{MARKER}={marker}".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return [pid for pid in found if is_alive(pid)]
-
-
 def start(folder: Path, marker: str, parts: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [SCRIPT],
@@ -119,7 +108,7 @@ def test_registered_supernodes_train_over_tls_and_a_stranger_is_refused(tmp_path
     refusal = "flwr supernode register {}.pub NAME".format(tmp_path / "work" / "tls" / "stranger")
     assert refusal in output
     assert (tmp_path / "work" / "results-lab" / "summary.json").exists()
-    assert wait_until(lambda: not living(marker)), living(marker)
+    assert wait_until(lambda: not living(f"{MARKER}={marker}")), living(f"{MARKER}={marker}")
 
 
 @pytest.mark.engines
@@ -133,4 +122,4 @@ def test_script_takes_everything_down_on_ctrl_c(tmp_path: Path) -> None:
     os.killpg(script.pid, signal.SIGINT)
     script.communicate(timeout=200)
     assert script.returncode == 130
-    assert wait_until(lambda: not living(marker)), living(marker)
+    assert wait_until(lambda: not living(f"{MARKER}={marker}")), living(f"{MARKER}={marker}")

@@ -54,7 +54,7 @@ def test_blocks_do_what_they_say(names: dict[str, Any]) -> None:
 
 
 def test_loop_by_hand_reports_what_local_sgd_does(names: dict[str, Any]) -> None:
-    strategy = names["Told"](192, 8, 4, local_steps_slow=2, learning_rate=0.1)
+    strategy = names["Printing"](192, 8, 4, local_steps_slow=2, learning_rate=0.1)
     arrays = names["ArrayRecord"](names["my_model"]().state_dict())
     orders = list(strategy.configure_train(1, arrays, ConfigRecord(), names["grid"]))
     replies = []
@@ -71,7 +71,7 @@ def test_loop_by_hand_reports_what_local_sgd_does(names: dict[str, Any]) -> None
 def test_subclass_prints_every_round(
     names: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    strategy = names["Told"](192, 8, 4, local_steps_slow=2, fraction_evaluate=0.0)
+    strategy = names["Printing"](192, 8, 4, local_steps_slow=2, fraction_evaluate=0.0)
     strategy.fit(names["grid"], names["ArrayRecord"](names["my_model"]().state_dict()), epochs=1)
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed] == [f"round {n}" for n in range(1, 5)]

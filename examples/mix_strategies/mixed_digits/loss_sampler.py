@@ -4,8 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_blsgd.algorithm.randomness import generator
-from flower_blsgd.algorithm.sampling import EpochRequest, LossTable, SampleList, Sampler
+from flower_blsgd.algorithm.sampling import (
+    EpochRequest,
+    LossTable,
+    SampleList,
+    Sampler,
+    generator,
+)
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,405 @@
-"""Flower messages as frames, and the one ordinary Flower message that opens a session."""
+"""The bytes of a stream: Flower's messages, and behind each the elements of its arrays.
 
-from collections.abc import Iterable, Mapping
+A frame is a message as Flower's own protobuf writes it, with arrays that have no data, followed by
+the elements of these arrays, each at an aligned offset. (Flower's own form of an array costs
+milliseconds.) gRPC carries a frame as several messages, which the receiver copies into place.
+Nothing is pickled, and a length is checked before memory is allocated for it.
+
+Models may travel as changes in 16 bits. A change is the difference to a model that both ends hold,
+so its few bits describe a small number. What rounding took away is added to the next change (error
+feedback), so it is late and not lost.
+"""
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from ...array_records import view_record
-from ..flower_internals import message_to
-from .frames import (
-    Bytes,
-    EncodedRecord,
-    Frame,
-    FrameError,
-    Kind,
-    decode_arrays,
-    decode_records,
-    encode_record,
-    frame_chunks,
-)
-from .model_changes import Broadcast, BroadcastRecord, HeldModels, decode_reply_change
+from ...array_records import AnyArray, ArrayView, is_plain, memory_of, record_of
+from ..devices import free_bytes
 
-SESSION_MESSAGE = "train.session"
-"""The type of the Flower message that opens a session."""
+CHUNK_BYTES = 1 << 20
+"""The longest gRPC message; gRPC refuses longer ones."""
 
-_SESSION_RECORD = "session"
-_VERSION = 1
+LONGEST_BODY_BYTES = 1 << 36
+_SMALL_BYTES = 16 << 20
+
+_PREFIX = struct.Struct("<QQ")  # the bytes of the frame, and those of its protobuf
+_ALIGNMENT = 64  # bytes
+
+Bytes = npt.NDArray[np.uint8]
+Tensors = Mapping[str, AnyArray]
+WireDtype = Literal["float32", "bfloat16", "float16"]
 
 
-# --- messages on the stream -------------------------------------------------------------------
+class FrameError(ValueError):
+    """Received bytes that are no valid frame, or a message that cannot be sent."""
+
+
+# --- frames -------------------------------------------------------------------------------------
+
+
+def frame_of(message: Message, records: Mapping[str, "EncodedRecord"]) -> list[bytes]:
+    """Return a message as the parts of a frame.
+
+    Parameters
+    ----------
+    message : Message
+        The message.
+    records : mapping of str to EncodedRecord
+        Its records of arrays.
+    """
+    content = None
+    if message.has_content():
+        content = RecordDict(
+            {
+                name: records[name].description if name in records else record
+                for name, record in message.content.items()
+            }
+        )
+    error = message.error if message.has_error() else None
+    header = message_to_proto(make_message(message.metadata, content, error)).SerializeToString()
+    elements = [records[name].elements for name in content or () if name in records]
+    first_bytes = _aligned(_PREFIX.size + len(header))
+    prefix = _PREFIX.pack(first_bytes + sum(map(len, elements)), len(header))
+    return [(prefix + header).ljust(first_bytes, b"\0"), *elements]
+
+
+def acknowledgement_of(reply: Message) -> list[bytes]:
+    """Return the frame that says that a reply has arrived: its metadata, and no content."""
+    return frame_of(make_message(reply.metadata, RecordDict()), {})
+
+
+def chunks_of(frame: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the gRPC messages that carry a frame."""
+    for part in frame:
+        for first in range(0, len(part), CHUNK_BYTES):
+            yield part[first : first + CHUNK_BYTES]
+
+
+def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
+    """Read frames from gRPC messages.
+
+    Yields
+    ------
+    message : Message
+        Its arrays have no data; `decode_arrays` gives it to them.
+    elements : ndarray of uint8
+        Their elements, in memory that belongs to this frame.
+
+    Raises
+    ------
+    FrameError
+        If the bytes are not frames, or one is too long, also for the free memory.
+    """
+    incoming = iter(chunks)
+    for first in incoming:
+        chunk, header_bytes, frame = first, *_begin(first)
+        filled = 0
+        while True:
+            end = filled + len(chunk)
+            if end > len(frame):
+                raise FrameError(f"a frame of {len(frame)} bytes came with more")
+            frame.data[filled:end] = chunk
+            filled = end
+            if filled == len(frame):
+                break
+            following = next(incoming, None)
+            if following is None:
+                return
+            chunk = following
+        header_end = _PREFIX.size + header_bytes
+        try:
+            proto = ProtoMessage.FromString(frame[_PREFIX.size : header_end].tobytes())
+            message = message_from_proto(proto)
+        except Exception as error:  # protobuf's own, and whatever Flower's reading raises
+            raise FrameError(f"a frame's message cannot be read: {error}") from None
+        yield message, frame[_aligned(header_end) :]
+        del message, frame
+
+
+def _begin(chunk: bytes) -> tuple[int, Bytes]:
+    """Return how long the protobuf of the frame that begins here is, and memory for the frame."""
+    if len(chunk) < _PREFIX.size:
+        raise FrameError(f"a frame cannot begin with {len(chunk)} bytes")
+    body_bytes, header_bytes = _PREFIX.unpack_from(chunk)
+    if body_bytes > LONGEST_BODY_BYTES or not _fits_in_memory(body_bytes):
+        raise FrameError(f"a frame of {body_bytes} bytes is more than can be taken")
+    if _aligned(_PREFIX.size + header_bytes) > body_bytes:
+        raise FrameError(f"a message of {header_bytes} bytes is not in its frame")
+    return header_bytes, np.empty(body_bytes, np.uint8)
+
+
+def _fits_in_memory(num_bytes: int) -> bool:
+    if num_bytes < _SMALL_BYTES:
+        return True  # asking takes longer than reading it
+    free = free_bytes()
+    return free is None or num_bytes <= free
+
+
+def _aligned(num_bytes: int) -> int:
+    return num_bytes + -num_bytes % _ALIGNMENT
+
+
+# --- arrays -------------------------------------------------------------------------------------
+
+_WHOLE = "numpy.ndarray"
+"""Flower's name of the form of its arrays; that of a change is the name of its 16 bits."""
+
+
+@dataclass(frozen=True)
+class EncodedRecord:
+    """A record of arrays, ready to be sent to any number of receivers.
+
+    Parameters
+    ----------
+    description : ArrayRecord
+        The arrays without their data.
+    elements : bytes
+        Their elements.
+    version : int (default: 0)
+        What a receiver holds after it, if all nodes get it. It must hold the version before to
+        read the changes; else it gets `whole`.
+    tensors : mapping of str to ndarray
+        What a receiver reads, if there is a version.
+    """
+
+    description: ArrayRecord
+    elements: bytes = field(repr=False)
+    version: int = 0
+    tensors: Tensors = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def whole(self) -> "EncodedRecord":
+        """The record for a receiver that cannot read changes."""
+        return encode_arrays(self.tensors)
+
+
+def plain_arrays(record: ArrayRecord) -> Tensors:
+    """Return a record's arrays by name: contiguous, and without a copy where that is possible.
+
+    Raises
+    ------
+    FrameError
+        If one is not Flower's serialised form of a numpy array of numbers, times or texts.
+    """
+    tensors = {}
+    for name, array in record.items():
+        memory = memory_of(array)
+        if memory is None:
+            raise FrameError(
+                f"array {name!r} ({array.stype}, {array.dtype}) is no numpy array of numbers, "
+                'which is all that a stream carries; use transport = "messages"'
+            )
+        tensors[name] = memory
+    return tensors
+
+
+def encode_arrays(
+    tensors: Tensors, changes: Tensors | None = None, wire_dtype: str = _WHOLE
+) -> EncodedRecord:
+    """Return contiguous arrays, ready to be sent.
+
+    Parameters
+    ----------
+    tensors : mapping of str to ndarray
+        The arrays.
+    changes : mapping of str to ndarray of uint16, optional
+        What is sent of some of them instead, as `rounded_changes` returns it.
+    wire_dtype : {"bfloat16", "float16"}, optional
+        What these are rounded to.
+    """
+    changes = changes or {}
+    description: dict[str, Array] = {}
+    parts: list[bytes | memoryview] = []
+    for name, tensor in tensors.items():
+        sent = changes.get(name, tensor)
+        form = wire_dtype if name in changes else _WHOLE
+        description[name] = Array(str(tensor.dtype), tensor.shape, form, b"")
+        parts += [sent.reshape(-1).view(np.uint8).data, bytes(-sent.nbytes % _ALIGNMENT)]
+    return EncodedRecord(record_of(description), b"".join(parts))
+
+
+def decode_arrays(
+    message: Message,
+    elements: Bytes,
+    base_of: Callable[[str], Tensors],
+    array_type: type[ArrayView] = ArrayView,
+) -> dict[str, Tensors]:
+    """Give the arrays of a message that was read their elements.
+
+    Parameters
+    ----------
+    message : Message
+        From `read_frames`; changed in place.
+    elements : ndarray of uint8
+        What came with it; whole arrays become views on it.
+    base_of : callable
+        Returns the model that changes count from, by the name of the record.
+    array_type : type (default: ArrayView)
+        Of the message's arrays.
+
+    Returns
+    -------
+    dict of str to mapping of str to ndarray
+        The arrays, by the name of their record.
+
+    Raises
+    ------
+    FrameError
+        If they are not in these bytes, or are changes to something else.
+    """
+    models = {}
+    for name, described in message.content.array_records.items():
+        models[name], elements = _decoded(described, elements, functools.partial(base_of, name))
+    for name, model in models.items():
+        message.content[name] = record_of({key: array_type(t) for key, t in model.items()})
+    return models
+
+
+def _decoded(
+    described: ArrayRecord, elements: Bytes, base: Callable[[], Tensors]
+) -> tuple[Tensors, Bytes]:
+    """Return the arrays of one record by name, and the bytes behind them."""
+    forms = {array.stype for array in described.values()} - {_WHOLE}
+    held = base() if forms else {}
+    tensors: dict[str, AnyArray] = {}
+    for name, array in described.items():
+        try:
+            dtype = np.dtype(array.dtype if array.stype == _WHOLE else np.uint16)
+            length = dtype.itemsize * math.prod(array.shape)
+            fits = min(array.shape, default=0) >= 0 and length <= len(elements)
+            if not is_plain(dtype) or not fits:
+                raise FrameError(f"no array of {dtype} with shape {array.shape} is in its frame")
+            tensor = elements[:length].view(dtype).reshape(array.shape)
+        except (TypeError, ValueError, OverflowError, SyntaxError) as error:  # of dtypes, shapes
+            raise FrameError(f"array {name!r} of a frame cannot be read: {error}") from None
+        elements = elements[_aligned(length) :]
+        if array.stype != _WHOLE:
+            expected = "float32", tensor.shape
+            if array.stype not in ("bfloat16", "float16") or expected != _kind(held.get(name)):
+                raise FrameError(f"array {name!r} of a frame is a change to another model")
+            change = from_16_bits(np.atleast_1d(tensor), array.stype).reshape(tensor.shape)
+            tensor = np.asarray(held[name] + change)  # the sum of 0-d arrays is none
+        tensors[name] = tensor
+    return tensors, elements
+
+
+def _kind(tensor: AnyArray | None) -> tuple[str, tuple[int, ...]] | None:
+    return None if tensor is None else (str(tensor.dtype), tensor.shape)
+
+
+# --- changes in 16 bits -------------------------------------------------------------------------
+
+
+def to_16_bits(values: npt.NDArray[np.float32], wire_dtype: str) -> npt.NDArray[np.uint16]:
+    """Return 16-bit patterns of float32 values, rounded to the nearest, ties to even.
+
+    Examples
+    --------
+    >>> [hex(b) for b in to_16_bits(np.float32([1.0, -2.5]), "bfloat16")]
+    ['0x3f80', '0xc020']
+    """
+    if wire_dtype == "float16":
+        with np.errstate(over="ignore"):  # too large becomes infinite, which the caller checks
+            return values.astype(np.float16).view(np.uint16)
+    patterns = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (patterns + 0x7FFF + ((patterns >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+def from_16_bits(bits: npt.NDArray[np.uint16], wire_dtype: str) -> npt.NDArray[np.float32]:
+    """Return the values of 16-bit patterns as float32."""
+    if wire_dtype == "float16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded_changes(
+    new: Tensors, base: Tensors, carried: Tensors, wire_dtype: str
+) -> tuple[Tensors, Tensors]:
+    """Return the changes from one model to another, and what rounding took away from them.
+
+    Parameters
+    ----------
+    new, base : mapping of str to ndarray
+        The models.
+    carried : mapping of str to ndarray
+        The errors of the changes before; empty for none.
+    wire_dtype : {"bfloat16", "float16"}
+        What float32 changes are rounded to.
+
+    Returns
+    -------
+    changes : mapping of str to ndarray
+        Of each float32 tensor its change as 16-bit patterns (uint16). A tensor that has another
+        shape or dtype, or whose change is not finite in 16 bits, is left out: it must travel whole.
+    errors : mapping of str to ndarray
+        What rounding took away from each of them, float32.
+    """
+    changes: dict[str, AnyArray] = {}
+    errors: dict[str, AnyArray] = {}
+    for name, tensor in new.items():
+        if tensor.dtype != np.float32 or _kind(base.get(name)) != _kind(tensor):
+            continue
+        with np.errstate(invalid="ignore", over="ignore"):
+            change = tensor - base[name]
+            if name in carried:
+                change = change + carried[name]
+        bits = to_16_bits(np.atleast_1d(change), wire_dtype)
+        back = from_16_bits(bits, wire_dtype).reshape(tensor.shape)
+        if np.isfinite(back).all():
+            changes[name], errors[name] = bits.reshape(tensor.shape), change - back
+    return changes, errors
+
+
+class Broadcast:
+    """The versions of one record that all nodes get, such as the global model.
+
+    All nodes hold the same model after a version, whether it came whole or as a change: the
+    rounded one. The difference to the true one is part of the next change.
+
+    Parameters
+    ----------
+    wire_dtype : {"bfloat16", "float16"}
+        What changes are rounded to.
+
+    Attributes
+    ----------
+    errors : list of float
+        Of each version: how far the nodes' model is from the true one, relative root mean square.
+    """
+
+    def __init__(self, wire_dtype: str) -> None:
+        self.errors: list[float] = []
+        self._wire_dtype = wire_dtype
+        self._held: Tensors = {}
+
+    def next(self, record: ArrayRecord) -> EncodedRecord:
+        """Return the next version."""
+        tensors = plain_arrays(record)
+        # The error so far is in the difference to what is held.
+        changes, errors = rounded_changes(tensors, self._held, {}, self._wire_dtype)
+        lost = sum(float(np.vdot(error, error)) for error in errors.values())
+        whole = sum(float(np.vdot(tensors[name], tensors[name])) for name in errors)
+        self.errors.append(math.sqrt(lost / whole) if whole > 0 else 0.0)
+        sent = encode_arrays(tensors, changes, self._wire_dtype)
+        elements = np.frombuffer(sent.elements, np.uint8)
+        base = self._held
+        self._held = _decoded(sent.description, elements, lambda: base)[0]  # as the nodes read it
+        return EncodedRecord(sent.description, sent.elements, len(self.errors), self._held)
+
+
+# --- messages and replies -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -39,257 +410,114 @@ class EncodedMessage:
     ----------
     message : Message
         The message; it has its id.
-    records : mapping of str to EncodedRecord or BroadcastRecord
-        Its content.
-    wire_dtype : str (default: "float32")
-        Of changes in its reply.
+    records : mapping of str to EncodedRecord
+        Its records of arrays.
     """
 
     message: Message
-    records: Mapping[str, EncodedRecord | BroadcastRecord] = field(repr=False)
-    wire_dtype: str = "float32"
+    records: Mapping[str, EncodedRecord] = field(repr=False)
 
-    @property
-    def message_id(self) -> str:
-        """The message's id."""
-        return self.message.metadata.message_id
+    def frame(self, held: dict[str, int]) -> list[bytes]:
+        """Return the message as a frame.
 
-
-class Encoder:
-    """Encodes messages that are sent together; a record that several share is encoded once.
-
-    Parameters
-    ----------
-    wire_dtype : str
-        What changes of models are rounded to; ``"float32"`` sends them as they are.
-    broadcasts : dict of str to Broadcast
-        Models that all nodes hold, by the name of their record; the caller keeps them from one
-        encoder to the next.
-    """
-
-    def __init__(self, wire_dtype: str, broadcasts: dict[str, Broadcast]) -> None:
-        self._wire_dtype, self._broadcasts = wire_dtype, broadcasts
-        self._done: dict[tuple[str, int], tuple[object, EncodedRecord | BroadcastRecord]] = {}
-        self._broadcast_now: set[str] = set()
-
-    def encode(self, message: Message) -> EncodedMessage:
-        """Return a message, ready to be sent."""
-        records = {name: self._encoded(name, r) for name, r in message.content.items()}
-        return EncodedMessage(message, records, self._wire_dtype)
-
-    def _encoded(self, name: str, record: Any) -> EncodedRecord | BroadcastRecord:
-        if not isinstance(record, ArrayRecord):
-            return encode_record(record)
-        if (name, id(record)) not in self._done:
-            encoded: EncodedRecord | BroadcastRecord
-            if self._wire_dtype == "float32" or name in self._broadcast_now:
-                # A second record of this name is one node's own: it travels as it is.
-                encoded = encode_record(record)
-            else:
-                self._broadcast_now.add(name)
-                broadcast = self._broadcasts.setdefault(name, Broadcast(self._wire_dtype))
-                encoded = broadcast.next(record)
-            self._done[name, id(record)] = record, encoded
-        return self._done[name, id(record)][1]
-
-
-def message_chunks(
-    encoded: EncodedMessage, held: dict[str, int], awaited: Iterable[str] = ()
-) -> list[bytes]:
-    """Return a message to a node as gRPC messages.
-
-    Parameters
-    ----------
-    encoded : EncodedMessage
-        The message.
-    held : dict of str to int
-        The versions that its receiver holds, by the name of the record; brought up to date.
-    awaited : iterable of str
-        The messages to which its receiver owes a reply; it may drop its replies to all others.
-    """
-    metadata = encoded.message.metadata
-    header = {
-        "id": metadata.message_id,
-        "type": metadata.message_type,
-        "group": metadata.group_id,
-        "ttl": metadata.ttl,
-        "awaited": list(awaited),
-    }
-    records = {}
-    for name, record in encoded.records.items():
-        if isinstance(record, BroadcastRecord):
-            records[name] = record.for_holder_of(held.get(name))
-            held[name] = record.version
-        else:
-            records[name] = record
-    return _chunks(header, records)
-
-
-def decode_message(frame: Frame, session: Message, node_id: int, held: HeldModels) -> Message:
-    """Return the message in a frame, as Flower would give it to the node.
-
-    `session` is the message that opened the session, of the same run and server; `held` reads
-    models, and keeps what it needs for the next.
-
-    Raises
-    ------
-    FrameError
-        If there is no message in it.
-    """
-    message_id, kind = frame.header.get("id"), frame.header.get("type")
-    if not isinstance(message_id, str) or not isinstance(kind, str):
-        raise FrameError("a message came without its id or type")
-    group_id, ttl = frame.header.get("group"), frame.header.get("ttl")
-    if not isinstance(group_id, str) or not isinstance(ttl, int | float):
-        raise FrameError("a message came without its group or time to live")
-    held.begin(message_id)
-    content = decode_records(_descriptions(frame), frame.body, held.read)
-    return message_to(node_id, content, kind, message_id, session, group_id, ttl)
-
-
-def reply_chunks(reply: Message, held: HeldModels) -> list[bytes]:
-    """Return the reply to a message as gRPC messages; its models may be changes to held ones."""
-    message_id = reply.metadata.reply_to_message_id
-    header: dict[str, Any] = {"reply-to": message_id}
-    if reply.has_error():
-        header["error"] = [reply.error.code, reply.error.reason or ""]
-        records = {}
-    else:
-        records = {
-            name: held.write(message_id, name, record)
-            if isinstance(record, ArrayRecord)
-            else encode_record(record)
-            for name, record in reply.content.items()
-        }
-    held.forget(message_id)
-    return _chunks(header, records)
-
-
-def decode_reply(frame: Frame, encoded: EncodedMessage) -> Message:
-    """Return the reply to a message in a frame; its arrays are views on the frame's memory.
-
-    Raises
-    ------
-    FrameError
-        If there is no reply in it.
-    """
-    error = frame.header.get("error")
-    if error is not None:
-        try:
-            code, reason = error
-            return Message(Error(int(code), str(reason)), reply_to=encoded.message)
-        except (TypeError, ValueError, OverflowError):
-            raise FrameError("an error came without code and reason") from None
-
-    def read(name: str, description: Mapping[str, Any], part: Bytes) -> ArrayRecord:
-        if description.get("kind") != "change":
-            return view_record(decode_arrays(description.get("layout"), part))
-        sent = encoded.message.content.array_records.get(name, ArrayRecord())
-        return decode_reply_change(name, description, part, sent, encoded.wire_dtype)
-
-    content = decode_records(_descriptions(frame), frame.body, read)
-    return Message(content, reply_to=encoded.message)
-
-
-def _chunks(header: dict[str, Any], records: Mapping[str, EncodedRecord]) -> list[bytes]:
-    # Small records first, so that they fit into the header's message.
-    ordered = sorted(records.items(), key=lambda item: item[1].description["bytes"])
-    header["records"] = {name: record.description for name, record in ordered}
-    return frame_chunks(Kind.MESSAGE, header, [record.chunks for _, record in ordered])
-
-
-def _descriptions(frame: Frame) -> Mapping[str, Any]:
-    records = frame.header.get("records")
-    if not isinstance(records, dict):
-        raise FrameError("a message came without its records")
-    return records
-
-
-# --- how a session is opened and answered -------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SessionRequest:
-    """The content of the Flower message that asks a node to connect.
-
-    Parameters
-    ----------
-    addresses : tuple of str
-        ``HOST:PORT``, any of which may be the one that the node can reach.
-    certificate : bytes
-        The server's, as PEM.
-    token : bytes
-        This node's.
-    wire_dtype : str
-        How float32 models travel.
-    """
-
-    addresses: tuple[str, ...]
-    certificate: bytes
-    token: bytes
-    wire_dtype: str = "float32"
-
-    def to_records(self) -> RecordDict:
-        """Return the content of the message."""
-        record = ConfigRecord(
-            {
-                "version": _VERSION,
-                "addresses": list(self.addresses),
-                "certificate": self.certificate,
-                "token": self.token,
-                "wire-dtype": self.wire_dtype,
-            }
-        )
-        return RecordDict({_SESSION_RECORD: record})
-
-    @classmethod
-    def from_message(cls, message: Message) -> "SessionRequest":
-        """Read the message.
-
-        Raises
-        ------
-        FrameError
-            If it is none, or one of another version of this library.
+        Parameters
+        ----------
+        held : dict of str to int
+            The versions that the receiver holds, by the name of the record; brought up to date.
         """
-        record = message.content.config_records.get(_SESSION_RECORD, ConfigRecord())
-        if record.get("version") != _VERSION:
-            raise FrameError(
-                f"the server opens sessions of version {record.get('version')!r} and this node "
-                f"knows {_VERSION}; install the same flower-blsgd on both"
-            )
-        try:
-            return cls(
-                tuple(str(address) for address in record["addresses"]),  # type: ignore[union-attr]
-                bytes(record["certificate"]),  # type: ignore[arg-type]
-                bytes(record["token"]),  # type: ignore[arg-type]
-                str(record["wire-dtype"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise FrameError(f"the request for a session cannot be read: {error}") from None
+        records = {}
+        for name, record in self.records.items():
+            readable = not record.version or held.get(name, 0) == record.version - 1
+            records[name] = record if readable else record.whole
+            held[name] = record.version
+        return frame_of(self.message, records)
 
 
-@dataclass(frozen=True)
-class SessionResult:
-    """How a session ended, as the node sees it: the content of its answer.
+def encode_messages(
+    messages: Sequence[Message], broadcasts: dict[str, Broadcast], wire_dtype: str
+) -> list[EncodedMessage]:
+    """Encode messages that are sent together; a record that several share is encoded once.
 
     Parameters
     ----------
-    connected : bool
-        Whether there ever was a connection.
-    reason : str
-        Why it ended, or why there was none; empty if the server ended it.
+    messages : sequence of Message
+        With their ids.
+    broadcasts : dict of str to Broadcast
+        Models that all nodes hold, by the name of their record; brought up to date.
+    wire_dtype : {"float32", "bfloat16", "float16"}
+        What changes of models are rounded to; ``"float32"`` sends models as they are.
+
+    Raises
+    ------
+    FrameError
+        As `plain_arrays` does.
     """
+    shared: dict[tuple[str, int], EncodedRecord] = {}
 
-    connected: bool
-    reason: str = ""
+    def encoded(name: str, record: ArrayRecord) -> EncodedRecord:
+        if (name, id(record)) not in shared:
+            if wire_dtype == "float32" or any(name == other for other, _ in shared):
+                # A second record of this name is one node's own: it travels as it is.
+                sent = encode_arrays(plain_arrays(record))
+            else:
+                sent = broadcasts.setdefault(name, Broadcast(wire_dtype)).next(record)
+            shared[name, id(record)] = sent
+        return shared[name, id(record)]
 
-    def to_reply(self, message: Message) -> Message:
-        """Return the answer to the request."""
-        record = ConfigRecord({"connected": self.connected, "reason": self.reason})
-        return Message(RecordDict({_SESSION_RECORD: record}), reply_to=message)
+    return [
+        EncodedMessage(
+            message, {n: encoded(n, r) for n, r in message.content.array_records.items()}
+        )
+        for message in messages
+    ]
 
-    @classmethod
-    def from_reply(cls, reply: Message) -> "SessionResult":
-        """Read the answer; one that cannot be read counts as never connected."""
-        record = reply.content.config_records.get(_SESSION_RECORD, ConfigRecord())
-        return cls(record.get("connected") is True, str(record.get("reason", "no answer")))
+
+def encode_reply(
+    reply: Message, received: Mapping[str, Tensors], carried: dict[str, Tensors], wire_dtype: str
+) -> list[bytes]:
+    """Return the reply to a message as a frame.
+
+    Parameters
+    ----------
+    reply : Message
+        The reply.
+    received : mapping of str to mapping of str to ndarray
+        The models that came with the message, by the name of their record; changes count from
+        them.
+    carried : dict of str to mapping of str to ndarray
+        The errors of the changes before, by the name of their record; brought up to date.
+    wire_dtype : {"float32", "bfloat16", "float16"}
+        What changes of models are rounded to; ``"float32"`` sends models as they are.
+
+    Raises
+    ------
+    FrameError
+        As `plain_arrays` does.
+    """
+    records = {}
+    for name, record in reply.content.array_records.items() if reply.has_content() else ():
+        tensors, changes = plain_arrays(record), None
+        if wire_dtype != "float32" and name in received:
+            errors = carried.pop(name, {})
+            errors = {k: e for k, e in errors.items() if _kind(e) == _kind(tensors.get(k))}
+            changes, carried[name] = rounded_changes(tensors, received[name], errors, wire_dtype)
+        records[name] = encode_arrays(tensors, changes, wire_dtype)
+    return frame_of(reply, records)
+
+
+def decode_reply(reply: Message, elements: Bytes, sent: Message) -> Message:
+    """Return a reply that was read, as an answer to the very message that was sent.
+
+    Its arrays are views on the frame's memory. A change counts from the true model that was sent,
+    so the rounding error of what the node held is not lost in the average.
+
+    Raises
+    ------
+    FrameError
+        If its arrays cannot be read.
+    """
+    if reply.has_error():
+        return Message(reply.error, reply_to=sent)
+    models = sent.content.array_records
+    decode_arrays(reply, elements, lambda name: plain_arrays(models.get(name, ArrayRecord())))
+    return Message(reply.content, reply_to=sent)

@@ -23,16 +23,16 @@ from ..flower_internals import (
     superlink_of,
 )
 from ..mailbox import Mailbox, MailboxGrid
-from .codec import SESSION_MESSAGE, Encoder, SessionRequest, SessionResult
-from .model_changes import Broadcast, WireDtype
+from .codec import Broadcast, WireDtype, encode_messages
 from .security import own_addresses, split_address
 from .server import StreamServer
+from .session import SESSION_MESSAGE, SessionRequest, SessionResult
 
 _LOG = logging.getLogger(__name__)
 
 Transport = Literal["auto", "stream", "messages"]
 
-_POLL_SECONDS = 0.5
+_WATCH_SECONDS, _POLL_SECONDS = 0.1, 0.5
 _LOST_SECONDS = 1.5
 """How long a round waits for a broken connection to come back."""
 
@@ -159,16 +159,16 @@ class StreamGrid(MailboxGrid):
         self._wire_dtype = wire_dtype
         self._broadcasts: dict[str, Broadcast] = {}
         self._server = StreamServer(address, self._mailbox)
-        self._members = Membership(self._server, self._addresses(address), wire_dtype)
-        self._plain_messages: dict[str, str] = {}  # id on Flower's grid -> id that we gave
+        self._members = Membership(grid, self._server, self._addresses(address), wire_dtype)
+        self._plain_messages: set[str] = set()  # the ids of those that Flower carries
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="stream-watcher", daemon=True)
         self._watcher.start()
 
-    def _addresses(self, address: str) -> tuple[str, ...]:
+    def _addresses(self, address: str) -> list[str]:
         host = split_address(address)[0] if address else ""
         hosts = [host] if host not in _ANY_HOST else own_addresses(superlink_of(self._grid))
-        return tuple(f"{host}:{self._server.port}" for host in hosts)
+        return [f"{host}:{self._server.port}" for host in hosts]
 
     def __enter__(self) -> "StreamGrid":
         return self
@@ -186,9 +186,8 @@ class StreamGrid(MailboxGrid):
         deadline = time.monotonic() + _END_SECONDS
         with contextlib.suppress(Exception), self._grid_lock:
             # So that the nodes' answers do not come after the run, when Flower refuses them.
-            while self._members.sessions and time.monotonic() < deadline:
-                self._members.take_answers(self._grid.pull_messages(self._members.sessions))
-                time.sleep(0.1)
+            while self._members.take_answers() and time.monotonic() < deadline:
+                time.sleep(0.05)
         self._server.stop(0.2)
 
     def end_at_once(self) -> None:
@@ -258,41 +257,51 @@ class StreamGrid(MailboxGrid):
         return [node for node in nodes if node.node_id in reachable]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages to their nodes. One to a node that is not there gets an error reply."""
-        encoder = Encoder(self._wire_dtype, self._broadcasts)
+        """Send messages to their nodes. One to a node that is not there gets an error reply.
+
+        Raises
+        ------
+        FrameError
+            If one holds arrays that a stream cannot carry.
+        """
         ids: list[str] = []
-        plain: list[Message] = []
+        streamed: list[Message] = []
         transports = self.transports
-        for message in messages:
-            message_id = give_message_id(message)
-            node_id = message.metadata.dst_node_id
-            self._mailbox.expect(message_id)
-            ids.append(message_id)
-            transport = transports.get(node_id)
-            if transport == "stream":
-                self._server.links[node_id].submit(encoder.encode(message))
-            elif transport == "messages":
-                plain.append(message)
-            else:
-                self._refuse(message, f"node {node_id} is not connected")
-        if plain:
-            self._push_plain(plain)
+        try:
+            for message in messages:
+                node_id = message.metadata.dst_node_id
+                if transports.get(node_id) == "messages":
+                    ids.append(self._push_plain(message))
+                    continue
+                ids.append(give_message_id(message))
+                self._mailbox.expect(ids[-1])
+                if transports.get(node_id) == "stream":
+                    streamed.append(message)
+                else:
+                    self._refuse(message, f"node {node_id} is not connected")
+            for encoded in encode_messages(streamed, self._broadcasts, self._wire_dtype):
+                self._server.links[encoded.message.metadata.dst_node_id].submit(encoded)
+        except BaseException:  # nobody will ask for the replies to those already sent
+            self._mailbox.forget(ids)
+            self._mailbox.take(ids)
+            raise
         return ids
+
+    def _push_plain(self, message: Message) -> str:
+        """Send a message by Flower's own grid; return its id, which Flower chooses."""
+        with self._grid_lock:
+            # What Flower does not take is None; if that is too large, there is nothing at all.
+            for message_id in filter(None, self._grid.push_messages([message])):
+                self._mailbox.expect(message_id)
+                self._plain_messages.add(message_id)
+                return message_id
+        message_id = give_message_id(message)
+        self._mailbox.expect(message_id)
+        self._refuse(message, "Flower did not take it; the lines above say why")
+        return message_id
 
     def _refuse(self, message: Message, reason: str) -> None:
         self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
-
-    def _push_plain(self, messages: list[Message]) -> None:
-        given = [message.metadata.message_id for message in messages]
-        with self._grid_lock:
-            # What Flower does not take is None; if that is too large, there is nothing at all.
-            pushed = [*self._grid.push_messages(messages), *[None] * len(messages)]
-            for message, ours, own in zip(messages, given, pushed, strict=False):
-                message.metadata.__dict__["_message_id"] = ours  # Flower gave it another
-                if own is None:
-                    self._refuse(message, "Flower did not take it; the lines above say why")
-                else:
-                    self._plain_messages[own] = ours
 
     def _watch(self) -> None:
         """Open sessions with nodes that come, and fail the messages of nodes that are gone.
@@ -300,29 +309,23 @@ class StreamGrid(MailboxGrid):
         The regular calls are also how this process learns that the run was stopped.
         """
         next_poll = 0.0
-        while not self._closed.wait(0.1):
+        while not self._closed.is_set():
             self._members.fail_lost(_LOST_SECONDS)
-            if time.monotonic() < next_poll:
-                continue
-            try:
-                with self._grid_lock:
-                    self._poll()
-            except Exception as error:  # the SuperLink may be back at the next poll
-                _LOG.warning("the SuperLink does not answer: %s", error)
-            next_poll = time.monotonic() + _POLL_SECONDS
+            if time.monotonic() >= next_poll:
+                try:
+                    with self._grid_lock:
+                        self._poll()
+                except Exception as error:  # the SuperLink may be back at the next poll
+                    _LOG.warning("the SuperLink does not answer: %s", error)
+                next_poll = time.monotonic() + _POLL_SECONDS
+            self._closed.wait(_WATCH_SECONDS)
 
     def _poll(self) -> None:
-        requests = self._members.update(set(self._grid.get_node_ids()))
-        if requests:
-            pushed = self._grid.push_messages([message for _, message in requests])
-            nodes = [node_id for node_id, _ in requests]
-            self._members.requested(zip(nodes, pushed, strict=True))
-        if self._members.sessions:
-            self._members.take_answers(self._grid.pull_messages(list(self._members.sessions)))
+        self._members.update()
+        self._members.take_answers()
         if self._plain_messages:
             for reply in self._grid.pull_messages(list(self._plain_messages)):
-                given = self._plain_messages.pop(reply.metadata.reply_to_message_id, "")
-                reply.metadata.__dict__["_reply_to_message_id"] = given
+                self._plain_messages.discard(reply.metadata.reply_to_message_id)
                 self._mailbox.receive(reply)
 
 
@@ -332,54 +335,54 @@ class Membership:
     A node whose app serves no sessions, or that cannot connect, gets plain messages from then on.
     One whose session ended otherwise gets a new one, but not for ever.
 
+    One thread at a time changes it. Others may read: a set is replaced, never changed.
+
     Parameters
     ----------
+    grid : Grid
+        Flower's own.
     server : StreamServer
         What nodes connect to.
-    addresses : tuple of str
+    addresses : list of str
         Where they find it.
     wire_dtype : str
         How float32 models travel.
     """
 
-    def __init__(self, server: StreamServer, addresses: tuple[str, ...], wire_dtype: str) -> None:
-        self._server = server
-        self._addresses = addresses
-        self._wire_dtype = wire_dtype
-        self._lock = threading.Lock()
+    def __init__(
+        self, grid: Grid, server: StreamServer, addresses: list[str], wire_dtype: str
+    ) -> None:
+        self._grid, self._server = grid, server
+        self._addresses, self._wire_dtype = addresses, wire_dtype
         self._online: set[int] = set()
-        self._sessions: dict[str, int] = {}
+        self._sessions: dict[str, int] = {}  # by the id of the message that opened it
         self._requested_at: dict[int, deque[float]] = {}
         self._plain: set[int] = set()
         self._excluded: set[int] = set()
 
     @property
-    def sessions(self) -> list[str]:
-        """The ids of the messages that opened sessions which have not ended."""
-        with self._lock:
-            return list(self._sessions)
-
-    @property
     def transports(self) -> Mapping[int, str]:
         """How each node that can be reached now is reached."""
-        found = {
-            node_id: "stream"
-            for node_id, link in list(self._server.links.items())
-            if link.connected
-        }
-        with self._lock:
-            return found | dict.fromkeys(self._plain & self._online, "messages")
+        links = list(self._server.links.items())
+        found = {node_id: "stream" for node_id, link in links if link.connected}
+        return found | dict.fromkeys(self._plain & self._online, "messages")
 
     def awaited(self, nodes: Iterable[int]) -> list[int]:
         """Return which of these nodes may still connect, but have not yet."""
         return sorted(set(nodes) - set(self.transports) - self._excluded)
 
-    def update(self, online: set[int]) -> list[tuple[int, Message]]:
-        """Note who is connected to the SuperLink; return session requests for those without one."""
-        with self._lock:
-            self._online = online
-            busy = set(self._sessions.values()) | self._plain | self._excluded
-        return [(node_id, self._request(node_id)) for node_id in sorted(online - busy)]
+    def update(self) -> None:
+        """Ask Flower who is there, and open a session with every node that has none."""
+        self._online = set(self._grid.get_node_ids())
+        busy = set(self._sessions.values()) | self._plain | self._excluded
+        nodes = sorted(self._online - busy)
+        if nodes:
+            sent = self._grid.push_messages([self._request(node_id) for node_id in nodes])
+            for node_id, message_id in zip(nodes, sent, strict=True):
+                if (
+                    message_id is not None
+                ):  # else the node has left since, and Flower did not take it
+                    self._sessions[message_id] = node_id
 
     def _request(self, node_id: int) -> Message:
         times = self._requested_at.setdefault(node_id, deque(maxlen=_MOST_SESSIONS))
@@ -390,45 +393,42 @@ class Membership:
         )
         return Message(request.to_records(), node_id, SESSION_MESSAGE, ttl=_SESSION_TTL_SECONDS)
 
-    def requested(self, sessions: Iterable[tuple[int, str | None]]) -> None:
-        """Note the ids of the messages that went out; None for one that Flower did not take."""
-        with self._lock:
-            self._sessions.update((sent, node_id) for node_id, sent in sessions if sent is not None)
+    def take_answers(self) -> int:
+        """Note which sessions ended, and decide how their nodes are reached from now on.
 
-    def take_answers(self, answers: Iterable[Message]) -> None:
-        """Note sessions that ended, and decide how their nodes are reached from now on."""
-        for answer in answers:
-            with self._lock:
-                node_id = self._sessions.pop(answer.metadata.reply_to_message_id, None)
-            if node_id is not None:
-                self._ended(node_id, answer)
+        Returns
+        -------
+        int
+            How many sessions there are.
+        """
+        if self._sessions:
+            for answer in self._grid.pull_messages(list(self._sessions)):
+                self._ended(self._sessions.pop(answer.metadata.reply_to_message_id), answer)
+        return len(self._sessions)
 
     def _ended(self, node_id: int, answer: Message) -> None:
         link = self._server.links[node_id]
         if answer.has_error():
             reason = (answer.error.reason or f"error {answer.error.code}").strip()
-            result = SessionResult(connected=link.was_connected.is_set(), reason=reason)
-            plain = _NO_HANDLER in reason
+            connected, plain = link.was_connected, _NO_HANDLER in reason
         else:
             result = SessionResult.from_reply(answer)
-            reason, plain = result.reason, not result.connected
+            reason, connected, plain = result.reason, result.connected, not result.connected
         link.close(reason or "its session ended")
         times = self._requested_at[node_id]
         if plain:
             if answer.has_error():
                 reason = "its ClientApp serves no sessions; add serve_sessions(app)"
-            with self._lock:
-                self._plain.add(node_id)
+            self._plain = self._plain | {node_id}
             _LOG.warning(
                 "node %d is not on the stream: %s. It gets Flower's plain messages, about 6 s each",
                 node_id,
                 reason,
             )
-        elif not result.connected or (
+        elif not connected or (
             len(times) == _MOST_SESSIONS and times[-1] - times[0] < _SESSIONS_SECONDS
         ):
-            with self._lock:
-                self._excluded.add(node_id)
+            self._excluded = self._excluded | {node_id}
             _LOG.error("node %d is left out: %s", node_id, reason)
 
     def fail_lost(self, seconds: float) -> None:

@@ -17,12 +17,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ...errors import UsageError
-from .frames import LONGEST_MESSAGE_BYTES
+from .codec import CHUNK_BYTES
 
 METHOD = "Session"
 SERVICE = "flower_blsgd.Stream"
 NODE_KEY = "node-id"
 TOKEN_KEY = "token-bin"
+HOLDING_KEY = "holding"
+"""In a call's metadata: the ids of messages that the node has and need not get again."""
+
+WELCOME_KEY = "welcome"
+"""In the metadata of the answer to a node that may stay."""
 
 SESSION_ENDED = grpc.StatusCode.ABORTED
 """How a call ends when its session is over; one that breaks is unavailable, or cancelled."""
@@ -33,7 +38,7 @@ SERVER_NAME = "stream.flower-blsgd"
 _CLOCK_SKEW = datetime.timedelta(days=1)
 _VALID_FOR = datetime.timedelta(days=365)
 _UNUSED_ADDRESS = "192.0.2.1"
-"""Belongs to nobody (RFC 5737). Nothing is sent to it; it only selects the interface."""
+"""An address of nobody (RFC 5737). Nothing is sent to it; it only selects the interface."""
 
 Options = Sequence[tuple[str, int | str]]
 
@@ -43,8 +48,8 @@ _BOTH_ENDS: Options = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", LONGEST_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", LONGEST_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", CHUNK_BYTES),
+    ("grpc.max_send_message_length", CHUNK_BYTES),
 )
 SERVER_OPTIONS: Options = (
     *_BOTH_ENDS,

@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -13,15 +13,23 @@ from flwr.app import Error, Message
 
 from ..flower_internals import NODE_GONE
 from ..mailbox import Mailbox
-from .codec import EncodedMessage, decode_reply, message_chunks
-from .frames import Frame, FrameError, Kind, frame_chunks, read_frames
+from .codec import (
+    Bytes,
+    EncodedMessage,
+    acknowledgement_of,
+    chunks_of,
+    decode_reply,
+    read_frames,
+)
 from .security import (
+    HOLDING_KEY,
     METHOD,
     NODE_KEY,
     SERVER_OPTIONS,
     SERVICE,
     SESSION_ENDED,
     TOKEN_KEY,
+    WELCOME_KEY,
     listen,
     new_certificate,
     new_token,
@@ -31,44 +39,14 @@ _LOG = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 4096
 _REFUSALS_LOGGED = 20
-_LONGEST_ID = 20
 
 
-class Connection:
-    """One connection of a node: frames that go out, until it breaks.
-
-    Attributes
-    ----------
-    outgoing : SimpleQueue
-        Frames, each as its chunks; None closes the connection.
-    ended : bool
-        Whether the session is over: what is still queued need not be sent.
-    """
-
-    def __init__(self) -> None:
-        self.outgoing: queue.SimpleQueue[Sequence[bytes] | None] = queue.SimpleQueue()
-        self.ended = False
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield all that goes out, until it is closed or the session ends."""
-        while (frame := self.outgoing.get()) is not None:
-            for chunk in frame:
-                if self.ended:
-                    return
-                yield chunk
-
-    def close(self) -> None:
-        """Send what is queued, and nothing more."""
-        self.outgoing.put(None)
-
-    def end(self) -> None:
-        """Send nothing more: the session is over. Takes no lock."""
-        self.ended = True
-        self.close()
+Outgoing = queue.SimpleQueue[list[bytes] | None]
+"""What goes out on one connection: frames, each as its parts; None closes it."""
 
 
 class Link:
-    """Carries one node's messages over whichever connection it has.
+    """Carries one node's messages over whichever connection it has, as long as its session lasts.
 
     A message that was sent when the connection broke is sent again on the next one, unless the
     node says that it has it. If none comes in time, every message gets an error reply, so that
@@ -85,71 +63,103 @@ class Link:
 
     Attributes
     ----------
-    was_connected : Event
-        Set by the first connection.
+    was_connected : bool
+        Whether there ever was a connection.
     lost_at : float or None
         `time.monotonic` when the last connection broke; None while there is one, and before the
         first.
+    over : str
+        Why the session is over; empty while it lasts.
     """
 
     def __init__(self, node_id: int, token: bytes, mailbox: Mailbox) -> None:
         self.node_id, self.token = node_id, token
-        self.was_connected = threading.Event()
+        self.was_connected = False
         self.lost_at: float | None = None
+        self.over = ""
         self._mailbox = mailbox
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._outgoing: Outgoing | None = None
         self._pending: dict[str, EncodedMessage] = {}
         self._held: dict[str, int] = {}
-        self._closed = ""
-        self._ended = False
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection now."""
-        return self._connection is not None
+        return self._outgoing is not None and not self.over
 
     def submit(self, message: EncodedMessage) -> None:
         """Send a message, now or on the next connection; fail it if there will be none."""
         with self._lock:
-            if not self._closed:
-                if self._connection is not None:
-                    awaited = [*self._pending, message.message_id]
-                    self._connection.outgoing.put(message_chunks(message, self._held, awaited))
-                self._pending[message.message_id] = message
+            if not self.over:
+                if self._outgoing is not None:
+                    self._outgoing.put(message.frame(self._held))
+                self._pending[message.message.metadata.message_id] = message
                 return
-        self._fail(message, self._closed)
+        self._fail(message, self.over)
 
-    def receive(self, connection: Connection, frame: Frame) -> None:
-        """Take a frame that came on a connection.
+    def attach(self, outgoing: Outgoing, holding: Sequence[str]) -> None:
+        """Use a new connection; send again what is pending, but for what the node has already.
+
+        Parameters
+        ----------
+        outgoing : SimpleQueue
+            Of the new connection.
+        holding : sequence of str
+            The ids of messages that the node has.
+        """
+        with self._lock:
+            previous, self._outgoing = self._outgoing, outgoing
+            self._held = {}  # what was under way may not have arrived
+            for message_id, message in self._pending.items():
+                if message_id not in holding:
+                    outgoing.put(message.frame(self._held))
+            self.lost_at = None
+        if self.over:
+            outgoing.put(None)
+        if previous is not None:  # its break was not noticed
+            previous.put(None)
+        if self.was_connected:
+            _LOG.info("node %d is connected again", self.node_id)
+        self.was_connected = True
+
+    def chunks(self, outgoing: Outgoing) -> Iterator[bytes]:
+        """Yield all that goes out on a connection, until it is closed or the session is over."""
+        while (frame := outgoing.get()) is not None:
+            for chunk in chunks_of(frame):
+                if self.over:
+                    return
+                yield chunk
+
+    def receive(self, outgoing: Outgoing, reply: Message, elements: Bytes) -> None:
+        """Take a reply that came on a connection.
 
         Raises
         ------
         FrameError
-            If it is not one that a node may send.
+            If it cannot be read.
         """
-        if frame.kind is Kind.HELLO:
-            self._attach(connection, frame)
-        elif frame.kind is Kind.MESSAGE:
-            self._deliver(frame)
-        else:
-            raise FrameError(f"a node does not send {frame.kind.name}")
+        message_id = reply.metadata.reply_to_message_id
+        with self._lock:
+            message = self._pending.get(message_id)
+        if message is not None:  # else it has failed already, or this is the second copy
+            answer = decode_reply(reply, elements, message.message)
+            with self._lock:
+                self._pending.pop(message_id, None)
+            self._mailbox.receive(answer)
+        outgoing.put(acknowledgement_of(reply))
 
-    def detach(self, connection: Connection) -> None:
+    def detach(self, outgoing: Outgoing) -> None:
         """Note that a connection is over."""
         with self._lock:
-            if self._connection is connection:
-                self._connection = None
+            if self._outgoing is outgoing:
+                self._outgoing = None
                 self.lost_at = time.monotonic()
 
     def close(self, reason: str) -> None:
-        """Fail what is pending; what is submitted from now on fails at once."""
-        with self._lock:
-            self._closed = reason
-            connection = self._connection
+        """End the session: fail what is pending, and at once what is submitted from now on."""
+        self.end(reason)
         self.fail_pending(reason)
-        if connection is not None:
-            connection.close()
 
     def fail_pending(self, reason: str) -> None:
         """Fail what is pending; the node may come back."""
@@ -158,47 +168,12 @@ class Link:
         for message in failed:
             self._fail(message, reason)
 
-    def end(self) -> None:
+    def end(self, reason: str = "the run is over") -> None:
         """Tell the node that the session is over. Takes no lock: a signal's handler calls it."""
-        self._ended = True  # first, for a connection that is being made now
-        connection = self._connection
-        if connection is not None:
-            connection.end()
-
-    def _attach(self, connection: Connection, frame: Frame) -> None:
-        holding = frame.header.get("holding")
-        if not isinstance(holding, list):
-            raise FrameError("a node came without the list of what it has")
-        with self._lock:
-            if self._closed:
-                connection.end()
-                return
-            previous, self._connection = self._connection, connection
-            self._held = {}  # what was under way may not have arrived
-            connection.outgoing.put(frame_chunks(Kind.WELCOME, {}))
-            for message_id, message in self._pending.items():
-                if message_id not in holding:
-                    chunks = message_chunks(message, self._held, self._pending)
-                    connection.outgoing.put(chunks)
-            self.lost_at = None
-        if self._ended:
-            connection.end()
-        if previous is not None:  # its break was not noticed
-            previous.close()
-        if self.was_connected.is_set():
-            _LOG.info("node %d is connected again", self.node_id)
-        self.was_connected.set()
-
-    def _deliver(self, frame: Frame) -> None:
-        message_id = str(frame.header.get("reply-to"))
-        with self._lock:
-            message = self._pending.get(message_id)
-        if message is None:
-            return  # it has failed already, or this is the second copy
-        reply = decode_reply(frame, message)
-        with self._lock:
-            self._pending.pop(message_id, None)
-        self._mailbox.receive(reply)
+        self.over = reason  # first, for a connection that is being made now
+        outgoing = self._outgoing
+        if outgoing is not None:
+            outgoing.put(None)
 
     def _fail(self, message: EncodedMessage, reason: str) -> None:
         error = Error(NODE_GONE, f"node {self.node_id}: {reason}")
@@ -258,7 +233,7 @@ class StreamServer:
         return link
 
     def end(self) -> None:
-        """Tell every node that it is over. Takes no lock: a signal's handler calls it."""
+        """Tell every node that its session is over. Takes no lock: a signal's handler calls it."""
         for link in list(self.links.values()):
             link.end()
 
@@ -267,23 +242,26 @@ class StreamServer:
         self._server.stop(grace_seconds).wait(grace_seconds + 1)
 
     def _session(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        link = self._authenticated(context)
-        connection = Connection()
-        if not context.add_callback(connection.close):
+        shown = dict(context.invocation_metadata())
+        link = self._authenticated(shown, context)
+        outgoing: Outgoing = queue.SimpleQueue()
+        if not context.add_callback(lambda: outgoing.put(None)):
             return  # it is over already
-        context.send_initial_metadata(())
-        arguments = link, connection, messages, context
+        link.attach(outgoing, str(shown.get(HOLDING_KEY, "")).split(","))
+        arguments = link, outgoing, messages, context
+        # First, since it also detaches: what follows raises if the call is cancelled by now.
         threading.Thread(target=_read, args=arguments, daemon=True).start()
-        yield from connection.chunks()
-        if connection.ended:  # a status, since a frame may be half sent
+        context.send_initial_metadata(((WELCOME_KEY, ""),))
+        yield from link.chunks(outgoing)
+        if link.over:  # a status, since a frame may be half sent
             context.set_code(SESSION_ENDED)
 
-    def _authenticated(self, context: grpc.ServicerContext) -> Link:
+    def _authenticated(
+        self, shown: Mapping[str, str | bytes], context: grpc.ServicerContext
+    ) -> Link:
         """Return the link of the node that connects; anybody else is refused."""
-        shown = dict(context.invocation_metadata())
-        node_id, token = shown.get(NODE_KEY, ""), shown.get(TOKEN_KEY, b"")
-        is_number = str(node_id).isdecimal() and len(node_id) <= _LONGEST_ID
-        link = self.links.get(int(node_id)) if is_number else None
+        link = {str(n): link for n, link in list(self.links.items())}.get(str(shown.get(NODE_KEY)))
+        token = shown.get(TOKEN_KEY)
         # Also for an unknown node, so that the time that it takes does not tell which are known.
         expected = link.token if link is not None else new_token()
         valid = isinstance(token, bytes) and hmac.compare_digest(token, expected)
@@ -300,24 +278,16 @@ class StreamServer:
 
 
 def _read(
-    link: Link, connection: Connection, messages: Iterator[bytes], context: grpc.ServicerContext
+    link: Link, outgoing: Outgoing, messages: Iterator[bytes], context: grpc.ServicerContext
 ) -> None:
     """Pass on what a node sends, until its connection ends."""
     try:
-        for frame in read_frames(messages):
-            try:
-                link.receive(connection, frame)
-            except FrameError:
-                raise
-            except Exception as error:  # nothing that a node sends is dropped silently
-                raise FrameError(f"{type(error).__name__}: {error}") from error
-    except FrameError as error:
-        _LOG.error("the connection of node %d is closed: %s", link.node_id, error)
-        # Else it would come back at once, and send the same again.
-        link.close(f"what it sent cannot be read: {error}")
-        context.cancel()
-    except Exception:  # it broke: a bare Exception where that was in mid-read
-        _LOG.debug("reading from node %d", link.node_id, exc_info=True)
+        for reply, elements in read_frames(messages):
+            link.receive(outgoing, reply, elements)
+    except Exception as error:
+        if context.is_active():  # else the connection broke
+            _LOG.error("the connection of node %d is closed: %s", link.node_id, error)
+            link.close(f"what it sent cannot be read: {error}")
     finally:
-        link.detach(connection)
-        connection.close()
+        link.detach(outgoing)
+        outgoing.put(None)

@@ -1,7 +1,7 @@
 """A tree of three processes, as Flower has it: a SuperNode, its executor, a ClientApp.
 
-Run as ``python NAME top NOTES``; NAME is a copy of this file with the name of a SuperNode's
-program, or another.
+Run as ``python ancestors.py top NOTES NAME``; by the name in its command line the first is a
+SuperNode, or another program.
 """
 
 import os
@@ -13,14 +13,13 @@ from pathlib import Path
 CHILDREN = {"top": "executor", "executor": "app"}
 
 
-def main(role: str, notes: str) -> None:
+def main(role: str, notes: str, *_: str) -> None:
     if role == "app":
-        from flower_blsgd.runtime.stream.client import die_with_supernode
+        from flower_blsgd.runtime.stream.session import die_with_supernode
 
         die_with_supernode()
     else:
-        own_file = str(Path(notes) / "executor.py")
-        subprocess.Popen([sys.executable, own_file, CHILDREN[role], notes])
+        subprocess.Popen([sys.executable, __file__, CHILDREN[role], notes])
     (Path(notes) / f"{role}.pid").write_text(str(os.getpid()))
     while True:
         time.sleep(100)

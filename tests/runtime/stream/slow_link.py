@@ -1,14 +1,13 @@
 """A TCP proxy that is slow, or breaks: what lies between a node and the server."""
 
-import asyncio
 import contextlib
+import queue
+import socket
+import struct
 import threading
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 _CHUNK_BYTES = 16 << 10
-_Result = TypeVar("_Result")
 
 
 class SlowLink:
@@ -27,20 +26,20 @@ class SlowLink:
     def __init__(
         self, target_port: int, delay_seconds: float = 0, bytes_per_second: float = float("inf")
     ) -> None:
-        self._target_port = target_port
+        self._target = "127.0.0.1", target_port
         self._delay_seconds, self._bytes_per_second = delay_seconds, bytes_per_second
+        limited = bytes_per_second < float("inf")
+        chunks = 2 * delay_seconds * bytes_per_second / _CHUNK_BYTES if limited else 256
+        self._most_chunks = 4 + int(chunks)  # more waits at its sender
         self._open = True
         self._cut_after: dict[str, int] = {}
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._sockets: list[socket.socket] = []
         self.connections = 0
         self.passed = {"up": 0, "down": 0}
         """Bytes so far, from the node and to it."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._server = self._call(self._listen())
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> "SlowLink":
         return self
@@ -51,7 +50,8 @@ class SlowLink:
     def cut(self, for_good: bool = True) -> None:
         """Break all connections; refuse new ones until `restore`, unless not `for_good`."""
         self._open = not for_good
-        self._loop.call_soon_threadsafe(self._break)
+        for end in list(self._sockets):
+            _reset(end)
 
     def cut_after(self, direction: str, num_bytes: int) -> None:
         """Break all connections once, when so many more bytes went ``"up"`` or ``"down"``."""
@@ -68,84 +68,56 @@ class SlowLink:
 
     def close(self) -> None:
         """End everything."""
-        self._call(self._shut_down())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self.cut()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
-    def _call(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                node, _ = self._listener.accept()
+                try:
+                    server = socket.create_connection(self._target)
+                except OSError:
+                    _reset(node)
+                    continue
+                self._sockets += [node, server]
+                if not self._open:
+                    self.cut()
+                    continue
+                self.connections += 1
+                for ends in (("up", node, server), ("down", server, node)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._connected, "127.0.0.1", 0)
-
-    async def _shut_down(self) -> None:
-        self._server.close()
-        self._break()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _break(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        if not self._open:
-            writer.transport.abort()
-            return
-        self.connections += 1
-        try:
-            there = await asyncio.open_connection("127.0.0.1", self._target_port)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers.add(there[1])
-        self._start(self._pass_on("up", reader, there[1]))
-        self._start(self._pass_on("down", there[0], writer))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _pass_on(
-        self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(self._most_chunks())
-        self._start(self._deliver(direction, on_the_way, writer))
+    def _pass_on(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
+        on_the_way: queue.Queue[tuple[float, bytes]] = queue.Queue(self._most_chunks)
+        arguments = direction, on_the_way, sink
+        threading.Thread(target=self._deliver, args=arguments, daemon=True).start()
         free_at = time.monotonic()
         with contextlib.suppress(OSError):
-            while data := await reader.read(_CHUNK_BYTES):
+            while data := source.recv(_CHUNK_BYTES):
                 free_at = max(free_at, time.monotonic()) + len(data) / self._bytes_per_second
-                await on_the_way.put((free_at + self._delay_seconds, data))
-        await on_the_way.put((0.0, b""))
+                on_the_way.put((free_at + self._delay_seconds, data))
+        on_the_way.put((0.0, b""))
 
-    def _most_chunks(self) -> int:
-        """Return how much the cable holds: more waits at its sender."""
-        if self._bytes_per_second == float("inf"):
-            return 256
-        return 4 + int(2 * self._delay_seconds * self._bytes_per_second / _CHUNK_BYTES)
-
-    async def _deliver(
-        self,
-        direction: str,
-        on_the_way: "asyncio.Queue[tuple[float, bytes]]",
-        writer: asyncio.StreamWriter,
+    def _deliver(
+        self, direction: str, on_the_way: "queue.Queue[tuple[float, bytes]]", sink: socket.socket
     ) -> None:
-        try:
-            while True:
-                due, data = await on_the_way.get()
-                if not data:
-                    break
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                writer.write(data)
-                await writer.drain()
+        while (item := on_the_way.get())[1]:
+            due, data = item
+            time.sleep(max(0.0, due - time.monotonic()))
+            with contextlib.suppress(OSError):
+                sink.sendall(data)
                 self.passed[direction] += len(data)
-                if self.passed[direction] >= self._cut_after.get(direction, 1 << 62):
-                    del self._cut_after[direction]
-                    self._break()
-        except OSError:
-            pass
-        writer.transport.abort()
+            if self.passed[direction] >= self._cut_after.get(direction, 1 << 62):
+                self._cut_after.pop(direction, None)
+                self.cut(for_good=not self._open)
+        _reset(sink)
+
+
+def _reset(end: socket.socket) -> None:
+    """Break a connection as a network does, and wake who waits for it."""
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

@@ -16,10 +16,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from flower_blsgd.array_records import AnyArray, view_record
+from flower_blsgd.runtime.app_call import serve_sessions
 from flower_blsgd.runtime.flower_internals import NODE_GONE, RAISED, empty_run
-from flower_blsgd.runtime.stream.client import serve_sessions
 from flower_blsgd.runtime.stream.grid import StreamGrid
 
+from ..processes import wait_until
 from .slow_link import SlowLink
 
 PATIENCE_SECONDS = 60.0
@@ -124,9 +125,9 @@ class LinkedGrid(StreamGrid):
     delay_seconds = 0.0
     bytes_per_second = float("inf")
 
-    def _addresses(self, address: str) -> tuple[str, ...]:
+    def _addresses(self, address: str) -> list[str]:
         self.link = SlowLink(self._server.port, self.delay_seconds, self.bytes_per_second)
-        return (f"127.0.0.1:{self.link.port}",)
+        return [f"127.0.0.1:{self.link.port}"]
 
     def close(self) -> None:
         super().close()
@@ -184,6 +185,16 @@ def exchange(grid: Grid, *messages: Message, timeout: float = PATIENCE_SECONDS) 
     assert len(replies) == len(messages), f"{len(replies)} replies to {len(messages)} messages"
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     return [by_id[message.metadata.message_id] for message in messages]
+
+
+def collect(grid: StreamGrid, ids: Iterable[str]) -> list[Message]:
+    """Wait for the replies to messages that were pushed, by pulling."""
+    found: list[Message] = []
+    expected = list(ids)
+    assert wait_until(
+        lambda: found.extend(grid.pull_messages(expected)) or found[len(expected) - 1 :]
+    )
+    return found
 
 
 def config_of(reply: Message) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from flower_blsgd.array_records import view_record
 from flower_blsgd.runtime.flower_internals import NODE_GONE
 from flower_blsgd.runtime.stream import client
 from flower_blsgd.runtime.stream import grid as grid_module
-from flower_blsgd.runtime.stream.client import ClientConnection, Session
-from flower_blsgd.runtime.stream.codec import SessionRequest, message_chunks
-from flower_blsgd.runtime.stream.frames import Frame
+from flower_blsgd.runtime.stream.client import Session
 from flower_blsgd.runtime.stream.security import new_certificate, new_token
+from flower_blsgd.runtime.stream.session import SessionRequest
 
 from ...log_capture import captured_log
 from ..processes import wait_until
 from .slow_link import SlowLink
 from .streams import (
     LinkedGrid,
+    collect,
     config_of,
     echo,
     exchange,
@@ -58,8 +58,7 @@ class Slow(LinkedGrid):
     bytes_per_second = 40 * MEGABYTE
 
 
-@pytest.mark.parametrize("direction", ["down", "up"])
-@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("direction", "wire_dtype"), [("down", "bfloat16"), ("up", "float32")])
 def test_connection_cut_in_mid_message(direction: str, wire_dtype: str) -> None:
     counted = Counted()
     model = random_model(6 * MEGABYTE)
@@ -81,12 +80,12 @@ def test_replies_to_messages_that_wait_at_the_node_survive_a_cut(
     """Also that of the first, made while there was no connection, when the second is at work."""
     gates = [threading.Event() for _ in range(3)]
     counted = Counted(lambda m: gates[int(m.content["config"]["x"])].wait(60))
-    taken: list[Frame] = []
+    taken: list[Message] = []
     take = Session._receive
-    monkeypatch.setattr(Session, "_receive", lambda self, f: (take(self, f), taken.append(f)))
-    with streaming(counted.app, kind=LinkedGrid) as grid:
-        messages = [order(x=x) for x in range(3)]
-        ids = list(grid.push_messages(messages))
+    monkeypatch.setattr(Session, "_receive", lambda self, *f: (take(self, *f), taken.append(f)))
+    models = [{"w": np.full(3, 10.0**x, np.float32)} for x in range(3)]
+    with streaming(counted.app, kind=LinkedGrid, wire_dtype="bfloat16") as grid:
+        ids = list(grid.push_messages([order(7, models[x], x=x) for x in range(3)]))
         assert wait_until(lambda: len(taken) == 3), "all are at the node"
         grid.link.cut()
         assert wait_until(lambda: not grid._server.links[7].connected)
@@ -95,9 +94,10 @@ def test_replies_to_messages_that_wait_at_the_node_survive_a_cut(
         grid.link.restore()
         for gate in gates:
             gate.set()
-        found: list[Message] = []
-        assert wait_until(lambda: found.extend(grid.pull_messages(ids)) or len(found) == 3)
-        assert {config_of(reply)["x"] for reply in found} == {0, 1, 2}
+        replies = {config_of(reply)["x"]: reply for reply in collect(grid, ids)}
+        assert sorted(replies) == [0, 1, 2]
+        for x, model in enumerate(models):
+            assert same_bits(replies[x], model), "a change counts from its own message's model"
     assert counted.calls == [0, 1, 2]
 
 
@@ -120,11 +120,9 @@ def test_connection_that_does_not_come_back_fails_what_is_pending_and_the_node_c
         assert wait_until(lambda: len(counted.calls) == 2)
         cut_at = time.monotonic()
         grid.link.cut()
-        found: list[Message] = []
-        assert wait_until(lambda: found.extend(grid.pull_messages([sent])) or found)
+        (reply,) = collect(grid, [sent])
         assert time.monotonic() - cut_at > LOST_SECONDS
         cut.set()
-        (reply,) = found
         assert reply.error.code == NODE_GONE
         assert "node 7" in reply.error.reason
         assert list(grid.get_node_ids()) == []
@@ -145,22 +143,17 @@ def test_message_that_comes_twice_is_computed_once() -> None:
         (sent,) = grid.push_messages([order(x=1)])
         link = grid._server.links[7]
         (message,) = link._pending.values()
-        link._connection.outgoing.put(message_chunks(message, {}, link._pending))
+        link._outgoing.put(message.frame({}))
         last = grid.push_messages([order(x=2)])
         go.set()
-        found: list[Message] = []
-        assert wait_until(lambda: found.extend(grid.pull_messages([sent, *last])) or len(found) > 1)
+        collect(grid, [sent, *last])
     assert counted.calls == [1, 2]
 
 
 def test_others_go_on_while_one_is_away() -> None:
     with streaming(made_app(echo), kind=LinkedGrid) as grid:
-        flower = flower_of(grid)
-        # A second node, that connects past the link.
-        link_port, direct_port = grid.link.port, grid.port
-        grid._members._addresses = (f"127.0.0.1:{direct_port}",)
-        flower.add(8, made_app(echo))
-        assert link_port != direct_port
+        grid._members._addresses = [f"127.0.0.1:{grid.port}"]  # past the link
+        flower_of(grid).add(8, made_app(echo))
         assert wait_until(lambda: sorted(grid.get_node_ids()) == [7, 8])
         grid.link.cut()
         assert wait_until(lambda: list(grid.get_node_ids()) == [8])
@@ -182,9 +175,9 @@ def test_session_that_gave_up_is_opened_again(monkeypatch: pytest.MonkeyPatch) -
         assert config_of(exchange(grid, order(x=1))[0]) == {"x": 1}
 
 
-def lone_connection(*addresses: str, superlink: str = "") -> ClientConnection:
-    request = SessionRequest(addresses, new_certificate()[0], new_token())
-    return ClientConnection(request, 7, superlink, lambda _: None, lambda: ([], []))
+def lone_session(*addresses: str) -> Session:
+    request = SessionRequest(list(addresses), new_certificate()[0], new_token())
+    return Session(made_app(echo), request, Context(1, 7, {}, RecordDict(), {}))
 
 
 def test_node_does_not_talk_to_a_server_with_another_certificate(
@@ -192,7 +185,7 @@ def test_node_does_not_talk_to_a_server_with_another_certificate(
 ) -> None:
     monkeypatch.setattr(client, "_CONNECT_SECONDS", 1.0)
     with streaming(made_app(echo)) as grid, captured_log() as log:
-        result = lone_connection(f"127.0.0.1:{grid.port}").run()
+        result = lone_session(f"127.0.0.1:{grid.port}").connect()
         assert not result.connected
         assert not [line for line in log.warnings if "refused" in line], "it saw no token"
 
@@ -201,15 +194,16 @@ def test_node_tries_all_addresses_and_the_superlinks_host() -> None:
     with streaming(made_app(echo)) as grid:
         link = SlowLink(grid.port)
         members = grid._members
-        members._addresses = ("192.0.2.1:9", "no-such-host.invalid:9", f"127.0.0.1:{link.port}")
+        members._addresses = ["192.0.2.1:9", "no-such-host.invalid:9", f"127.0.0.1:{link.port}"]
         flower_of(grid).add(8, made_app(echo))
         assert wait_until(lambda: 8 in grid.get_node_ids())
-        members._addresses = (f"192.0.2.1:{link.port}",)
+        members._addresses = [f"192.0.2.1:{link.port}"]
         # The host of the SuperLink, with the stream's port.
         flower_of(grid).add(9, made_app(echo), superlink="127.0.0.1:9092")
         assert wait_until(lambda: 9 in grid.get_node_ids())
         assert link.connections == 2
     link.close()
+    assert client._target(["[::1]:5", "10.0.0.1:5"]) == "ipv6:[::1]:5,[::ffff:10.0.0.1]:5"
 
 
 def test_node_that_cannot_connect_gets_plain_messages_and_says_where_it_tried(
@@ -217,7 +211,7 @@ def test_node_that_cannot_connect_gets_plain_messages_and_says_where_it_tried(
 ) -> None:
     monkeypatch.setattr(client, "_CONNECT_SECONDS", 0.5)
     with captured_log() as log, streaming(made_app(echo)) as grid:
-        grid._members._addresses = ("127.0.0.1:1", "no-such-host.invalid:9")
+        grid._members._addresses = ["127.0.0.1:1", "no-such-host.invalid:9"]
         flower_of(grid).add(8, made_app(echo))
         assert wait_until(lambda: grid.transports.get(8) == "messages")
         model = {"w": np.ones(3, np.float32)}
@@ -230,17 +224,21 @@ def test_node_that_cannot_connect_gets_plain_messages_and_says_where_it_tried(
 
 def test_close_ends_a_connection_that_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_CONNECT_SECONDS", 1.0)
-    connection = lone_connection("192.0.2.1:9")
-    thread = threading.Thread(target=connection.run, daemon=True)
+    connection = lone_session("192.0.2.1:9")
+    thread = threading.Thread(target=connection.connect, daemon=True)
     thread.start()
     connection.close()
     thread.join(60)
     assert not thread.is_alive()
 
 
-def test_records_of_views_are_not_kept_by_a_reply_that_arrived() -> None:
-    """A node holds one at most: the next message frees the last reply."""
+def test_node_keeps_neither_arrays_nor_bytes_of_a_reply_that_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     alive: list[weakref.ref[np.ndarray]] = []
+    sessions: list[Session] = []
+    talk = Session._talk
+    monkeypatch.setattr(Session, "_talk", lambda self, *a: sessions.append(self) or talk(self, *a))
 
     def handle(message: Message, _: Context) -> RecordDict:
         made = np.ones(1000, np.float32)
@@ -252,3 +250,5 @@ def test_records_of_views_are_not_kept_by_a_reply_that_arrived() -> None:
             exchange(grid, order())
         gc.collect()
         assert sum(ref() is not None for ref in alive) <= 1
+        (session,) = sessions
+        assert wait_until(lambda: not session._replies)

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from flower_blsgd import StreamGrid, UsageError, stream
 from flower_blsgd.array_records import view_record
-from flower_blsgd.runtime.app_call import accept_views
+from flower_blsgd.runtime.app_call import accept_views, serve_sessions
 from flower_blsgd.runtime.flower_internals import NODE_GONE, RAISED, is_deployment, superlink_of
 from flower_blsgd.runtime.stream import grid as grid_module
-from flower_blsgd.runtime.stream.client import serve_sessions
-from flower_blsgd.runtime.stream.codec import SESSION_MESSAGE
+from flower_blsgd.runtime.stream.codec import FrameError
+from flower_blsgd.runtime.stream.session import SESSION_MESSAGE
 
 from ...log_capture import captured_log
 from ..processes import wait_until
@@ -28,6 +28,7 @@ from .streams import (
     LOOPBACK,
     FakeFlower,
     answer,
+    collect,
     config_of,
     echo,
     exchange,
@@ -63,6 +64,10 @@ def test_messages_go_both_ways_with_several_nodes() -> None:
                 }
                 assert reply.metadata.src_node_id == node_id
         assert len(flower_of(grid).pushed) == 3, "one Flower message a node, however many rounds"
+        here, gone = exchange(grid, order(7, x=1), order(99, x=1))
+        assert config_of(here)["twice"] == 2
+        assert gone.error.code == NODE_GONE
+        assert "99" in gone.error.reason
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -98,8 +103,8 @@ def test_order_is_kept_and_a_node_does_one_message_at_a_time() -> None:
         for message in messages[:10]:
             grid.push_messages([message])  # without waiting
         grid.push_messages(messages[10:])
-        found = replies_to(grid, messages)
         ids = {message.metadata.message_id for message in messages}
+        found = collect(grid, ids)
         assert {reply.metadata.reply_to_message_id for reply in found} == ids
         assert list(grid.pull_messages(ids)) == [], "each is returned once"
     assert seen == list(range(20))
@@ -111,41 +116,32 @@ def test_nodes_hold_one_model_and_the_error_is_measured(wire_dtype: str) -> None
     held: dict[int, bytes] = {}
 
     def handle(message: Message, context: Context) -> RecordDict:
-        held[context.node_id] = message.content["arrays"]["w"].numpy().tobytes()
+        held[context.node_id] = message.content["arrays"]["w0"].numpy().tobytes()
         return message.content
 
-    rng = np.random.default_rng(1)
-    model = rng.standard_normal(1000).astype(np.float32)
     with streaming(made_app(handle), made_app(handle), wire_dtype=wire_dtype) as grid:
         assert grid.wire_errors == {}
-        for _ in range(5):
-            model = model + 0.01 * rng.standard_normal(1000).astype(np.float32)
-            record = view_record({"w": model})
+        for number in range(4):
+            model = {"w0": np.random.default_rng(1).standard_normal(1000, np.float32)}
+            model["w0"] *= np.float32(1 + 0.01 * number)
+            record = view_record(model)
             messages = [order(7), order(8)]
             for message in messages:
                 message.content["arrays"] = record
             for reply in exchange(grid, *messages):
-                # The node changed nothing, so the server reads its own model.
-                assert same_bits(reply, {"w": model})
+                assert same_bits(reply, model), "the node changed nothing"
             assert held[7] == held[8]
         (error,) = grid.wire_errors.values()
         # Of a change of 1 % of the model, half a unit in the last place at most.
         assert 0 < error < 0.01 * {"bfloat16": 2**-8, "float16": 2**-11}[wire_dtype]
 
 
-def replies_to(grid: StreamGrid, messages: list[Message]) -> list[Message]:
-    """Wait for the replies by pulling."""
-    ids = [message.metadata.message_id for message in messages]
-    found: list[Message] = []
-    assert wait_until(lambda: found.extend(grid.pull_messages(ids)) or len(found) == len(ids))
-    return found
-
-
 # --- what an app relies on ----------------------------------------------------------------------
 
 
-def test_mods_are_called_for_each_message_and_not_for_the_session() -> None:
-    seen: list[str] = []
+def test_mods_are_called_for_each_message_and_the_lifespan_is_entered_once() -> None:
+    """One that holds a device's lock would wait for itself; mods expect models in a message."""
+    lock, seen = threading.Lock(), []
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         seen.append(message.metadata.message_type)
@@ -153,16 +149,7 @@ def test_mods_are_called_for_each_message_and_not_for_the_session() -> None:
         reply.content["config"]["mod"] = True
         return reply
 
-    with streaming(made_app(lambda *_: answer(x=1), mods=[mod])) as grid:
-        for _ in range(3):
-            assert config_of(exchange(grid, order())[0]) == {"x": 1, "mod": True}
-    assert seen == ["train"] * 3
-
-
-def test_lifespan_is_never_entered_twice_at_a_time() -> None:
-    """One that holds a device's lock would wait for itself."""
-    lock = threading.Lock()
-    app = made_app(echo)
+    app = made_app(lambda *_: answer(x=1), mods=[mod])
 
     @app.lifespan()
     def lifespan(_: Context) -> Iterator[None]:
@@ -173,29 +160,22 @@ def test_lifespan_is_never_entered_twice_at_a_time() -> None:
             lock.release()
 
     with streaming(app) as grid:
-        for _ in range(2):
-            (reply,) = exchange(grid, order(x=3))
-            assert config_of(reply) == {"x": 3}
+        for _ in range(3):
+            assert config_of(exchange(grid, order())[0]) == {"x": 1, "mod": True}
+    assert seen == ["train"] * 3, "the session's own message is none of theirs"
     assert not lock.locked()
 
 
 def test_all_functions_of_an_app_are_reached() -> None:
     app = ClientApp()
 
-    @app.query("names")
-    def names(message: Message, _: Context) -> Message:
+    def handle(message: Message, _: Context) -> Message:
         return Message(answer(kind=message.metadata.message_type), reply_to=message)
 
-    @app.evaluate()
-    def evaluate(message: Message, _: Context) -> Message:
-        return Message(answer(kind=message.metadata.message_type), reply_to=message)
-
+    app.query("names")(handle)
+    app.evaluate()(handle)
     assert serve_sessions(app) is serve_sessions(app) is app, "twice is as good as once"
-
-    @app.evaluate("later")
-    def later(message: Message, _: Context) -> Message:
-        return Message(answer(kind=message.metadata.message_type), reply_to=message)
-
+    app.evaluate("later")(handle)
     with streaming(app) as grid:
         for kind in ("query.names", "evaluate", "evaluate.later"):
             (reply,) = exchange(grid, Message(RecordDict(), 7, kind))
@@ -204,93 +184,31 @@ def test_all_functions_of_an_app_are_reached() -> None:
         assert "No train function registered" in reply.error.reason
 
 
-@pytest.mark.parametrize(
-    ("failure", "words"),
-    [
-        (KeyError("no such layer"), "KeyError: 'no such layer'"),
-        (SystemExit(3), "SystemExit"),
-        (None, "returned NoneType, not a Message"),
-    ],
-)
-def test_call_that_fails_is_an_error_reply_and_the_session_goes_on(
-    failure: BaseException | None, words: str
-) -> None:
-    def handle(message: Message, context: Context) -> Any:
+def test_call_that_fails_in_any_way_is_an_error_reply_and_the_session_goes_on() -> None:
+    def handle(message: Message, context: Context) -> RecordDict:
         record = context.state.config_records.setdefault("mine", ConfigRecord({"calls": 0}))
         record["calls"] += 1
-        context.state["scratch"] = ConfigRecord({"half": True})
-        if message.content["config"]["fail"]:
-            if failure is None:
-                return None
-            raise failure
+        if message.content["config"]["kind"] == "ends the process":
+            raise SystemExit(3)
+        if message.content["config"]["kind"] == "cannot be carried":
+            foreign = Array("x", (2,), "somebody.format", b"abc")
+            return RecordDict({"arrays": ArrayRecord({"w": foreign})})
         return answer(calls=record["calls"])
 
     with streaming(made_app(handle)) as grid:
-        assert config_of(exchange(grid, order(fail=False))[0])["calls"] == 1
-        (reply,) = exchange(grid, order(fail=True))
-        assert reply.error.code == RAISED
-        assert "Traceback" in reply.error.reason
-        assert words in reply.error.reason
-        assert config_of(exchange(grid, order(fail=False))[0])["calls"] == 2, "state is rolled back"
+        ended, _, foreign, last = exchange(
+            grid,
+            *(order(kind=k) for k in ("ends the process", "fine", "cannot be carried", "fine")),
+        )
+        assert ended.error.code == foreign.error.code == RAISED
+        assert "Traceback" in ended.error.reason
+        assert "SystemExit" in ended.error.reason
+        assert 'transport = "messages"' in foreign.error.reason
+        assert config_of(last)["calls"] == 3, "only the first is rolled back"
         assert len(flower_of(grid).pushed) == 1
 
 
-def test_reply_that_a_stream_cannot_carry_is_an_error_reply() -> None:
-    """A header of more than 2 MB: a hundred thousand tensors."""
-
-    def handle(message: Message, _: Context) -> RecordDict:
-        if message.content["config"]["large"]:
-            tensors = {"x" * 40 + str(i): np.zeros(1, np.int8) for i in range(40_000)}
-            return RecordDict({"arrays": view_record(tensors)})
-        return answer(fine=True)
-
-    with streaming(made_app(handle)) as grid:
-        (reply,) = exchange(grid, order(large=True))
-        assert "fewer, larger tensors" in reply.error.reason
-        assert config_of(exchange(grid, order(large=False))[0])["fine"]
-
-
 # --- what a strategy relies on ------------------------------------------------------------------
-
-
-def test_message_to_a_node_that_is_not_there_gets_an_error_reply() -> None:
-    with streaming(made_app(echo)) as grid:
-        here, gone = exchange(grid, order(7, x=1), order(99, x=1))
-        assert config_of(here) == {"x": 1}
-        assert gone.error.code == NODE_GONE
-        assert "99" in gone.error.reason
-
-
-def test_reply_after_the_timeout_is_dropped_and_the_node_goes_on() -> None:
-    go = threading.Event()
-
-    def handle(message: Message, _: Context) -> RecordDict:
-        if message.content["config"]["late"]:
-            assert go.wait(60)
-        return message.content
-
-    with streaming(made_app(handle)) as grid:
-        late = order(late=True)
-        assert list(grid.send_and_receive([late], timeout=0.1)) == []
-        go.set()
-        # The node serves in turn: when this reply is here, the late one has come before.
-        assert config_of(exchange(grid, order(late=False))[0]) == {"late": False}
-        assert list(grid.pull_messages([late.metadata.message_id])) == []
-
-
-def test_flowers_own_names_of_the_grid() -> None:
-    flower = FakeFlower({7: made_app(echo)})
-    flower.get_nodes = lambda: [type("Node", (), {"node_id": n})() for n in (7, 8)]  # type: ignore[method-assign]
-    try:
-        with StreamGrid(flower, LOOPBACK) as grid:
-            grid.wait_until_connected()
-            assert grid.run.run_id == flower.run.run_id
-            assert [node.node_id for node in grid.get_nodes()] == [7]
-            message = grid.create_message(RecordDict(), "query.x", 7, "12", 5.0)
-            assert message.metadata.group_id == "12"
-            assert message.metadata.ttl == 5.0
-    finally:
-        flower.close()
 
 
 def test_app_without_sessions_gets_plain_messages_beside_the_stream() -> None:
@@ -310,32 +228,28 @@ def test_app_without_sessions_gets_plain_messages_beside_the_stream() -> None:
         sent = [m.metadata.message_type for m in flower_of(grid).pushed]
         assert sent.count(SESSION_MESSAGE) == 2
         assert sent.count("train") == 1
+        messages[0].content["arrays"]["foreign"] = Array("x", (2,), "somebody.format", b"abc")
+        with pytest.raises(FrameError, match="foreign"):
+            grid.push_messages(messages)
+        assert not grid._mailbox._expected, "nobody will ask for the replies"
     (warning,) = [line for line in log.warnings if "node 8" in line]
     assert "serve_sessions" in warning
 
 
-def test_plain_message_that_flower_does_not_take_gets_an_error_reply(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Flower returns None for it, or nothing at all for messages that are too large."""
-    with streaming(made_app(echo), ClientApp()) as grid:
-        assert dict(grid.transports) == {7: "stream", 8: "messages"}
-        for refusal in ([None], []):
-            monkeypatch.setattr(flower_of(grid), "push_messages", lambda _, r=refusal: r)
-            here, refused = exchange(grid, order(7, x=1), order(8, x=1))
-            assert config_of(here) == {"x": 1}
-            assert refused.has_error()
-        monkeypatch.undo()  # and the grid still looks after its nodes
-        flower_of(grid).add(20, made_app(echo))
-        assert wait_until(lambda: 20 in grid.get_node_ids())
+def test_flower_that_takes_no_message_or_does_not_answer_for_a_while() -> None:
+    """It returns None for such a message, or nothing at all for messages that are too large."""
 
-
-def test_superlink_that_does_not_answer_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[int]:
         raise ConnectionError("connection refused")
 
-    with captured_log() as log, streaming(made_app(echo)) as grid:
-        with monkeypatch.context() as patch:
+    with captured_log() as log, streaming(made_app(echo), ClientApp()) as grid:
+        assert dict(grid.transports) == {7: "stream", 8: "messages"}
+        with pytest.MonkeyPatch.context() as patch:
+            for refusal in ([None], []):
+                patch.setattr(flower_of(grid), "push_messages", lambda _, r=refusal: r)
+                here, refused = exchange(grid, order(7, x=1), order(8, x=1))
+                assert config_of(here) == {"x": 1}
+                assert refused.has_error()
             patch.setattr(flower_of(grid), "get_node_ids", fail)
             assert wait_until(lambda: any("connection refused" in line for line in log.warnings))
             assert config_of(exchange(grid, order(x=1))[0]) == {"x": 1}
@@ -412,7 +326,6 @@ def test_arguments_win_over_the_run_config(flower: FakeFlower, handlers: list[An
     settings = context(transport="messages", **{"stream-address": "x:1", "wire-dtype": "int8"})
     with stream(flower, settings, "stream", LOOPBACK, "float16") as fast:
         assert isinstance(fast, StreamGrid)
-        assert fast._wire_dtype == "float16"
 
 
 def test_exit_handler_ends_the_sessions_of_a_stopped_run(
@@ -427,7 +340,7 @@ def test_exit_handler_ends_the_sessions_of_a_stopped_run(
 
 def test_nodes_get_the_address_that_was_given_or_this_machines() -> None:
     with StreamGrid(FakeFlower(), "192.0.2.1:0") as grid:  # of a router: listen everywhere
-        assert grid._members._addresses == (f"192.0.2.1:{grid.port}",)
+        assert grid._members._addresses == [f"192.0.2.1:{grid.port}"]
         with socket.create_connection(("127.0.0.1", grid.port), 60):
             pass
     with StreamGrid(FakeFlower(), ":0") as grid:

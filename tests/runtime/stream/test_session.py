@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +14,17 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
 
 from flower_blsgd import serve_sessions
 from flower_blsgd.runtime.stream import client
-from flower_blsgd.runtime.stream.client import at_session_end
 from flower_blsgd.runtime.stream.grid import StreamGrid
+from flower_blsgd.runtime.stream.session import (
+    SESSION_MESSAGE,
+    SessionRequest,
+    SessionResult,
+    at_session_end,
+)
 
 from ..processes import is_alive, wait_until
 from .streams import (
@@ -177,6 +182,36 @@ def test_request_of_another_version_is_answered_with_the_way_out() -> None:
     flower.close()
 
 
+# --- how a session is opened and answered -------------------------------------------------------
+
+REQUEST = SessionRequest(
+    ["10.0.0.5:9100", "127.0.0.1:9100"], b"-----PEM", b"\0\xfftoken", "float16"
+)
+
+
+def over_flower(content: RecordDict) -> Message:
+    """Return a message to a node, as it comes out of Flower's own wire format."""
+    return message_from_proto(message_to_proto(Message(content, 7, SESSION_MESSAGE)))
+
+
+def test_session_request_and_result_arrive() -> None:
+    request = over_flower(REQUEST.to_records())
+    assert SessionRequest.from_message(request) == REQUEST
+    for result in (SessionResult(True), SessionResult(False, "it cannot reach a:1 or b:2")):
+        reply = message_from_proto(message_to_proto(result.to_reply(request)))
+        assert SessionResult.from_reply(reply) == result
+    for content in (RecordDict(), RecordDict({"session": ConfigRecord({"connected": "yes"})})):
+        assert not SessionResult.from_reply(Message(content, reply_to=request)).connected
+
+
+@pytest.mark.parametrize("name", ["version", "addresses", "certificate", "token"])
+def test_request_that_lacks_something_is_refused(name: str) -> None:
+    content = REQUEST.to_records()
+    del content["session"][name]
+    with pytest.raises(ValueError, match=r"cannot be read|version None"):
+        SessionRequest.from_message(over_flower(content))
+
+
 # --- the ClientApp's line -----------------------------------------------------------------------
 
 
@@ -192,46 +227,25 @@ def test_app_with_client_fn_is_refused_with_the_way_out() -> None:
 ANCESTORS = Path(__file__).with_name("ancestors.py")
 
 
-class Tree:
-    """The three processes; all of them are ended at last."""
-
-    def __init__(self, folder: Path, top_name: str) -> None:
-        self.folder = folder
-        for name in (top_name, "executor.py"):
-            shutil.copy(ANCESTORS, folder / name)
-        root = str(Path(__file__).parents[3])
-        self.top = subprocess.Popen(
-            [sys.executable, folder / top_name, "top", folder],
-            env={**os.environ, "PYTHONPATH": root},
-        )
-
-    def process_id(self, role: str) -> int:
-        file = self.folder / f"{role}.pid"
-        assert wait_until(lambda: file.exists() and file.read_text(), 60)
-        return int(file.read_text())
-
-    def close(self) -> None:
-        for role in ("app", "executor"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process_id(role), signal.SIGKILL)
-        self.end_top()
-
-    def end_top(self) -> None:
-        self.top.kill()
-        self.top.wait()
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("top_name", ["flower-supernode", "somebodys-shell"])
 def test_process_dies_with_its_supernode_or_parent_and_not_with_a_shell_above_that(
     tmp_path: Path, top_name: str
 ) -> None:
     """With ``--isolation process`` a shell starts the executor."""
-    tree = Tree(tmp_path, top_name)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    top = subprocess.Popen([sys.executable, ANCESTORS, "top", tmp_path, top_name], env=environment)
+
+    def process_id(role: str) -> int:
+        file = tmp_path / f"{role}.pid"
+        assert wait_until(lambda: file.exists() and file.read_text())
+        return int(file.read_text())
+
     try:
-        app, executor = tree.process_id("app"), tree.process_id("executor")
+        app, executor = process_id("app"), process_id("executor")
         assert not wait_until(lambda: not is_alive(app), 0.7), "it died while all were there"
-        tree.end_top()
+        top.kill()
+        top.wait()
         if top_name == "somebodys-shell":
             assert not wait_until(lambda: not is_alive(app), 0.8)
             os.kill(executor, signal.SIGKILL)
@@ -239,4 +253,8 @@ def test_process_dies_with_its_supernode_or_parent_and_not_with_a_shell_above_th
             assert is_alive(executor)  # so it is not that one's end
         assert wait_until(lambda: not is_alive(app))
     finally:
-        tree.close()
+        top.kill()
+        top.wait()
+        for role in ("app", "executor"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id(role), signal.SIGKILL)

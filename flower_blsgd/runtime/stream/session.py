@@ -1,0 +1,158 @@
+"""How a session is opened and answered, and what lives as long as it does in a node's process."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+SESSION_MESSAGE = "train.session"
+"""The type of the Flower message that opens a session."""
+
+_RECORD = "session"
+_VERSION = 2
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """The content of the Flower message that asks a node to connect.
+
+    Parameters
+    ----------
+    addresses : list of str
+        ``HOST:PORT``, any of which may be the one that the node can reach.
+    certificate : bytes
+        The server's, as PEM.
+    token : bytes
+        This node's.
+    wire_dtype : str
+        How float32 models travel.
+    """
+
+    addresses: list[str]
+    certificate: bytes
+    token: bytes
+    wire_dtype: str = "float32"
+
+    def to_records(self) -> RecordDict:
+        """Return the content of the message."""
+        return RecordDict({_RECORD: ConfigRecord({"version": _VERSION, **asdict(self)})})
+
+    @classmethod
+    def from_message(cls, message: Message) -> "SessionRequest":
+        """Read the message.
+
+        Raises
+        ------
+        ValueError
+            If it is none, or one of another version of this library.
+        """
+        record = message.content.config_records.get(_RECORD, ConfigRecord())
+        if record.get("version") != _VERSION:
+            raise ValueError(
+                f"the server opens sessions of version {record.get('version')!r} and this node "
+                f"knows {_VERSION}; install the same flower-blsgd on both"
+            )
+        try:
+            return cls(**{name: value for name, value in record.items() if name != "version"})  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ValueError(f"the request for a session cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """How a session ended, as the node sees it: the content of its answer.
+
+    Parameters
+    ----------
+    connected : bool
+        Whether there ever was a connection.
+    reason : str
+        Why it ended, or why there was none; empty if the server ended it.
+    """
+
+    connected: bool
+    reason: str = ""
+
+    def to_reply(self, message: Message) -> Message:
+        """Return the answer to the request."""
+        return Message(RecordDict({_RECORD: ConfigRecord(asdict(self))}), reply_to=message)
+
+    @classmethod
+    def from_reply(cls, reply: Message) -> "SessionResult":
+        """Read the answer; one that cannot be read counts as never connected."""
+        record = reply.content.config_records.get(_RECORD, ConfigRecord())
+        return cls(record.get("connected") is True, str(record.get("reason", "no answer")))
+
+
+# --- what lives as long as a session ------------------------------------------------------------
+
+_callbacks: list[Callable[[], object]] = []
+_serving = threading.Event()
+
+
+def in_session() -> bool:
+    """Whether this process serves a session: what it keeps lives on from message to message."""
+    return _serving.is_set()
+
+
+def at_session_end(callback: Callable[[], object]) -> None:
+    """Register a callback for the end of the session that this process serves.
+
+    For a ClientApp that keeps something for the whole session, such as processes of its own. Each
+    callback is called once, the last registered first; an exception in it is dropped.
+    """
+    _callbacks.append(callback)
+
+
+def begin_session() -> None:
+    """Note that this process serves a session from now on, until `end_session`."""
+    _serving.set()
+
+
+def end_session() -> None:
+    """Call the callbacks registered with `at_session_end`, each once."""
+    _serving.clear()
+    while _callbacks:
+        with contextlib.suppress(Exception):
+            _callbacks.pop()()
+
+
+# --- the end of a node's process ----------------------------------------------------------------
+
+_WATCH_SECONDS = 0.2
+_SUPERNODE = "flower-supernode"
+
+
+def die_with_supernode() -> None:
+    """End this process at once when its parent, or the SuperNode above that, is gone.
+
+    Flower asks a ClientApp's process to end when its SuperNode is gone, with a signal that waits
+    for the code under way. A new SuperNode may be there by then, and its device held twice.
+    """
+    parent = os.getppid()
+    above = _parent_of(parent)
+    supernode = above if _SUPERNODE in _read(above, "cmdline") else 0
+
+    def watch() -> None:
+        while os.getppid() == parent and (not supernode or _parent_of(parent) == supernode):
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="supernode-watch", daemon=True).start()
+
+
+def _parent_of(process_id: int) -> int:
+    """Return the parent's process id; 0 if it is not known."""
+    return int((_read(process_id, "stat").rpartition(")")[2].split() or "00")[1])
+
+
+def _read(process_id: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{process_id}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
