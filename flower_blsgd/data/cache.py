@@ -12,82 +12,39 @@ import json
 import logging
 import os
 import shutil
-import uuid
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
-from numpy.lib.format import open_memmap
+from rich.console import Console
 
 from ..errors import UsageError
+from .hf_hub import first_line
 from .source import DataSource
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
-FORMAT = 4
+_FORMAT = 5
 """Version of what an entry looks like; changes when an older one must not be read any more."""
 
-MANIFEST = "meta.json"
-"""The file that says what an entry is, named as in all formats, so that others are recognised."""
-
-SCRATCH = "source"
-"""Folder within an unfinished entry for what libraries write; removed when all is done."""
+_MANIFEST = "manifest.json"
+_KINDS = ("inputs", "labels")
 
 Pair = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 """Inputs and labels."""
 
-OnItems = Callable[[int, int], None]
-"""Called with the number of samples that were just prepared, and with how many there are."""
+Write = Callable[[Path, Path], Mapping[str, Any]]
+"""``(folder, scratch) -> facts``: writes ``{train,test}_{inputs,labels}.npy`` into an empty folder.
 
-
-@dataclass(frozen=True)
-class Contents:
-    """What a preparation has written.
-
-    Parameters
-    ----------
-    inputs : str
-        Names the arrays of inputs, ``{train,test}_{inputs}.npy``, which lie beside
-        ``{train,test}_labels.npy``.
-    class_names : tuple of str
-        One for each label.
-    skipped : mapping
-        How many samples of each split were left out.
-    facts : mapping
-        Whatever else a task wants to know of the data, as JSON writes it.
-    """
-
-    inputs: str
-    class_names: tuple[str, ...]
-    skipped: Mapping[str, int]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How data become arrays on disk.
-
-    Parameters
-    ----------
-    name : str
-        The task, such as ``"cifar10"``; cache entries begin with it.
-    source : DataSource
-        Where the data come from.
-    options : mapping
-        All that changes the outcome, as JSON writes it.
-    write : callable
-        ``(folder, on_items) -> Contents``: writes the arrays into an empty folder. Raises
-        UsageError if the data cannot be used, OSError if the folder cannot be written.
-    """
-
-    name: str
-    source: DataSource
-    options: Mapping[str, Any]
-    write: Callable[[Path, OnItems], Contents]
+Libraries may write into `scratch`, which is removed. The facts are ``num_classes``, ``skipped``
+and, of texts, ``vocabulary``, as of `Prepared`. Raises UsageError if the data cannot be used,
+OSError if the folder cannot be written.
+"""
 
 
 @dataclass(frozen=True)
@@ -100,139 +57,94 @@ class Prepared:
     Parameters
     ----------
     train, test : pair of numpy.ndarray
-        Inputs, of images uint8 of shape (N, 3, side, side), and labels, int64 of shape (N,).
-    class_names : tuple of str
-        One for each label.
-    fingerprint : str
-        16 hex digits of the content of `train`.
+        Inputs, of images uint8 of shape (N, 3, side, side), of texts int32 of shape
+        (N, longest text), and labels, int64 of shape (N,).
     folder : Path
         The cache entry.
-    skipped : mapping
-        How many samples of each split were left out.
-    facts : mapping
-        What else was noted when they were prepared.
     noun : str
         What they are, such as ``"images"``.
+    fingerprint : str
+        16 hex digits of the content of `train`.
+    num_classes : int
+        Labels are below it.
+    skipped : mapping
+        How many samples of each part were left out.
+    vocabulary : int (default: 0)
+        Of texts: how many tokens their tokenizer knows.
     """
 
     train: Pair
     test: Pair
-    class_names: tuple[str, ...]
-    fingerprint: str
     folder: Path
-    skipped: Mapping[str, int]
-    facts: Mapping[str, Any]
     noun: str
+    fingerprint: str
+    num_classes: int
+    skipped: Mapping[str, int]
+    vocabulary: int = 0
 
 
 class UnusableError(Exception):
     """A cache entry is damaged, as the message says."""
 
 
-def prepared(preparation: Preparation, again: bool = False) -> Prepared:
-    """Return the arrays of a preparation, preparing them if that was not done yet.
+def prepared(
+    name: str, source: DataSource, options: Mapping[str, Any], write: Write, again: bool = False
+) -> Prepared:
+    """Return the arrays of a data set, preparing them if that was not done yet.
 
     Files of a folder that changed count as another source: they are prepared anew, and what was
     made of them before stays, since a run may use it.
 
     Parameters
     ----------
-    preparation : Preparation
-        What to prepare.
+    name : str
+        The task, such as ``"cifar10"``; cache entries begin with it.
+    source : DataSource
+        Where the data come from.
+    options : mapping
+        All else that changes the outcome, as JSON writes it.
+    write : callable
+        Prepares them; see `Write`.
     again : bool (default: False)
-        Prepare it even if that was done.
+        Prepare them even if that was done.
 
     Raises
     ------
     UsageError
         If there are no such data, or the cache cannot be read or written.
     """
-    source, cache = preparation.source, cache_folder()
+    cache = cache_folder()
     if source.folder is not None and cache.resolve().is_relative_to(source.folder):
-        raise UsageError(
+        raise UsageError(  # every preparation would make another source of it
             f"{source.setting}: the cache {cache} lies inside it; set BLSGD_CACHE to another folder"
         )
-    entry = cache / _entry_name(preparation)
+    identity = f"{_FORMAT} {json.dumps(options, sort_keys=True)} {source.state()}"
+    digest = hashlib.sha256(identity.encode(errors="surrogateescape"))  # as names of files are
+    entry = cache / f"{name}-{digest.hexdigest()[:16]}"
     try:
-        if not again:
-            with contextlib.suppress(FileNotFoundError, UnusableError):
-                return open_entry(entry)
-        with _locked(cache, preparation):
-            if not again:
+        if entry.exists() and not again:
+            with contextlib.suppress(UnusableError):
+                return _open(entry)
+        with _locked(cache, name):
+            if entry.exists() and not again:
                 try:
-                    return open_entry(entry)  # another process has made it meanwhile
-                except FileNotFoundError:
-                    pass
+                    return _open(entry)  # another process has made it meanwhile
                 except UnusableError as error:
-                    _log.warning("%s is damaged (%s); preparing it again", entry, error)
-            _prepare(preparation, entry)
-            return open_entry(entry)
+                    _LOG.warning("%s is damaged (%s); preparing it again", entry, error)
+            _prepare(entry, name, source, write)
+            return _open(entry)
     except (OSError, NotImplementedError) as error:  # the latter: a disk without locks
-        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"the cache {cache} cannot be written ({reason}); make room, or set BLSGD_CACHE to "
+            f"the cache {cache} cannot be used ({error}); make room, or set BLSGD_CACHE to "
             "another folder"
         ) from None
 
 
 def cache_folder() -> Path:
-    """Return ``$BLSGD_CACHE``, else ``flower-blsgd`` in the user's folder of caches.
-
-    Raises
-    ------
-    UsageError
-        If it is in the home of a user who does not exist.
-    """
-    own = os.environ.get("BLSGD_CACHE")
+    """Return ``$BLSGD_CACHE``, else ``flower-blsgd`` in the user's folder of caches."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(own) if own else Path(caches) / "flower-blsgd"
-    try:
-        return folder.expanduser().absolute()
-    except RuntimeError as error:
-        why = str(error).rstrip(".")
-        raise UsageError(
-            f"the cache {folder} cannot be found ({why}); set BLSGD_CACHE to another folder"
-        ) from None
-
-
-def open_entry(entry: Path) -> Prepared:
-    """Open a cache entry, comparing the sizes of its files with the manifest.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it is not there.
-    UnusableError
-        If it is not as it was written.
-    UsageError
-        If it cannot be read, which does not mean that it is damaged.
-    """
-    if not entry.exists():
-        raise FileNotFoundError(entry)
-    with _reading(entry):
-        manifest = _read_manifest(entry)
-        for name, file in manifest["files"].items():
-            size = (entry / name).stat().st_size
-            if size != file["bytes"]:
-                raise UnusableError(f"{name} has {size} bytes instead of {file['bytes']}")
-        train, test = (
-            # Copy on write: torch warns of arrays that may not be written.
-            tuple(
-                np.load(entry / f"{split}_{kind}.npy", mmap_mode="c")
-                for kind in (manifest["inputs"], "labels")
-            )
-            for split in ("train", "test")
-        )
-        return Prepared(
-            train,
-            test,
-            tuple(manifest["class_names"]),
-            manifest["fingerprint"],
-            entry,
-            manifest["skipped"],
-            manifest["facts"],
-            manifest["noun"],
-        )
+    folder = os.environ.get("BLSGD_CACHE") or f"{caches}/flower-blsgd"
+    return Path(os.path.expanduser(folder)).absolute()
 
 
 def check_content(entry: Path) -> None:
@@ -241,49 +153,51 @@ def check_content(entry: Path) -> None:
     Raises
     ------
     UnusableError
-        If one of them has changed.
+        If one of them is missing or has changed.
     UsageError
-        If it cannot be read.
+        If one cannot be read, which does not mean that it is damaged.
     """
-    with _reading(entry):
-        for name, file in _read_manifest(entry)["files"].items():
-            if _sha256(entry / name) != file["sha256"]:
-                raise UnusableError(f"{name} has not the content that was written")
+    _open(entry, content=True)
 
 
-def new_array(
-    path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike
-) -> "np.memmap[Any, np.dtype[Any]]":
-    """Return a new array on disk, with its space reserved.
+def _open(entry: Path, content: bool = False) -> Prepared:
+    """Open a cache entry, comparing its files with the manifest: their sizes, or their content.
 
-    Raises
-    ------
-    OSError
-        If there is no room for it. A memory map that outgrows its disk would kill the process.
+    Errors are those of `check_content`.
     """
-    array: np.memmap[Any, np.dtype[Any]] = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # not on macOS
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return array
-
-
-def _entry_name(preparation: Preparation) -> str:
-    """Return what the entry of a preparation is called: a function of format, options, source."""
-    options = json.dumps(dict(preparation.options), sort_keys=True)
-    identity = f"{FORMAT} {options} {preparation.source.state()}"
-    digest = hashlib.sha256(identity.encode(errors="surrogateescape"))  # as names of files are
-    return f"{preparation.name}-{digest.hexdigest()[:16]}"
+    try:
+        manifest = json.loads((entry / _MANIFEST).read_text())
+        files = manifest["files"]
+        for name, file in files.items():
+            path = entry / name
+            same = path.stat().st_size == file["bytes"]
+            if not same or (content and _sha256(path) != file["sha256"]):
+                raise UnusableError(f"{name} is not as it was written")
+        train, test = (
+            # Copy on write: torch warns of arrays that may not be written.
+            tuple(np.load(entry / f"{part}_{kind}.npy", mmap_mode="c") for kind in _KINDS)
+            for part in ("train", "test")
+        )
+        hashes = "".join(files[f"train_{kind}.npy"]["sha256"] for kind in _KINDS)
+        fingerprint = hashlib.sha256(hashes.encode()).hexdigest()[:16]
+        return Prepared(train, test, entry, manifest["noun"], fingerprint, **manifest["facts"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnusableError(first_line(error)) from None
+    except OSError as error:
+        raise UsageError(
+            f"the cache entry {entry} cannot be read ({error}) and stays as it is; repair that, or "
+            "set BLSGD_CACHE to another folder"
+        ) from None
 
 
 @contextlib.contextmanager
-def _locked(cache: Path, preparation: Preparation) -> Iterator[None]:
+def _locked(cache: Path, name: str) -> Iterator[None]:
     cache.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache / f".{preparation.name}.lock")
+    lock = FileLock(cache / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        _log.warning("waiting for another process that prepares %s", preparation.name)
+        _LOG.warning("waiting for another process that prepares %s", name)
         lock.acquire()
     try:
         yield
@@ -291,112 +205,33 @@ def _locked(cache: Path, preparation: Preparation) -> Iterator[None]:
         lock.release()
 
 
-def _prepare(preparation: Preparation, entry: Path) -> None:
+def _prepare(entry: Path, name: str, source: DataSource, write: Write) -> None:
     """Write an entry under a temporary name, and rename it when it is complete.
 
     Only under the lock: whatever else has a temporary name was left by a process that is gone.
     """
-    for leftover in entry.parent.glob(f".part.{preparation.name}.*"):
+    for leftover in entry.parent.glob(f".part.{name}.*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    new, old = (entry.with_name(f".part.{preparation.name}.{uuid.uuid4().hex}") for _ in range(2))
-    new.mkdir()
-    try:
-        with _shown_progress(preparation, entry) as on_items:
-            contents = preparation.write(new, on_items)
-        shutil.rmtree(new / SCRATCH, ignore_errors=True)
-        _write_manifest(new, preparation, contents)
-        if entry.exists():
-            entry.rename(old)  # arrays that are open stay readable
-        new.rename(entry)
-        _sync(entry.parent)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_manifest(entry: Path, preparation: Preparation, contents: Contents) -> None:
-    """Write what the files of a folder are, and see all of it onto the disk."""
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(entry.iterdir())
-    }
-    train = "".join(
-        str(files[f"train_{kind}.npy"]["sha256"]) for kind in (contents.inputs, "labels")
-    )
-    manifest = {
-        "format": FORMAT,
-        "source": str(preparation.source),
-        "options": dict(preparation.options),
-        "noun": preparation.source.noun,
-        "inputs": contents.inputs,
-        "class_names": list(contents.class_names),
-        "skipped": dict(contents.skipped),
-        "facts": dict(contents.facts),
-        "fingerprint": hashlib.sha256(train.encode()).hexdigest()[:16],
-        "files": files,
-    }
-    (entry / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    for path in (*entry.iterdir(), entry):
-        _sync(path)
-
-
-def _read_manifest(entry: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((entry / MANIFEST).read_text())
-    return manifest
-
-
-@contextlib.contextmanager
-def _reading(entry: Path) -> Iterator[None]:
-    """Raise what goes wrong while an entry is read as UnusableError or UsageError."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise UnusableError(f"{Path(error.filename).name} is missing") from None
-    except OSError as error:
-        raise UsageError(
-            f"{entry} cannot be read ({error.strerror or error}) and stays as it is; repair that, "
-            "or set BLSGD_CACHE to another folder"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnusableError(" ".join(str(error).split()) or type(error).__name__) from None
-
-
-@contextlib.contextmanager
-def _shown_progress(preparation: Preparation, entry: Path) -> Iterator[OnItems]:
-    """Write on standard error what is prepared; in a terminal also a bar, while it lasts."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
     console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
-    source = preparation.source
     console.print(f"preparing the {source.noun} of {source}, once, in {entry}")
-    progress = Progress(
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    bar = progress.add_task("", total=None)
-
-    def on_items(number: int, total: int) -> None:
-        progress.start()  # only now: until then libraries may show bars of their own
-        progress.update(bar, advance=number, total=total)
-
-    try:
-        yield on_items
-    finally:
-        progress.stop()
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    with tempfile.TemporaryDirectory(
+        prefix=f".part.{name}.", dir=entry.parent, ignore_cleanup_errors=True
+    ) as temporary:
+        new = Path(temporary) / "entry"
+        new.mkdir()
+        facts = write(new, Path(temporary) / "scratch")
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            for path in sorted(new.iterdir())
+        }
+        manifest = {"source": str(source), "noun": source.noun, "facts": facts, "files": files}
+        (new / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        for path in new.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file)  # later only sizes are compared
+        if entry.exists():
+            entry.rename(Path(temporary) / "old")  # arrays that are open stay readable
+        new.rename(entry)
 
 
 def _sha256(path: Path) -> str:

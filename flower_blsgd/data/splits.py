@@ -1,209 +1,244 @@
-"""Splits of labelled samples that are not prepared yet, and the classes of their labels."""
+"""From the tables of a data set to arrays of samples and labels."""
 
-import itertools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import open_memmap
+from rich.console import Console
+from rich.progress import track
 
 from ..errors import UsageError
+from .hf_hub import first_line
 from .source import DataSource
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
-NO_LABEL = -1
-"""The label of a row that has none."""
+_NO_LABEL = -1
 
-
-@dataclass(frozen=True)
-class Split:
-    """One split of a data set.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``"train"``.
-    labels : numpy.ndarray
-        int64 of shape (n,), with `NO_LABEL` where a row has none.
-    class_names : tuple of str
-        One for each label; empty if the data do not name them.
-    stored : callable
-        ``(first, last) -> samples``: texts, or images as bytes of image files, mappings with
-        ``bytes`` or ``path``, or pixels as uint8 arrays of shape (3, height, width).
-    """
-
-    name: str
-    labels: npt.NDArray[np.int64]
-    class_names: tuple[str, ...]
-    stored: Callable[[int, int], Sequence[Any]]
-
-    def __len__(self) -> int:
-        return len(self.labels)
+_CHUNK = 32
+"""Rows that a thread converts at a time."""
 
 
-def join_splits(splits: Sequence[Split], max_samples: int = 0) -> Split:
-    """Return splits one after another as one, named such as ``"train + test"``.
-
-    Parameters
-    ----------
-    splits : sequence of Split
-        In their order; their classes are the same.
-    max_samples : int (default: 0)
-        Only the first so many rows; 0: all.
-    """
-    labels = np.concatenate([split.labels for split in splits])
-    starts = list(itertools.accumulate((len(split) for split in splits), initial=0))
-
-    def stored(first: int, last: int) -> Sequence[Any]:
-        return [
-            sample
-            for split, start in zip(splits, starts, strict=False)
-            if first < start + len(split) and last > start
-            for sample in split.stored(max(first - start, 0), min(last - start, len(split)))
-        ]
-
-    name = " + ".join(dict.fromkeys(split.name for split in splits))
-    return Split(name, labels[: max_samples or None], splits[0].class_names, stored)
-
-
-def table_split(source: DataSource, name: str, table: Any, column: str, label_column: str) -> Split:
-    """Return two columns of a ``datasets.Dataset``, of samples and of labels, as a split.
-
-    Raises
-    ------
-    UsageError
-        If there is no row, or a label is not a whole number from 0 on.
-    """
-    samples = table.select_columns([column])
-
-    def stored(first: int, last: int) -> Sequence[Any]:
-        return list(samples[first:last][column])
-
-    labels = _read_labels(source, name, table, label_column)
-    class_names = tuple(getattr(table.features[label_column], "names", None) or ())
-    return Split(name, labels, class_names, stored)
-
-
-def find_column(
+def read_parts(
     source: DataSource,
-    split: str,
-    table: Any,
-    what: str,
-    names: Sequence[str],
-    feature_type: type | None = None,
-) -> str:
-    """Return the first of the named columns of a ``datasets.Dataset``, else the only one of a type.
+    task: str,
+    tables: Mapping[str, Any],
+    parts: Mapping[str, Sequence[str]],
+    columns: tuple[Sequence[str], Sequence[str]],
+    num_classes: int | None,
+    max_samples: int = 0,
+) -> tuple[dict[str, Any], int]:
+    """Return the rows of each part of a data set, and how many classes all its splits have.
 
-    `source`, `split` and `what`, such as ``"label"``, are for messages.
+    A part is a ``datasets.Dataset`` of two columns, ``sample`` and ``label``; images are encoded.
 
-    Raises
-    ------
-    UsageError
-        If there is no such column.
-    """
-    features = table.features
-    for name in names:
-        if name in features:
-            return name
-    typed: list[str] = [
-        name for name, one in features.items() if feature_type and isinstance(one, feature_type)
-    ]
-    if len(typed) != 1:
-        raise UsageError(
-            f"{source.setting}: no {what} column in {split}, found the columns "
-            f"{', '.join(features)}; expected {source.layout}"
-        )
-    return typed[0]
-
-
-def find_classes(
-    source: DataSource, task: str, splits: Sequence[Split], expected: int | None
-) -> tuple[str, ...]:
-    """Return the name of each class in any row of the splits, its number where it has no name.
-
-    `expected` is how many classes there must be; None for any number. `source` and `task` are for
-    messages.
+    Parameters
+    ----------
+    source, task : DataSource, str
+        For messages.
+    tables : mapping
+        All splits, each a ``datasets.Dataset``.
+    parts : mapping
+        The splits of each part; several are joined in this order.
+    columns : pair of sequence of str
+        What the columns of samples and of labels may be called; the first that exists counts.
+    num_classes : int, optional
+        How many there must be; None for any number.
+    max_samples : int (default: 0)
+        Only the first so many rows of each part; 0: all.
 
     Raises
     ------
     UsageError
-        If splits name different classes, labels lie beyond the names, or the number of classes
-        is wrong.
+        If a split or column is missing or empty, splits name different classes, labels are no
+        whole numbers or lie beyond the names, the number of classes is wrong, or splits to be
+        joined have columns of different types.
     """
-    named = {split.class_names for split in splits if split.class_names}
+    from datasets import Image, concatenate_datasets
+
+    splits = {}
+    for split in (split for names in parts.values() for split in names):
+        if split not in tables:
+            raise UsageError(
+                f"{source.setting}: no {split} split, found {', '.join(tables)}; expected "
+                f"{source.layout}"
+            )
+        table = tables[split]
+        found = [next((n for n in names if n in table.column_names), None) for names in columns]
+        if None in found or not len(table):
+            raise UsageError(
+                f"{source.setting}: {split} has {len(table)} rows of the columns "
+                f"{', '.join(table.column_names)}; expected {source.layout}"
+            )
+        renamed = dict(zip(found, ("sample", "label"), strict=True))
+        splits[split] = table.select_columns(found).rename_columns(renamed)
+        if isinstance(splits[split].features["sample"], Image):
+            # One damaged image would fail all that are read with it.
+            splits[split] = splits[split].cast_column("sample", Image(decode=False))
+    found_classes = _count_classes(source, task, splits, num_classes)
+    joined = {}
+    for part, names in parts.items():
+        try:
+            rows = concatenate_datasets([splits[split] for split in names])
+        except ValueError as error:
+            raise UsageError(
+                f"{source.setting}: {' and '.join(names)} cannot be joined ({first_line(error)}); "
+                "save them with columns of the same types"
+            ) from None
+        joined[part] = rows.select(range(min(max_samples or len(rows), len(rows))))
+    return joined, found_classes
+
+
+def _count_classes(
+    source: DataSource, task: str, splits: Mapping[str, Any], expected: int | None
+) -> int:
+    from pyarrow import ArrowException
+
+    named = {
+        tuple(names)
+        for split in splits.values()
+        if (names := getattr(split.features["label"], "names", None))
+    }
     if len(named) > 1:
         raise UsageError(
-            f"{source.setting}: {' and '.join(split.name for split in splits)} have different "
-            "classes; they need the same, in the same order"
+            f"{source.setting}: {' and '.join(splits)} have different classes; they need the "
+            "same, in the same order"
         )
-    names = named.pop() if named else ()
-    highest = max(int(split.labels.max()) for split in splits)
-    count = len(names) or highest + 1
-    if highest >= count:
-        raise UsageError(
-            f"{source.setting}: there is a label {highest}, but {count} names of classes, counted "
-            "from 0; correct the labels or the names"
-        )
-    if expected is not None and count != expected:
-        raise UsageError(
-            f"{source.setting}: wrong number of classes: found {count}, expected the {expected} "
-            f"of {task}, counted from 0; name a folder with these, or leave data empty for the HF "
-            f"hub's {source.hf_hub_name}"
-        )
-    if count < 2:
-        raise UsageError(
-            f"{source.setting}: all {source.noun} have the same label; expected {source.layout}"
-        )
-    if expected is None and not names and count > sum(map(len, splits)):
-        raise UsageError(
-            f"{source.setting}: labels go up to {highest}, but there are fewer {source.noun}; "
-            "number the classes from 0 without gaps"
-        )
-    return names or tuple(map(str, range(count)))
-
-
-def warn_of_unseen_classes(source: DataSource, train: Split, count: int) -> None:
-    """Log which of `count` classes no training row has.
-
-    Labels that count from 1 leave one such class, few rows many.
-    """
-    if unseen := np.setdiff1d(np.arange(count), train.labels).tolist():
-        shown = ", ".join(map(str, unseen[:5])) + ", ..." * (len(unseen) > 5)
-        _log.warning(
-            "%s: of the %d classes, counted from 0, the %d %s to train on do not show %s",
-            source.setting,
-            count,
-            len(train),
-            source.noun,
-            shown,
-        )
-
-
-def _read_labels(source: DataSource, split: str, table: Any, column: str) -> npt.NDArray[np.int64]:
-    """Return a column as labels.
-
-    A csv file with an empty cell has decimals in the whole column: they are taken if they are
-    whole.
-    """
-    import pyarrow
-
-    values = table.select_columns([column]).with_format("arrow")[:].column(column)
-    if not len(values):
-        raise UsageError(f"{source.setting}: {split} is empty; expected {source.layout}")
     try:
-        labels: npt.NDArray[np.int64] = values.cast("int64").fill_null(NO_LABEL).to_numpy()
-    except pyarrow.ArrowException as error:
-        reason = str(error).splitlines()[0]
+        highest = max(int(_labels_of(split).max()) for split in splits.values())
+    except ArrowException as error:
         raise UsageError(
-            f"{source.setting}: column {column} of {split} holds no labels ({reason}); labels are "
-            "whole numbers that count the classes from 0"
+            f"{source.setting}: labels must be whole numbers that count the classes from 0 "
+            f"({first_line(error)})"
         ) from None
-    if (labels < 0).sum() > values.null_count:
+    names = next(iter(named), ())
+    count = len(names) or highest + 1
+    # Labels that count with gaps, up to any number, make more classes than there are samples.
+    most = max(len(names), sum(map(len, splits.values())))
+    least, most = (expected, expected) if expected else (2, most)
+    if highest >= count or not least <= count <= most:
+        wanted = f"the {expected} of {task}" if expected else f"{least} to {most}"
         raise UsageError(
-            f"{source.setting}: {column} of {split} goes down to {labels.min()}; classes count "
-            "from 0, so this split is probably one without labels"
+            f"{source.setting}: wrong number of classes: found {count} and labels up to {highest}, "
+            f"expected {wanted}, counted from 0 without gaps; correct the labels, or name a folder "
+            f"with {source.layout}"
         )
+    return count
+
+
+def write_part(
+    rows: Any,
+    folder: Path,
+    part: str,
+    convert: Callable[[Any], npt.ArrayLike],
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    skip_bad: bool,
+    filler: int = 0,
+) -> int:
+    """Write ``<part>_inputs.npy`` and ``<part>_labels.npy``; return how many rows are left out.
+
+    Labels are int64 of shape (rows,).
+
+    Parameters
+    ----------
+    rows : datasets.Dataset
+        As of `read_parts`.
+    folder, part : Path, str
+        Where to write: into the folder, as ``"train"`` or ``"test"``.
+    convert : callable
+        ``(sample) -> array`` of at most `shape`; called by many threads. A row for which it
+        raises anything is bad, as is one without a sample or a label.
+    shape, dtype
+        Of one row of inputs. If all arrays are shorter in the first dimension, so are the rows.
+    skip_bad : bool
+        Leave bad rows out.
+    filler : int (default: 0)
+        Stands behind the end of a shorter array.
+
+    Raises
+    ------
+    UsageError
+        If a row is bad, and with `skip_bad` if all are.
+    OSError
+        If the folder cannot be written.
+    """
+    path, labels = folder / f"{part}_inputs.npy", _labels_of(rows)
+    inputs = _new_array(path, (len(rows), *shape), dtype)
+    lengths = np.zeros(len(rows), np.int64)
+
+    def convert_chunk(first: int) -> list[tuple[int, str]]:
+        """Fill some rows, and return which of them are bad, and why."""
+        bad = []
+        for row, sample in enumerate(rows[first : first + _CHUNK]["sample"], first):
+            try:
+                if sample is None or labels[row] < 0:
+                    raise ValueError("it has no sample or no label")
+                array = np.asarray(convert(sample))
+                inputs[row, : len(array)] = array
+                inputs[row, len(array) :] = filler
+                lengths[row] = len(array)
+            except Exception as error:  # libraries raise anything of damaged samples
+                bad.append((row, first_line(error)))
+        return bad
+
+    pool, console = ThreadPoolExecutor(), Console(stderr=True)
+    chunks = range(0, len(rows), _CHUNK)
+    results: Iterable[list[tuple[int, str]]] = pool.map(convert_chunk, chunks)
+    if console.is_terminal:
+        results = track(results, part, len(chunks), console=console, transient=True)
+    try:
+        for bad in results:
+            if bad and not skip_bad:
+                row, reason = bad[0]
+                raise UsageError(
+                    f"data: row {row} of {part} cannot be used ({reason}); skip-bad = true leaves "
+                    "such rows out"
+                )
+    finally:
+        pool.shutdown(cancel_futures=True)
+    good = lengths > 0
+    skipped = len(rows) - int(good.sum())
+    if skipped == len(rows):
+        raise UsageError(f"data: none of the {skipped} rows of {part} can be used")
+    if skipped:
+        _LOG.warning("left out %d of %d rows of %s that cannot be used", skipped, len(rows), part)
+    if skipped or lengths.max() < shape[0]:
+        kept = path.with_suffix(".kept.npy")  # beside the file that is mapped still
+        np.save(kept, inputs[good, : lengths.max()])
+        kept.replace(path)
+    np.save(folder / f"{part}_labels.npy", labels[good])
+    return skipped
+
+
+def _labels_of(split: Any) -> npt.NDArray[np.int64]:
+    """Return the labels of a split, negative where there is none.
+
+    A csv file with an empty cell has decimals in the whole column: they are taken if whole.
+    """
+    column = split.select_columns(["label"]).with_format("arrow")[:].column("label")
+    labels: npt.NDArray[np.int64] = column.cast("int64").fill_null(_NO_LABEL).to_numpy()
     return labels
+
+
+def _new_array(
+    path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike
+) -> "np.memmap[Any, np.dtype[Any]]":
+    """Return a new array on disk, with its space reserved.
+
+    Raises
+    ------
+    OSError
+        If there is no room for it. A memory map that outgrows its disk would kill the process.
+    """
+    array: np.memmap[Any, np.dtype[Any]] = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array

@@ -1,26 +1,16 @@
 """Labelled texts, cut into tokens once per machine."""
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..errors import UsageError
-from .cache import SCRATCH, Contents, OnItems, Preparation, Prepared, prepared
-from .source import DataSource, find_source
-from .splits import (
-    NO_LABEL,
-    Split,
-    find_classes,
-    find_column,
-    join_splits,
-    table_split,
-    warn_of_unseen_classes,
-)
+from .cache import Prepared, prepared
+from .source import find_source
+from .splits import read_parts, write_part
 
 TOKENIZER_FILE = "tokenizer.json"
 """In a cache entry: the tokenizer that its tokens come from."""
@@ -33,12 +23,8 @@ LARGEST_VOCABULARY = 30_522
 """As large as BERT's."""
 
 _FEWEST_USES = 2
-_RULE = 1
-"""Changes when a vocabulary would come out in another way."""
 
 _LAYOUT = "train-*.parquet and test-*.parquet, or .csv, with columns text and label"
-_CHUNK = 4096
-"""Rows that are cut into tokens at a time."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +37,13 @@ class TextData:
         The task, such as ``"ag-news"``.
     hf_hub_name : str
         What the Hugging Face hub calls it.
-    class_names : tuple of str
-        One for each label.
+    num_classes : int
+        How many it must have.
     """
 
     name: str
     hf_hub_name: str
-    class_names: tuple[str, ...]
+    num_classes: int
 
 
 @dataclass(frozen=True)
@@ -89,7 +75,7 @@ def vocabulary_of_rows(marked: bool = False) -> TokenizerSource:
     marked : bool (default: False)
         Begin texts with ``[CLS]`` and end them with ``[SEP]``, as BERT-like models expect.
     """
-    identity = f"words of the rows, rule {_RULE}" + (", marked" if marked else "")
+    identity = "words of the rows" + (", marked" if marked else "")
     return TokenizerSource(identity, lambda texts: _made_of(texts, marked))
 
 
@@ -127,8 +113,7 @@ def prepared_texts(
     """Return the tokens of a data set, preparing them if that was not done yet.
 
     Its inputs are int32 of shape (N, longest text): token numbers, and -1 behind the end of a
-    text. In its folder is also the tokenizer (`TOKENIZER_FILE`), and in its facts is
-    ``vocabulary``, how many tokens the tokenizer knows.
+    text. In its folder is also the tokenizer (`TOKENIZER_FILE`).
 
     Parameters
     ----------
@@ -152,139 +137,57 @@ def prepared_texts(
     UsageError
         If there are no such texts, or the cache cannot be written.
     """
-    source = find_source(texts.hf_hub_name, data, _LAYOUT, "texts", "text")
+    source = find_source(texts.hf_hub_name, data, _LAYOUT, "texts")
     options = {
         "tokenizer": tokenizer.identity,
-        "classes": list(texts.class_names),
+        "classes": texts.num_classes,
         "max_tokens": max_tokens,
         "skip_bad": skip_bad,
         "max_samples": max_samples,
     }
 
-    def write(folder: Path, on_items: OnItems) -> Contents:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise source.missing_library(error) from None
-        tables = source.tables(folder / SCRATCH)
-        splits = [
-            _text_split(source, name, source.find_split(tables, name)) for name in ("train", "test")
-        ]
-        class_names = find_classes(source, texts.name, splits, len(texts.class_names))
-        if not any(split.class_names for split in splits):
-            class_names = texts.class_names
-        train, test = (join_splits([split], max_samples) for split in splits)
-        warn_of_unseen_classes(source, train, len(class_names))
-        path = folder / TOKENIZER_FILE
-        tokenizer.make(_good_texts(train)).save(str(path))
-        saved = Tokenizer.from_file(str(path))  # as whoever reads it will have it
-        total = len(train) + len(test)
-        skipped = {
-            split.name: tokenize_split(
-                split, folder, saved, max_tokens, skip_bad, lambda number: on_items(number, total)
-            )
-            for split in (train, test)
-        }
-        return Contents("tokens", class_names, skipped, {"vocabulary": saved.get_vocab_size()})
+    def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
+        source.check_libraries()
+        from tokenizers import Tokenizer
 
-    return prepared(Preparation(texts.name, source, options, write), again)
-
-
-def _text_split(source: DataSource, name: str, table: Any) -> Split:
-    from datasets import ClassLabel
-
-    text = find_column(source, name, table, "text", ("text",))
-    label = find_column(source, name, table, "label", ("label",), ClassLabel)
-    kind = str(getattr(table.features[text], "dtype", table.features[text]))
-    if kind not in ("string", "large_string"):
-        raise UsageError(
-            f"{source.setting}: column {text} of {name} is {kind}, no text; expected {_LAYOUT}"
+        tables = source.tables(scratch)
+        parts, num_classes = read_parts(
+            source,
+            texts.name,
+            tables,
+            {"train": ("train",), "test": ("test",)},
+            (("text",), ("label",)),
+            texts.num_classes,
+            max_samples,
         )
-    return table_split(source, name, table, text, label)
+        path = str(folder / TOKENIZER_FILE)
+        rows = (text for text in parts["train"]["sample"] if isinstance(text, str))
+        tokenizer.make(rows).save(path)
+        saved = Tokenizer.from_file(path)  # as whoever reads it will have it
+        saved.no_padding()
+        saved.enable_truncation(max_length=max_tokens)
+        convert = functools.partial(tokens_of, saved)
+        skipped = {
+            part: write_part(
+                rows, folder, part, convert, (max_tokens,), np.int32, skip_bad, NO_TOKEN
+            )
+            for part, rows in parts.items()
+        }
+        vocabulary = saved.get_vocab_size()
+        return {"num_classes": num_classes, "skipped": skipped, "vocabulary": vocabulary}
+
+    return prepared(texts.name, source, options, write, again)
 
 
-def _good_texts(split: Split) -> Iterator[str]:
-    for first in range(0, len(split), _CHUNK):
-        texts, wrong = _read_texts(split, first, min(first + _CHUNK, len(split)))
-        good = (row not in wrong for row in range(first, first + len(texts)))
-        yield from itertools.compress(texts, good)
-
-
-def _read_texts(split: Split, first: int, last: int) -> tuple[list[str], dict[int, str]]:
-    """Return the texts of rows [first, last), and what is wrong with which of these rows.
-
-    The text of a row that has none is empty.
-    """
-    texts = [text or "" for text in split.stored(first, last)]
-    wrong = {}
-    for row, text in enumerate(texts, start=first):
-        if not text.strip():
-            wrong[row] = "has no text"
-        elif split.labels[row] == NO_LABEL:
-            wrong[row] = "has no label"
-    return texts, wrong
-
-
-def tokenize_split(
-    split: Split,
-    folder: Path,
-    tokenizer: Any,
-    max_tokens: int,
-    skip_bad: bool,
-    on_texts: Callable[[int], None],
-) -> int:
-    """Write ``<split>_tokens.npy`` and ``<split>_labels.npy``; return how many rows are left out.
-
-    Tokens are int32 of shape (rows, longest text), with `NO_TOKEN` behind each end, and labels
-    int64 of shape (rows,).
-
-    Parameters
-    ----------
-    split : Split
-        The texts; their tokens must fit into memory.
-    folder : Path
-        Where to write.
-    tokenizer : tokenizers.Tokenizer
-        Its own rules of cutting and padding are overridden; marks that it puts at the end stay.
-    max_tokens : int
-        Where texts are cut.
-    skip_bad : bool
-        Leave bad rows out.
-    on_texts : callable
-        Called with the number of rows after each chunk.
+def tokens_of(tokenizer: Any, text: str) -> list[int]:
+    """Return the numbers of a text's tokens, with the tokenizer's marks.
 
     Raises
     ------
-    UsageError
-        If a row has no text, no label or no token, and with `skip_bad` if no row is good.
-    OSError
-        If there is no room for the arrays.
+    ValueError
+        If it has no token but marks.
     """
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length=max_tokens)
-    marks = tokenizer.num_special_tokens_to_add(is_pair=False)
-    kept: list[npt.NDArray[np.int32]] = []
-    good = np.ones(len(split), bool)
-    for first in range(0, len(split), _CHUNK):
-        texts, wrong = _read_texts(split, first, min(first + _CHUNK, len(split)))
-        tokens = {row: one.ids for row, one in enumerate(tokenizer.encode_batch(texts), first)}
-        for row, ids in tokens.items():
-            if len(ids) == marks:
-                wrong.setdefault(row, "has no token that could be read")
-        if wrong and not skip_bad:
-            row = min(wrong)
-            raise UsageError(
-                f"data: row {row} of {split.name} {wrong[row]}; skip-bad = true leaves such rows "
-                "out"
-            )
-        good[list(wrong)] = False
-        kept += [np.array(ids, np.int32) for row, ids in tokens.items() if row not in wrong]
-        on_texts(len(texts))
-    if not kept:
-        raise UsageError(f"data: none of the {len(split)} rows of {split.name} can be used")
-    array = np.full((len(kept), max(map(len, kept))), NO_TOKEN, np.int32)
-    for row, ids in enumerate(kept):
-        array[row, : len(ids)] = ids
-    np.save(folder / f"{split.name}_tokens.npy", array)
-    np.save(folder / f"{split.name}_labels.npy", split.labels[good])
-    return len(split) - len(kept)
+    tokens: list[int] = tokenizer.encode(text).ids
+    if len(tokens) == tokenizer.num_special_tokens_to_add(is_pair=False):
+        raise ValueError("it has no token that could be read")
+    return tokens

@@ -1,43 +1,35 @@
-"""Published models: find their folders, read their weights and tokenizers with transformers."""
+"""Published models: find their folders, read configs, weights and tokenizers with transformers."""
 
 import contextlib
-import copy
-import hashlib
 import importlib
 import importlib.util
-import json
 import logging
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
-from ..data.hf_hub import first_line, hf_hub_reachable, offline
+from ..data.hf_hub import first_line, hf_hub_reachable
 from ..errors import UsageError
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
+
+HF_HUB_NAMES: Mapping[str, str] = {
+    "vit-b-16": "google/vit-base-patch16-224",
+    "distilbert": "distilbert/distilbert-base-uncased",
+}
+"""The models that are published with weights, and what the Hugging Face hub calls them."""
+
+_FRESH = re.compile("encoder|resnet(8|20|20-b)|wrn.*|distilbert-micro|vit-micro-16")
+"""Names of models that begin with fresh weights; a folder of such a name is not looked at."""
 
 _WEIGHTS = "*.safetensors"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_DESCRIPTIONS = ("*.json", "*.txt")
-_SUBFOLDERS = "*/*"
-"""Only the files at the top of a repository are used: further down are other formats."""
-
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "vocab.*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-_READ_FOR_TOKENIZER = (*_TOKENIZER_FILES, "config.json", "*.model")
-
-_POOLER = "pooler"
-"""The part of a body that published weights often lack: it was not trained with them."""
-
-_LONGEST_LIST = 4
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
+_EXPECTED = "a Hugging Face folder with config.json, *.safetensors and, for texts, a tokenizer"
 
 
 def import_transformers(needed_for: str, extra: str) -> ModuleType:
@@ -75,79 +67,50 @@ def quiet() -> Iterator[None]:
             settings.enable_progress_bar()
 
 
-def read_json(model: str, file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file of a model's folder; None if there is no such file.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be read, or holds something else.
-    """
-    try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"model = {model!r}: its {file.name} cannot be read ({reason})") from None
-    if not isinstance(read, dict):
-        raise UsageError(f"model = {model!r}: its {file.name} must hold a JSON object")
-    return read
+# --- folders
 
 
-def own_folder(model: str, weights: bool = True) -> Path:
-    """Return the whole path of a Hugging Face folder: config.json, and weights as safetensors.
+def is_published(model: str) -> bool:
+    """Return whether a model comes with weights: from the HF hub, or as a folder."""
+    if model in HF_HUB_NAMES or _FRESH.fullmatch(model):
+        return model in HF_HUB_NAMES
+    return _is_complete(Path(model).expanduser())
+
+
+def model_folder(model: str, weights: bool = True) -> Path:
+    """Return the whole path of the Hugging Face folder of a published model.
+
+    One of `HF_HUB_NAMES` is downloaded if that was not done yet, without pickles, which may run
+    anything when they are opened; what was downloaded is found without a network too.
 
     Parameters
     ----------
     model : str
-        The setting, a folder.
+        The setting: of `HF_HUB_NAMES`, or a folder.
     weights : bool (default: True)
         False where config and tokenizer are enough.
 
     Raises
     ------
     UsageError
-        If it is not complete; for pickles the message says how to convert them.
+        If the folder has no config.json or no weights as safetensors, or the HF hub is out of
+        reach or refuses the model.
     """
-    folder = Path(model).expanduser()
-    expected = "a Hugging Face folder with config.json, model.safetensors and its tokenizer"
-    if read_json(model, folder / "config.json") is None:
-        raise UsageError(f"model = {model!r}: the folder has no config.json; name {expected}")
-    if not weights or any(folder.glob(_WEIGHTS)):
-        return folder.resolve()
-    if pickles := sorted(path.name for sign in _PICKLES for path in folder.glob(sign)):
+    if model in HF_HUB_NAMES:
+        return _downloaded(model, weights)
+    folder = Path(model).expanduser().resolve()
+    if not _is_complete(folder):
+        raise UsageError(f"model = {model!r}: the folder has no config.json; name {_EXPECTED}")
+    if not _is_complete(folder, weights):
         raise UsageError(
-            f"model = {model!r}: {pickles[0]} is a pickle, which may run anything when it is "
-            "opened; if you trust it, convert it with transformers: "
-            "AutoModel.from_pretrained(OLD).save_pretrained(NEW) and the same with AutoTokenizer"
+            f"model = {model!r}: the folder has no weights as safetensors; if you trust pickles, "
+            "convert them: transformers.AutoModel.from_pretrained(OLD).save_pretrained(NEW) and "
+            "the same with AutoTokenizer; or set pretrained = false for fresh weights"
         )
-    raise UsageError(
-        f"model = {model!r}: the folder has no weights; name {expected}, or set pretrained = "
-        "false for fresh ones"
-    )
+    return folder
 
 
-def hf_hub_folder(model: str, hf_hub_name: str, weights: bool = True) -> Path:
-    """Return the folder of a repository of the Hugging Face hub, as it was downloaded.
-
-    What was downloaded before is not downloaded again, and found without a network too. A pickle
-    is never downloaded.
-
-    Parameters
-    ----------
-    model : str
-        The setting, for messages.
-    hf_hub_name : str
-        The repository, such as ``"distilbert/distilbert-base-uncased"``.
-    weights : bool (default: True)
-        False where config and tokenizer are enough.
-
-    Raises
-    ------
-    UsageError
-        If the HF hub is out of reach, or refuses it.
-    """
+def _downloaded(model: str, weights: bool) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -157,55 +120,78 @@ def hf_hub_folder(model: str, hf_hub_name: str, weights: bool = True) -> Path:
     reachable = hf_hub_reachable()
     reason = "refused it" if reachable else "is out of reach"
     try:
-        with offline(not reachable):
-            folder = Path(
-                snapshot_download(
-                    hf_hub_name,
-                    allow_patterns=[*_DESCRIPTIONS, *([_WEIGHTS] if weights else [])],
-                    ignore_patterns=_SUBFOLDERS,
-                    local_files_only=not reachable,
-                )
+        folder = Path(
+            snapshot_download(
+                HF_HUB_NAMES[model],
+                allow_patterns=["*.json", "*.txt", *([_WEIGHTS] if weights else [])],
+                ignore_patterns="*/*",  # below the top of a repository are other formats
+                local_files_only=not reachable,
             )
-        if (folder / "config.json").is_file() and (not weights or any(folder.glob(_WEIGHTS))):
+        )
+        if _is_complete(folder, weights):
             return folder
     except Exception as error:
         if reachable:
             reason = f"refused it ({first_line(error)})"
     raise UsageError(
-        f"model = {model!r}: the HF hub with {hf_hub_name} {reason}; give model=<folder> with "
-        "config.json, model.safetensors and what belongs to them, or set pretrained = false for "
-        "fresh weights"
+        f"model = {model!r}: the HF hub with {HF_HUB_NAMES[model]} {reason}; give model=<folder>, "
+        f"{_EXPECTED}, or set pretrained = false for fresh weights"
     )
 
 
-def load_weights(network: Any, folder: Path, name: str) -> None:
-    """Put the weights of a Hugging Face folder into a model of transformers, in place, as float32.
+def _is_complete(folder: Path, weights: bool = False) -> bool:
+    return (folder / "config.json").is_file() and (not weights or any(folder.glob(_WEIGHTS)))
 
-    A head, or a pooler, that the folder lacks or has in another size stays as it is; what the
-    model has no part for is left out. One line in the log names both. Torch's random numbers are
-    as before.
 
-    Parameters
-    ----------
-    network : transformers.PreTrainedModel
-        Of the folder's architecture.
-    folder : Path
-        With weights as safetensors.
-    name : str
-        What the user calls the model.
+# --- what is in them
+
+
+def folder_config(model: str, num_classes: int) -> Any:
+    """Return the config that a Hugging Face folder's config.json describes, for so many classes.
 
     Raises
     ------
     UsageError
-        If the weights cannot be read, or are not all those of the model's body.
+        If transformers is not installed, or does not know it.
     """
-    config = copy.deepcopy(network.config)
+    transformers = import_transformers(f"model = {model!r}", "text")
+    folder = model_folder(model, weights=False)
     try:
-        # transformers draws what it does not find: not from the caller's random numbers.
-        with quiet(), torch.random.fork_rng(devices=[]):
+        with quiet():
+            return transformers.AutoConfig.from_pretrained(
+                folder, num_labels=num_classes, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:
+        raise UsageError(
+            f"model = {model!r}: transformers cannot use its config.json ({first_line(error)})"
+        ) from None
+
+
+def load_weights(model: nn.Module, name: str) -> None:
+    """Put published weights into the network of a model, in place, as float32.
+
+    A head, or a pooler, that the folder lacks or has in another size is drawn anew from torch's
+    generator, and one line in the log names it. What the network has no part for is left out.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Its `network` is a transformers.PreTrainedModel of the architecture of the weights.
+    name : str
+        The setting; see `model_folder`.
+
+    Raises
+    ------
+    UsageError
+        If there are no weights, they cannot be read, or are not all those of the network's body.
+    """
+    folder = model_folder(name)
+    network: Any = model.network
+    try:
+        with quiet():
             loaded, found = type(network).from_pretrained(
                 folder,
-                config=config,
+                config=network.config,
                 dtype=torch.float32,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,
@@ -217,92 +203,45 @@ def load_weights(network: Any, folder: Path, name: str) -> None:
             f"model = {name!r}: the weights in {folder} cannot be read ({first_line(error)}); only "
             "safetensors can, or begin without: pretrained = false"
         ) from None
-    own = network.state_dict()
     mismatched = {key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]}
-    fresh = (set(found["missing_keys"]) | mismatched) & set(own)
-    prefix = f"{loaded.base_model_prefix}."
-    body = [key for key in own if key.startswith(prefix)]
-    if lacking := [key for key in body if key in fresh and _POOLER not in key.split(".")]:
+    fresh = sorted(set(found["missing_keys"]) | mismatched)
+    # Weights that were trained on words alone are published without a pooler.
+    body = [key for key in fresh if key.startswith(f"{loaded.base_model_prefix}.")]
+    if lacking := [key for key in body if "pooler" not in key.split(".")]:
         raise UsageError(
-            f"model = {name!r}: its weights lack {len(lacking)} of the {len(body)} tensors of the "
-            f"{config.model_type} that its config.json describes, or have them in another size, "
-            f"such as {min(lacking)}; name a folder that was saved whole, or set pretrained = "
+            f"model = {name!r}: its weights lack {len(lacking)} tensors of the "
+            f"{network.config.model_type} that its config.json describes, or have them in another "
+            f"size, such as {lacking[0]}; name a folder that was saved whole, or set pretrained = "
             "false for fresh ones"
         )
-    unused = set(found["unexpected_keys"])
-    with torch.no_grad():
-        for key, tensor in loaded.state_dict().items():
-            if key not in fresh:
-                own[key].copy_(tensor)
-    parts = []
+    network.load_state_dict(loaded.state_dict())
     if fresh:
-        parts.append(f"begins with fresh weights in {_listed(fresh)}")
-    if unused:
-        parts.append(f"has no part for {_listed(unused)} of the folder")
-    if parts:
-        _log.warning("model = %r %s", name, ", and ".join(parts))
+        _LOG.warning("model = %r begins with fresh weights in %s", name, ", ".join(fresh))
 
 
-def _listed(names: Collection[str]) -> str:
-    first = ", ".join(sorted(names)[:_LONGEST_LIST])
-    rest = len(names) - _LONGEST_LIST
-    return f"{first} and {rest} more" if rest > 0 else first
-
-
-def tokenizer_identity(model: str, folder: Path) -> str:
-    """Return a text that is equal for folders whose tokenizer files have the same content.
-
-    Raises
-    ------
-    UsageError
-        If there are none, or they cannot be read.
-    """
-    if not _matching(folder, _TOKENIZER_FILES):
-        raise UsageError(
-            f"model = {model!r}: the folder has no tokenizer; save it there: "
-            "tokenizer.save_pretrained(FOLDER)"
-        )
-    digest = hashlib.sha256()
-    for path in _matching(folder, _READ_FOR_TOKENIZER):
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise UsageError(
-                f"model = {model!r}: {path.name} cannot be read ({error.strerror})"
-            ) from None
-        digest.update(f"{path.name} {len(content)} ".encode() + content)
-    return f"files {digest.hexdigest()[:16]}"
-
-
-def folder_tokenizer(model: str, folder: Path) -> Any:
-    """Return the tokenizer of a folder as one of the library `tokenizers`.
+def folder_tokenizer(model: str) -> Any:
+    """Return the tokenizer of a published model as one of the library `tokenizers`.
 
     Code that a folder brings along is never run.
 
     Raises
     ------
     UsageError
-        If transformers cannot make a fast tokenizer of it.
+        If there is none, or transformers cannot make a fast tokenizer of it.
     """
     transformers = import_transformers(f"model = {model!r}", "text")
+    folder = model_folder(model, weights=False)
+    if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise UsageError(
+            f"model = {model!r}: the folder has no tokenizer; save it there: "
+            "tokenizer.save_pretrained(FOLDER)"
+        )
     try:
         with quiet():
-            made = transformers.AutoTokenizer.from_pretrained(
+            return transformers.AutoTokenizer.from_pretrained(
                 folder, use_fast=True, trust_remote_code=False, local_files_only=True
-            )
+            ).backend_tokenizer
     except Exception as error:
         raise UsageError(
-            f"model = {model!r}: its tokenizer cannot be read ({first_line(error)})"
+            f"model = {model!r}: its tokenizer cannot be read as a fast one ({first_line(error)})"
         ) from None
-    tokenizer = getattr(made, "backend_tokenizer", None)
-    if tokenizer is None:
-        raise UsageError(
-            f"model = {model!r}: {type(made).__name__} is no fast tokenizer; save one with "
-            "AutoTokenizer"
-        )
-    return tokenizer
-
-
-def _matching(folder: Path, patterns: Collection[str]) -> list[Path]:
-    paths = {path for pattern in patterns for path in folder.glob(pattern)}
-    return sorted(path for path in paths if path.is_file())

@@ -1,9 +1,9 @@
 """Handwritten digits: 1,797 real 8x8 images that scikit-learn ships; needs no network."""
 
+import functools
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +16,6 @@ _TRAIN_COUNTS = (142, 146, 142, 146, 145, 145, 145, 143, 139, 144)
 _TEST_COUNTS = (36, 36, 35, 37, 36, 37, 36, 36, 35, 36)
 """Images of each class in the two parts."""
 
-_BATCH_NORM = {"cnn": False, "cnn-batchnorm": True}
-
 
 class Digits(Benchmark):
     """1,437 training and 360 test images, ten classes, stratified.
@@ -25,22 +23,30 @@ class Digits(Benchmark):
     Models: ``"cnn"`` (the default) and ``"cnn-batchnorm"``.
     """
 
-    def task(self, data: str, model: str, options: Mapping[str, Any]) -> Task:
+    default_model = "cnn"
+
+    def task(self, data: str, model: str) -> Task:
         """Return the task; `data` must be empty."""
         if data:
             raise UsageError(
                 f"data = {data!r}: the digits come with scikit-learn; leave data empty, or name "
                 "another task"
             )
-        batch_norm = _batch_norm(model)
+        make = self._maker(model)
         train, test = _split()
-        return Task(model=lambda: small_cnn(batch_norm), train=train, test=test)
+        return Task(model=make, train=train, test=test)
 
     def saved_model(
         self, name: str, tensors: Mapping[str, Tensor], dropout: float | str
     ) -> nn.Module:
         """Return a fresh model; the digits have only one size."""
-        return small_cnn(_batch_norm(name))
+        return self._maker(name)()
+
+    def _maker(self, name: str) -> Callable[[], nn.Module]:
+        known = ("cnn", "cnn-batchnorm")
+        if name not in known:
+            raise UsageError(f"model = {name!r} is not known; {nearest(name, known)}")
+        return functools.partial(small_cnn, name == "cnn-batchnorm")
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {"digits": Digits()}
@@ -62,13 +68,6 @@ def small_cnn(batch_norm: bool = False) -> nn.Module:
         nn.ReLU(),
         nn.Linear(128, 10),
     )
-
-
-def _batch_norm(name: str) -> bool:
-    name = name or "cnn"
-    if name not in _BATCH_NORM:
-        raise UsageError(f"model = {name!r} is not known; {nearest(name, _BATCH_NORM)}")
-    return _BATCH_NORM[name]
 
 
 def _split() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -1,14 +1,15 @@
 """The benchmarks of images: CIFAR-10, CIFAR-100, Flowers-102 and Tiny ImageNet."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from ..data.cache import Prepared
 from ..data.image_data import (
     CIFAR10,
     CIFAR100,
@@ -18,47 +19,41 @@ from ..data.image_data import (
     prepared_images,
 )
 from ..errors import UsageError, nearest
-from ..models.layers import (
+from ..models.pretrained import is_published, load_weights
+from ..models.resnets import (
     CIFAR10_MEAN,
     CIFAR10_STD,
     CIFAR100_MEAN,
     CIFAR100_STD,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    CentreCrop,
     PixelNormalize,
+    Stem,
+    WideResNet,
+    depth_and_width,
+    resnet8,
+    resnet20,
 )
-from ..models.resnet import resnet8, resnet20
-from ..models.vision_transformer import (
-    CONFIGS,
-    check_vit_folder,
-    find_weights,
-    has_published_weights,
-    load_published_weights,
-    vision_transformer,
-)
-from ..models.wide_resnet import Stem, WideResNet, depth_and_width, is_wide_resnet
-from .augmentation import random_crop_and_flip, random_resized_crop_and_flip
+from ..models.vision_transformer import VITS, VisionTransformer, vit_config
 from .task import Augment, Benchmark, Task
-
-ModelMaker = Callable[[int], nn.Module]
-"""(number of classes) -> a model with fresh weights."""
 
 _RESNETS: Mapping[str, Callable[..., nn.Module]] = {
     "resnet20": resnet20,
     "resnet8": resnet8,
     "resnet20-b": functools.partial(resnet20, shortcut="B"),
 }
+_KNOWN = (*_RESNETS, "wrn-28-10", "wrn-16-8", *VITS)
 _HEADS = ("linear.weight", "network.classifier.weight")
 """What the last layer is called in each kind of model; it has a row for each class."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageBenchmark(Benchmark):
     """A task of images: its data set, its augmentation and its models.
 
-    The models are wide ResNets (``wrn-DEPTH-WIDTH``), vision transformers (``vit-b-16``,
-    ``vit-micro-16``, or a Hugging Face folder of one), and what `resnets` has.
+    The models are ResNets (``resnet20``, ``resnet20-b``, ``resnet8``), wide ones
+    (``wrn-DEPTH-WIDTH``), and vision transformers (``vit-b-16``, ``vit-micro-16``, or a Hugging
+    Face folder of one).
 
     Parameters
     ----------
@@ -74,8 +69,6 @@ class ImageBenchmark(Benchmark):
         Of the images that models see, in pixels. Larger ones are cut to it.
     stem : {"3x3", "7x7"} (default: "3x3")
         Of the wide ResNets.
-    resnets : mapping (default: none)
-        Other models by name: ``(num_classes=, pixels=) -> Module``.
     """
 
     splits: Mapping[str, ImageData]
@@ -85,42 +78,37 @@ class ImageBenchmark(Benchmark):
     augment: Augment
     side: int
     stem: Stem = "3x3"
-    resnets: Mapping[str, Callable[..., nn.Module]] = field(default_factory=dict)
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The settings that it takes."""
-        split = ("split",) if len(self.splits) > 1 else ()
-        return (*split, "skip_bad", "max_samples", "dropout", "pretrained")
-
-    def task(self, data: str, model: str, options: Mapping[str, Any]) -> Task:
-        """Return the task; see `Benchmark.task`."""
-        make = self.maker(model, options["dropout"])  # refused before anything is decoded
-        images = self.prepare(data, model, options)
+    def task(
+        self,
+        data: str,
+        model: str,
+        *,
+        again: bool,
+        split: str,
+        skip_bad: bool,
+        max_samples: int,
+        dropout: float | str,
+        pretrained: bool,
+    ) -> Task:
+        """Return the task; see `Benchmark`."""
+        make = self.maker(model, dropout)  # refused before anything is decoded
+        split = split or next(iter(self.splits))
+        if split not in self.splits:
+            raise UsageError(f"split = {split!r} is not known; {nearest(split, self.splits)}")
+        images = prepared_images(
+            self.splits[split], data, skip_bad=skip_bad, max_samples=max_samples, again=again
+        )
+        published = pretrained and is_published(model)
         return Task(
-            model=functools.partial(make, len(images.class_names)),
+            model=functools.partial(make, images.num_classes),
             train=images.train,
             test=images.test,
             augment=self.augment,
             data_fingerprint=images.fingerprint,
-            pretrained=self.published_weights(model) if options["pretrained"] else None,
+            pretrained=functools.partial(load_weights, name=model) if published else None,
             evaluation_batch_size=self.evaluation_batch_size(model),
-        )
-
-    def prepare(
-        self, data: str, model: str, options: Mapping[str, Any], again: bool = False
-    ) -> Prepared:
-        """Return the decoded images; see `Benchmark.prepare`."""
-        self.maker(model)
-        split = options["split"] or next(iter(self.splits))
-        if split not in self.splits:
-            raise UsageError(f"split = {split!r} is not known; {nearest(split, self.splits)}")
-        return prepared_images(
-            self.splits[split],
-            data,
-            skip_bad=options["skip_bad"],
-            max_samples=options["max_samples"],
-            again=again,
+            prepared=images,
         )
 
     def saved_model(
@@ -130,14 +118,8 @@ class ImageBenchmark(Benchmark):
         num_classes = next((len(tensors[head]) for head in _HEADS if head in tensors), 1)
         return self.maker(name, dropout)(num_classes)
 
-    def check_weights(self, model: str) -> None:
-        """Refuse a model whose published weights cannot be had; see `Benchmark.check_weights`."""
-        self.maker(model)
-        if self.published_weights(model) is not None:
-            find_weights(model or self.default_model)
-
-    def maker(self, name: str, dropout: float | str = "auto") -> ModelMaker:
-        """Return what makes a model by name, with fresh weights; nothing is made yet.
+    def maker(self, name: str, dropout: float | str = "auto") -> Callable[[int], nn.Module]:
+        """Return what makes a model of a number of classes, with fresh weights.
 
         Parameters
         ----------
@@ -152,25 +134,20 @@ class ImageBenchmark(Benchmark):
             If there is no such model, or it has no dropout and some is set.
         """
         name = name or self.default_model
-        if is_wide_resnet(name):
-            depth, width = depth_and_width(name)
-            rate = 0.0 if dropout == "auto" else float(dropout)
-            return lambda classes: WideResNet(
-                depth, width, classes, self._pixels(), rate, self.stem
-            )
-        make: ModelMaker
-        if name in self.resnets:
-            resnet = self.resnets[name]
-            make = lambda classes: resnet(num_classes=classes, pixels=self._pixels())  # noqa: E731
-        elif name in CONFIGS or Path(name).expanduser().is_dir():
-            if name not in CONFIGS:
-                check_vit_folder(name)
-            make = functools.partial(vision_transformer, name, crop=self.side)
+        pixels = functools.partial(PixelNormalize, self.mean, self.std, self.side)
+        if name.startswith("wrn"):
+            sizes, rate = depth_and_width(name), 0.0 if dropout == "auto" else float(dropout)
+            return lambda classes: WideResNet(*sizes, classes, pixels(), rate, self.stem)
+        make: Callable[[int], nn.Module]
+        if name in _RESNETS:
+            make = lambda classes: _RESNETS[name](num_classes=classes, pixels=pixels())  # noqa: E731
+        elif name in VITS or Path(name).expanduser().is_dir():
+            vit_config(name)
+            make = functools.partial(VisionTransformer, name, crop=self.side)
         else:
-            known = [*self.resnets, "wrn-28-10", "wrn-16-8", *CONFIGS]
             raise UsageError(
-                f"model = {name!r} is not known; {nearest(name, known)}, another wrn-DEPTH-WIDTH, "
-                "or a Hugging Face folder of a ViT"
+                f"model = {name!r} is not known; {nearest(name, _KNOWN)}, another "
+                "wrn-DEPTH-WIDTH, or a Hugging Face folder of a ViT"
             )
         if dropout not in ("auto", 0):
             raise UsageError(
@@ -179,42 +156,163 @@ class ImageBenchmark(Benchmark):
             )
         return make
 
-    def published_weights(self, name: str) -> Callable[[nn.Module], None] | None:
-        """Return what puts published weights into a fresh model; None if it has none."""
-        name = name or self.default_model
-        if is_wide_resnet(name) or name in self.resnets or not has_published_weights(name):
-            return None
-        return functools.partial(load_published_weights, name=name)
-
     def evaluation_batch_size(self, name: str) -> int:
         """Return how many samples at once keep the outputs of a layer below some 200 MB."""
-        name = name or self.default_model
-        if name in self.resnets:
-            return 1024
-        return 256 if is_wide_resnet(name) and self.side <= 32 else 64
+        if self.side > 32 or (name not in _RESNETS and not name.startswith("wrn")):
+            return 64
+        return 1024 if name in _RESNETS else 256
 
-    def _pixels(self) -> nn.Module:
-        return nn.Sequential(CentreCrop(self.side), PixelNormalize(self.mean, self.std))
 
+# --- augmentation of a whole batch at once
+
+# Nothing waits for the device or reads what was drawn, so all of it can be part of a CUDA graph.
+
+_TRIES = 10
+"""As many boxes torchvision draws before it takes the largest."""
+
+_SCALE = (0.08, 1.0)
+"""Smallest and largest share of the image's area that a box has, torchvision's default."""
+
+_RATIO = (3 / 4, 4 / 3)
+"""Smallest and largest width of a box divided by its height, torchvision's default."""
+
+
+def random_crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """Return images of the same size, each cut out at random and mirrored with chance 1/2.
+
+    Parameters
+    ----------
+    images : torch.Tensor
+        NCHW, of any number type, on any device.
+    generator : torch.Generator
+        On the same device; the only source of random numbers.
+    padding : int (default: 4)
+        Black pixels that are added on each side before cutting.
+
+    Returns
+    -------
+    torch.Tensor
+        A new contiguous tensor of the same type.
+    """
+    count, channels, height, width = images.shape
+    device = images.device
+    top, left = torch.randint(
+        0, 2 * padding + 1, (2, count, 1), generator=generator, device=device
+    ).unbind()
+    mirrored = torch.randint(0, 2, (count, 1), generator=generator, device=device)
+    numbers = torch.arange(max(width, height), device=device)
+    # |c - (width - 1)| is column c counted from the other side.
+    columns = torch.add(numbers[:width], mirrored, alpha=1 - width).abs_().add_(left)
+    rows = numbers[:height] + top
+    padded = functional.pad(images, (padding,) * 4)
+    # One gather for crop and flip: on a CPU several times as fast as indexing.
+    pixels = torch.add(columns[:, None, :], rows[:, :, None], alpha=padded.shape[3])
+    pixels = pixels.flatten(1)[:, None].expand(-1, channels, -1)
+    return padded.flatten(2).gather(2, pixels).view(count, channels, height, width)
+
+
+def random_resized_crop_and_flip(images: Tensor, generator: torch.Generator, side: int) -> Tensor:
+    """Return squares, each made of a random box of its image and mirrored with chance 1/2.
+
+    The boxes are those of torchvision's ``RandomResizedCrop``, see `random_boxes`. Values between
+    pixels are interpolated bilinearly. Nothing is averaged where a box shrinks, so images should
+    not be much larger than `side`.
+
+    Parameters
+    ----------
+    images : torch.Tensor
+        NCHW, of any number type, on any device.
+    generator : torch.Generator
+        On the same device; the only source of random numbers.
+    side : int
+        Of the squares, in pixels.
+
+    Returns
+    -------
+    torch.Tensor
+        Of shape (N, C, side, side) and the same type, whole numbers rounded.
+    """
+    count, _, height, width = images.shape
+    top, left, rows, columns = random_boxes(count, height, width, generator)
+    mirrored = torch.randint(0, 2, (count, 1), generator=generator, device=images.device)
+    centres = (torch.arange(side, dtype=torch.float32, device=images.device) + 0.5) / side
+    # |m - c| is centre c counted from the other side where m is 1.
+    x = _grid_positions(left, columns, torch.abs(mirrored - centres), width)
+    y = _grid_positions(top, rows, centres, height)
+    shape = (count, side, side)
+    grid = torch.stack((x[:, None, :].expand(shape), y[:, :, None].expand(shape)), dim=3)
+    cut = functional.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+    return (cut if images.is_floating_point() else cut.round_()).to(images.dtype)
+
+
+def random_boxes(count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
+    """Return boxes within an image, drawn as torchvision's ``RandomResizedCrop`` does.
+
+    The share of the area is drawn uniformly, the ratio of the sides log-uniformly, up to ten
+    times until the box fits; then its position, uniformly. A box that never fits is the largest of
+    an allowed ratio; torchvision puts that one in the middle, here it is anywhere as well.
+
+    Parameters
+    ----------
+    count : int
+        How many boxes.
+    height, width : int
+        Of the image, in pixels.
+    generator : torch.Generator
+        The boxes are made on its device.
+
+    Returns
+    -------
+    torch.Tensor
+        Top, left, height and width in whole pixels, float32 of shape (4, count).
+    """
+    draws = torch.rand(
+        (2 * _TRIES + 2, count), generator=generator, device=generator.device, dtype=torch.float32
+    )
+    area_draws, ratio_draws, positions = torch.split(draws, [_TRIES, _TRIES, 2])
+    areas = height * width * (_SCALE[0] + (_SCALE[1] - _SCALE[0]) * area_draws)
+    low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
+    ratios = torch.exp(low + (high - low) * ratio_draws)
+    sizes = torch.stack((torch.sqrt(areas / ratios), torch.sqrt(areas * ratios))).round_()
+    heights, widths = sizes.unbind()
+    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
+    # One try more, which always fits.
+    last_height = min(height, max(1, round(width / _RATIO[0])))
+    last_width = min(width, max(1, round(height * _RATIO[1])))
+    heights = functional.pad(heights, (0, 0, 0, 1), value=last_height)
+    widths = functional.pad(widths, (0, 0, 0, 1), value=last_width)
+    chosen = functional.pad(fits.int(), (0, 0, 0, 1), value=1).argmax(dim=0, keepdim=True)
+    rows, columns = heights.gather(0, chosen)[0], widths.gather(0, chosen)[0]
+    top = torch.floor(positions[0] * (height - rows + 1))
+    left = torch.floor(positions[1] * (width - columns + 1))
+    return torch.stack((top, left, rows, columns))
+
+
+def _grid_positions(first: Tensor, size: Tensor, centres: Tensor, whole: int) -> Tensor:
+    """Return where to sample along one axis, in [-1, 1], of shape (count, side); inside the box."""
+    first, size = first[:, None], size[:, None]
+    pixels = torch.clamp(first + size * centres - 0.5, first, first + size - 1)
+    return (2 * pixels + 1) / whole - 1
+
+
+# --- the benchmarks
 
 BENCHMARKS: Mapping[str, ImageBenchmark] = {
     "cifar10": ImageBenchmark(
-        splits={"": CIFAR10},
+        splits={"official": CIFAR10},
         default_model="resnet20",
         mean=CIFAR10_MEAN,
         std=CIFAR10_STD,
         augment=random_crop_and_flip,
         side=32,
-        resnets=_RESNETS,
     ),
     "cifar100": ImageBenchmark(
-        splits={"": CIFAR100},
+        splits={"official": CIFAR100},
         default_model="wrn-28-10",
         mean=CIFAR100_MEAN,
         std=CIFAR100_STD,
         augment=random_crop_and_flip,
         side=32,
-        resnets=_RESNETS,
     ),
     "flowers102": ImageBenchmark(  # "paper" trains on the published training and test splits
         splits={name: FLOWERS102[name] for name in ("official", "paper")},
@@ -226,7 +324,7 @@ BENCHMARKS: Mapping[str, ImageBenchmark] = {
         stem="7x7",
     ),
     "tiny-imagenet": ImageBenchmark(  # tested on its validation split; its test split has no labels
-        splits={"": TINY_IMAGENET},
+        splits={"official": TINY_IMAGENET},
         default_model="vit-b-16",
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,

@@ -1,26 +1,31 @@
-"""What is trained: data, model, loss and metric in one object, tried before a run starts.
+"""Training tasks: data, model, loss and metric in one object, loaded by name and tried on the CPU.
 
 A `Task` is ready to train; a `Benchmark` makes tasks of one name.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..algorithm.randomness import generator
-from ..data.cache import Prepared
-from ..errors import UsageError
-from ..worker.batches import IndexedSamples, Samples, batch_source, num_samples, tensor_parts
+from ..algorithm.sampling import generator
+from ..data.cache import Prepared, UnusableError, check_content
+from ..errors import UsageError, nearest
+from ..worker.batches import BatchSource, IndexedSamples, Samples, num_samples, tensor_parts
 from ..worker.local_sgd import SampleLoss, cross_entropy
 from ..worker.step import check_micro_batches
+from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
+
+_LOG = logging.getLogger(__name__)
 
 _LONGEST_REASON = 200
 
@@ -62,12 +67,14 @@ class Task:
     assets : mapping (default: empty)
         Files that a saved model needs, such as the tokenizer, by the names that they get in the
         results folder. Data that belong to other ones are refused when the model is evaluated.
+    prepared : Prepared, optional
+        The cache entry that the data are in, if they had to be prepared.
 
     Raises
     ------
     UsageError
-        If a part of the data is empty or its inputs and targets differ in number, `model` does
-        not make models, or an asset has no plain name.
+        If a part of the data is empty or its inputs and targets differ in number, or `model` does
+        not make models.
     """
 
     model: Callable[[], nn.Module]
@@ -80,6 +87,7 @@ class Task:
     pretrained: Callable[[nn.Module], None] | None = None
     evaluation_batch_size: int = 1024
     assets: Mapping[str, Path] = field(default_factory=dict)
+    prepared: Prepared | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module) or not callable(self.model):
@@ -87,19 +95,11 @@ class Task:
                 f"task: model is a {type(self.model).__name__}, but must be a function that makes "
                 "a fresh one, such as model=lambda: Net()"
             )
-        optional = [name for name in ("augment", "pretrained") if getattr(self, name) is not None]
-        for name in ("loss", "metric", *optional):
-            if not callable(getattr(self, name)):
-                kind = type(getattr(self, name)).__name__
-                raise UsageError(f"task: {name} is a {kind}, but must be a function")
         if self.evaluation_batch_size < 1:
             raise UsageError(
                 f"task: evaluation_batch_size is {self.evaluation_batch_size}, but must be at "
                 "least 1"
             )
-        for name in self.assets:
-            if name in ("", ".", "..") or set(name) & set("/\\"):
-                raise UsageError(f"task: assets names {name!r}, but needs the plain name of a file")
         _check_samples("train", self.train)
         _check_samples("test", self.test)
 
@@ -127,13 +127,13 @@ class Task:
         Raises
         ------
         UsageError
-            If these cannot be had.
+            If these cannot be had, or the function for them raises.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.model()
             if self.pretrained is not None:
-                self.pretrained(model)
+                _call("task", "pretrained(model)", self.pretrained, model)
         return model
 
     def fingerprint(self) -> str:
@@ -151,95 +151,38 @@ class Task:
 
 
 class Benchmark:
-    """A task that is known by name: its data, its models, and the settings that it takes.
+    """A task that is known by name: its data and its models.
 
-    A subclass defines `task` and `saved_model`, and the rest where it applies. The parameter
-    `options` has all keys of `OPTIONS`; those that the property does not name have their defaults.
+    Attributes
+    ----------
+    task : callable
+        ``(data, model, again=, ...) -> Task``, preparing its data if that was not done yet, or
+        `again`. Takes those of `OPTIONS` that it has parameters for. Raises UsageError if the data
+        cannot be had, there is no such model, or they do not go with the options.
+    saved_model : callable
+        ``(model, tensors, dropout) -> Module``: a fresh model of the sizes of saved weights, made
+        without looking at the data. Raises UsageError if there is no such model.
+    default_model : str
+        The one where nobody sets any.
     """
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Of `OPTIONS`, the settings that it takes; others that are set are refused."""
-        return ()
-
-    def task(self, data: str, model: str, options: Mapping[str, Any]) -> Task:
-        """Return the task.
-
-        Parameters
-        ----------
-        data, model : str
-            Where the data is and which model; empty for the default.
-        options : mapping
-            Values of the settings in `OPTIONS`.
-
-        Raises
-        ------
-        UsageError
-            If the data cannot be had, there is no such model, or they do not go with the options.
-        """
-        raise NotImplementedError
-
-    def prepare(
-        self, data: str, model: str, options: Mapping[str, Any], again: bool = False
-    ) -> Prepared | None:
-        """Return the data as `task` has them, preparing them if that was not done yet.
-
-        None if nothing has to be prepared. No weights are needed. With `again` they are prepared
-        even if that was done.
-
-        Raises
-        ------
-        UsageError
-            As `task`.
-        """
-        return None
-
-    def saved_model(
-        self, name: str, tensors: Mapping[str, Tensor], dropout: float | str
-    ) -> nn.Module:
-        """Return a fresh model of the sizes of saved weights, without looking at the data.
-
-        Raises
-        ------
-        UsageError
-            If there is no such model.
-        """
-        raise NotImplementedError
-
-    def check_weights(self, model: str) -> None:
-        """Refuse a model whose published weights cannot be had; the HF hub's are downloaded.
-
-        For the server alone, before data are prepared: workers get the weights with the first
-        round.
-
-        Raises
-        ------
-        UsageError
-            If there is no such model, or its weights are out of reach.
-        """
+    task: Callable[..., Task]
+    saved_model: Callable[[str, Mapping[str, Tensor], float | str], nn.Module]
+    default_model: str
 
 
 def _check_samples(name: str, samples: Samples) -> None:
     try:
         lengths = [len(part) for part in tensor_parts(samples) or ()]
-        count = num_samples(samples)
+        sound = num_samples(samples) > 0 and len(lengths) in (0, 2) and len(set(lengths)) < 2
+        found = f"its parts have the lengths {lengths}" if lengths else "it is empty"
     except TypeError as error:
+        sound, found = False, str(error)
+    if not sound:
         raise UsageError(
-            f"task: {name} has no length ({error}); use a pair (inputs, targets) of tensors or "
-            "numpy arrays, or a map-style Dataset of pairs"
-        ) from None
-    if lengths and len(lengths) != 2:
-        raise UsageError(
-            f"task: {name} has {len(lengths)} parts; use a pair (inputs, targets), or a map-style "
-            "Dataset of pairs"
+            f"task: {name} must be a pair (inputs, targets) of tensors or numpy arrays of equal "
+            f"length, or a map-style Dataset of pairs, and not empty; {found}"
         )
-    if lengths and lengths[0] != lengths[1]:
-        raise UsageError(
-            f"task: {name} has {lengths[0]} inputs, but {lengths[1]} targets; each sample needs "
-            "one of both"
-        )
-    if count == 0:
-        raise UsageError(f"task: {name} is empty; it needs at least one sample")
 
 
 def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
@@ -262,7 +205,7 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
         If one of the task's functions raises, or returns something of the wrong shape, or the
         model does not allow micro-batches. A UsageError of a function itself comes out as it is.
     """
-    title = _title(name)
+    title = f"task = {name!r}" if name else "task"
     call = partial(_call, title)
     inputs, targets = call("reading train", _two_samples, task.train)
     with torch.no_grad():
@@ -289,23 +232,6 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
         _check_per_sample(f"{title}: metric", values, "return it before taking the mean")
 
 
-def checked_initial_model(task: Task, name: str, seed: int) -> nn.Module:
-    """Return `Task.initial_model`; what goes wrong in it becomes one line for the user.
-
-    Raises
-    ------
-    UsageError
-        If pretrained weights cannot be had, or the task's function for them raises.
-    """
-    described = "model()" if task.pretrained is None else "pretrained(model)"
-    model: nn.Module = _call(_title(name), described, task.initial_model, seed)
-    return model
-
-
-def _title(name: str) -> str:
-    return f"task = {name!r}" if name else "task"
-
-
 def _call(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
@@ -319,7 +245,7 @@ def _call(title: str, described: str, function: Callable[..., Any], *arguments: 
 def _two_samples(samples: Samples) -> tuple[Any, Any]:
     """Return a batch of the first two samples; of a single sample twice that one."""
     indices = torch.tensor([0, min(1, num_samples(samples) - 1)])
-    return batch_source(samples, torch.device("cpu")).batch(indices)
+    return BatchSource(samples, torch.device("cpu")).batch(indices)
 
 
 def _check_per_sample(function: str, values: Any, hint: str) -> None:
@@ -373,14 +299,183 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
     identity = f"{task.fingerprint()} {share!r} {seed}"
     return replace(
         task,
-        train=_subset(task.train, order[held_out:]),
-        test=_subset(task.train, order[:held_out]),
+        # Neighbours stay such in a memory map.
+        train=IndexedSamples(task.train, np.sort(order[held_out:])),
+        test=IndexedSamples(task.train, np.sort(order[:held_out])),
         data_fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
     )
 
 
-def _subset(samples: Samples, indices: npt.NDArray[np.int64]) -> IndexedSamples:
-    indices = np.sort(indices)  # neighbours stay neighbours in a memory map
-    if isinstance(samples, IndexedSamples):
-        return IndexedSamples(samples.samples, samples.indices[indices])
-    return IndexedSamples(samples, indices)
+# --- by name
+
+
+_REGISTERED: dict[str, Callable[..., Task]] = {}
+"""What returns the tasks that were registered in this process, by name."""
+
+
+def register_task(task: Task, name: str = GIVEN_IN_PYTHON) -> str:
+    """Let `load_task` find a task under a name, in this process, and return the name.
+
+    A task that had the name before is replaced.
+    """
+    _REGISTERED[name] = lambda: task
+    return name
+
+
+def load_task(
+    name: str,
+    data: str = "",
+    model: str = "",
+    *,
+    validation_share: float = 0.0,
+    seed: int = 0,
+    again: bool = False,
+    **options: Any,
+) -> Task:
+    """Return a task by name.
+
+    Parameters
+    ----------
+    name : str
+        A registered name, one in `TASKS`, or ``module:function``.
+    data, model : str (default: "")
+        Where the data is and which model; empty for the task's own default.
+    validation_share : float (default: 0.0)
+        Above 0: test on this share of the training data instead of the test data.
+    seed : int (default: 0)
+        Which samples that share consists of.
+    again : bool (default: False)
+        Prepare the data of a benchmark even if that was done.
+    **options
+        Of `OPTIONS`; those that the task does not take must be at their default.
+
+    Raises
+    ------
+    UsageError
+        If there is no such task, or it refuses one of the settings.
+    """
+    if name in _REGISTERED:
+        make = _REGISTERED[name]
+    elif name in TASKS:
+        benchmark = _benchmark(name)
+        make, model = benchmark.task, model or benchmark.default_model
+    else:
+        make = _own_function(name)
+    parameters = inspect.signature(make).parameters
+    options = {**OPTIONS, **options}
+    known = {key: options[key] for key in OPTIONS if key in parameters}
+    _refuse_set(name, options, known)
+    if "again" in parameters:
+        known["again"] = again
+    if set(parameters) - set(known):
+        task = make(data, model, **known)
+    else:
+        _refuse_set(name, {"data": data, "model": model})
+        task = make(**known)
+    if not isinstance(task, Task):
+        raise UsageError(f"task = {name!r} returned {type(task).__name__}, not a Task")
+    return task if validation_share == 0 else with_validation(task, validation_share, seed)
+
+
+def prepare_task(
+    name: str, data: str = "", model: str = "", again: bool = False, **options: Any
+) -> str:
+    """Prepare the data of a task, and return a line that says what there is.
+
+    What was ready is read once and compared with what was written: a run looks at the sizes only.
+    Parameters and errors are those of `load_task`.
+    """
+    task = load_task(name, data, model, again=again, **options)
+    prepared = task.prepared
+    if prepared is None:
+        made = "" if name in TASKS else ", as its own code makes them"
+        return (
+            f"{name}: {task.num_train:,} training and {task.num_test:,} test samples{made}; "
+            "nothing has to be prepared"
+        )
+    try:
+        check_content(prepared.folder)
+    except UnusableError as error:
+        _LOG.warning("%s is damaged (%s); preparing it again", prepared.folder, error)
+        load_task(name, data, model, again=True, **options)
+    bad = sum(prepared.skipped.values())
+    left_out = f", {bad:,} that cannot be read left out" if bad else ""
+    return (
+        f"{name}: {task.num_train:,} training and {task.num_test:,} test {prepared.noun} of "
+        f"{prepared.num_classes} classes{left_out}, ready in {prepared.folder}"
+    )
+
+
+def load_saved_model(
+    task: str, model: str, tensors: Mapping[str, Tensor], dropout: float | str = "auto"
+) -> nn.Module:
+    """Return a fresh model for saved weights, of a task in `TASKS`; its data is not needed.
+
+    Parameters
+    ----------
+    task, model : str
+        The settings of the run.
+    tensors : mapping
+        The saved weights; their sizes are read.
+    dropout : float or "auto" (default: "auto")
+        Of the model.
+
+    Raises
+    ------
+    UsageError
+        If there is no such model.
+    """
+    benchmark = _benchmark(task)
+    return benchmark.saved_model(model or benchmark.default_model, tensors, dropout)
+
+
+def check_weights(task: str, model: str = "", pretrained: bool = True) -> None:
+    """Refuse a model whose published weights cannot be had, before minutes go into its data.
+
+    Those of the HF hub are downloaded. Only the server calls it: workers get the weights with the
+    first round, and a saved run has its own.
+
+    Raises
+    ------
+    UsageError
+        If they are out of reach.
+    """
+    if not pretrained or task not in TASKS:
+        return
+    benchmark = _benchmark(task)
+    if "pretrained" in inspect.signature(benchmark.task).parameters:
+        from ..models.pretrained import is_published, model_folder
+
+        model = model or benchmark.default_model
+        if is_published(model):
+            model_folder(model)
+
+
+def _benchmark(name: str) -> Benchmark:
+    benchmark: Benchmark = importlib.import_module(f".{TASKS[name]}", __package__).BENCHMARKS[name]
+    return benchmark
+
+
+def _refuse_set(name: str, settings: Mapping[str, Any], taken: Collection[str] = ()) -> None:
+    """Refuse settings that are not at their default and that a task does not take."""
+    for key, value in settings.items():
+        if key not in taken and value != OPTIONS.get(key, ""):
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            raise UsageError(
+                f"{key.replace('_', '-')} = {shown}: task = {name!r} does not take it; leave it out"
+            )
+
+
+def _own_function(name: str) -> Callable[..., Any]:
+    module_name, colon, function_name = name.partition(":")
+    if not colon:
+        near = nearest(name, [*TASKS, *_REGISTERED])
+        raise UsageError(f"task = {name!r} is not known; {near}, or module:function")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+        inspect.signature(function)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        hint = "; put its folder into PYTHONPATH, or install it" if missing else ""
+        raise UsageError(f"task = {name!r} cannot be loaded: {error}{hint}") from None
+    return function

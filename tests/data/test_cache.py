@@ -1,29 +1,25 @@
-"""Data prepared once: what an entry holds, what is damaged, full disks, other versions."""
+"""Data prepared once: what an entry holds, what is damaged, several processes, kills."""
 
+import contextlib
 import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from flower_blsgd.data import cache as cache_module
 from flower_blsgd.data.cache import (
-    FORMAT,
-    SCRATCH,
-    Contents,
-    OnItems,
-    Preparation,
+    Prepared,
     UnusableError,
+    Write,
     cache_folder,
     check_content,
-    new_array,
     prepared,
 )
 from flower_blsgd.data.source import DataSource
@@ -34,38 +30,28 @@ from ..refusal import refusal
 
 Damage = Callable[[Path], object]
 
+HF_HUB = DataSource("hub/x", noun="numbers")
 
-def write_numbers(folder: Path, on_items: OnItems) -> Contents:
-    """Write three numbers for each split, with a folder beside and what a library left."""
-    for split, first in (("train", 0), ("test", 10)):
-        numbers = new_array(folder / f"{split}_numbers.npy", (3, 2), np.int32)
-        numbers[:] = first + np.arange(6).reshape(3, 2)
-        numbers.flush()
-        np.save(folder / f"{split}_labels.npy", np.arange(3))
-        on_items(3, 6)
+
+def write_numbers(folder: Path, scratch: Path) -> Mapping[str, Any]:
+    """Write three numbers for each part, with a file beside and what a library leaves."""
+    for part, first in (("train", 0), ("test", 10)):
+        np.save(folder / f"{part}_inputs.npy", np.arange(first, first + 6, dtype=np.int32))
+        np.save(folder / f"{part}_labels.npy", np.arange(3))
     (folder / "words.txt").write_text("one two")
-    (folder / SCRATCH).mkdir()
-    (folder / SCRATCH / "table.arrow").write_text("of a library")
-    return Contents("numbers", ("a", "b", "c"), {"train": 1}, {"longest": 7})
+    scratch.mkdir()
+    (scratch / "table.arrow").write_text("of a library")
+    return {"num_classes": 3, "skipped": {"train": 1}, "vocabulary": 7}
 
 
-NUMBERS = Preparation("numbers", DataSource("hub/x", noun="numbers"), {"count": 3}, write_numbers)
-FILES = [
-    "meta.json",
-    "test_labels.npy",
-    "test_numbers.npy",
-    "train_labels.npy",
-    "train_numbers.npy",
-    "words.txt",
-]
+def refuse(*_: object) -> Any:
+    raise AssertionError("must not be called")
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> DataSource:
-    """Return a source that is a folder with one file."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "data.txt").write_text("1")
-    return DataSource("hub/x", tmp_path / "own", noun="numbers")
+def numbers(
+    write: Write = write_numbers, source: DataSource = HF_HUB, again: bool = False, count: int = 3
+) -> Prepared:
+    return prepared("numbers", source, {"count": count}, write, again)
 
 
 def entries(cache: Path) -> list[str]:
@@ -73,35 +59,33 @@ def entries(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
 
 
-def refuse(*_: object, **__: object) -> Any:
-    raise AssertionError("must not be called")
-
-
 # --- an entry
 
 
-def test_what_is_prepared(cache: Path) -> None:
-    numbers = prepared(NUMBERS)
-    torch.from_numpy(prepared(NUMBERS).train[0]).zero_()  # does not warn, nor change the file
-    assert numbers.train[0].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert numbers.test[0].tolist() == [[10, 11], [12, 13], [14, 15]]
-    assert numbers.train[0].dtype == np.int32
-    assert numbers.train[1].dtype == np.int64
-    assert numbers.test[1].tolist() == [0, 1, 2]
-    assert (numbers.class_names, numbers.skipped) == (("a", "b", "c"), {"train": 1})
-    assert (numbers.facts, numbers.noun) == ({"longest": 7}, "numbers")
-    assert entries(cache) == [numbers.folder.name]
-    assert sorted(path.name for path in numbers.folder.iterdir()) == FILES
-    check_content(numbers.folder)
+def test_what_is_prepared(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = numbers()
+    line = f"preparing the numbers of the HF hub's hub/x, once, in {found.folder}\n"
+    assert capfd.readouterr() == ("", line)
+    torch.from_numpy(numbers().train[0]).zero_()  # does not warn, nor change the file
+    assert capfd.readouterr() == ("", "")
+    assert found.train[0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.test[0].tolist() == [10, 11, 12, 13, 14, 15]
+    assert (found.train[0].dtype, found.train[1].dtype) == (np.int32, np.int64)
+    assert found.test[1].tolist() == [0, 1, 2]
+    assert (found.noun, found.num_classes, found.vocabulary) == ("numbers", 3, 7)
+    assert found.skipped == {"train": 1}
+    assert entries(cache) == [found.folder.name]
+    assert len(list(found.folder.iterdir())) == 6  # four arrays, words and the manifest
+    check_content(found.folder)
 
 
 def test_it_is_prepared_once_unless_asked_again(cache: Path) -> None:
-    first = prepared(NUMBERS)
-    second = prepared(replace(NUMBERS, write=refuse))
+    first = numbers()
+    second = numbers(refuse)
     assert (second.folder, second.fingerprint) == (first.folder, first.fingerprint)
     inode = first.folder.stat().st_ino
     with captured_log() as log:
-        third = prepared(NUMBERS, again=True)
+        third = numbers(again=True)
     assert (third.folder, log.warnings) == (first.folder, [])
     assert third.folder.stat().st_ino != inode
     assert first.train[0].tolist() == third.train[0].tolist()  # what is open stays readable
@@ -110,19 +94,30 @@ def test_it_is_prepared_once_unless_asked_again(cache: Path) -> None:
 
 def test_fingerprint_is_that_of_the_training_samples() -> None:
     def changed(array: str) -> str:
-        def write(folder: Path, on_items: OnItems) -> Contents:
-            contents = write_numbers(folder, on_items)
-            if array:
-                values = np.load(folder / f"{array}.npy")
-                np.save(folder / f"{array}.npy", values + 1)
-            return contents
+        def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
+            facts = write_numbers(folder, scratch)
+            np.save(folder / f"{array}.npy", np.load(folder / f"{array}.npy") + 1)
+            return facts
 
-        return prepared(replace(NUMBERS, options={"array": array}, write=write)).fingerprint
+        return numbers(write, again=True).fingerprint
 
-    same = changed("")
+    same = numbers().fingerprint
     assert (len(same), int(same, 16) >= 0) == (16, True)
-    assert changed("test_numbers") == changed("test_labels") == same
-    assert len({same, changed("train_numbers"), changed("train_labels")}) == 3
+    assert changed("test_inputs") == changed("test_labels") == same
+    assert len({same, changed("train_inputs"), changed("train_labels")}) == 3
+
+
+def test_other_options_and_changed_files_make_other_entries(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "own").mkdir()
+    folder = DataSource("hub/x", tmp_path / "own", noun="numbers")
+    first = numbers(source=folder)
+    numbers()
+    numbers(source=folder, count=4)
+    (tmp_path / "own" / "more.txt").write_text("2")
+    assert numbers(source=folder).folder != first.folder
+    assert len(entries(cache)) == 4
+    message = refusal(numbers, source=DataSource("hub/x", tmp_path))
+    assert message.endswith(f"the cache {cache} lies inside it; set BLSGD_CACHE to another folder")
 
 
 def test_opening_imports_no_library_for_reading() -> None:
@@ -138,23 +133,6 @@ print([name for name in libraries if name in sys.modules])
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_preparing_says_one_line_and_shows_a_bar_in_a_terminal(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = prepared(NUMBERS).folder
-    line = f"preparing the numbers of the HF hub's hub/x, once, in {entry}\n"
-    assert capfd.readouterr() == ("", line)
-    prepared(NUMBERS)
-    assert capfd.readouterr() == ("", "")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    prepared(NUMBERS, again=True)
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.startswith(line)
-    assert "6/6" in err
-
-
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
@@ -164,83 +142,44 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/caches/flower-blsgd")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path("/home/ann/.cache/flower-blsgd")
-    monkeypatch.setenv("BLSGD_CACHE", "~no-such-user/x")
-    assert refusal(cache_folder).endswith("; set BLSGD_CACHE to another folder")
-
-
-# --- other sources, options and versions
-
-
-def test_other_options_and_changed_files_make_other_entries(
-    cache: Path, source: DataSource
-) -> None:
-    of_folder = replace(NUMBERS, source=source)
-    first = prepared(of_folder)
-    for other in (NUMBERS, replace(of_folder, options={"count": 4})):
-        prepared(other)
-    (Path(str(source)) / "more.txt").write_text("2")
-    assert prepared(of_folder).folder != first.folder
-    assert len(entries(cache)) == 4
 
 
 # --- damage
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "why"),
+    ("name", "damage"),
     [
-        (
-            "train_numbers.npy",
-            lambda path: os.truncate(path, path.stat().st_size - 1),
-            "train_numbers.npy has 151 bytes instead of 152",
-        ),
-        ("train_labels.npy", Path.unlink, "train_labels.npy is missing"),
-        ("train_labels.npy", lambda path: path.write_bytes(bytes(152)), ""),
-        ("meta.json", Path.unlink, "meta.json is missing"),
-        ("meta.json", lambda path: path.write_text(f'{{"format": {FORMAT}}}'), "'files'"),
+        ("train_inputs.npy", lambda path: os.truncate(path, path.stat().st_size - 1)),
+        ("train_labels.npy", Path.unlink),
+        ("train_labels.npy", lambda path: path.write_bytes(bytes(152))),
+        ("manifest.json", Path.unlink),
+        ("manifest.json", lambda path: path.write_text("{}")),
     ],
 )
-def test_a_damaged_entry_is_named_and_made_again(
-    cache: Path, name: str, damage: Damage, why: str
-) -> None:
-    entry = prepared(NUMBERS).folder
+def test_a_damaged_entry_is_named_and_made_again(cache: Path, name: str, damage: Damage) -> None:
+    entry = numbers().folder
     damage(entry / name)
+    with pytest.raises(UnusableError):
+        check_content(entry)
     with captured_log() as log:
-        numbers = prepared(NUMBERS)
-        prepared(replace(NUMBERS, write=refuse))
-    assert numbers.train[0].tolist() == [[0, 1], [2, 3], [4, 5]]
+        assert numbers().train[0].tolist() == [0, 1, 2, 3, 4, 5]
+        numbers(refuse)
     (line,) = log.warnings
     assert line.startswith(f"{entry} is damaged (")
     assert line.endswith("); preparing it again")
-    assert why in line
     assert entries(cache) == [entry.name]
     check_content(entry)
 
 
 def test_content_is_compared_only_on_request() -> None:
-    entry = prepared(NUMBERS).folder
+    entry = numbers().folder
     with (entry / "test_labels.npy").open("r+b") as file:
         file.seek(-8, os.SEEK_END)
         file.write(b"\x01")
-    assert prepared(NUMBERS).folder == entry  # a run looks at sizes only
-    with pytest.raises(UnusableError, match=r"^test_labels.npy has not the content that was writ"):
+    assert numbers(refuse).folder == entry  # a run looks at sizes only
+    with pytest.raises(UnusableError, match=r"^test_labels.npy is not as it was written"):
         check_content(entry)
-
-
-def test_an_entry_that_cannot_be_read_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = prepared(NUMBERS).folder
-    inode = entry.stat().st_ino
-
-    def fail(path: Path, **_: object) -> None:
-        raise OSError(errno.EIO, "disk error", str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cache_module, "_sha256", fail)
-        patch.setattr(np, "load", fail)
-        for call in (lambda: prepared(NUMBERS), lambda: check_content(entry)):
-            assert refusal(call).startswith(f"{entry} cannot be read (disk error) and stays as it")
-    assert entries(cache) == [entry.name]
-    assert prepared(NUMBERS).folder.stat().st_ino == inode
 
 
 # --- preparations that fail
@@ -248,58 +187,89 @@ def test_an_entry_that_cannot_be_read_stays(cache: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(
-    ("where", "number"),
-    [("posix_fallocate", errno.ENOSPC), ("fsync", errno.EIO)],
+    "error", [OSError(errno.ENOSPC, "disk full"), UsageError("bad row"), KeyboardInterrupt()]
 )
-def test_a_full_or_broken_disk_leaves_nothing_half_written(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: int, again: bool
+def test_an_interrupted_preparation_leaves_nothing(
+    cache: Path, error: BaseException, again: bool
 ) -> None:
-    kept = [prepared(NUMBERS).folder.name] if again else []
-    real, calls = getattr(os, where), []
+    def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
+        write_numbers(folder, scratch)
+        raise error
 
-    def fail_later(*arguments: Any) -> None:
-        calls.append(arguments)
-        if len(calls) == 2:  # the first array is written
-            raise OSError(number, os.strerror(number))
-        real(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, where, fail_later)
-        assert refusal(lambda: prepared(NUMBERS, again)) == (
-            f"the cache {cache} cannot be written ({os.strerror(number)}); make room, or set "
-            "BLSGD_CACHE to another folder"
+    kept = [numbers().folder.name] if again else []
+    if isinstance(error, OSError):
+        message = refusal(numbers, write, again=again)
+        assert message.startswith(
+            f"the cache {cache} cannot be used ([Errno 28] disk full); make r"
         )
+        assert message.endswith("or set BLSGD_CACHE to another folder")
+    else:
+        with pytest.raises(type(error)):
+            numbers(write, again=again)
     assert entries(cache) == kept
-    assert len(prepared(NUMBERS).train[0]) == 3
+    assert len(numbers(refuse if again else write_numbers).train[1]) == 3
 
 
-@pytest.mark.parametrize("error", [UsageError, KeyboardInterrupt])
-def test_an_interrupted_preparation_leaves_nothing(cache: Path, error: type[BaseException]) -> None:
-    def write(folder: Path, on_items: OnItems) -> Contents:
-        write_numbers(folder, on_items)
-        raise error("in the middle")
-
-    with pytest.raises(error, match="in the middle"):
-        prepared(replace(NUMBERS, write=write))
-    assert entries(cache) == []
-
-
-def test_what_a_killed_preparation_left_is_removed(cache: Path) -> None:
-    """But not that of another data set, whose lock another process may hold."""
-    (cache / ".part.numbers.123" / "source").mkdir(parents=True)
-    (cache / ".part.numbers.123" / "train_numbers.npy").write_bytes(b"half")
-    (cache / ".part.numbers100.123").mkdir()
-    entry = prepared(NUMBERS).folder
-    assert entries(cache) == [".part.numbers100.123", entry.name]
-
-
-def test_a_cache_that_cannot_be_made(
-    tmp_path: Path, cache: Path, source: DataSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_made_or_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_text("a file in its place")
-    assert "cannot be written (File exists); make room, or set BLSGD_CACHE" in refusal(
-        lambda: prepared(NUMBERS)
-    )
-    monkeypatch.setenv("BLSGD_CACHE", f"{source}/cache")
-    message = refusal(lambda: prepared(replace(NUMBERS, source=source)))
-    assert message.startswith(f"{source.setting}: the cache {source}/cache lies inside it; set BLS")
+    assert "cannot be used ([Errno 17] File exists" in refusal(numbers)
+    cache.unlink()
+    entry = numbers().folder
+    monkeypatch.setattr(np, "load", Mock(side_effect=OSError(errno.EMFILE, "too many")))
+    assert f"{entry} cannot be read ([Errno 24] too many)" in refusal(numbers, refuse)
+
+
+# --- several processes
+
+# Prepares in the time that it takes to read a line; prints what it found, and whether it wrote.
+CODE = """
+import sys
+import numpy as np
+from flower_blsgd.data.cache import prepared
+from flower_blsgd.data.source import DataSource
+
+wrote = []
+
+def write(folder, scratch):
+    for name in ("train_inputs", "train_labels", "test_inputs", "test_labels"):
+        np.save(folder / f"{name}.npy", np.arange(3))
+        if not wrote:
+            print("writes", flush=True)
+            sys.stdin.readline()
+        wrote.append(name)
+    return {"num_classes": 3, "skipped": {}}
+
+found = prepared("numbers", DataSource("hub/x"), {}, write)
+print(found.folder.name, len(found.train[0]), len(wrote))
+"""
+
+
+@pytest.mark.processes
+def test_of_two_processes_one_goes_on_after_a_kill(cache: Path) -> None:
+    """What a killed one left is removed, but not that of another data set, which may be locked."""
+    other = cache / ".part.numbers100.123"
+    other.mkdir(parents=True)
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with contextlib.ExitStack() as stack:
+
+        def start() -> Any:
+            command = [sys.executable, "-c", CODE]
+            process = stack.enter_context(subprocess.Popen(command, **pipes, text=True))
+            stack.callback(process.kill)
+            return process
+
+        killed = start()
+        assert killed.stdout.readline() == "writes\n"
+        waiting = [start(), start()]
+        for process in waiting:
+            assert "waiting for another process that prepares numbers" in process.stderr.readline()
+        assert [name[:14] for name in entries(cache)] == [".part.numbers.", other.name[:14]]
+        killed.kill()
+        for process in waiting:  # either may be the one that goes on
+            process.stdin.write("\n")
+            process.stdin.flush()
+        results = [process.communicate(timeout=120)[0] for process in waiting]
+    left, entry = entries(cache)
+    assert left == other.name
+    shown = sorted(result.splitlines()[-1] for result in results)
+    assert shown == [f"{entry} 3 0", f"{entry} 3 4"]

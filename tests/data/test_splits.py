@@ -1,5 +1,9 @@
-"""Splits of labelled samples: their columns, labels and classes."""
+"""From tables to arrays: columns, labels, classes, and the rows that are left out."""
 
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,17 +11,11 @@ import pytest
 
 pytest.importorskip("datasets")
 
-import datasets
+from datasets import ClassLabel, Dataset
 
+from flower_blsgd.data import splits as module
 from flower_blsgd.data.source import DataSource
-from flower_blsgd.data.splits import (
-    NO_LABEL,
-    Split,
-    find_classes,
-    join_splits,
-    table_split,
-    warn_of_unseen_classes,
-)
+from flower_blsgd.data.splits import read_parts, write_part
 
 from ..log_capture import captured_log
 from ..refusal import refusal
@@ -26,115 +24,177 @@ LAYOUT = "train-*.parquet and test-*.parquet"
 SOURCE = DataSource("hub/x", None, LAYOUT)
 
 
-# --- joined splits
+def table(rows: str, labels: Sequence[Any] = (), names: Sequence[str] = ()) -> Dataset:
+    """Return a split of letters, labelled 0, 1, 2, ... if there are no other labels."""
+    columns = {"text": list(rows), "more": list(rows), "label": labels or list(range(len(rows)))}
+    made = Dataset.from_dict(columns)
+    return made.cast_column("label", ClassLabel(names=list(names))) if names else made
 
 
-def letters(name: str, rows: str) -> Split:
-    """Return a split whose samples are letters, and whose labels are their codes."""
-    labels = np.array([ord(letter) for letter in rows], np.int64)
-    return Split(name, labels, ("x",), lambda first, last: list(rows[first:last]))
+def read(
+    tables: Mapping[str, Any],
+    parts: Mapping[str, Sequence[str]] | None = None,
+    num_classes: int | None = None,
+    max_samples: int = 0,
+) -> tuple[dict[str, Any], int]:
+    parts = parts or {name: [name] for name in tables}
+    columns = (("words", "text"), ("label",))
+    return read_parts(SOURCE, "cifar100", tables, parts, columns, num_classes, max_samples)
+
+
+# --- parts of a data set
 
 
 @pytest.mark.parametrize("max_samples", [0, 4, 100])
 def test_joined_rows_are_those_of_the_splits_in_order(max_samples: int) -> None:
-    splits = [letters("train", "abc"), letters("test", "de"), letters("validation", "fghi")]
-    joined = join_splits(splits, max_samples)
-    expected = "abcdefghi"[: max_samples or None]
-    assert (joined.name, joined.class_names) == ("train + test + validation", ("x",))
-    assert joined.labels.tolist() == [ord(letter) for letter in expected]
-    for first in range(len(joined)):
-        for last in range(first + 1, len(joined) + 1):
-            assert "".join(joined.stored(first, last)) == expected[first:last]
-
-
-# --- columns and labels
-
-
-def table_of(rows: dict[str, list[Any]], **features: Any) -> Any:
-    own = datasets.Features(features) if features else None
-    return datasets.Dataset.from_dict(rows, features=own)
-
-
-def labels_of(labels: list[Any], **features: Any) -> list[int]:
-    table = table_of({"text": ["a"] * len(labels), "label": labels}, **features)
-    found = table_split(SOURCE, "test", table, "text", "label").labels
-    assert found.dtype == np.int64
-    result: list[int] = found.tolist()
-    return result
-
-
-def test_labels_are_whole_numbers_and_may_be_missing() -> None:
-    assert labels_of([2, 0, 1]) == [2, 0, 1]
-    assert labels_of([0, None, 3]) == [0, NO_LABEL, 3]
-    assert labels_of([0.0, None, 3.0]) == [0, NO_LABEL, 3]  # as csv files have them
-    assert labels_of([0, 1], text=datasets.Value("string"), label=datasets.Value("uint8")) == [0, 1]
+    tables = {"test": table("de"), "other": table("x"), "train": table("abc")}
+    parts = {"train": ("train", "test"), "test": ("test",)}
+    found, num_classes = read(tables, parts, max_samples=max_samples)
+    assert "".join(found["train"]["sample"]) == "abcde"[: max_samples or None]
+    assert found["train"]["label"][:] == [0, 1, 2, 0, 1][: max_samples or None]
+    assert (found["test"]["sample"][:], num_classes) == (["d", "e"], 3)
+    tables["test"] = table("de", [0.0, 1.0])
+    assert "train and test cannot be joined (" in refusal(read, tables, parts)
 
 
 @pytest.mark.parametrize(
-    ("labels", "why"),
+    ("tables", "why"),
     [
-        ([0, 1, -1], "label of test goes down to -1; classes count from 0, so this split is"),
-        ([0.0, 2.5], "column label of test holds no labels (Float value 2.5"),
-        (["cat", "dog"], "column label of test holds no labels (Failed to parse"),
-        ([], "test is empty; expected"),
+        ({"train": table("ab"), "eval": table("ab")}, "no test split, found train, eval; expected"),
+        ({"train": table("ab").remove_columns("text")}, "train has 2 rows of the columns more, la"),
+        ({"train": table("ab").remove_columns("label")}, "train has 2 rows of the columns text, m"),
+        ({"train": table("ab").select([])}, "train has 0 rows of the columns text, more, label; e"),
     ],
 )
-def test_labels_that_are_none(labels: list[Any], why: str) -> None:
-    assert f"data = '': {why}" in refusal(lambda: labels_of(labels))
-
-
-# --- classes
-
-
-def split_of(labels: list[int], *names: str, name: str = "train") -> Split:
-    return Split(name, np.array(labels, np.int64), names, lambda first, last: [])
-
-
-def classes_of(*splits: Split, expected: int | None = None) -> tuple[str, ...]:
-    return find_classes(SOURCE, "cifar100", splits, expected)
-
-
-def test_names_of_classes_are_those_of_the_data_or_numbers() -> None:
-    assert classes_of(split_of([0, 2], "a", "b", "c"), split_of([1])) == ("a", "b", "c")
-    assert classes_of(split_of([0, 2, NO_LABEL]), split_of([3])) == ("0", "1", "2", "3")
-    assert classes_of(split_of([0, 3]), expected=4) == ("0", "1", "2", "3")
+def test_splits_and_columns_that_are_not_there(tables: Mapping[str, Any], why: str) -> None:
+    message = refusal(read, tables, {"train": ["train"], "test": ["test"]})
+    assert message.startswith(f"data = '': {why}")
+    assert message.endswith(f"expected {LAYOUT}")
 
 
 @pytest.mark.parametrize(
-    ("splits", "expected", "why"),
+    ("tables", "expected", "found"),
+    [
+        ({"train": table("ab", [0, 2], "abcd"), "test": table("a", [1])}, None, 4),
+        ({"train": table("ab", [0, None]), "test": table("abc", [3, 1, 1])}, None, 4),
+        ({"train": table("ab", [0.0, None])}, 1, 1),  # as csv files have them
+        ({"train": table("ab", [0, 3])}, 4, 4),
+    ],
+)
+def test_classes_are_counted_in_all_rows(
+    tables: Mapping[str, Any], expected: int | None, found: int
+) -> None:
+    assert read(tables, num_classes=expected, max_samples=1)[1] == found
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected", "why"),
     [
         (
-            [split_of([0, 1], "a", "b"), split_of([0, 1], "b", "a", name="test")],
+            {"train": table("ab", [0, 1], "ab"), "test": table("ab", [0, 1], "ba")},
             None,
             "train and test have different classes; they need the same, in the same order",
         ),
         (
-            [split_of([0, 1], "a", "b"), split_of([0, 5])],
+            {"train": table("ab", [0, 1], "ab"), "test": table("ab", [0, 5])},
             None,
-            "there is a label 5, but 2 names of classes, counted from 0; correct the labels or",
+            "wrong number of classes: found 2 and labels up to 5, expected 2 to 4, counted from 0",
         ),
         (
-            [split_of([0, 30_000_000])],
+            {"train": table("ab", [0, 30])},
             100,
-            "wrong number of classes: found 30000001, expected the 100 of cifar100, counted from "
-            "0; name a folder with these, or leave data empty for the HF hub's hub/x",
+            "wrong number of classes: found 31 and labels up to 30, expected the 100 of cifar100",
         ),
-        # No tuple of so many names is made: that would take a minute and 5 GB.
-        ([split_of([0, 2_000_000_000])], None, "labels go up to 2000000000, but there are fewer i"),
-        ([split_of([0, 0])], None, f"all images have the same label; expected {LAYOUT}"),
+        (
+            {"train": table("ab", [0, 2_000_000_000])},
+            None,
+            "wrong number of classes: found 20000000",
+        ),
+        (
+            {"train": table("ab", [0, 0])},
+            None,
+            "wrong number of classes: found 1 and labels up to 0",
+        ),
+        ({"train": table("ab", [0.0, 2.5])}, None, "labels must be whole numbers that count the"),
+        (
+            {"train": table("ab", ["cat", "dog"])},
+            None,
+            "labels must be whole numbers that count th",
+        ),
     ],
 )
-def test_classes_that_cannot_be_meant(splits: list[Split], expected: int | None, why: str) -> None:
-    assert refusal(lambda: classes_of(*splits, expected=expected)).startswith(f"data = '': {why}")
+def test_classes_that_cannot_be_meant(
+    tables: Mapping[str, Any], expected: int | None, why: str
+) -> None:
+    message = refusal(read, tables, num_classes=expected)
+    assert message.startswith(f"data = '': {why}")
 
 
-def test_classes_that_no_training_row_shows_are_named() -> None:
+# --- arrays of a part
+
+
+def written(
+    folder: Path, texts: list[Any], labels: list[Any] | None = None, skip_bad: bool = False
+) -> tuple[list[list[int]], list[int]]:
+    """Return the rows and labels of lists of digits, of which 9 cannot be converted."""
+
+    def convert(text: str) -> list[int]:
+        if "9" in text:
+            raise ValueError(f"bad text\n{text}")
+        return [int(digit) for digit in text]
+
+    rows = Dataset.from_dict({"sample": texts, "label": labels or list(range(len(texts)))})
+    skipped = write_part(rows, folder, "test", convert, (4,), np.int32, skip_bad, filler=-1)
+    inputs, kept = (np.load(folder / f"test_{kind}.npy") for kind in ("inputs", "labels"))
+    assert (inputs.dtype, kept.dtype, skipped) == (np.int32, np.int64, len(texts) - len(kept))
+    return inputs.tolist(), kept.tolist()
+
+
+def test_rows_are_as_long_as_the_longest(tmp_path: Path) -> None:
+    assert written(tmp_path, ["12", "3", "456"]) == (
+        [[1, 2, -1], [3, -1, -1], [4, 5, 6]],
+        [0, 1, 2],
+    )
+    assert written(tmp_path, ["1234", "3"])[0] == [[1, 2, 3, 4], [3, -1, -1, -1]]
+    many = [str(k)[-1:].replace("9", "0") * (k % 3 + 1) for k in range(200)]  # of several chunks
+    inputs, labels = written(tmp_path, many)
+    assert ["".join(str(k) for k in row if k >= 0) for row in inputs] == many
+    assert labels == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "why"),
+    [
+        ("9", 1, "bad text"),
+        ("1", None, "it has no sample or no label"),
+        ("1", -1, "it has no sample or no label"),
+        (None, 1, "it has no sample or no label"),
+    ],
+)
+def test_a_bad_row_is_refused_by_its_number_or_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: Any, label: int | None, why: str
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 2)
+    texts, labels = ["1", text, "23", "9", "4"], [3, label, 1, 0, 2]
+    message = refusal(written, tmp_path, texts, labels)
+    assert message.startswith(f"data: row 1 of test cannot be used ({why}); skip-bad = true leave")
     with captured_log() as log:
-        warn_of_unseen_classes(SOURCE, split_of([0, 1, 2]), 3)
-        warn_of_unseen_classes(SOURCE, split_of([1, 2, 3, NO_LABEL]), 4)
-        warn_of_unseen_classes(SOURCE, split_of([9]), 10)
-    assert log.warnings == [
-        "data = '': of the 4 classes, counted from 0, the 4 images to train on do not show 0",
-        "data = '': of the 10 classes, counted from 0, the 1 images to train on do not show 0, 1, "
-        "2, 3, 4, ...",
-    ]
+        kept = written(tmp_path, texts, labels, skip_bad=True)
+    assert kept == ([[1, -1], [2, 3], [4, -1]], [3, 1, 2])
+    assert log.warnings == ["left out 2 of 5 rows of test that cannot be used"]
+    message = refusal(written, tmp_path, [text], [label], skip_bad=True)
+    assert message == "data: none of the 1 rows of test can be used"
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="there is none on this system")
+def test_a_full_disk_is_noticed_before_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory map that outgrows its disk would kill the process."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        written(tmp_path, ["1"])

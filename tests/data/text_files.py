@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict
 
 CLASS_NAMES = ("World", "Sports", "Business", "Sci/Tech")
 
@@ -25,8 +25,6 @@ def make_texts(
     train: Sequence[tuple[Any, Any]] = TRAIN,
     test: Sequence[tuple[Any, Any]] = TEST,
     *,
-    text: str = "text",
-    label: str = "label",
     names: Sequence[str] = (),
     kind: str = "parquet",
 ) -> Path:
@@ -34,11 +32,10 @@ def make_texts(
     folder.mkdir(parents=True, exist_ok=True)
     splits = {}
     for split, rows in (("train", train), ("test", test)):
-        columns = {text: [row[0] for row in rows], label: [row[1] for row in rows]}
-        features = None
+        columns = {"text": [row[0] for row in rows], "label": [row[1] for row in rows]}
+        splits[split] = Dataset.from_dict(columns)
         if names:
-            features = Features({text: Value("string"), label: ClassLabel(names=list(names))})
-        splits[split] = Dataset.from_dict(columns, features=features)
+            splits[split] = splits[split].cast_column("label", ClassLabel(names=list(names)))
     if kind == "saved":
         DatasetDict(splits).save_to_disk(str(folder))
         return folder

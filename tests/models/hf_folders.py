@@ -26,21 +26,15 @@ VOCABULARY = 40
 
 def tiny_config(kind: str, **changes: Any) -> Any:
     """Return a BERT-like or DistilBERT-like config of width 16."""
+    sizes = {"vocab_size": VOCABULARY}
     if kind == "distilbert":
-        sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
-        make = transformers.DistilBertConfig
+        sizes |= {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
     else:
-        sizes = {
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 32,
-        }
-        kinds = {"bert": "BertConfig", "roberta": "RobertaConfig", "electra": "ElectraConfig"}
-        make = getattr(transformers, {**kinds, "modernbert": "ModernBertConfig"}[kind])
-        if kind == "modernbert":
-            sizes |= {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
-    return make(**{"vocab_size": VOCABULARY, **sizes, **changes})
+        sizes |= {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        sizes |= {"intermediate_size": 32, "embedding_size": 16}
+    if kind == "modernbert":
+        sizes |= {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
+    return transformers.AutoConfig.for_model(kind, **{**sizes, **changes})
 
 
 def save_text_model(

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,13 @@ import huggingface_hub
 from flower_blsgd.models import pretrained as module
 from flower_blsgd.models.pretrained import (
     folder_tokenizer,
-    hf_hub_folder,
+    is_published,
     load_weights,
-    own_folder,
-    tokenizer_identity,
+    model_folder,
 )
-from flower_blsgd.models.text_transformer import TextTransformer, folder_config
+from flower_blsgd.models.text import TextTransformer, text_config
 
-from .hf_folders import (
-    keep_weights,
-    save_model,
-    save_text_model,
-    transformers,
-    vit_config,
-)
-
-HUB = "somebody/some-model"
-
+from .hf_folders import keep_weights, save_model, save_text_model
 
 # folders
 
@@ -53,191 +42,127 @@ def folder_of(folder: Path, *names: str) -> Path:
 def test_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "own", "config.json", "model-00001-of-00002.safetensors")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert own_folder(str(folder)) == own_folder("~/own") == folder.resolve()
+    assert model_folder(str(folder)) == model_folder("~/own") == folder.resolve()
+    assert is_published("~/own")
+    assert is_published("vit-b-16")
+    assert not is_published("resnet20")
 
 
 def test_pickles_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    pickle = "pytorch_model.bin"
-    folder = folder_of(tmp_path / "own", "config.json", pickle)
-    message = refusal(own_folder, str(folder))
-    assert f"{pickle} is a pickle" in message
+    folder = folder_of(tmp_path / "own", "config.json", "pytorch_model.bin")
+    message = refusal(model_folder, str(folder))
     assert "from_pretrained(OLD).save_pretrained(NEW)" in message
-    assert own_folder(str(folder), weights=False) == folder.resolve()
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (None, "has no config.json"),
-        ("{}", "or set pretrained = false"),
-        ("{", "its config.json cannot be read"),
-        ("[]", "its config.json must hold a JSON object"),
-    ],
-)
-def test_incomplete_folders(config: str | None, expected: str, tmp_path: Path) -> None:
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    assert expected in refusal(own_folder, str(tmp_path))
+    assert "set pretrained = false" in message
+    assert model_folder(str(folder), weights=False) == folder.resolve()
+    (folder / "config.json").unlink()
+    assert "has no config.json" in refusal(model_folder, str(folder))
 
 
 # the hub
 
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stand for the hub: what it holds, whether it answers, and what it was asked for."""
-    state: dict[str, Any] = {
-        "files": ("config.json", "model.safetensors"),
-        "reachable": True,
-        "asked": [],
-        "error": None,
-    }
-
-    def download(name: str, **asked: Any) -> str:
-        state["asked"].append((name, asked))
-        if state["error"] is not None:
-            raise state["error"]
-        return str(folder_of(tmp_path / "downloaded", *state["files"]))
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(module, "hf_hub_reachable", lambda: state["reachable"])
-    return state
+NAME, HUB = "vit-b-16", "google/vit-base-patch16-224"
 
 
 def test_the_hub_is_asked_for_safe_files_only(
-    hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder_of(tmp_path / "some-model", "config.json", "model.safetensors")
+    """What was downloaded is used without a network too, if it is all that is needed."""
+    asked: list[dict[str, Any]] = []
+    there = folder_of(tmp_path / "downloaded", "config.json", "model.safetensors")
+    answers: list[str | Exception] = [str(there)] * 4
+
+    def download(name: str, **wanted: Any) -> str:
+        assert name == HUB
+        asked.append(wanted)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(module, "hf_hub_reachable", lambda: True)
+    folder_of(tmp_path / NAME, "config.json", "model.safetensors")
     monkeypatch.chdir(tmp_path)  # where a folder has the same name
-    assert hf_hub_folder("some-model", HUB) == tmp_path / "downloaded"
-    ((name, asked),) = hub["asked"]
-    assert name == HUB
-    assert asked["allow_patterns"] == ["*.json", "*.txt", "*.safetensors"]
-    assert asked["ignore_patterns"] == "*/*"
-    assert not asked["local_files_only"]
-    hf_hub_folder("some-model", HUB, weights=False)
-    assert hub["asked"][1][1]["allow_patterns"] == ["*.json", "*.txt"]
-
-
-def test_hub_out_of_reach(hub: dict[str, Any], tmp_path: Path) -> None:
-    hub["reachable"] = False
-    assert hf_hub_folder("", HUB) == tmp_path / "downloaded"  # what was downloaded is used
-    assert hub["asked"][0][1]["local_files_only"]
-    (tmp_path / "downloaded" / "model.safetensors").unlink()
-    hub["files"] = ("config.json",)  # only the tokenizer was
-    assert "is out of reach" in refusal(hf_hub_folder, "some-model", HUB)
-    hub["error"] = huggingface_hub.errors.LocalEntryNotFoundError("not there\nand more")
-    assert refusal(hf_hub_folder, "some-model", HUB) == (
-        f"model = 'some-model': the HF hub with {HUB} is out of reach; give model=<folder> with "
-        "config.json, model.safetensors and what belongs to them, or set pretrained = false for "
-        "fresh weights"
-    )
+    assert model_folder(NAME) == model_folder(NAME, weights=False) == there
+    assert asked[0]["allow_patterns"] == ["*.json", "*.txt", "*.safetensors"]
+    assert asked[1]["allow_patterns"] == ["*.json", "*.txt"]
+    assert {request["ignore_patterns"] for request in asked} == {"*/*"}
+    monkeypatch.setattr(module, "hf_hub_reachable", lambda: False)
+    assert model_folder(NAME) == there
+    assert [request["local_files_only"] for request in asked] == [False, False, True]
+    (there / "model.safetensors").unlink()  # only the tokenizer was downloaded
+    assert "is out of reach" in refusal(model_folder, NAME)
+    answers.append(huggingface_hub.errors.LocalEntryNotFoundError("not there\nand more"))
+    message = refusal(model_folder, NAME)
+    assert f"model = {NAME!r}: the HF hub with {HUB} is out of reach; give model=<fold" in message
+    assert "or set pretrained = false for fresh weights" in message
 
 
 # weights
 
 
-def loaded(folder: Path, kind: str) -> tuple[Any, dict[str, Tensor], list[str]]:
-    """Return a fresh model after `load_weights`, its weights before, and the log's warnings."""
+def loaded(folder: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights of a network after `load_weights`, and the log's warnings."""
     torch.manual_seed(0)
-    if kind == "vit":
-        config = transformers.ViTConfig.from_pretrained(folder, num_labels=4)
-        network = transformers.ViTForImageClassification(config)
-    else:
-        network = TextTransformer(folder_config("own", folder, 4)).network
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    state = torch.random.get_rng_state()
+    model = TextTransformer(text_config(str(folder), 4))
     with captured_log() as log:
-        load_weights(network, folder, "own")
-    assert torch.equal(torch.random.get_rng_state(), state)
-    return network, before, log.warnings
+        load_weights(model, str(folder))
+    return model.network.state_dict(), log.warnings
 
 
-def save(folder: Path, kind: str, head: str = "", classes: int = 4) -> Any:
-    """Save a model with its usual head, or another; return it."""
-    if kind != "vit":
-        return save_text_model(folder, kind, head or "SequenceClassification", classes)
-    torch.manual_seed(8)
-    name = "ViTModel" if head == "Model" else f"ViTFor{head or 'ImageClassification'}"
-    model = getattr(transformers, name)(vit_config(num_labels=classes))
-    save_model(folder, model)
-    return model
-
-
-KINDS = ("bert", "vit")
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_weights_with_head(
-    kind: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    recwarn: pytest.WarningsRecorder,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     """In half precision they become float32; transformers itself prints nothing."""
-    saved = save(tmp_path, kind)
+    saved = save_text_model(tmp_path)
     save_model(tmp_path, saved.half())
     capfd.readouterr()
-    network, _, warnings = loaded(tmp_path, kind)
+    found, warnings = loaded(tmp_path)
     assert capfd.readouterr() == ("", "")
     assert not recwarn
     for name, tensor in saved.state_dict().items():
-        assert network.state_dict()[name].dtype == torch.float32
-        assert torch.equal(network.state_dict()[name], tensor.float()), name
+        assert found[name].dtype == torch.float32
+        assert torch.equal(found[name], tensor.float()), name
     assert warnings == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("head", ["", "Model"])
-def test_head_of_another_size_or_none_stays_fresh(head: str, kind: str, tmp_path: Path) -> None:
-    saved = save(tmp_path, kind, head, classes=3).state_dict()
-    prefix = f"{kind}." if head else ""
-    network, before, warnings = loaded(tmp_path, kind)
-    for name, tensor in network.state_dict().items():
-        fresh = "classifier" in name if head else name.startswith("classifier")
-        wanted = before[name] if fresh else saved[name.removeprefix(prefix)]
-        assert torch.equal(tensor, wanted), name
-    (line,) = warnings
-    assert line.startswith("model = 'own' begins with fresh weights in classifier.bias, classifier")
-    assert ("has no part for pooler" in line) == (kind == "vit" and head == "Model")
-
-
-def test_weights_without_pooler(tmp_path: Path) -> None:
-    """Saved by those that were trained on words alone."""
-    saved = save(tmp_path, "bert").state_dict()
-    keep_weights(tmp_path, lambda name: "pooler" not in name)
-    network, before, warnings = loaded(tmp_path, "bert")
-    for name, tensor in network.state_dict().items():
-        assert torch.equal(tensor, before[name] if "pooler" in name else saved[name]), name
-    dense = "bert.pooler.dense"
-    assert warnings == [f"model = 'own' begins with fresh weights in {dense}.bias, {dense}.weight"]
-
-
 @pytest.mark.parametrize(
-    ("kind", "keep", "count", "one"),
+    ("head", "part", "fresh"),
     [
-        # Of 5 tensors of the embeddings, 16 of each of two layers, 4 of them norms, and a pooler.
-        ("bert", lambda name: "layer.1." not in name, "16 of the 39", "bert.encoder.layer.1.att"),
-        ("vit", lambda name: "layernorm_before.weight" not in name, "1 of the ", "vit.layers.0."),
+        ("SequenceClassification", "no part", "classifier"),  # of three classes
+        ("Model", "no part", "classifier"),
+        ("Model", "pooler", "bert.pooler.dense"),  # as if trained on words alone
     ],
 )
-def test_body_that_is_not_whole(
-    kind: str, keep: Callable[[str], bool], count: str, one: str, tmp_path: Path
-) -> None:
-    save(tmp_path, kind)
-    keep_weights(tmp_path, keep)
-    message = refusal(loaded, tmp_path, kind)
-    assert f"model = 'own': its weights lack {count}" in message
-    assert f"such as {one}" in message
-    assert "set pretrained = false for fresh ones" in message
+def test_a_head_or_pooler_may_be_fresh(head: str, part: str, fresh: str, tmp_path: Path) -> None:
+    saved = save_text_model(tmp_path, "bert", head, classes=3).state_dict()
+    keep_weights(tmp_path, lambda name: part not in name)
+    found, (warning,) = loaded(tmp_path)
+    prefix = "bert." if head == "Model" else ""
+    for name, tensor in found.items():
+        if "classifier" not in name and part not in name:
+            assert torch.equal(tensor, saved[name.removeprefix(prefix)]), name
+    assert f"model = {str(tmp_path)!r} begins with fresh weights in " in warning
+    assert f"{fresh}.bias, {fresh}.weight" in warning
+    again, _ = loaded(tmp_path)  # drawn from torch's generator
+    assert all(torch.equal(again[name], tensor) for name, tensor in found.items())
+
+
+def test_body_that_is_not_whole(tmp_path: Path) -> None:
+    save_text_model(tmp_path)
+    keep_weights(tmp_path, lambda name: "layer.1." not in name)
+    message = refusal(loaded, tmp_path)
+    assert "its weights lack 16 tensors of the bert" in message
+    assert "such as bert.encoder.layer.1.att" in message
+    assert "pretrained = false" in message
 
 
 def test_unreadable_weights(tmp_path: Path) -> None:
-    save(tmp_path, "bert")
+    save_text_model(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    message = refusal(loaded, tmp_path, "bert")
-    assert f"model = 'own': the weights in {tmp_path} cannot be read (" in message
+    message = refusal(loaded, tmp_path)
+    assert f"the weights in {tmp_path} cannot be read (" in message
     assert "pretrained = false" in message
 
 
@@ -246,36 +171,22 @@ def test_unreadable_weights(tmp_path: Path) -> None:
 
 def test_tokenizer_of_a_folder(tmp_path: Path) -> None:
     save_text_model(tmp_path / "whole")
-    encoded = folder_tokenizer("own", tmp_path / "whole").encode("The vote, zebra")
+    encoded = folder_tokenizer(str(tmp_path / "whole")).encode("The vote, zebra")
     assert encoded.tokens == ["[CLS]", "the", "vote", "[UNK]", "[UNK]", "[SEP]"]
     # A list of word pieces alone, as BERT's folders once were.
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "vote", "##s", "the"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    assert folder_tokenizer("own", tmp_path).encode("The votes").ids == [2, 7, 5, 6, 3]
-
-
-def test_identity_of_a_tokenizer_is_that_of_its_files(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    for folder in (one, other):
-        save_text_model(folder)
-    identity = tokenizer_identity("own", one)
-    assert tokenizer_identity("own", other) == identity
-    (other / "model.safetensors").unlink()
-    assert tokenizer_identity("own", other) == identity
-    settings = json.loads((other / "tokenizer.json").read_text())
-    settings["normalizer"]["lowercase"] = False
-    (other / "tokenizer.json").write_text(json.dumps(settings))
-    assert tokenizer_identity("own", other) != identity
+    assert folder_tokenizer(str(tmp_path)).encode("The votes").ids == [2, 7, 5, 6, 3]
 
 
 def test_missing_or_broken_tokenizer(tmp_path: Path) -> None:
     save_text_model(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    assert "its tokenizer cannot be read" in refusal(folder_tokenizer, "own", tmp_path)
+    assert "its tokenizer cannot be read" in refusal(folder_tokenizer, str(tmp_path))
     for path in tmp_path.glob("tokenizer*"):
         path.unlink()
-    message = refusal(tokenizer_identity, "own", tmp_path)
+    message = refusal(folder_tokenizer, str(tmp_path))
     assert "the folder has no tokenizer; save it there" in message
 
 
@@ -288,5 +199,5 @@ def test_code_of_a_folder_is_not_run(tmp_path: Path) -> None:
     settings["tokenizer_class"] = "Own"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     with contextlib.suppress(UsageError):
-        folder_tokenizer("own", tmp_path)
+        folder_tokenizer(str(tmp_path))
     assert not ran.exists()

@@ -1,4 +1,4 @@
-"""Wide ResNets, against the authors' counts and a second way to compute them."""
+"""ResNets, wide ones against a second way to compute them; see test_images for their sizes."""
 
 import pytest
 import torch
@@ -6,8 +6,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_blsgd.errors import UsageError
-from flower_blsgd.models.layers import CIFAR100_MEAN, CIFAR100_STD, PixelNormalize
-from flower_blsgd.models.wide_resnet import Stem, WideResNet, depth_and_width, is_wide_resnet
+from flower_blsgd.models.resnets import (
+    CIFAR100_MEAN,
+    CIFAR100_STD,
+    PixelNormalize,
+    Stem,
+    WideResNet,
+    depth_and_width,
+    resnet8,
+    resnet20,
+)
 
 
 def made(
@@ -17,29 +25,68 @@ def made(
     return WideResNet(depth, width, num_classes, pixels, dropout, stem)
 
 
-def images_of(side: int, count: int = 2) -> Tensor:
+def some_images(side: int, count: int) -> Tensor:
     generator = torch.Generator().manual_seed(side)
     return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
 
 
-def parameters_of(model: nn.Module) -> int:
-    return sum(weight.numel() for weight in model.parameters())
+# pixels
+
+
+def test_normalize_by_hand() -> None:
+    layer = PixelNormalize((0.2, 0.4), (0.5, 0.25))
+    pixels = torch.tensor([[[[0, 51]], [[102, 255]]]], dtype=torch.uint8)
+    expected = torch.tensor([[[[-0.4, 0.0]], [[0.0, 2.4]]]])
+    assert torch.allclose(layer(pixels), expected, atol=1e-6)
+    assert torch.allclose(layer(pixels.float()), expected, atol=1e-6)
+    assert layer.half()(pixels).dtype == torch.float16
+    assert not layer.state_dict()
 
 
 @pytest.mark.parametrize(
-    ("name", "num_classes", "stem", "parameters"),
+    ("side", "height", "expected"),
     [
-        ("wrn-28-10", 100, "3x3", 36_536_884),  # the authors' code prints it; 36.5 M in the paper
-        ("wrn-16-8", 10, "3x3", 10_961_370),  # 11.0 M
-        ("wrn-16-8", 102, "7x7", 11_010_486),
-        ("wrn-10-1", 10, "3x3", 77_850),
+        (2, 4, [[6, 7], [11, 12]]),
+        (3, 2, [[1, 2, 3], [6, 7, 8]]),
+        (9, 2, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]),
+        (0, 1, [[0, 1, 2, 3, 4]]),
     ],
 )
-def test_parameters(name: str, num_classes: int, stem: Stem, parameters: int) -> None:
-    depth, width = depth_and_width(name)
-    with torch.device("meta"):
-        model = made(depth, width, num_classes, stem=stem)
-    assert parameters_of(model) == parameters
+def test_the_middle_of_larger_images(side: int, height: int, expected: list[list[int]]) -> None:
+    images = torch.arange(5 * height).view(1, 1, height, 5)
+    cut = PixelNormalize([0.0], [1 / 255], crop=side)(images)
+    assert cut.round().int().tolist() == [[expected]]
+
+
+# ResNets
+
+
+def test_shortcut_a_takes_every_second_pixel_and_adds_zeros() -> None:
+    shortcut = resnet8().layer2[0].shortcut
+    inputs = torch.arange(16 * 16.0).reshape(1, 16, 4, 4)
+    outputs = shortcut(inputs)
+    assert outputs.shape == (1, 32, 2, 2)
+    assert torch.equal(outputs[:, 8:24], inputs[:, :, [0, 2]][:, :, :, [0, 2]])
+    assert not outputs[:, :8].any()
+    assert not outputs[:, 24:].any()
+
+
+def test_weights_are_drawn_as_he_does() -> None:
+    """Over the inputs of a layer; in wide ResNets, as the authors have it, over its outputs."""
+    torch.manual_seed(0)
+    narrow, wide = resnet20(), made(10, 4)
+    for layer, fan in (
+        (narrow.layer3[1].conv1, 9 * 64),
+        (wide.stem, 9 * 16),
+        (wide.stage2[0].conv1, 9 * 128),
+        (wide.stage3[0].shortcut, 256),
+    ):
+        assert float(layer.weight.detach().std()) == pytest.approx((2 / fan) ** 0.5, rel=0.05)
+    assert not narrow.linear.bias.any()
+    assert not wide.linear.bias.any()
+
+
+# wide ResNets
 
 
 def by_hand(model: WideResNet, images: Tensor, stem: Stem) -> Tensor:
@@ -84,7 +131,7 @@ def by_hand(model: WideResNet, images: Tensor, stem: Stem) -> Tensor:
 def test_forward_is_that_of_the_paper(depth: int, width: int, stem: Stem, side: int) -> None:
     torch.manual_seed(1)
     model = made(depth, width, 7, dropout=0.3, stem=stem)
-    images = images_of(side, count=4)
+    images = some_images(side, count=4)
     model(images)  # moves the running statistics away from 0 and 1
     for name, values in model.named_parameters():
         if ".bn" in name or name.startswith("bn"):
@@ -101,7 +148,7 @@ def test_dropout_is_between_the_convolutions_and_only_in_training() -> None:
     seen: list[Tensor] = []
     model.stage1[0].conv2.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     model.stage1[0].bn2.register_forward_hook(lambda _, __, output: seen.append(output))
-    images = images_of(32, count=8)
+    images = some_images(32, count=8)
     model(images)
     normed, given = seen
     active = functional.relu(normed)
@@ -111,19 +158,6 @@ def test_dropout_is_between_the_convolutions_and_only_in_training() -> None:
     model.eval()
     assert torch.equal(model(images), model(images))
     assert model.state_dict().keys() == made(10, 1).state_dict().keys()
-
-
-def test_weights_are_drawn_as_he_does_over_the_outputs() -> None:
-    torch.manual_seed(0)
-    model = made(10, 4)
-    for layer, fan_out in (
-        (model.stem, 9 * 16),
-        (model.stage2[0].conv1, 9 * 128),
-        (model.stage3[0].shortcut, 256),
-    ):
-        weight = layer.weight.detach()
-        assert float(weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
-    assert not model.linear.bias.any()
 
 
 @pytest.mark.parametrize(
@@ -136,6 +170,5 @@ def test_weights_are_drawn_as_he_does_over_the_outputs() -> None:
     ],
 )
 def test_impossible_names_are_refused(name: str, expected: str) -> None:
-    assert is_wide_resnet(name)
     with pytest.raises(UsageError, match=expected):
         depth_and_width(name)
