@@ -2,17 +2,17 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
 from ..algorithm.averaging import LoadWeighting, weighted_average
 from ..errors import UsageError
-from ..protocol import TrainOrder, TrainReport
+from ..protocol import Failure, TrainOrder, TrainReport
 from ..results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
 from ..runtime.local_grid import LocalGrid
-from ..strategy.profiles import query_speeds
+from ..strategy.profiles import answer_of, query_speeds
 
 _REPEATS = 5
 _ALONE_SECONDS = 0.5
@@ -61,61 +61,48 @@ def calibrate(
     alone = []
     for node, label in labels.items():
         log(f"{label}, alone")
-        _step_seconds(grid, node, label, key.batch_size)  # starts its process, loads data, warms up
-        alone.append(
-            _spread([_step_seconds(grid, node, label, key.batch_size) for _ in range(_REPEATS)])
-        )
+        measured = []
+        for _ in range(1 + _REPEATS):
+            seconds = query_speeds(grid, [(node, None)], key.batch_size, _ALONE_SECONDS)[node, None]
+            if isinstance(seconds, str):
+                raise UsageError(f"the speed of {label} is not known: {seconds}")
+            measured.append(seconds)
+        alone.append(_spread(measured))
     log(f"all {len(labels)} workers at once")
-    loaded, overhead = _measure_rounds(grid, labels, key.batch_size, arrays, num_samples, alone)
-    workers = tuple(
-        WorkerSpeed(worker.device_with_cores, worker.slowdown, by_itself, with_others)
-        for worker, by_itself, with_others in zip(grid.workers, alone, loaded, strict=True)
-    )
-    return SpeedProfile(key, workers, overhead)
 
-
-def _step_seconds(grid: LocalGrid, node: int, label: str, batch_size: int) -> float:
-    seconds = query_speeds(grid, [(node, None)], batch_size, _ALONE_SECONDS)[node, None]
-    if isinstance(seconds, str):
-        raise UsageError(f"the speed of {label} is not known: {seconds}")
-    return seconds
-
-
-def _measure_rounds(
-    grid: LocalGrid,
-    labels: Mapping[int, str],
-    batch_size: int,
-    arrays: ArrayRecord,
-    num_samples: int,
-    alone: Sequence[Spread],
-) -> tuple[list[Spread], Spread]:
-    """Return every worker's seconds per step in rounds of all, and the overhead of a round."""
     longest = max(_ROUND_SECONDS, *(speed.median for speed in alone))
     steps = [max(1, round(longest / speed.median)) for speed in alone]
-    step_seconds: list[list[float]] = [[] for _ in labels]
+    rounds = []
     overheads = []
     for repeat in range(1 + _REPEATS):
         began = time.perf_counter()
         orders = {
-            node: _order(position, repeat, count, batch_size, arrays, num_samples)
+            node: _order(position, repeat, count, key.batch_size, arrays, num_samples)
             for position, (node, count) in enumerate(zip(labels, steps, strict=True))
         }
         messages = [Message(order.to_records(), node, "train") for node, order in orders.items()]
         replies = grid.send_and_receive(messages, timeout=_TIMEOUT_SECONDS)
-        reports = _reports(replies, orders, labels)
+        by_node = {reply.metadata.src_node_id: reply for reply in replies}
+        for node, label in labels.items():
+            answer = answer_of(by_node.get(node), None)
+            if isinstance(answer, Failure):
+                raise UsageError(f"{label} failed while it was measured: {answer.brief}")
+        reports = [TrainReport.from_reply(by_node[node], order) for node, order in orders.items()]
         weighted_average(
             [{name: a.numpy() for name, a in report.arrays.items()} for report in reports],
             LoadWeighting().weights(steps),
         )
         took = time.perf_counter() - began
-        if repeat == 0:
-            continue
         first = min(report.started_at for report in reports)
         last = max(report.ended_at for report in reports)
         overheads.append(max(0.0, took - (last - first)))
-        for seconds, report, count in zip(step_seconds, reports, steps, strict=True):
-            seconds.append(report.compute_seconds / count)
-    return [_spread(seconds) for seconds in step_seconds], _spread(overheads)
+        rounds.append([r.compute_seconds / count for r, count in zip(reports, steps, strict=True)])
+    loaded = [_spread(seconds) for seconds in zip(*rounds, strict=True)]
+    workers = tuple(
+        WorkerSpeed(worker.device_with_cores, worker.slowdown, by_itself, with_others)
+        for worker, by_itself, with_others in zip(grid.workers, alone, loaded, strict=True)
+    )
+    return SpeedProfile(key, workers, _spread(overheads))
 
 
 def _order(
@@ -137,21 +124,7 @@ def _order(
     )
 
 
-def _reports(
-    replies: Iterable[Message], orders: Mapping[int, TrainOrder], labels: Mapping[int, str]
-) -> list[TrainReport]:
-    """Return what every worker replied, in worker order."""
-    by_node = {reply.metadata.src_node_id: reply for reply in replies}
-    for node, label in labels.items():
-        reason = "no reply"
-        if node in by_node:
-            if not by_node[node].has_error():
-                continue
-            error = by_node[node].error
-            reason = (error.reason or f"error {error.code}").strip().splitlines()[-1]
-        raise UsageError(f"{label} failed while it was measured: {reason}")
-    return [TrainReport.from_reply(by_node[node], order) for node, order in orders.items()]
-
-
 def _spread(seconds: Sequence[float]) -> Spread:
-    return Spread(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
+    """Return the spread of all but the first, which starts processes, loads data and warms up."""
+    counted = seconds[1:]
+    return Spread(statistics.median(counted), min(counted), max(counted), len(counted))

@@ -16,9 +16,9 @@ from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..results.folder import RunFolder
-from ..results.progress import ProgressView
+from ..results.recorder import ProgressView
 from ..run import make_local_grid, train_on
-from .finished_run import FinishedRun, read_run
+from .comparison import Run, read_run
 
 SETTINGS = "comparison.toml"
 PROFILE = "profile.json"
@@ -26,40 +26,33 @@ PROFILE = "profile.json"
 _VARIED = ("algorithm", "seed", "out", "name", "profile")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
 
-_ALGORITHM_PARTS = ("steps", "sampler", "weights", "train_on", "momentum_buffers")
+_ALGORITHM_PARTS = ("steps", "sampler", "weights", "train-on", "momentum-buffers")
 _UNLIMITED_EPOCHS = 100_000
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|s|seconds?|min|minutes?|h|hours?)")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|s|min|h)")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
-Train = Callable[[RunConfig], object]
+
+# --- what is typed
 
 
 def with_budget(config: RunConfig, budget: str) -> RunConfig:
     """Return the settings with a budget such as ``"10epochs"``, ``"60s"`` or ``"5min"``.
 
-    Raises
-    ------
-    UsageError
-        If the text cannot be read.
+    UsageError if the text cannot be read.
     """
     found = _BUDGET.fullmatch(budget.strip())
-    if found is None or float(found[1]) <= 0:
+    amount = float(found[1]) if found else 0.0
+    if found and found[2] in _SECONDS and amount > 0:
+        return replace(config, epochs=_UNLIMITED_EPOCHS, seconds=amount * _SECONDS[found[2]])
+    if not amount or not amount.is_integer():
         raise UsageError(f"--budget {budget}: write it like 10epochs, 60s or 5min")
-    if found[2].startswith("epoch"):
-        if not float(found[1]).is_integer():
-            raise UsageError(f"--budget {budget}: epochs are whole numbers")
-        return replace(config, epochs=int(float(found[1])), seconds=0.0)
-    seconds = float(found[1]) * _SECONDS[found[2][0]]
-    return replace(config, epochs=_UNLIMITED_EPOCHS, seconds=seconds)
+    return replace(config, epochs=int(amount), seconds=0.0)
 
 
 def read_algorithms(text: str) -> list[str]:
     """Read names with commas between them; ``"all"`` stands for the whole catalog.
 
-    Raises
-    ------
-    UsageError
-        If one is not known (the nearest names are offered), or comes twice.
+    UsageError if one is not known (the nearest names are offered), or comes twice.
     """
     if text.strip() == "all":
         return list(ALGORITHMS)
@@ -67,22 +60,18 @@ def read_algorithms(text: str) -> list[str]:
     for name in names:
         if name not in ALGORITHMS:
             raise UsageError(f"--algorithms {name}: not known; {nearest(name, ALGORITHMS)}")
+        if names.count(name) > 1:
+            raise UsageError(f"--algorithms: {name} comes twice")
     return names
 
 
 def read_seeds(text: str) -> list[int]:
-    """Read whole numbers with commas between them.
-
-    Raises
-    ------
-    UsageError
-        If one is not such a number, or comes twice.
-    """
-    seeds = []
-    for word in _words("--seeds", text):
+    """Read whole numbers with commas between them; UsageError if one is none, or comes twice."""
+    words = _words("--seeds", text)
+    for word in words:
         if not word.isdecimal():
             raise UsageError(f"--seeds {text}: {word!r} is not a whole number; write 0,1,2")
-        seeds.append(int(word))
+    seeds = [int(word) for word in words]
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"--seeds {text}: a seed comes twice")
     return seeds
@@ -92,19 +81,25 @@ def _words(option: str, text: str) -> list[str]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise UsageError(f"{option} names nothing")
-    for word in words:
-        if words.count(word) > 1:
-            raise UsageError(f"{option}: {word} comes twice")
     return words
 
 
-def check_folder(folder: Path, config: RunConfig) -> None:
-    """Refuse a folder in which this comparison can neither begin nor go on; writes nothing.
+def overridden(config: RunConfig) -> str:
+    """Return which setting would make the algorithms alike, in words; empty if none does."""
+    values = config.to_run_config()
+    for part in _ALGORITHM_PARTS:
+        if value := values[part]:
+            return f"{part} = {value!r} overrides that of every algorithm"
+    return ""
 
-    Raises
-    ------
-    UsageError
-        If it holds something else, or a comparison with other settings.
+
+# --- the folder
+
+
+def check_folder(folder: Path, config: RunConfig) -> None:
+    """Raise UsageError if this comparison can neither begin nor go on in a folder; writes nothing.
+
+    Because it holds something else, or a comparison with other settings, or cannot be made.
     """
     settings = folder / SETTINGS
     if not folder.exists():
@@ -114,46 +109,37 @@ def check_folder(folder: Path, config: RunConfig) -> None:
         if not folder.is_dir() or any(folder.iterdir()):
             raise UsageError(f"{folder} exists and holds no comparison; name another with --out")
         return
-    ours = _shared_settings(config)
-    try:
-        values = tomllib.loads(settings.read_text())
-        # An older version may have written settings that are retired, and lack newer ones.
-        known = {key: value for key, value in values.items() if key in ours}
-        theirs = _shared_settings(RunConfig.from_run_config(known))
+    try:  # that of an older version may have retired settings, and lack newer ones
+        theirs = _shared(RunConfig.from_run_config(tomllib.loads(settings.read_text())))
     except (OSError, ValueError, RecursionError, UsageError) as error:
         raise UsageError(f"{settings} cannot be read: {error}") from None
-    for key in sorted(ours):
-        if ours[key] != theirs[key]:
+    for key, ours in sorted(_shared(config).items()):
+        if ours != theirs[key]:
             raise UsageError(
-                f"{folder} holds a comparison with {key} = {theirs[key]!r}, not {ours[key]!r}; "
+                f"{folder} holds a comparison with {key} = {theirs[key]!r}, not {ours!r}; "
                 "name another folder with --out"
             )
 
 
 def open_folder(folder: Path, config: RunConfig) -> None:
-    """Make a comparison's folder, if it is not there.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be made.
-    """
+    """Make a comparison's folder, if it is not there; UsageError if it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / SETTINGS).exists():
-            (folder / SETTINGS).write_text(tomli_w.dumps(_shared_settings(config)))
+            (folder / SETTINGS).write_text(tomli_w.dumps(_shared(config)))
     except OSError as error:
         raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+def _shared(config: RunConfig) -> dict[str, Value]:
+    return {key: value for key, value in config.to_run_config().items() if key not in _VARIED}
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock a comparison's folder: two commands would remove each other's unfinished runs.
 
-    Raises
-    ------
-    UsageError
-        If another command has locked it.
+    UsageError if another command has locked it.
     """
     lock = FileLock(folder / ".lock")
     try:
@@ -170,12 +156,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def overridden(config: RunConfig) -> str:
-    """Return which setting would make the algorithms alike, in words; empty if none does."""
-    for part in _ALGORITHM_PARTS:
-        if value := getattr(config, part):
-            return f"{part.replace('_', '-')} = {value!r} overrides that of every algorithm"
-    return ""
+# --- the runs
 
 
 def train_all(
@@ -183,9 +164,9 @@ def train_all(
     algorithms: Sequence[str],
     seeds: Sequence[int],
     folder: Path,
-    train: Train,
+    train: Callable[[RunConfig], object],
     log: Callable[[str], object],
-) -> tuple[list[FinishedRun], list[str]]:
+) -> tuple[list[Run], list[str]]:
     """Train every algorithm with every seed; what is finished is not repeated.
 
     All algorithms are trained with one seed before the next seed, so that the runs which an
@@ -207,7 +188,7 @@ def train_all(
 
     Returns
     -------
-    list of FinishedRun
+    list of Run
         What the runs left that finished.
     list of str
         Why each of the others failed, a line each.
@@ -229,8 +210,8 @@ def train_all(
                 continue
             run, state = read_run(out), "done"
         assert run is not None, "a run that raised nothing went to its end"
-        reached = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
-        log(f"{head}{state}{reached} after {run.training_seconds:.1f} s of training")
+        reached = "" if run["accuracy"] is None else f", accuracy {run['accuracy']:.2%}"
+        log(f"{head}{state}{reached} after {run['training_seconds']:.1f} s of training")
         finished.append(run)
     return finished, failures
 
@@ -238,12 +219,7 @@ def train_all(
 def train_quietly(config: RunConfig) -> None:
     """Train on this machine as the settings say; show nothing but the live line.
 
-    Raises
-    ------
-    UsageError
-        If the settings do not fit.
-    AggregationError
-        If a round had no usable reply.
+    UsageError if the settings do not fit, AggregationError if a round had no usable reply.
     """
     with make_local_grid(config) as grid:
         train_on(grid, config, _LiveLine(config.epochs, seconds=config.seconds))
@@ -254,8 +230,3 @@ class _LiveLine(ProgressView):
 
     def say(self, line: str) -> None:
         """Print nothing."""
-
-
-def _shared_settings(config: RunConfig) -> dict[str, Value]:
-    values = config.to_run_config().items()
-    return {key: value for key, value in values if key.replace("-", "_") not in _VARIED}

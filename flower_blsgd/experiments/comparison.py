@@ -1,17 +1,65 @@
 """Compare finished runs: means and spread over seeds, paired differences, time to a target."""
 
+import csv
+import json
 import math
-from collections.abc import Iterable, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from scipy import stats
 
-from .finished_run import FinishedEpoch, FinishedRun
+from ..errors import UsageError
 
 _CONFIDENCE = 0.95
 _ROUNDING = 1e-9
 """Accuracies that differ by less are equal but for rounding."""
+
+
+Run = Mapping[str, Any]
+"""A finished run: its ``summary.json`` (what was not measured is None), and beside that
+
+``settings``: as in ``config.toml``, and ``rows``: the lines of ``epochs.csv`` as numbers.
+"""
+
+_NUMBERS = ("epoch", "training_seconds", "device_seconds", "accuracy")
+_NEEDED = {
+    *("algorithm", "seed", "task", "clock", "accuracy", "best_accuracy", "loss", "epochs"),
+    *("rounds", "samples", "samples_given_up", "training_seconds", "device_seconds", "workers"),
+    *("fast_waiting_share", "slow_waiting_share", "failures", "versions"),
+}
+
+
+def read_run(folder: Path) -> Run | None:
+    """Read a results folder; None if it holds no run that went to its end.
+
+    Raises
+    ------
+    UsageError
+        If a run did go to its end, and left figures that cannot be read.
+    """
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(summary, dict) or summary.get("interrupted") is not False:
+        return None
+    try:
+        if missing := _NEEDED - summary.keys():
+            raise ValueError(f"summary.json has no {', '.join(sorted(missing))}")
+        settings = tomllib.loads((folder / "config.toml").read_text())
+        with (folder / "epochs.csv").open(newline="") as lines:
+            rows = [
+                {name: float(row[name]) if row[name] else None for name in _NUMBERS}
+                for row in csv.DictReader(lines)
+            ]
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise UsageError(f"the run in {folder} cannot be read: {reason}") from None
+    return {**summary, "settings": settings, "rows": rows}
 
 
 @dataclass(frozen=True)
@@ -24,74 +72,68 @@ class Difference:
         Of the accuracies' differences.
     pairs : int
         How many.
-    interval : (float, float), optional
-        95 % confidence interval of the mean; None where the pairs cannot tell it: there is only
-        one, or all differ by the same, which says nothing of how much a further one would.
+    half_width : float, optional
+        Of the 95 % confidence interval of the mean; None where the pairs cannot tell it: there is
+        only one, or all differ by the same, which says nothing of how much a further one would.
     """
 
     mean: float
     pairs: int
-    interval: tuple[float, float] | None
+    half_width: float | None
 
     @property
     def shown(self) -> bool:
         """Whether the interval lies on one side of 0."""
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+        return self.half_width is not None and abs(self.mean) > self.half_width
 
     @property
     def in_words(self) -> str:
-        """What the pairs show."""
+        """Whether the interval shows better, worse or no difference, in words."""
         if self.shown:
             return "better" if self.mean > 0 else "worse"
         return "no difference shown" + (" (one pair of runs cannot)" if self.pairs == 1 else "")
 
 
 @dataclass(frozen=True)
-class TimeToTarget:
-    """The seconds after which runs reached an accuracy, at their first evaluated epoch with it.
-
-    Attributes
-    ----------
-    reached, runs : int
-        How many did, of how many.
-    training_seconds, device_seconds : float, optional
-        Mean over those that did and whose seconds are known.
-    """
-
-    reached: int
-    runs: int
-    training_seconds: float | None
-    device_seconds: float | None
-
-
-@dataclass(frozen=True)
 class AlgorithmFigures:
-    """Means of one algorithm over those of its seeds that have the figure; None if none has.
+    """The runs of one algorithm, and what they show.
 
     Attributes
     ----------
-    n : int
-        How many seeds were evaluated.
-    accuracy, accuracy_deviation : float, optional
-        Mean and sample standard deviation of the final accuracy over `n` seeds; no deviation
-        of less than two.
-    to_target : TimeToTarget, optional
-        None if there is no target.
+    algorithm : str
+        Its name.
+    runs : list of Run
+        One for each seed.
+    reached : list of mappings
+        The first evaluated epoch with the target accuracy, of the runs that reached it.
     difference : Difference, optional
         Accuracy minus that of the reference, over the seeds that both have; None for the
         reference itself, and without such seeds.
     """
 
     algorithm: str
-    n: int
-    accuracy: float | None
-    accuracy_deviation: float | None
-    training_seconds: float
-    device_seconds: float | None
-    fast_waiting_share: float | None
-    slow_waiting_share: float | None
-    to_target: TimeToTarget | None
+    runs: list[Run]
+    reached: list[Mapping[str, Any]]
     difference: Difference | None
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The final accuracies of those runs that were evaluated, in [0, 1]."""
+        return [run["accuracy"] for run in self.runs if run["accuracy"] is not None]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean of the final accuracies; None if no run was evaluated."""
+        return known_mean(self.accuracies)
+
+    @property
+    def accuracy_deviation(self) -> float | None:
+        """The sample standard deviation of the final accuracies; None of less than two."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    def mean(self, figure: str) -> float | None:
+        """Return the mean of a figure of ``summary.json`` over the runs that have it."""
+        return known_mean(run[figure] for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -108,82 +150,63 @@ class Comparison:
         Whether the user chose it; else it is the highest that every run reached.
     algorithms : tuple of AlgorithmFigures
         The highest mean accuracy first; of equal ones that which was named first.
-    runs : tuple of FinishedRun
-        As given.
-    failed : tuple of str
-        Why the other runs did not finish; they are in no figure.
     """
 
     reference: str
     target: float | None
     target_given: bool
     algorithms: tuple[AlgorithmFigures, ...]
-    runs: tuple[FinishedRun, ...]
-    failed: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all algorithms, in their order, by seed."""
+        return [run for one in self.algorithms for run in one.runs]
 
 
-def compare(
-    runs: Sequence[FinishedRun],
-    reference: str,
-    target: float | None = None,
-    failed: Sequence[str] = (),
-) -> Comparison:
-    """Compare runs.
+def compare(runs: Sequence[Run], reference: str, target: float | None = None) -> Comparison:
+    """Compare the runs of several algorithms.
 
     Parameters
     ----------
-    runs : sequence of FinishedRun
+    runs : sequence of Run
         All seeds of all algorithms, in the order in which they were named; at least one, and
         none twice.
     reference : str
         One of their algorithms.
     target : float, optional
         An accuracy in (0, 1]; None for the highest that every run reached.
-    failed : sequence of str
-        Why other runs did not finish, a line each.
     """
-    assert len({(run.algorithm, run.seed) for run in runs}) == len(runs) > 0
     aim = common_target(runs) if target is None else target
-    grouped = by_algorithm(runs)
-    figures = [_figures(its, grouped[reference], aim) for its in grouped.values()]
-    figures.sort(key=lambda one: -math.inf if one.accuracy is None else one.accuracy, reverse=True)
-    return Comparison(
-        reference, aim, target is not None, tuple(figures), tuple(runs), tuple(failed)
-    )
+    of_reference = {run["seed"]: run["accuracy"] for run in runs if run["algorithm"] == reference}
+    algorithms = []
+    for name in dict.fromkeys(run["algorithm"] for run in runs):
+        of_name = [run for run in runs if run["algorithm"] == name]
+        its = sorted(of_name, key=lambda run: int(run["seed"]))
+        reached = [] if aim is None else [row for run in its if (row := reached_at(run, aim))]
+        pairs = [(run["accuracy"], of_reference.get(run["seed"])) for run in its]
+        differences = [a - b for a, b in pairs if a is not None and b is not None]
+        found = paired_difference(differences if name != reference else [])
+        algorithms.append(AlgorithmFigures(name, its, reached, found))
+    algorithms.sort(key=lambda one: -1.0 if one.accuracy is None else one.accuracy, reverse=True)
+    return Comparison(reference, aim, target is not None, tuple(algorithms))
 
 
-def by_algorithm(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Return the runs of each algorithm, both in the order given."""
-    grouped: dict[str, list[FinishedRun]] = {}
-    for run in runs:
-        grouped.setdefault(run.algorithm, []).append(run)
-    return grouped
-
-
-def common_target(runs: Iterable[FinishedRun]) -> float | None:
+def common_target(runs: Iterable[Run]) -> float | None:
     """Return the highest accuracy that every run reached, down to a tenth of a point.
 
-    None if one was never evaluated.
-
-    Examples
-    --------
-    0.9833 and 0.9789 give 0.978.
+    0.9833 and 0.9789 give 0.978. None if one was never evaluated.
     """
-    lowest = 1.0
-    for run in runs:
-        if run.best_accuracy is None:
-            return None
-        lowest = min(lowest, run.best_accuracy)
-    return math.floor(1000 * lowest + _ROUNDING) / 1000
+    best = [run["best_accuracy"] for run in runs]
+    return None if None in best else math.floor(1000 * min(best) + _ROUNDING) / 1000
 
 
-def reached_at(run: FinishedRun, target: float) -> FinishedEpoch | None:
+def reached_at(run: Run, target: float) -> Mapping[str, Any] | None:
     """Return the first evaluated epoch with at least this accuracy; None if there is none.
 
     Not interpolated: between two evaluations nobody knows.
     """
-    enough = (r for r in run.epochs if r.accuracy is not None and r.accuracy >= target - _ROUNDING)
-    return next(enough, None)
+    evaluated = (row for row in run["rows"] if row["accuracy"] is not None)
+    return next((row for row in evaluated if row["accuracy"] >= target - _ROUNDING), None)
 
 
 def paired_difference(differences: Sequence[float]) -> Difference | None:
@@ -196,8 +219,8 @@ def paired_difference(differences: Sequence[float]) -> Difference | None:
     Mean 2, standard deviation 1, so 2 -+ 4.303 x 1 / sqrt(3):
 
     >>> found = paired_difference([1.0, 2.0, 3.0])
-    >>> [round(bound, 3) for bound in found.interval], found.in_words
-    ([-0.484, 4.484], 'no difference shown')
+    >>> round(found.half_width, 3), found.in_words
+    (2.484, 'no difference shown')
     """
     if not differences:
         return None
@@ -205,46 +228,11 @@ def paired_difference(differences: Sequence[float]) -> Difference | None:
     spread = stdev(differences) if pairs > 1 else 0.0
     if spread <= _ROUNDING:
         return Difference(mean, pairs, None)
-    error = spread / math.sqrt(pairs)
-    low, high = stats.t.interval(_CONFIDENCE, pairs - 1, loc=mean, scale=error)
-    return Difference(mean, pairs, (float(low), float(high)))
+    quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, pairs - 1))
+    return Difference(mean, pairs, quantile * spread / math.sqrt(pairs))
 
 
-def _figures(
-    runs: Sequence[FinishedRun], references: Sequence[FinishedRun], target: float | None
-) -> AlgorithmFigures:
-    accuracies = [run.accuracy for run in runs if run.accuracy is not None]
-    difference = None
-    if runs[0].algorithm != references[0].algorithm:
-        of_reference = {run.seed: run.accuracy for run in references}
-        pairs = [(run.accuracy, of_reference.get(run.seed)) for run in runs]
-        difference = paired_difference(
-            [own - other for own, other in pairs if own is not None and other is not None]
-        )
-    to_target = None
-    if target is not None:
-        rows = [row for row in (reached_at(run, target) for run in runs) if row is not None]
-        to_target = TimeToTarget(
-            reached=len(rows),
-            runs=len(runs),
-            training_seconds=_mean(row.training_seconds for row in rows),
-            device_seconds=_mean(row.device_seconds for row in rows),
-        )
-    return AlgorithmFigures(
-        algorithm=runs[0].algorithm,
-        n=len(accuracies),
-        accuracy=_mean(accuracies),
-        accuracy_deviation=stdev(accuracies) if len(accuracies) > 1 else None,
-        training_seconds=fmean(run.training_seconds for run in runs),
-        device_seconds=_mean(run.device_seconds for run in runs),
-        fast_waiting_share=_mean(run.fast_waiting_share for run in runs),
-        slow_waiting_share=_mean(run.slow_waiting_share for run in runs),
-        to_target=to_target,
-        difference=difference,
-    )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
+def known_mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of what is known; None if nothing is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

@@ -11,22 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from ..results.plots import (
-    BLUE,
-    DARK,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    draw_text_instead,
-    hide_frame,
-    save,
-)
-from .comparison import Comparison, by_algorithm
+from ..results import plots
+from .comparison import Comparison, Run
 from .comparison_report import accuracy_text, headline
-from .finished_run import FinishedRun
 
 _LOG_FROM_RATIO = 10
 """From this ratio of the longest to the shortest training on, time is drawn logarithmically."""
@@ -44,17 +31,17 @@ def _style(color: str, marker: str, dashed: bool = False) -> dict[str, Any]:
 
 # Dashed: an average after every step. All can be told apart with any kind of colour vision.
 STYLES = {
-    "biased-local-sgd": _style(GREEN, "o"),
-    "unbiased-local-sgd": _style(BLUE, "s"),
-    "weighted-local-sgd": _style(ORANGE, "^"),
-    "sampled-local-sgd": _style(PURPLE, "D"),
-    "balanced-local-sgd": _style(VERMILION, "v"),
-    "fast-only-local-sgd": _style(DARK, "P"),
-    "fednova": _style(SKY, "X"),
-    "sync-sgd": _style(BLUE, "<", dashed=True),
-    "sync-sgd-fast-only": _style(DARK, ">", dashed=True),
-    "byteps": _style(ORANGE, "p", dashed=True),
-    "dlb": _style(VERMILION, "h", dashed=True),
+    "biased-local-sgd": _style(plots.GREEN, "o"),
+    "unbiased-local-sgd": _style(plots.BLUE, "s"),
+    "weighted-local-sgd": _style(plots.ORANGE, "^"),
+    "sampled-local-sgd": _style(plots.PURPLE, "D"),
+    "balanced-local-sgd": _style(plots.VERMILION, "v"),
+    "fast-only-local-sgd": _style(plots.DARK, "P"),
+    "fednova": _style(plots.SKY, "X"),
+    "sync-sgd": _style(plots.BLUE, "<", dashed=True),
+    "sync-sgd-fast-only": _style(plots.DARK, ">", dashed=True),
+    "byteps": _style(plots.ORANGE, "p", dashed=True),
+    "dlb": _style(plots.VERMILION, "h", dashed=True),
 }
 """How each algorithm of the catalog is drawn, the same in every picture."""
 
@@ -63,35 +50,34 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Draw accuracy over seconds, final accuracy and waiting of several algorithms.
 
     The panel with seconds on simulated devices is left out unless all runs have them.
-
-    Parameters
-    ----------
-    comparison : Comparison
-        The runs and their order.
-    path : Path
-        A PNG file.
     """
-    devices = all(run.device_seconds is not None for run in comparison.runs)
+    devices = all(run["device_seconds"] is not None for run in comparison.runs)
     rows = len(comparison.algorithms)
     size = (16.5 if devices else 13), max(4.8, 2.8 + 0.35 * rows)
     figure = Figure(figsize=size, layout="constrained")
     number = f"{rows} algorithms: " if rows > 1 else f"{comparison.reference}: "
     figure.suptitle(number + headline(comparison.runs))
-    finals = _final_percents(comparison.runs)
+    finals = [100 * accuracy for one in comparison.algorithms for accuracy in one.accuracies]
     if not finals:
-        draw_text_instead(figure.subplots(), "no test accuracy was measured")
-        save(figure, path)
+        plots.save_text_instead(figure, "no test accuracy was measured", path)
         return
     shown = final_range(finals)
     ratios = [1.3] * (1 + devices) + [1, 0.45]
     measured, *simulated, ranking, waiting = figure.subplots(1, len(ratios), width_ratios=ratios)
-    _draw_curves(measured, comparison, shown, simulated=False)
+    _draw_curves(measured, comparison, shown, "training_seconds")
+    plots.style_panel(measured, "over measured time", "training time (s)", grid=True)
+    measured.set_ylabel(_accuracy_label(measured.get_ylim()[0]))
     for axes in simulated:
         axes.sharey(measured)
-        _draw_curves(axes, comparison, shown, simulated=True)
+        _draw_curves(axes, comparison, shown, "device_seconds")
+        unit = "training time on simulated devices\n(s, computed)"
+        plots.style_panel(axes, "over time on simulated devices", unit, grid=True)
+    _draw_ranking(ranking, comparison)
+    ranking.set_xlim(*shown)
+    plots.style_panel(ranking, "final accuracy", _accuracy_label(shown[0]), grid=True)
     waiting.sharey(ranking)
-    _draw_ranking(ranking, comparison, shown)
     _draw_waiting(waiting, comparison)
+    plots.style_panel(waiting, "fast devices wait", "% of the time")
     figure.legend(
         handles=[
             Line2D([], [], label=a.algorithm, **STYLES[a.algorithm]) for a in comparison.algorithms
@@ -106,7 +92,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         f"deviation; hollow: no difference to {comparison.reference} (dotted) is shown",
         title_fontproperties={"size": 8.5},
     )
-    save(figure, path)
+    plots.save(figure, path)
 
 
 # --- accuracy over time
@@ -127,11 +113,6 @@ def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np
     -------
     array of shape (4, points)
         Mean seconds; mean, lowest and highest accuracy.
-
-    Examples
-    --------
-    >>> seed_band([{1: (1, 50), 2: (2, 80)}, {1: (3, 60), 2: (6, 84)}]).tolist()
-    [[2.0, 4.0], [55.0, 82.0], [50.0, 80.0], [60.0, 84.0]]
     """
     common = set.intersection(*map(set, curves)) - {max(max(curve) for curve in curves)}
     points = np.array(
@@ -142,66 +123,50 @@ def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np
 
 
 def _draw_curves(
-    axes: Axes, comparison: Comparison, shown: tuple[float, float], simulated: bool
+    axes: Axes, comparison: Comparison, shown: tuple[float, float], seconds_of: str
 ) -> None:
-    bands = {}
-    for algorithm, runs in by_algorithm(comparison.runs).items():
-        if curves := [curve for curve in (_curve(run, simulated) for run in runs) if curve]:
-            bands[algorithm] = seed_band(curves)
-    for rank, one in enumerate(comparison.algorithms):
-        if one.algorithm not in bands:
-            continue
-        seconds, mean, lowest, highest = bands[one.algorithm]
-        style = STYLES[one.algorithm]
-        axes.fill_between(seconds, lowest, highest, color=style["color"], alpha=0.12, linewidth=0)
-        on_top = 3 - rank / 100  # the best
-        axes.plot(seconds, mean, markevery=[-1], linewidth=1.8, zorder=on_top, **style)
-    low, high = shown
-    best = max(band[3].max() for band in bands.values())
-    low = max(0.0, _round_down(high - _CURVES_BELOW_FINALS * (high - low)))
-    axes.set_ylim(low, max(high, best + 0.02 * (best - low)))
-    unit = "training time on simulated devices\n(s, computed)" if simulated else "training time (s)"
-    ends = [band[0, -1] for band in bands.values()]
+    """Draw each algorithm's mean and band; the best on top."""
+    ends, top = [], shown[1]
+    for one in reversed(comparison.algorithms):
+        if curves := [curve for run in one.runs if (curve := _curve(run, seconds_of))]:
+            seconds, mean, lowest, highest = seed_band(curves)
+            style = STYLES[one.algorithm]
+            band = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
+            axes.fill_between(seconds, lowest, highest, **band)
+            axes.plot(seconds, mean, markevery=[-1], linewidth=1.8, **style)
+            ends.append(seconds[-1])
+            top = max(top, highest.max())
+    axes.set_ylim(_start_below(shown[1] - _CURVES_BELOW_FINALS * (shown[1] - shown[0])), top)
     if max(ends) >= _LOG_FROM_RATIO * min(ends) > 0:
         axes.set_xscale("log")
-        unit += ", logarithmic"
     else:
         axes.set_xlim(0, 1.04 * max(ends))
-    axes.set_xlabel(unit)
-    axes.set_ylabel("" if simulated else _accuracy_label(low))
-    title = "over time on simulated devices" if simulated else "over measured time"
-    axes.set_title(title, loc="left", fontsize=10, color=DARK)
-    axes.grid(alpha=0.3)
-    hide_frame(axes)
 
 
-def _curve(run: FinishedRun, simulated: bool) -> dict[int, tuple[float, float]]:
-    points = {}
-    for row in run.epochs:
-        seconds = row.device_seconds if simulated else row.training_seconds
-        if seconds is not None and row.accuracy is not None:
-            points[row.epoch] = (seconds, 100 * row.accuracy)
-    return points
+def _curve(run: Run, seconds_of: str) -> dict[int, tuple[float, float]]:
+    return {
+        int(row["epoch"]): (row[seconds_of], 100 * row["accuracy"])
+        for row in run["rows"]
+        if row["accuracy"] is not None and row[seconds_of] is not None
+    }
 
 
 # --- final accuracy and waiting, a row per algorithm, the best on top
 
 
-def _draw_ranking(axes: Axes, comparison: Comparison, shown: tuple[float, float]) -> None:
-    """Draw a dot per seed, the mean and the standard deviation; what is far below is cut."""
-    rows, runs = comparison.algorithms, by_algorithm(comparison.runs)
-    for y, one in enumerate(rows):
+def _draw_ranking(axes: Axes, comparison: Comparison) -> None:
+    """Draw a dot per seed, the mean and the standard deviation."""
+    beside: dict[str, Any] = {
+        "va": "center",
+        "fontsize": 9,
+        "transform": axes.get_yaxis_transform(),
+    }
+    for y, one in enumerate(comparison.algorithms):
         style, is_reference = STYLES[one.algorithm], one.algorithm == comparison.reference
-        finals = _final_percents(runs[one.algorithm])
-        axes.plot(finals, [y] * len(finals), "o", color=style["color"], markersize=4, alpha=0.6)
-        axes.text(
-            1.02,
-            y,
-            accuracy_text(one),
-            va="center",
-            fontsize=9,
-            transform=axes.get_yaxis_transform(),
-        )
+        color = style["color"]
+        finals = [100 * accuracy for accuracy in one.accuracies]
+        axes.plot(finals, [y] * len(finals), "o", color=color, markersize=4, alpha=0.6)
+        axes.text(1.02, y, accuracy_text(one), **beside)
         if one.accuracy is None:
             continue
         filled = is_reference or (one.difference is not None and one.difference.shown)
@@ -210,73 +175,49 @@ def _draw_ranking(axes: Axes, comparison: Comparison, shown: tuple[float, float]
             y,
             xerr=100 * (one.accuracy_deviation or 0.0),
             fmt=style["marker"],
-            color=style["color"],
-            markerfacecolor=style["color"] if filled else "white",
+            color=color,
+            markerfacecolor=color if filled else "white",
             markeredgewidth=1.5,
             markersize=9,
             zorder=3,
         )
         if is_reference:
-            axes.axvline(100 * one.accuracy, color=style["color"], linestyle=":", linewidth=1)
-    axes.set_xlim(*shown)
-    axes.set_yticks(range(len(rows)), [one.algorithm for one in rows])
+            axes.axvline(100 * one.accuracy, color=color, linestyle=":", linewidth=1)
+    rows = [one.algorithm for one in comparison.algorithms]
+    axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(_accuracy_label(shown[0]))
-    axes.set_title("final accuracy", loc="left", fontsize=10, color=DARK)
-    axes.text(1.02, 1.02, "mean ± sd", fontsize=9, color=DARK, transform=axes.transAxes)
-    axes.grid(axis="x", alpha=0.3)
-    hide_frame(axes)
+    axes.text(1.02, 1.02, "mean ± sd", fontsize=9, color=plots.DARK, transform=axes.transAxes)
 
 
 def _draw_waiting(axes: Axes, comparison: Comparison) -> None:
     for y, one in enumerate(comparison.algorithms):
-        share = one.fast_waiting_share
-        if share is not None:
-            axes.barh(y, 100 * share, height=0.55, color=GREY)
+        share = one.mean("fast_waiting_share")
+        axes.barh(y, 100 * (share or 0), height=0.55, color=plots.GREY)
         text = "not known" if share is None else f"{share:.0%}"
         axes.text(100 * (share or 0) + 3, y, text, va="center", fontsize=9)
     axes.set_xlim(0, 130)
     axes.set_xticks([0, 50, 100])
     axes.tick_params(axis="y", left=False, labelleft=False)
-    axes.set_xlabel("% of the time")
-    axes.set_title("fast devices wait", loc="left", fontsize=10, color=DARK)
-    hide_frame(axes)
 
 
 def final_range(finals: Sequence[float]) -> tuple[float, float]:
-    """Return the part of the axis that shows final accuracies, in percent.
+    """Return the part of the axis that shows the final accuracies of all runs, in percent.
 
-    All of them, but for those so far below the rest (three times the distance of the quartiles
-    below the lower one: Tukey's "far out") that the others would become one point.
-
-    Parameters
-    ----------
-    finals : sequence of float
-        Of every run, at least one.
-
-    Examples
-    --------
-    A run that diverged does not take the room of those that did not:
-
-    >>> final_range([10.0, 97.0, 98.0, 98.0, 98.0, 99.0, 99.0])
-    (96.7, 99.25)
+    But for those so far below the rest (three times the distance of the quartiles below the lower
+    one: Tukey's "far out") that the others would become one point, such as a run that diverged.
     """
     lower, upper = np.percentile(finals, [25, 75])
     fence = lower - 3 * max(upper - lower, _LEAST_SPAN)
     low, high = min(value for value in finals if value >= fence), max(finals)
     margin = max(0.12 * (high - low), _LEAST_SPAN / 2)
-    return max(0.0, _round_down(low - margin)), high + margin
+    return _start_below(low - margin), high + margin
 
 
-def _final_percents(runs: Sequence[FinishedRun]) -> list[float]:
-    return [100 * run.accuracy for run in runs if run.accuracy is not None]
+def _start_below(percent: float) -> float:
+    """Return where an axis starts: at a tenth of a point, since it is written out, from 0 on."""
+    return max(0.0, math.floor(10 * percent) / 10)
 
 
 def _accuracy_label(low: float) -> str:
     return "accuracy (%)" + (f", axis starts at {low:g}" if low > 0 else "")
-
-
-def _round_down(percent: float) -> float:
-    """Round an axis' start, which is written out, to a tenth of a point."""
-    return math.floor(10 * percent) / 10

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..results.metrics import HARDLY
 from ..results.speed_profile import SpeedProfile, Spread
-from ..results.summary import HARDLY
 from ..run import make_strategy
 from ..runtime.devices import WorkerSpec
 from ..strategy.cost_model import Prediction, predict_run, throughput_ceiling
@@ -87,32 +87,28 @@ def plan_runs(
 def plan_table(plan: Plan, source: str) -> RenderableType:
     """Return a table of what to expect of every algorithm, for a terminal.
 
-    Parameters
-    ----------
-    plan : Plan
-        What to expect.
-    source : str
-        Where the speeds are from, in words.
+    The source says in words where the speeds are from.
     """
-    table = _table("algorithm", gap=0)
-    table.add_column("local\nsteps", justify="right", min_width=6)
-    columns = ("slow:\nweight", "rounds\n/epoch", "s/round", "s/epoch")
-    for column in (*columns, "fast\nwaits", "slow\nwaits", "samples\n/s"):
-        table.add_column(column, justify="right", no_wrap=True)
+    headers = ("local\nsteps", "slow:\nweight", "rounds\n/epoch", "s/round", "s/epoch")
+    table = _table(0, "algorithm", *headers, "fast\nwaits", "slow\nwaits", "samples\n/s")
+    lines = []
     for row in plan.rows:
         found = row.prediction
         if found is None:
             table.add_row(row.algorithm, "refused", *["-"] * 7)
+            lines.append(f"{row.algorithm}: {row.refusal}")
             continue
         same = len(set(found.batch_sizes)) == 1
         steps = [
             str(s) if same else f"{s} of {b}"  # a step of so many samples
             for s, b in zip(found.local_steps, found.batch_sizes, strict=True)
         ]
+        weights = zip(found.workers, found.weights, strict=True)
+        slow = [weight for worker, weight in weights if not worker.fast]
         table.add_row(
             row.algorithm,
             _join_equal(steps),
-            _slow_weight(found),
+            f"{sum(slow):.1%}" if slow else "-",
             f"{found.rounds_per_epoch:.1f}",
             f"{found.round_seconds:.3g}",
             f"{found.epoch_seconds:.3g}",
@@ -120,9 +116,8 @@ def plan_table(plan: Plan, source: str) -> RenderableType:
             _share(found.slow_waiting_share),
             f"{found.samples_per_second:,.0f}",
         )
-    refused = [f"{row.algorithm}: {row.refusal}" for row in plan.rows if row.prediction is None]
-    planned = [row for row in plan.rows if row.prediction is not None]
-    lines = [*refused, *slow_device_notes(plan, planned[0] if planned else plan.rows[0])]
+    first = next((row for row in plan.rows if row.prediction is not None), plan.rows[0])
+    lines += slow_device_notes(plan, first)
     return Group(Text(f"expected, from {source}"), table, *map(Text, lines))
 
 
@@ -132,17 +127,13 @@ def speed_table(profile: SpeedProfile, plan: Plan, row: PlanRow, clock: str) -> 
     Parameters
     ----------
     profile : SpeedProfile
-        The measurement.
-    plan : Plan
-        Made with it.
-    row : PlanRow
-        The algorithm that will run.
+        The measurement; the plan was made with it.
+    plan, row : Plan, PlanRow
+        What to expect, and the one of its rows that will run.
     clock : str
         Which of the two speeds counts.
     """
-    table = _table("worker", gap=1)
-    for column in ("alone", "all at once", "gamma", "steps", "weight", "waits"):
-        table.add_column(column, justify="right", no_wrap=column != "steps")
+    table = _table(1, "worker", "alone", "all at once", "gamma", "steps", "weight", "waits")
     found = row.prediction
     for worker in plan.workers:
         measured = profile.workers[worker.profile.partition_id]
@@ -156,13 +147,8 @@ def speed_table(profile: SpeedProfile, plan: Plan, row: PlanRow, clock: str) -> 
                 f"{found.weights[position]:.1%}",
                 f"{found.waiting_shares[position]:.0%}",
             ]
-        table.add_row(
-            worker.label,
-            _milliseconds(measured.alone),
-            _milliseconds(measured.loaded),
-            f"{worker.speed_ratio or 0:.3g}",
-            *cells,
-        )
+        speeds = _milliseconds(measured.alone), _milliseconds(measured.loaded)
+        table.add_row(worker.label, *speeds, f"{worker.speed_ratio or 0:.3g}", *cells)
     lines = [
         f"{row.algorithm}, clock = {clock}: gamma, steps, weight and waiting come from "
         + ("each worker alone" if clock == "device" else "all computing at once"),
@@ -192,20 +178,17 @@ def slow_device_notes(plan: Plan, row: PlanRow) -> list[str]:
     return lines
 
 
-def _table(first: str, gap: int) -> Table:
+def _table(gap: int, first: str, *headers: str) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, gap, 0, 0))
     table.add_column(first, no_wrap=True)
+    for header in headers:  # the steps of many workers may take two lines
+        steps = header.endswith("steps")
+        table.add_column(header, justify="right", no_wrap=not steps, min_width=6 if steps else None)
     return table
 
 
-def _slow_weight(prediction: Prediction) -> str:
-    pairs = zip(prediction.workers, prediction.weights, strict=True)
-    slow = [weight for worker, weight in pairs if not worker.fast]
-    return f"{sum(slow):.1%}" if slow else "-"
-
-
 def _join_equal(cells: Sequence[str]) -> str:
-    """Write equal neighbours once.
+    """Join cells to a text, equal neighbours written once.
 
     >>> _join_equal(["32", "32", "1"])
     '2x 32, 1'

@@ -1,8 +1,9 @@
-"""The folder that a run leaves: figures, model and pictures."""
+"""The folder that a run leaves: settings, rounds, epochs, summary and model; and whole files."""
 
 import contextlib
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import tomli_w
 from flwr.app import ArrayRecord
 from safetensors.numpy import save_file
 
-from ..algorithm.statistics import SamplingStats
+from ..algorithm.epoch_plan import SamplingStats
 from ..errors import UsageError
 from ..strategy.round_metrics import RoundRecord
 
@@ -49,13 +50,7 @@ class EpochRow:
 
 
 class RunFolder:
-    """Writes a run's results as they come.
-
-    Parameters
-    ----------
-    path : Path
-        An empty folder of its own; see `new`.
-    """
+    """Writes a run's results to a folder of its own as they come; `new` makes one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,31 +59,26 @@ class RunFolder:
     def new(cls, out: str, name: str) -> "RunFolder":
         """Make the folder: `out` itself, or the next free ``runs/<name>-<n>``.
 
-        Raises
-        ------
-        UsageError
-            If `out` exists, or the folder cannot be made.
+        UsageError if `out` exists, or the folder cannot be made.
         """
+        cls.refuse_unusable(out)
+        path = Path(out)
         try:
             if out:
-                path = Path(out)
                 path.mkdir(parents=True)
             else:
-                RunFolder.refuse_unusable(out)
                 path = _next_free(Path(RUNS), name)
-                _point(path.parent / LATEST, path.name)
-        except FileExistsError:
-            raise UsageError(_exists(out)) from None
         except OSError as error:
-            where = out or RUNS
-            raise UsageError(f"out = {where!r} cannot be made: {error.strerror}") from None
+            raise UsageError(f"out = {out or RUNS!r} cannot be made: {error.strerror}") from None
         return cls(path.resolve())
 
     @staticmethod
     def refuse_unusable(out: str) -> None:
         """Raise UsageError if `new` could not make this folder; writes nothing."""
         if out and os.path.lexists(out):
-            raise UsageError(_exists(out))
+            raise UsageError(
+                f"out = {out!r} exists; name a folder that does not, or leave out empty"
+            )
         if reason := why_not_writable(Path(out or RUNS)):
             raise UsageError(f"out = {out or RUNS!r} cannot be made: {reason}")
 
@@ -103,16 +93,13 @@ class RunFolder:
 
     def add_epoch(self, row: EpochRow) -> None:
         """Append a line to ``epochs.csv``; the columns of `sampling` have its own names."""
-        path = self.path / "epochs.csv"
         columns = dataclasses.asdict(row)
-        sampling = columns.pop("sampling")
-        values = _plain({**columns, **sampling})
-        fresh = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(values))
-            if fresh:
+        columns |= columns.pop("sampling")
+        with (self.path / "epochs.csv").open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(columns))
+            if not file.tell():
                 writer.writeheader()
-            writer.writerow(values)
+            writer.writerow(_plain(columns))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""
@@ -122,10 +109,7 @@ class RunFolder:
     def add_assets(self, assets: Mapping[str, Path]) -> None:
         """Copy what a saved model needs, each file whole or not at all.
 
-        Raises
-        ------
-        UsageError
-            If a name is one of a run's own files, or a file cannot be copied.
+        UsageError if a name is one of a run's own files, or a file cannot be copied.
         """
         for name, source in assets.items():
             if name in _OWN_NAMES:
@@ -172,29 +156,19 @@ def why_not_writable(folder: Path) -> str:
 
 
 def _next_free(runs: Path, name: str) -> Path:
+    """Make the next free folder, and point ``latest`` to it."""
     runs.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
+    for number in itertools.count(1):
         path = runs / f"{name}-{number}"
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir()  # atomic: of two runs that start at once each gets its own
-        except FileExistsError:
-            number += 1
-        else:
-            return path
-
-
-def _point(link: Path, target: str) -> None:
-    part = link.with_name(f".{LATEST}-{uuid.uuid4().hex}")
-    part.symlink_to(target)
-    try:
-        part.replace(link)
-    except OSError:  # somebody's own folder of that name: the run goes on without the link
-        part.unlink()
-
-
-def _exists(out: str) -> str:
-    return f"out = {out!r} exists; name a folder that does not, or leave out empty"
+            break
+    with (
+        contextlib.suppress(OSError),  # somebody's own folder of that name stays
+        written_whole(runs / LATEST) as link,
+    ):
+        link.symlink_to(path.name)
+    return path
 
 
 def _plain(value: Any) -> Any:

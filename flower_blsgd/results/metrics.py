@@ -1,57 +1,53 @@
-"""Sum up the rounds of a run: time on two clocks, samples, waiting (ALGORITHM section 7)."""
+"""Sum up the rounds of a run, on two clocks: for its progress, ``summary.json`` and last lines."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 from ..algorithm.local_steps import Clock
+from ..config import RunConfig
+from ..protocol import WorkerProfile
+from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.round_metrics import RoundRecord, WorkerRound
+from ..tasks import GIVEN_IN_PYTHON
+from .folder import EpochRow
+
+Figures = dict[str, Any]
+"""What the cost model predicts of a run, or the same as measured, by name."""
+
+HARDLY = 0.01
+"""A worker whose weight is below this hardly takes part."""
+
+_PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
 
 
-@dataclass(frozen=True)
-class RoundTimes:
-    """How long a round took on one clock.
+def on_own_devices(
+    record: RoundRecord, seconds_per_step: Mapping[int, float]
+) -> RoundRecord | None:
+    """Return a round with the times that it would have if each worker had its own device.
 
-    Attributes
-    ----------
-    round_seconds : float
-        The whole round.
-    waiting_seconds : mapping of int to float
-        By worker index: the last worker's end of computing minus the own one; 0 for a worker
-        that did not compute.
-    """
-
-    round_seconds: float
-    waiting_seconds: Mapping[int, float]
-
-
-def device_times(record: RoundRecord, seconds_per_step: Mapping[int, float]) -> RoundTimes | None:
-    """Return a round's times as if each worker had its own device.
-
-    The longest of all workers' computing, as computed from their completed steps, and the
-    transfer and the averaging that were measured.
+    It takes the longest of all workers' computing, as computed from their completed steps, and
+    the transfer and the averaging that were measured.
 
     Parameters
     ----------
     record : RoundRecord
-        The round.
+        As measured.
     seconds_per_step : mapping of int to float
         By worker index: seconds per step of that worker *alone*, with the common batch size.
 
     Returns
     -------
-    RoundTimes or None
-        None if the speed or the times of a worker that did a step are not known.
-
-    Examples
-    --------
-    Two workers shared a core for 9 s and moved data for 1 s; one alone needs 4 s, one 5 s:
-
-    >>> from ..strategy.round_metrics import WorkerRound
-    >>> first = WorkerRound(0, "a", True, 2, 2, start_seconds=0.5, compute_seconds=4.0)
-    >>> second = WorkerRound(1, "b", True, 1, 1, start_seconds=4.5, compute_seconds=5.0)
-    >>> record = RoundRecord(1, 1, 1, 1, 0.1, 0.0, 10.0, 0.25, 0, 1.0, (first, second))
-    >>> device_times(record, {0: 2.0, 1: 5.0})
-    RoundTimes(round_seconds=6.0, waiting_seconds={0: 1.0, 1: 0.0})
+    RoundRecord or None
+        With other seconds of the round, of computing and of waiting; None if the speed or the
+        times of a worker that did a step are not known.
     """
     rows = [row for row in record.workers if row.completed_steps]
     compute = {
@@ -65,8 +61,13 @@ def device_times(record: RoundRecord, seconds_per_step: Mapping[int, float]) -> 
     last_end = max(row.start_seconds + row.compute_seconds for row in rows)
     transfer_and_averaging = max(0.0, record.round_seconds - (last_end - first_start))
     longest = max(compute.values())
-    waiting = {row.worker: longest - compute.get(row.worker, longest) for row in record.workers}
-    return RoundTimes(longest + transfer_and_averaging, waiting)
+    workers = [
+        replace(row, compute_seconds=own, waiting_seconds=longest - own)
+        if (own := compute.get(row.worker))
+        else replace(row, waiting_seconds=0.0)
+        for row in record.workers
+    ]
+    return replace(record, round_seconds=longest + transfer_and_averaging, workers=tuple(workers))
 
 
 class RunMetrics:
@@ -83,13 +84,13 @@ class RunMetrics:
         By worker index: seconds per step of that worker alone, as far as they are known. It may
         be replaced before each round.
     records : list of RoundRecord
-        All rounds.
-    by_worker : dict of int to list of WorkerRound
-        By worker index: the rounds of those that train.
+        All rounds, as measured.
     samples : int
         That were trained on.
     training_seconds : float
         Rounds and planning as measured, without set-up, evaluation and checkpoints.
+    device_seconds : float, optional
+        Computed: the rounds as if each worker had its own device; None if one is not known.
     budget_seconds, last_budget_seconds : float
         What all rounds, and the last one, count against a budget in seconds. On the wall clock
         planning and rounds as measured; on the device clock the rounds as if each worker had its
@@ -100,66 +101,49 @@ class RunMetrics:
         self.clock = clock
         self.seconds_per_step: Mapping[int, float] = {}
         self.records: list[RoundRecord] = []
-        self.by_worker: dict[int, list[WorkerRound]] = {}
         self.samples = 0
         self.training_seconds = 0.0
+        self.device_seconds: float | None = None
         self.budget_seconds = 0.0
         self.last_budget_seconds = 0.0
-        self._times: list[RoundTimes | None] = []
-        self._device_seconds: float | None = 0.0
+        self._on_clock: list[RoundRecord | None] = []
 
     def add(self, record: RoundRecord) -> None:
-        """Add one round."""
-        waiting = {row.worker: row.waiting_seconds for row in record.workers}
-        measured = RoundTimes(record.round_seconds, waiting)
-        computed = device_times(record, self.seconds_per_step)
-        self.records.append(record)
-        self._times.append(computed if self.clock == "device" else measured)
+        """Add one round to the sums."""
         seconds = record.planning_seconds + record.round_seconds
         self.training_seconds += seconds
-        if computed is None:
-            self._device_seconds = None
-        elif self._device_seconds is not None:
-            self._device_seconds += computed.round_seconds
+        computed = on_own_devices(record, self.seconds_per_step)
+        before = self.device_seconds if self.records else 0.0
+        if computed is None or before is None:
+            self.device_seconds = None
+        else:
+            self.device_seconds = before + computed.round_seconds
             if self.clock == "device":
                 seconds = computed.round_seconds
         self.last_budget_seconds = seconds
         self.budget_seconds += seconds
-        for row in record.workers:
-            self.samples += row.num_examples
-            if row.trained:
-                self.by_worker.setdefault(row.worker, []).append(row)
+        self.samples += sum(row.num_examples for row in record.workers)
+        self.records.append(record)
+        self._on_clock.append(computed if self.clock == "device" else record)
 
-    @property
-    def last_times(self) -> RoundTimes | None:
-        """Of the last round, on the chosen clock; None if they are not known."""
-        return self._times[-1]
-
-    @property
-    def device_seconds(self) -> float | None:
-        """Computed: the rounds as if each worker had its own device; None if not known."""
-        return self._device_seconds if self.records else None
-
-    @property
-    def summing_seconds(self) -> float:
-        """Sum over rounds and workers that sum up models instead of training."""
-        return sum(row.summing_seconds for record in self.records for row in record.workers)
-
-    def waiting_share(self, fast: bool) -> float | None:
+    def waiting_share(self, fast: bool, last_round: bool = False) -> float | None:
         """Return a tier's waiting / (its workers x sum of round seconds), on the chosen clock.
 
-        None without workers, or if the clock's times are not known.
+        Of all rounds, or of the last one. None without workers of this tier that train, or if
+        the clock's times are not known.
         """
-        times, workers = self._known_times(), list(self._of_tier(fast))
-        if times is None or not workers:
-            return None
-        waited = sum(
-            round_times.waiting_seconds[row.worker]
-            for record, round_times in zip(self.records, times, strict=True)
-            for row in record.workers
-            if row.fast is fast
-        )
-        return waited / (len(workers) * sum(one.round_seconds for one in times))
+        rounds = self._on_clock[-1:] if last_round else self._on_clock
+        waited = seconds = 0.0
+        workers = set()
+        for record in rounds:
+            if record is None:
+                return None
+            seconds += record.round_seconds
+            for row in record.workers:
+                if row.trained and row.fast is fast:
+                    workers.add(row.worker)
+                    waited += row.waiting_seconds
+        return waited / (len(workers) * seconds) if workers else None
 
     def longer_for_slow(self) -> float | None:
         """Return by how much waiting for slow workers made the rounds longer, as a share.
@@ -167,33 +151,196 @@ class RunMetrics:
         Without them a round would have ended with the last fast worker. None if the clock's times
         are not known.
         """
-        times = self._known_times()
-        if times is None:
-            return None
         whole = without_slow = 0.0
-        for record, round_times in zip(self.records, times, strict=True):
-            of_fast = [
-                round_times.waiting_seconds[row.worker]
-                for row in record.workers
-                if row.fast and not row.failure
-            ]
-            whole += round_times.round_seconds
-            without_slow += round_times.round_seconds - min(of_fast, default=0.0)
+        for record in self._on_clock:
+            if record is None:
+                return None
+            of_fast = [w.waiting_seconds for w in record.workers if w.fast and not w.failure]
+            whole += record.round_seconds
+            without_slow += record.round_seconds - min(of_fast, default=0.0)
         return whole / without_slow - 1 if without_slow else None
 
-    def sample_share(self, fast: bool) -> float:
-        """Return a tier's share of all samples that were trained on."""
-        done = sum(row.num_examples for rows in self._of_tier(fast) for row in rows)
-        return done / self.samples if self.samples else 0.0
 
-    def weight_share(self, fast: bool) -> float:
-        """Return a tier's mean weight in the averages."""
-        weight = sum(row.weight for rows in self._of_tier(fast) for row in rows)
-        return weight / len(self.records) if self.records else 0.0
+def measured_figures(metrics: RunMetrics) -> Figures | None:
+    """Return what the cost model predicts, as measured on the run's clock.
 
-    def _of_tier(self, fast: bool) -> Iterator[list[WorkerRound]]:
-        return (rows for rows in self.by_worker.values() if rows[0].fast is fast)
+    None without a round, or if the clock is "device" and a speed is not known.
+    """
+    if not metrics.records or (metrics.clock == "device" and metrics.device_seconds is None):
+        return None
+    last = metrics.records[-1]
+    epochs = last.epoch - 1 + last.round_in_epoch / last.rounds_in_epoch
+    return {
+        "clock": metrics.clock,
+        "round_seconds": metrics.budget_seconds / len(metrics.records),
+        "epoch_seconds": metrics.budget_seconds / epochs,
+        "fast_waiting_share": metrics.waiting_share(fast=True),
+        "slow_waiting_share": metrics.waiting_share(fast=False),
+    }
 
-    def _known_times(self) -> list[RoundTimes] | None:
-        known = [times for times in self._times if times is not None]
-        return known if len(known) == len(self._times) else None
+
+# --- summary.json
+
+
+def summary_of(
+    config: RunConfig,
+    strategy: BiasedLocalSGD,
+    metrics: RunMetrics,
+    epochs: Sequence[EpochRow],
+) -> dict[str, Any]:
+    """Return what ``summary.json`` says of all rounds and epochs; what was not measured is None.
+
+    The strategy knows the samples given up and the workers.
+    """
+    evaluated = [(row.accuracy, row.loss) for row in epochs if row.accuracy is not None]
+    accuracy, loss = evaluated[-1] if evaluated else (None, None)
+    rows = [(record.round, row) for record in metrics.records for row in record.workers]
+    by_worker: dict[int, list[WorkerRound]] = {}
+    for _, row in rows:
+        if row.trained:
+            by_worker.setdefault(row.worker, []).append(row)
+    return {
+        "algorithm": config.algorithm,
+        "steps": config.choices.steps,
+        "sampler": config.choices.sampler,
+        "weights": config.choices.weights,
+        "train_on": config.choices.train_on,
+        "task": config.task,
+        "accuracy": accuracy,
+        "best_accuracy": max((value for value, _ in evaluated), default=None),
+        "loss": loss,
+        "training_seconds": metrics.training_seconds,
+        "device_seconds": metrics.device_seconds,
+        "clock": metrics.clock,
+        "epochs": len(epochs),
+        "rounds": len(metrics.records),
+        "samples": metrics.samples,
+        "samples_given_up": strategy.planner.samples_given_up,
+        "summing_seconds": sum(row.summing_seconds for _, row in rows),
+        "fast_waiting_share": metrics.waiting_share(fast=True),
+        "slow_waiting_share": metrics.waiting_share(fast=False),
+        "workers": [
+            _worker(strategy.registry.workers[index].profile, its, metrics)
+            for index, its in sorted(by_worker.items())
+        ],
+        "failures": [
+            {"round": number, "worker": row.label, "reason": row.failure}
+            for number, row in rows
+            if row.failure
+        ],
+        "versions": _versions(),
+        "seed": config.seed,
+    }
+
+
+def _worker(
+    profile: WorkerProfile, rows: Sequence[WorkerRound], metrics: RunMetrics
+) -> dict[str, Any]:
+    stepped = [row for row in rows if row.completed_steps]
+    steps = sum(row.completed_steps for row in stepped)
+    compute_seconds = sum(row.compute_seconds for row in rows)
+    weight = sum(row.weight for row in rows) / len(metrics.records)
+    return {
+        "name": profile.name,
+        "device": profile.device,
+        "tier": "fast" if rows[0].fast else "slow",
+        "local_steps": rows[-1].local_steps,
+        "weight": weight,
+        "hardly_takes_part": weight < HARDLY,
+        "seconds_per_step": compute_seconds / steps if steps else None,
+        "seconds_per_step_alone": metrics.seconds_per_step.get(rows[0].worker),
+        "samples": sum(row.num_examples for row in rows),
+        "batch_size": stepped[-1].num_examples // stepped[-1].completed_steps if stepped else 0,
+        "compute_seconds": compute_seconds,
+        "waiting_seconds": sum(row.waiting_seconds for row in rows),
+        "transfer_seconds": sum(row.transfer_seconds for row in rows),
+        "failures": sum(bool(row.failure) for row in rows),
+    }
+
+
+def _versions() -> dict[str, str]:
+    # The names of a model's tensors depend on the version of transformers.
+    used = [*_PACKAGES, *(["transformers"] if "transformers" in sys.modules else [])]
+    found = {"python": platform.python_version()}
+    for package in used:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a bundle, not from an installed package
+            found[package] = "not installed"
+    return found
+
+
+# --- the lines that end a run's output
+
+
+def last_lines(
+    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
+) -> list[str]:
+    """Return what a run reached and where it is, whether slow devices help, and what was planned.
+
+    The summary is the content of ``summary.json``, the folder that of the results.
+    """
+    state = "stopped early" if summary["interrupted"] else "done"
+    accuracy, device_seconds = summary["accuracy"], summary["device_seconds"]
+    reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
+    others = f"{summary['wall_seconds']:.1f} s with evaluation"
+    if device_seconds is not None:
+        others += f"; {device_seconds:.1f} s on simulated devices, computed"
+    lines = [
+        f"{state}: {reached}after {summary['training_seconds']:.1f} s of training "
+        f"({others}); results in {folder}"
+    ]
+    if metrics.records:
+        lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
+    if summary["predicted"] and summary["measured"]:
+        lines.append(plan_line(summary["predicted"], summary["measured"]))
+    return lines
+
+
+def _slow_devices(
+    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
+) -> str:
+    """Answer "do my slow devices help?" as far as one run can."""
+    if seconds := summary["summing_seconds"]:
+        return f"they summed up models, for {seconds:.2g} s in all, and trained on nothing"
+    slow = [worker for worker in summary["workers"] if worker["tier"] == "slow"]
+    if not slow:
+        return "none took part, so nobody waited for one"
+    longer = metrics.longer_for_slow()
+    if longer is None:
+        rounds = "rounds not known to be longer (clock = device needs everybody's speed)"
+    else:
+        rounds = f"rounds {longer:+.0%} longer for waiting for them"
+        rounds += " (simulated devices)" if metrics.clock == "device" else ""
+    samples = sum(worker["samples"] for worker in slow) / metrics.samples
+    weight = sum(worker["weight"] for worker in slow)
+    return (
+        f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; what they do to "
+        f"accuracy shows beside a run without them: {_fast_only(config, folder)}"
+    )
+
+
+def _fast_only(config: RunConfig, folder: Path) -> str:
+    """Return how to repeat the run without training on slow workers."""
+    if config.task == GIVEN_IN_PYTHON:
+        return "train(task, train_on='fast', sampler='uniform', ...)"
+    # The environment may not be activated.
+    blsgd = shutil.which("blsgd") and "blsgd"
+    blsgd = blsgd or os.path.relpath(Path(sys.executable).with_name("blsgd"))
+    words = [blsgd, "run", "-c", str(folder / "config.toml")]
+    words += ["-s", "train-on=fast", "-s", "sampler=uniform"]
+    words += ["-s", f"out={config.out}-fast-only"] if config.out else []
+    return shlex.join(words)
+
+
+def plan_line(predicted: Figures, measured: Figures) -> str:
+    """Return ``"plan: 2 s an epoch, fast waits 5%; measured: 2.2 s (+10%), fast waits 5%"``."""
+    waits = [
+        "" if share is None else f", fast waits {share:.0%}"
+        for share in (predicted["fast_waiting_share"], measured["fast_waiting_share"])
+    ]
+    expected, took = predicted["epoch_seconds"], measured["epoch_seconds"]
+    return (
+        f"plan: {expected:.3g} s an epoch{waits[0]}; measured: {took:.3g} s "
+        f"({took / expected - 1:+.0%}){waits[1]}"
+    )

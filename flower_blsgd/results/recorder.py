@@ -1,30 +1,105 @@
-"""Record a run: sum up its rounds, show them while it goes on, and write its results folder."""
+"""Record a run and show its progress: each round and epoch as it ends, then files and summary."""
 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..config import RunConfig
-from ..strategy import BiasedLocalSGD
+from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
-from ..tasks import Task
+from ..tasks.task import Task
 from .folder import EpochRow, RunFolder
-from .metrics import RunMetrics
-from .progress import ProgressView
-from .summary import (
-    HARDLY,
-    Figures,
-    measured_figures,
-    plan_line,
-    result_line,
-    slow_device_line,
-    summary_of,
-)
+from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of
+
+
+class ProgressView:
+    """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
+
+    In a terminal a line that is rewritten after every round stands below one line per epoch;
+    elsewhere only the lines per epoch are printed.
+
+    Parameters
+    ----------
+    epochs : int
+        How many there will be.
+    console : rich.console.Console, optional
+        Standard output by default.
+    seconds : float (default: 0)
+        The budget in seconds, if that is what ends the run; 0 for none.
+    """
+
+    def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
+        self._epochs, self._seconds = epochs, seconds
+        self._of_epochs = "" if seconds else f"/{epochs}"
+        self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
+        self._live: Progress | None = None
+        self._began = time.monotonic()
+        self._share_done = 0.0
+        self._pace = ""
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        self._console.print(escape(line), emoji=False)
+
+    def begin(self) -> None:
+        """Start the live line, if this is a terminal."""
+        if self._console.is_terminal:
+            self._live = Progress(
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+                console=self._console,
+                transient=True,
+                refresh_per_second=8,
+            )
+            self._live.start()
+            self._live.add_task("starting the workers", total=1.0)
+
+    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
+        """Show a round that is over, of which `metrics` has the times already."""
+        examples = sum(row.num_examples for row in record.workers)
+        shares = {"fast": metrics.waiting_share(True, last_round=True)}
+        shares["slow"] = metrics.waiting_share(False, last_round=True)
+        waits = [f"{tier} waits {x:.0%}" for tier, x in shares.items() if x is not None]
+        self._pace = (
+            f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
+        )
+        if not self._share_done:  # the workers' start says nothing of the time that is left
+            self._began = time.monotonic() - record.round_seconds
+        in_epoch = record.round_in_epoch / record.rounds_in_epoch
+        by_epochs = (record.epoch - 1 + in_epoch) / self._epochs
+        by_seconds = metrics.budget_seconds / self._seconds if self._seconds else 0.0
+        self._share_done = min(1.0, max(by_epochs, by_seconds))
+        if self._live is not None:
+            at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
+            text = self._line(f"epoch {record.epoch}{self._of_epochs}", at)
+            self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
+
+    def epoch(self, row: EpochRow) -> None:
+        """Print the line of an epoch that is over."""
+        width = len(str(self._epochs)) if self._of_epochs else 3
+        accuracy = [] if row.accuracy is None else [f"accuracy {row.accuracy:.2%}"]
+        number = f"epoch {row.epoch:{width}}{self._of_epochs}"
+        self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
+
+    def end(self) -> None:
+        """Remove the live line; may be called twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self, *parts: str) -> str:
+        spent, done = time.monotonic() - self._began, self._share_done
+        left = timedelta(seconds=round(spent * (1 / done - 1))) if done else "?"
+        return "  ".join([*parts, self._pace, f"{left} left"])
 
 
 class RunRecorder:
@@ -164,13 +239,12 @@ class RunRecorder:
         self._view.epoch(row)
 
     def _show_steps(self, record: RoundRecord) -> None:
-        """Print every worker's local steps in the first round, later those that changed."""
-        first = len(self._metrics.records) == 1
+        """Print the local steps of every worker in its first round, and where they changed."""
         for row in record.workers:
-            before = self._shown_steps.get(row.worker, row.local_steps)
-            if first and not row.trained:
+            before = self._shown_steps.get(row.worker)
+            if before is None and not row.trained:
                 self.say(f"  {row.label}: sums up its slice of the fast workers' models")
-            elif first:
+            elif before is None:
                 hardly = " (hardly takes part)" if 0 < row.weight < HARDLY else ""
                 steps = f"{row.local_steps} steps a round, weight {row.weight:.1%}"
                 self.say(f"  {row.label}: {steps}{hardly}")
@@ -210,11 +284,8 @@ class RunRecorder:
         self.folder.write_summary(self.summary)
         if self._metrics.records:
             self._draw()
-        self.say(result_line(self.summary, self.folder.path))
-        if self._metrics.records:
-            self.say(slow_device_line(self._metrics, self.config, self.folder.path))
-        if self.predicted and self.summary["measured"]:
-            self.say(plan_line(self.predicted, self.summary["measured"]))
+        for line in last_lines(self.summary, self._metrics, self.config, self.folder.path):
+            self.say(line)
 
     def _draw(self) -> None:
         # Importing matplotlib takes a second.

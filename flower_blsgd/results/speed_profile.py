@@ -14,18 +14,12 @@ from .folder import why_not_writable, written_whole
 
 _FORMAT = 1
 
-_RETIRED = {"processes_per_device": 0, "replicas": "threads"}
-"""Settings that older files name, with the value that means what there is today."""
-
 
 @dataclass(frozen=True)
 class Spread:
     """Several measurements of one time: median, lowest and highest in seconds, and how many.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If these are no such numbers.
+    ValueError or TypeError if these are no such numbers.
     """
 
     median: float
@@ -34,10 +28,8 @@ class Spread:
     count: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.median <= self.high < math.inf:
+        if not 0 <= self.low <= self.median <= self.high < math.inf or self.count < 1:
             raise ValueError("no such times")
-        if not isinstance(self.count, int) or self.count < 1:
-            raise ValueError("no such count")
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ class ProfileKey:
         The processor's name.
     cores : int
         How many this process may use.
-    accelerators : tuple of str
+    accelerators : list of str
         Their names.
     task, model, batch_size, ...
         As in the settings.
@@ -82,7 +74,7 @@ class ProfileKey:
 
     cpu: str
     cores: int
-    accelerators: tuple[str, ...]
+    accelerators: list[str]
     task: str
     model: str
     batch_size: int
@@ -102,14 +94,14 @@ class ProfileKey:
         return cls(
             cpu=cpu_name(),
             cores=len(machine.cores),
-            accelerators=accelerator_names(machine),
+            accelerators=list(accelerator_names(machine)),
             **{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)},
         )
 
 
 @dataclass(frozen=True)
 class SpeedProfile:
-    """What `calibrate` measured.
+    """The speeds and the overhead that `calibrate` measured.
 
     Parameters
     ----------
@@ -126,13 +118,7 @@ class SpeedProfile:
     overhead_seconds: Spread
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all; make its folder if needed.
-
-        Raises
-        ------
-        UsageError
-            If it cannot be written there.
-        """
+        """Write the profile, whole or not at all; UsageError if it cannot be written there."""
         text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,24 +131,21 @@ class SpeedProfile:
 
     @classmethod
     def read(cls, path: Path) -> "SpeedProfile":
-        """Read a profile.
+        """Read a profile; UsageError if there is none, or the file holds something else.
 
-        Raises
-        ------
-        UsageError
-            If there is none, or the file holds something else.
+        Settings in its key that are retired are left out.
         """
         try:
             values = json.loads(path.read_text())
             if values["format"] != _FORMAT:
                 raise ValueError("another format")
-            key = {k: v for k, v in values["key"].items() if k not in _RETIRED or v != _RETIRED[k]}
-            key["accelerators"] = tuple(key["accelerators"])
+            known = {f.name for f in fields(ProfileKey)}
+            key = ProfileKey(**{k: v for k, v in values["key"].items() if k in known})
             workers = tuple(
                 WorkerSpeed(w["device"], w["slowdown"], Spread(**w["alone"]), Spread(**w["loaded"]))
                 for w in values["workers"]
             )
-            return cls(ProfileKey(**key), workers, Spread(**values["overhead_seconds"]))
+            return cls(key, workers, Spread(**values["overhead_seconds"]))
         except OSError as error:
             raise UsageError(
                 f"profile = {str(path)!r} cannot be read: {error.strerror}; blsgd calibrate "
@@ -175,18 +158,15 @@ class SpeedProfile:
 
     def mismatch(self, key: ProfileKey, workers: Sequence[WorkerSpec]) -> str:
         """Return why this profile does not hold here, in words; empty if it does."""
-        here = asdict(key)
-        for field, value in asdict(self.key).items():
-            if here[field] != value:
-                name = field.replace("_", "-")
-                return f"it was measured with {name} = {value!r}, and here it is {here[field]!r}"
-        measured = [_named(worker.device, worker.slowdown) for worker in self.workers]
-        wanted = [_named(worker.device_with_cores, worker.slowdown) for worker in workers]
-        if measured != wanted:
-            return (
-                f"it holds the speeds of {', '.join(measured)}, and the workers are "
-                f"{', '.join(wanted)}"
-            )
+        for name, value in asdict(key).items():
+            measured = getattr(self.key, name)
+            if measured != value:
+                setting = name.replace("_", "-")
+                return f"it was measured with {setting} = {measured!r}, and here it is {value!r}"
+        theirs = ", ".join(_named(worker.device, worker.slowdown) for worker in self.workers)
+        ours = ", ".join(_named(worker.device_with_cores, worker.slowdown) for worker in workers)
+        if theirs != ours:
+            return f"it holds the speeds of {theirs}, and the workers are {ours}"
         return ""
 
     def given_to(self, workers: Sequence[WorkerSpec], clock: Clock) -> list[WorkerSpec]:
@@ -206,6 +186,10 @@ class SpeedProfile:
         ]
 
 
+def _named(device: str, slowdown: float) -> str:
+    return device if slowdown == 1 else f"{device} slowdown={slowdown:g}"
+
+
 def refuse_unwritable(path: Path) -> None:
     """Raise UsageError if a profile cannot be written there; writes nothing."""
     reason = "it is a folder" if path.is_dir() else why_not_writable(path.absolute().parent)
@@ -218,10 +202,7 @@ def with_profile(
 ) -> tuple[list[WorkerSpec], SpeedProfile | None]:
     """Return the workers with the speeds of the settings' profile, and the profile if there is one.
 
-    Raises
-    ------
-    UsageError
-        If it cannot be read, or holds for something else.
+    UsageError if it cannot be read, or holds for something else.
     """
     if not config.profile:
         return list(workers), None
@@ -232,7 +213,3 @@ def with_profile(
             "blsgd calibrate, or leave profile empty"
         )
     return profile.given_to(workers, config.clock), profile
-
-
-def _named(device: str, slowdown: float) -> str:
-    return device if slowdown == 1 else f"{device} slowdown={slowdown:g}"

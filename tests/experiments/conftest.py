@@ -1,10 +1,3 @@
-import pytest
-from matplotlib.figure import Figure
+"""The pictures of comparisons are tested like those of runs."""
 
-from ..results.drawings import saved_figures
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Return a list to which every figure is appended instead of being saved."""
-    return saved_figures(monkeypatch)
+from ..results.conftest import figures  # noqa: F401

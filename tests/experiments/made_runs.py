@@ -1,14 +1,12 @@
 """Finished runs made by hand."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from flower_blsgd.experiments.finished_run import FinishedEpoch, FinishedRun
+from flower_blsgd.algorithm.catalog import ALGORITHMS as CATALOG
+from flower_blsgd.experiments.comparison import Run
 
-ALGORITHMS = (
-    *("biased-local-sgd", "unbiased-local-sgd", "weighted-local-sgd", "sampled-local-sgd"),
-    *("balanced-local-sgd", "fast-only-local-sgd", "sync-sgd", "sync-sgd-fast-only"),
-    *("byteps", "dlb", "fednova"),
-)
+ALGORITHMS = tuple(CATALOG)
 
 
 def workers(*local_steps: int) -> list[dict[str, object]]:
@@ -23,40 +21,45 @@ def made_run(
     accuracies: Sequence[float | None] = (0.5, 0.9),
     seconds_per_epoch: float = 2.0,
     device_seconds_per_epoch: float | None = None,
-    **values: object,
-) -> FinishedRun:
+    **values: Any,
+) -> Run:
     """Return a run that was evaluated after every epoch; None is an epoch that was not."""
     device = device_seconds_per_epoch
-    epochs = tuple(
-        FinishedEpoch(
-            epoch=number,
-            training_seconds=seconds_per_epoch * number,
-            device_seconds=None if device is None else device * number,
-            accuracy=accuracy,
-        )
+    rows = [
+        {
+            "epoch": float(number),
+            "training_seconds": seconds_per_epoch * number,
+            "device_seconds": None if device is None else device * number,
+            "accuracy": accuracy,
+        }
         for number, accuracy in enumerate(accuracies, start=1)
-    )
-    defaults: dict[str, object] = {
+    ]
+    return {
+        "algorithm": algorithm,
+        "seed": seed,
+        "rows": rows,
         "task": "digits",
         "accuracy": accuracies[-1],
+        "best_accuracy": max((a for a in accuracies if a is not None), default=None),
         "loss": 0.25,
-        "training_seconds": seconds_per_epoch * len(accuracies),
-        "device_seconds": None if device is None else device * len(accuracies),
+        "training_seconds": rows[-1]["training_seconds"],
+        "device_seconds": rows[-1]["device_seconds"],
         "clock": "wall",
         "samples": 1000,
         "samples_given_up": 0,
         "rounds": 10,
+        "epochs": len(rows),
         "fast_waiting_share": 0.25,
         "slow_waiting_share": 0.125,
         "failures": [],
         "workers": workers(32, 8),
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
-        "settings": {"epochs": len(accuracies), "batch-size": 16, "model": "", "out": "/tmp/x"},
+        "settings": {"epochs": len(rows), "batch-size": 8, "model": "", "out": "/tmp/x"},
+        **values,
     }
-    return FinishedRun(algorithm=algorithm, seed=seed, epochs=epochs, **{**defaults, **values})  # type: ignore[arg-type]
 
 
-def several(algorithms: Sequence[str], seeds: int = 3, **values: object) -> list[FinishedRun]:
+def several(algorithms: Sequence[str], seeds: int = 3, **values: object) -> list[Run]:
     """Return runs whose accuracies fall in the order of the algorithms, and rise with the seed."""
     runs = []
     for rank, algorithm in enumerate(algorithms):

@@ -1,18 +1,79 @@
-"""Means, paired differences and times to a target, worked by hand."""
+"""Reading what runs left; means, paired differences and times to a target, worked by hand."""
+
+import json
+from pathlib import Path
 
 import pytest
 
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.comparison import (
     AlgorithmFigures,
     Comparison,
-    TimeToTarget,
     common_target,
     compare,
     paired_difference,
     reached_at,
+    read_run,
 )
 
+from .fake_training import write_run
 from .made_runs import made_run
+
+# --- what a run left
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_run(
+        RunConfig(algorithm="dlb", seed=2, batch_size=8, out=str(tmp_path / "run")), loss=None
+    )
+
+
+def test_read_run(folder: Path) -> None:
+    run = read_run(folder)
+    assert run is not None
+    assert run.items() >= json.loads((folder / "summary.json").read_text()).items()
+    assert (run["algorithm"], run["seed"], run["accuracy"], run["loss"]) == ("dlb", 2, 0.875, None)
+    assert run["settings"]["batch-size"] == 8
+    assert run["rows"] == [
+        {"epoch": 1, "training_seconds": 2.0, "device_seconds": None, "accuracy": None},
+        {"epoch": 2, "training_seconds": 4.0, "device_seconds": 1.5, "accuracy": 0.875},
+    ]
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]", "{}", '{"interrupted": true}'])
+def test_run_that_did_not_go_to_its_end_is_none(folder: Path, text: str | None) -> None:
+    (folder / "summary.json").unlink()
+    if text is not None:
+        (folder / "summary.json").write_text(text)
+    assert read_run(folder) is None
+    assert read_run(folder / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("summary.json", '{"interrupted": false}', "has no accuracy, algorithm"),
+        ("config.toml", None, "No such file"),
+        ("config.toml", "= 1", "cannot be read"),
+        ("epochs.csv", "epoch,accuracy\n1,0.5\n", "training_seconds"),
+        ("epochs.csv", "epoch,training_seconds\nx,1\n", "cannot be read"),
+    ],
+)
+def test_finished_run_that_is_damaged_is_refused_in_one_line(
+    folder: Path, file: str, text: str | None, words: str
+) -> None:
+    (folder / file).unlink()
+    if text is not None:
+        (folder / file).write_text(text)
+    with pytest.raises(UsageError, match=words) as refused:
+        read_run(folder)
+    assert "\n" not in str(refused.value)
+    assert str(folder) in str(refused.value)
+
+
+# --- figures over seeds
 
 
 def of(comparison: Comparison, algorithm: str) -> AlgorithmFigures:
@@ -26,11 +87,11 @@ def test_means_over_seeds() -> None:
         made_run("a", 2, (0.5, 0.94), 4.0, 3.0, fast_waiting_share=0.25),
     ]
     one = compare(runs, "a").algorithms[0]
-    assert one.n == 3
+    assert one.accuracies == [0.9, 0.92, 0.94]
     assert one.accuracy == pytest.approx(0.92)
     assert one.accuracy_deviation == pytest.approx(0.02)  # sqrt((0.02^2 + 0 + 0.02^2) / 2)
-    assert (one.training_seconds, one.device_seconds) == (6.0, 4.0)
-    assert one.fast_waiting_share == 0.375  # of the two that have it
+    assert (one.mean("training_seconds"), one.mean("device_seconds")) == (6.0, 4.0)
+    assert one.mean("fast_waiting_share") == 0.375  # of the two that have it
     assert one.difference is None
 
 
@@ -40,7 +101,7 @@ def test_best_is_first_and_ties_keep_their_order() -> None:
     comparison = compare(runs, "c")
     assert [one.algorithm for one in comparison.algorithms] == ["a", "c", "b", "never"]
     assert [one.accuracy_deviation for one in comparison.algorithms] == [None] * 4  # one seed
-    assert of(comparison, "never").n == 0
+    assert of(comparison, "never").accuracies == []
     assert of(comparison, "never").difference is None
 
 
@@ -55,7 +116,7 @@ def test_differences_are_taken_by_seed() -> None:
     assert difference.pairs == 2
     assert difference.mean == pytest.approx(0.08)
     # Standard deviation 0.02 sqrt(2): the half width is 12.706 x 0.02.
-    assert difference.interval == pytest.approx((0.08 - 0.25412, 0.08 + 0.25412), abs=1e-5)
+    assert difference.half_width == pytest.approx(0.25412, abs=1e-5)
 
 
 def test_time_to_target_is_that_of_the_first_evaluated_epoch_that_reached_it() -> None:
@@ -66,17 +127,21 @@ def test_time_to_target_is_that_of_the_first_evaluated_epoch_that_reached_it() -
     ]
     comparison = compare(runs, "a", target=0.8)
     assert comparison.target_given
-    assert comparison.algorithms[0].to_target == TimeToTarget(2, 3, 4.0, 3.0)
-    none = compare(runs, "a", target=0.99).algorithms[0].to_target
-    assert none == TimeToTarget(0, 3, None, None)
+    reached = comparison.algorithms[0].reached
+    assert [(row["training_seconds"], row["device_seconds"]) for row in reached] == [
+        *((6.0, 3.0), (2.0, None)),
+    ]
+    assert compare(runs, "a", target=0.99).algorithms[0].reached == []
 
 
 def test_target_by_default_is_what_every_run_reached() -> None:
     runs = [made_run("a", 0, (0.5, 0.97894)), made_run("b", 0, (0.98333, 0.9))]
     comparison = compare(runs, "a")
-    assert comparison.target == 0.978
-    assert not comparison.target_given
-    assert all(one.to_target and one.to_target.reached == 1 for one in comparison.algorithms)
+    assert (comparison.target, comparison.target_given) == (0.978, False)
+    assert all(len(one.reached) == 1 for one in comparison.algorithms)
+    never = compare([*runs, made_run("c", 0, (None,))], "a")
+    assert never.target is None
+    assert all(one.reached == [] for one in never.algorithms)
 
 
 @pytest.mark.parametrize("thousandths", [290, 570, 970, 983, 1000])
@@ -85,13 +150,7 @@ def test_target_is_not_below_a_whole_tenth_of_a_point(thousandths: int) -> None:
     run = made_run("a", 0, (thousandths / 1000,))
     target = common_target([run])
     assert target == thousandths / 1000
-    assert reached_at(run, target) is run.epochs[0]
-
-
-def test_without_an_evaluation_there_is_no_target() -> None:
-    comparison = compare([made_run("a", 0, (0.5,)), made_run("b", 0, (None,))], "a")
-    assert comparison.target is None
-    assert comparison.algorithms[0].to_target is None
+    assert reached_at(run, target) is run["rows"][0]
 
 
 # --- paired differences; Student's 97.5 % quantiles are 12.706 for 2 pairs and 4.303 for 3
@@ -114,8 +173,5 @@ def test_paired_difference(
     found = paired_difference(differences)
     assert found is not None
     assert (found.mean, found.pairs, found.in_words) == (mean, len(differences), words)
-    if half_width is None:
-        assert found.interval is None
-    else:
-        assert found.interval == pytest.approx((mean - half_width, mean + half_width), abs=3e-4)
+    assert found.half_width == (None if half_width is None else pytest.approx(half_width, abs=3e-4))
     assert found.shown == (words in ("better", "worse"))

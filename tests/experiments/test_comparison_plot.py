@@ -7,25 +7,24 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flower_blsgd.experiments.comparison import compare
+from flower_blsgd.experiments.comparison import Run, compare
 from flower_blsgd.experiments.comparison_plot import (
     STYLES,
     draw_comparison,
     final_range,
     seed_band,
 )
-from flower_blsgd.experiments.finished_run import FinishedRun
 
 from ..results.drawings import texts
 from .made_runs import ALGORITHMS, made_run, several
 
-Draw = Callable[[list[FinishedRun], str], Figure]
+Draw = Callable[[list[Run], str], Figure]
 
 
 @pytest.fixture
-def draw(tmp_path: Path, figures: list[Figure]) -> Draw:
-    def figure_of(runs: list[FinishedRun], reference: str) -> Figure:
-        draw_comparison(compare(runs, reference), tmp_path / "comparison.png")
+def draw(figures: list[Figure]) -> Draw:
+    def figure_of(runs: list[Run], reference: str) -> Figure:
+        draw_comparison(compare(runs, reference), Path("nowhere.png"))
         return figures[-1]
 
     return figure_of
@@ -40,8 +39,9 @@ def test_picture_of_one_and_of_all_algorithms(draw: Draw, count: int) -> None:
     assert [label.get_text() for label in ranking.get_yticklabels()] == list(names)
     assert "digits, 3 epochs, 3 seeds" in figure.get_suptitle()
     assert curves.get_xlabel() == "training time (s)"
-    assert curves.get_ylabel().startswith("accuracy (%), axis starts at ")
-    assert ranking.get_xlabel().startswith("accuracy (%), axis starts at ")
+    for axes, label in ((curves, curves.get_ylabel()), (ranking, ranking.get_xlabel())):
+        low = axes.get_ylim()[0] if axes is curves else axes.get_xlim()[0]
+        assert label == f"accuracy (%), axis starts at {low:g}"
     assert len(waiting.patches) == count
     bottom, top = ranking.get_ylim()
     assert top < 0 < bottom  # the best on top
@@ -71,9 +71,8 @@ def test_panel_of_simulated_devices_only_if_all_are_known(draw: Draw) -> None:
 
 def test_time_is_logarithmic_where_one_takes_far_longer(draw: Draw) -> None:
     runs = [made_run("dlb", 0, seconds_per_epoch=1.0), made_run("byteps", 0, seconds_per_epoch=50)]
-    curves = draw(runs, "dlb").axes[0]
-    assert curves.get_xscale() == "log"
-    assert "logarithmic" in curves.get_xlabel()
+    assert draw(runs, "dlb").axes[0].get_xscale() == "log"
+    assert draw(runs[:1], "dlb").axes[0].get_xscale() == "linear"
 
 
 def test_missing_evaluations(draw: Draw) -> None:
@@ -81,9 +80,6 @@ def test_missing_evaluations(draw: Draw) -> None:
     figure = draw([never, made_run("byteps", 0)], "byteps")
     assert {"not measured", "not known"} <= texts(figure)
     assert "no test accuracy was measured" in texts(draw([never], "dlb"))
-    once = [made_run("dlb", seed, (None, 0.9 + seed / 100)) for seed in (0, 1)]  # the last epoch
-    figure = draw(once, "dlb")
-    np.testing.assert_allclose(figure.axes[0].lines[0].get_xydata(), [(4, 90.5)])
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,9 @@ def test_plan_row_hand_worked() -> None:
     assert plan_cells(lines, "biased-local-sgd") == [
         *("biased-local-sgd", "32, 8", "20.0%", "78.1", "0.32", "25", "0%", "0%", "2,000"),
     ]
+    shrunk = planned("biased-local-sgd", workers=workers_of(0.01, 1.0), batch_size=16)
+    steps = plan_cells(lines_of(plan_table(shrunk, "x")), "biased-local-sgd")[1]
+    assert steps == "32 of 16, 1 of 5"
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -109,11 +112,6 @@ def test_refused_algorithms_say_why_and_the_others_are_planned() -> None:
     nothing = lines_of(plan_table(plan_runs(settings(), EIGHT_AND_TWO, 20, ["sync-sgd"]), "x"))
     assert any("batch-size = 32" in line for line in nothing)
     assert any(line.startswith("ceiling: ") for line in nothing)
-
-
-def test_shrunk_batch_is_named() -> None:
-    plan = planned("biased-local-sgd", workers=workers_of(0.01, 1.0), batch_size=16)
-    assert plan_cells(lines_of(plan_table(plan, "x")), "biased-local-sgd")[1] == "32 of 16, 1 of 5"
 
 
 def test_slow_devices_that_hardly_help_are_named_plainly() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from flower_blsgd.algorithm.statistics import SamplingStats
+from flower_blsgd.algorithm.epoch_plan import SamplingStats
 from flower_blsgd.results.folder import EpochRow
 from flower_blsgd.strategy.round_metrics import RoundRecord, WorkerRound
 
@@ -30,30 +30,14 @@ def record(*workers: WorkerRound, **values: object) -> RoundRecord:
 
 
 def stats(**values: float) -> SamplingStats:
-    defaults = {
-        "all_loss_mean": 1.0,
-        "all_loss_p10": 0.25,
-        "all_loss_p90": 2.0,
-        "fast_picked_loss_mean": 1.5,
-        "slow_picked_loss_mean": 1.125,
-        "picked_over_all_loss": 1.375,
-        "distinct_samples": 96,
-        "share_never_seen": 0.125,
-        "share_left_out": 0.25,
-        "loss_age_epochs_mean": 0.5,
-        "loss_age_epochs_p90": 1.0,
-        "loss_age_epochs_max": 2.0,
-        "left_out_age_epochs_mean": 1.75,
-        "left_out_age_epochs_p90": 3.0,
-    }
-    return SamplingStats(**{**defaults, **values})
+    figures = (1.0, 0.25, 2.0, 1.5, 1.125, 1.375, 96, 0.125, 0.25, 0.5, 1.0, 2.0, 1.75, 3.0)
+    names = [field.name for field in dataclasses.fields(SamplingStats)]
+    return SamplingStats(**{**dict(zip(names, figures, strict=True)), **values})  # type: ignore[arg-type]
 
 
 def nothing_recorded() -> SamplingStats:
-    names = [field.name for field in dataclasses.fields(SamplingStats)]
-    known = ("share_never_seen", "share_left_out", "distinct_samples")
-    unknown = {name: float("nan") for name in names if name not in known}
-    return stats(**unknown, share_never_seen=1.0)
+    known = {"share_never_seen": 1.0, "share_left_out": 0.25, "distinct_samples": 96}
+    return stats(**dict.fromkeys(vars(stats()), float("nan")) | known)
 
 
 def epoch(number: int = 1, **values: object) -> EpochRow:

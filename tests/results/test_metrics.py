@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.local_steps import Clock
 from flower_blsgd.results.metrics import (
-    RoundTimes,
     RunMetrics,
-    device_times,
+    measured_figures,
+    on_own_devices,
+    plan_line,
 )
 from flower_blsgd.strategy.round_metrics import RoundRecord, split_times
 
@@ -34,12 +35,9 @@ def test_sums_and_shares_hand_worked() -> None:
     assert metrics.samples == 64 + 64 + 16 + 64 + 0 + 32
     assert metrics.training_seconds == metrics.budget_seconds == 16.75
     assert metrics.last_budget_seconds == 6.25
-    assert metrics.sample_share(fast=False) == 48 / 240
-    assert metrics.sample_share(fast=True) == 192 / 240
-    assert metrics.weight_share(fast=False) == 0.25
-    assert metrics.weight_share(fast=True) == 0.75
     assert metrics.waiting_share(fast=True) == (3.0 + 5.0) / (2 * 16.0)
     assert metrics.waiting_share(fast=False) == 1.0 / (1 * 16.0)
+    assert metrics.waiting_share(fast=False, last_round=True) == 1.0 / 6.0
     assert metrics.longer_for_slow() == pytest.approx(3 / 13)  # only the first round is
     assert metrics.device_seconds is None
 
@@ -47,7 +45,6 @@ def test_sums_and_shares_hand_worked() -> None:
 def test_shares_without_a_round_or_a_worker() -> None:
     assert RunMetrics().waiting_share(fast=True) is None
     assert RunMetrics().device_seconds is None
-    assert RunMetrics().sample_share(fast=True) == RunMetrics().weight_share(fast=True) == 0.0
     metrics = metrics_of(record(row(0, fast=False, waiting_seconds=4.0)))
     assert metrics.waiting_share(fast=False) == 0.4
     assert metrics.waiting_share(fast=True) is None
@@ -81,7 +78,7 @@ def test_device_clock_hand_worked() -> None:
     assert metrics.waiting_share(fast=True) == 5 / (2 * 15)
     assert metrics.waiting_share(fast=False) == 1 / 15
     assert metrics.longer_for_slow() == pytest.approx(4 / 11)
-    # On the wall clock they are only told.
+    # On the wall clock they are computed beside what is measured.
     wall = metrics_of(*two_rounds(), speeds=SPEEDS)
     assert (wall.device_seconds, wall.waiting_share(fast=True)) == (15.0, 0.25)
 
@@ -95,6 +92,7 @@ def test_device_clock_needs_the_speed_of_everybody_that_took_part(
     assert metrics.device_seconds is None
     assert metrics.waiting_share(fast=True) is None
     assert metrics.longer_for_slow() is None
+    assert measured_figures(metrics) is None
     # Not that of one that only failed.
     assert metrics_of(second, speeds={0: 1.0, 2: 4.0}).device_seconds == 9.0
 
@@ -126,26 +124,25 @@ def test_worker_that_only_sums_models_up_neither_waits_nor_trains(clock: Clock) 
         row(1, fast=False, local_steps=0, start_seconds=7.0, summing_seconds=0.25),
     )
     metrics = metrics_of(one, clock=clock, speeds={0: 1.0, 1: 9.0})
-    assert list(metrics.by_worker) == [0]
-    assert metrics.summing_seconds == 0.25
     assert metrics.waiting_share(fast=False) is None
     assert metrics.waiting_share(fast=True) == 0.0
     assert metrics.samples == 64
 
 
-# --- one round on two clocks
+# --- one round as if each worker had its own device
 
 
-def test_device_times_of_workers_in_a_queue() -> None:
+def test_round_of_workers_in_a_queue() -> None:
     """Four workers take turns on one core: 8 s of computing, of which each alone needs 2 s."""
     rows = [
         row(i, completed_steps=4, start_seconds=0.5 + 2 * i, compute_seconds=2.0) for i in range(4)
     ]
     one = record(*rows, round_seconds=9.25, averaging_seconds=0.25)
+    found = on_own_devices(one, dict.fromkeys(range(4), 0.5))
+    assert found is not None
     # Moved: 0.5 s before the first and 0.5 s after the last; then 0.25 s of averaging.
-    assert device_times(one, dict.fromkeys(range(4), 0.5)) == RoundTimes(
-        2.0 + 1.25, {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
-    )
+    assert found.round_seconds == 2.0 + 1.25
+    assert [(w.compute_seconds, w.waiting_seconds) for w in found.workers] == [(2.0, 0.0)] * 4
 
 
 @pytest.mark.parametrize(
@@ -153,9 +150,9 @@ def test_device_times_of_workers_in_a_queue() -> None:
     [(4, 2.0, 0.0), (4, 2.0, -1.0), (4, 2.0, float("nan")), (4, 0.0, 0.5), (0, 0.0, 0.5)],
     ids=["speed 0", "speed below 0", "speed not a number", "no times", "nobody did a step"],
 )
-def test_device_times_unknown(steps: int, compute: float, speed: float) -> None:
+def test_round_with_times_that_are_not_known(steps: int, compute: float, speed: float) -> None:
     one = record(row(0, completed_steps=steps, compute_seconds=compute))
-    assert device_times(one, {0: speed}) is None
+    assert on_own_devices(one, {0: speed}) is None
 
 
 spans = st.lists(
@@ -166,36 +163,50 @@ spans = st.lists(
 
 
 @given(spans, st.floats(0, 1), st.floats(0, 1))
-def test_device_times_properties(
+def test_both_clocks_agree_where_every_device_is_alone_in_truth(
     workers: list[tuple[float, float, int, float]], after: float, averaging: float
 ) -> None:
-    """Where every device is alone in truth, both clocks agree; the last one waits for nobody."""
     computing = {i: (start, start + length) for i, (start, length, _, _) in enumerate(workers)}
     end = max(end for _, end in computing.values()) + after
     measured = split_times(0.0, end, computing)
     rows = [
-        row(
-            i,
-            completed_steps=steps,
-            start_seconds=measured[i]["start_seconds"],
-            compute_seconds=measured[i]["compute_seconds"],
-            waiting_seconds=measured[i]["waiting_seconds"],
-        )
-        for i, (_, _, steps, _) in enumerate(workers)
+        row(i, completed_steps=steps, **measured[i]) for i, (_, _, steps, _) in enumerate(workers)
     ]
     one = record(*rows, round_seconds=end + averaging, averaging_seconds=averaging)
-    speeds = {i: speed for i, (_, _, _, speed) in enumerate(workers)}
-    times = device_times(one, speeds)
+    times = on_own_devices(one, {i: speed for i, (_, _, _, speed) in enumerate(workers)})
     assert times is not None
-    assert min(times.waiting_seconds.values()) == 0.0
-    longest = max(steps * speed for _, _, steps, speed in workers)
-    assert times.round_seconds >= longest
+    assert min(w.waiting_seconds for w in times.workers) == 0.0  # the last waits for nobody
+    assert times.round_seconds >= max(steps * speed for _, _, steps, speed in workers)
     if len({start for start, *_ in workers}) == 1:  # they began at once
-        true_speeds = {
-            i: measured[i]["compute_seconds"] / steps for i, (_, _, steps, _) in enumerate(workers)
-        }
-        same = device_times(one, true_speeds)
+        same = on_own_devices(
+            one, {w.worker: w.compute_seconds / w.completed_steps for w in one.workers}
+        )
         assert same is not None
         assert same.round_seconds == pytest.approx(one.round_seconds)
-        waited = {i: measured[i]["waiting_seconds"] for i in computing}
-        assert same.waiting_seconds == pytest.approx(waited, abs=1e-9)
+        assert [w.waiting_seconds for w in same.workers] == pytest.approx(
+            [w.waiting_seconds for w in one.workers], abs=1e-9
+        )
+
+
+# --- the figures that the cost model predicts, as measured
+
+
+def test_measured_figures_hand_worked() -> None:
+    """Two rounds of 10 s and 6 s and 0.75 s of planning make one epoch."""
+    assert measured_figures(metrics_of(*two_rounds())) == {
+        "clock": "wall",
+        "round_seconds": 16.75 / 2,
+        "epoch_seconds": 16.75,
+        "fast_waiting_share": 8.0 / 32,
+        "slow_waiting_share": 1.0 / 16,
+    }
+    # One round of two in the third epoch: 2.5 epochs.
+    part = metrics_of(record(row(0), epoch=3, round_in_epoch=1, rounds_in_epoch=2))
+    assert (measured_figures(part) or {})["epoch_seconds"] == 10.0 / 2.5
+    assert measured_figures(RunMetrics()) is None
+
+
+def test_plan_line_has_both_and_the_difference() -> None:
+    expected = {"epoch_seconds": 4.0, "fast_waiting_share": 0.125}
+    took = {"epoch_seconds": 3.0, "fast_waiting_share": None}
+    assert plan_line(expected, took) == ("plan: 4 s an epoch, fast waits 12%; measured: 3 s (-25%)")

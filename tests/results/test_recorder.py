@@ -1,11 +1,13 @@
-"""A run's figures, from its first round to its summary."""
+"""A run's progress, its figures from the first round to the summary, and its last lines."""
 
 import csv
 import dataclasses
+import functools
 import json
 import re
 import shlex
 import tomllib
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,15 +24,15 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.results import recorder as recorder_module
-from flower_blsgd.results.progress import ProgressView
-from flower_blsgd.results.recorder import RunRecorder
+from flower_blsgd.results.recorder import ProgressView, RunRecorder
 from flower_blsgd.run import make_strategy
 from flower_blsgd.runtime.flower_app import find_app, run_config
 from flower_blsgd.strategy.fit_loop import EpochEnd
 from flower_blsgd.strategy.workers import WorkerRegistry
 
-from .records import record, row, stats, two_rounds
+from .records import SPEEDS, record, row, stats, two_rounds
 
+Start = Callable[..., "Run"]
 PICTURES = {"learning_curve.png", "timeline.png", "sampling.png"}
 ALL = {"rounds.jsonl", "epochs.csv", "model.safetensors", *PICTURES}
 TASK: Any = SimpleNamespace(num_train=1437, num_test=360, assets={})
@@ -50,13 +52,15 @@ class Run:
         monkeypatch: pytest.MonkeyPatch,
         profiles: list[WorkerProfile] = PROFILES,
         draws: bool = False,
+        terminal: bool = False,
         **settings: Any,
     ) -> None:
         monkeypatch.chdir(here)
         if not draws:  # it takes a second
             monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
         self.now = 1000.0
-        monkeypatch.setattr(recorder_module, "time", SimpleNamespace(time=lambda: self.now))
+        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
+        monkeypatch.setattr(recorder_module, "time", clock)
         self.screen = StringIO()
         self.config = RunConfig(**{"epochs": 2, **settings})
         strategy: Any = SimpleNamespace(
@@ -67,7 +71,15 @@ class Run:
             ),
             registry=WorkerRegistry.of_profiles(profiles),
         )
-        console = Console(file=self.screen, soft_wrap=True, highlight=False)
+        console = Console(
+            file=self.screen,
+            force_terminal=terminal,
+            width=160,
+            highlight=False,
+            soft_wrap=True,
+            color_system=None,
+            legacy_windows=False,
+        )
         view = ProgressView(self.config.epochs, console)
         self.recorder = RunRecorder(self.config, strategy, view, self.now)
         self._recording = self.recorder.recording(TASK)
@@ -80,8 +92,7 @@ class Run:
 
     def interrupt(self) -> None:
         """End as a run at Ctrl-C; the error is raised on."""
-        error = KeyboardInterrupt()
-        assert not self._recording.__exit__(KeyboardInterrupt, error, None)
+        assert not self._recording.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
 
     def train(self, metrics: MetricRecord | None = None) -> None:
         """Two rounds of one epoch: 20 s of set-up, rounds of 10 and 6 s, 2 s between them."""
@@ -90,7 +101,11 @@ class Run:
         self.recorder.add_round(first)
         self.now = 1038.0
         self.recorder.add_round(second)
-        self.recorder.add_epoch(EpochEnd(1, 2, arrays(2.0), metrics))
+        self.end_epoch(1, metrics)
+
+    def end_epoch(self, epoch: int, metrics: MetricRecord | None = None) -> None:
+        arrays = ArrayRecord({"w": Array(np.full(3, 2.0, np.float32))})
+        self.recorder.add_epoch(EpochEnd(epoch, 2 * epoch, arrays, metrics))
 
     @property
     def lines(self) -> list[str]:
@@ -102,33 +117,34 @@ class Run:
         return read
 
 
-def arrays(value: float) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.full(3, value, np.float32))})
-
-
 def measured(accuracy: float, loss: float = 0.5) -> MetricRecord:
     return MetricRecord({"accuracy": accuracy, "loss": loss})
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    return Run(tmp_path, monkeypatch)
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    return functools.partial(Run, tmp_path, monkeypatch)
 
 
-def test_open_folder_writes_the_resolved_config(run: Run, tmp_path: Path) -> None:
-    assert run.recorder.folder.path == tmp_path / "runs" / "digits-1"
-    config = tomllib.loads((run.recorder.folder.path / "config.toml").read_text())
-    assert config == run.config.to_run_config()
-    assert RunConfig.from_run_config(config) == run.config
-    assert "1,437 training and 360 test samples" in run.lines[0]
+@pytest.fixture
+def run(start: Start) -> Run:
+    return start()
 
 
-def test_folder_is_named_after_the_run_or_its_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for settings, name in (({"name": "mine"}, "mine-1"), ({}, "moons-1")):
-        run = Run(tmp_path, monkeypatch, task="my.module:moons", **settings)
+def test_open_folder_writes_the_resolved_config(start: Start, tmp_path: Path) -> None:
+    for settings, name in (
+        ({}, "digits-1"),
+        ({"name": "mine", "task": "my.module:moons"}, "mine-1"),
+        ({"task": "my.module:moons"}, "moons-1"),
+    ):
+        run = start(**settings)
         assert run.recorder.folder.path == tmp_path / "runs" / name
+        config = tomllib.loads((run.recorder.folder.path / "config.toml").read_text())
+        assert config == run.config.to_run_config()
+        assert "1,437 training and 360 test samples" in run.lines[0]
+
+
+# --- the summary ----------------------------------------------------------------------------
 
 
 def test_summary_hand_worked(run: Run) -> None:
@@ -156,12 +172,6 @@ def test_summary_hand_worked(run: Run) -> None:
         {"round": 2, "worker": "fast-1 (cpu:1)", "reason": "the process died"}
     ]
     assert summary["interrupted"] is False
-
-
-def test_summary_of_workers(run: Run) -> None:
-    run.train()
-    run.finish()
-    workers = run.summary()["workers"]
     for key, values in {
         "device": ["cpu:0", "cuda:1", "cpu:2-3"],
         "name": ["", "big card", ""],
@@ -178,8 +188,8 @@ def test_summary_of_workers(run: Run) -> None:
         "transfer_seconds": [2.0, 1.0, 2.0],
         "failures": [0, 1, 0],
     }.items():
-        assert [worker.pop(key) for worker in workers] == values, key
-    assert workers == [{}] * 3
+        assert [worker.pop(key) for worker in summary["workers"]] == values, key
+    assert summary["workers"] == [{}] * 3
 
 
 def test_summary_accuracy_is_the_last_and_the_best(run: Run) -> None:
@@ -191,46 +201,83 @@ def test_summary_accuracy_is_the_last_and_the_best(run: Run) -> None:
     assert summary["epochs"] == 5
 
 
+# --- progress -------------------------------------------------------------------------------
+
+
 def test_round_and_epoch_are_written_and_shown_at_once(run: Run) -> None:
     folder = run.recorder.folder.path
     first, second = two_rounds()
-    run.recorder.add_round(dataclasses.replace(first, workers=(row(0), *first.workers[1:])))
+    run.recorder.add_round(first)
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 1
+    run.now += 6
     run.recorder.add_round(second)
     # The slow worker does 1 step in the first round and 2 in the second.
     assert run.lines[1:] == [
-        "  fast-0 (cpu:0): 4 steps a round, weight 0.0%",
+        "  fast-0 (cpu:0): 4 steps a round, weight 50.0%",
         "  fast-1 (cpu:1): 4 steps a round, weight 25.0%",
         "  slow-2 (cpu:2): 1 steps a round, weight 25.0%",
         "  epoch 1: slow-2 (cpu:2) does 2 steps a round instead of 1: its speed changed",
     ]
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
-    run.recorder.add_epoch(EpochEnd(1, 2, arrays(2.0), measured(0.75, loss=0.25)))
-    assert run.lines[-1].startswith("epoch 1/2  accuracy 75.00%")
-    (row_of,) = csv.DictReader((folder / "epochs.csv").open())
+    run.end_epoch(1, measured(0.9375, loss=0.25))
+    # Half is done after 16 s; the second round had 96 samples in 6 s.
+    assert run.lines[-1] == (
+        "epoch 1/2  accuracy 93.75%  train loss 1.5000  16 samples/s  "
+        "fast waits 0%, slow waits 17%  0:00:16 left"
+    )
+    run.end_epoch(2)
+    assert run.lines[-1].startswith("epoch 2/2  train loss 1.5000")
+    assert "\x1b" not in run.screen.getvalue()
+    row_of, _ = csv.DictReader((folder / "epochs.csv").open())
     expected = {
-        "epoch": "1",
-        "training_seconds": "16.75",
-        "device_seconds": "",
-        "accuracy": "0.75",
-        "loss": "0.25",
-        "learning_rate": "0.1",
-        "train_loss": "1.5",
-        "rounds": "2",
-        "samples": "176",
-        "mean_loss_age_rounds": "0.5",
-        "fast_picked_loss_mean": "1.5",
+        **{"epoch": "1", "training_seconds": "16.75", "device_seconds": "", "accuracy": "0.9375"},
+        **{"loss": "0.25", "learning_rate": "0.1", "train_loss": "1.5", "rounds": "2"},
+        **{"samples": "240", "mean_loss_age_rounds": "0.5", "fast_picked_loss_mean": "1.5"},
     }
-    assert {key: row_of[key] for key in expected} == expected
+    assert row_of.items() >= expected.items()
 
 
-def test_without_slow_devices_and_with_one_that_hardly_takes_part(run: Run) -> None:
-    run.recorder.add_round(record(row(0, weight=0.995), row(1, weight=0.005)))
-    assert ["hardly takes part" in line for line in run.lines[1:3]] == [False, True]
+@pytest.mark.parametrize(
+    ("spent", "epoch", "round_in_epoch", "left"),
+    [
+        # 4 epochs of 2 rounds
+        (60.0, 1, 1, "0:07:00"),  # 1/8 done
+        (5.0, 3, 2, "0:00:02"),  # 3/4 done: 1.67 s
+        (7_200.0, 2, 2, "2:00:00"),
+    ],
+)
+def test_time_left(start: Start, spent: float, epoch: int, round_in_epoch: int, left: str) -> None:
+    run = start(epochs=4)
+    run.now += 500 + spent  # starting the workers does not count
+    run.recorder.add_round(
+        record(row(0), epoch=epoch, round_in_epoch=round_in_epoch, round_seconds=spent)
+    )
+    run.end_epoch(epoch)
+    assert run.lines[-1].endswith(f"  {left} left")
+
+
+def test_terminal_has_a_live_line(start: Start) -> None:
+    run = start(terminal=True)
+    run.now += 10
+    run.recorder.add_round(two_rounds()[0])
+    run.recorder.say("a line between")
     run.finish()
-    shares = [worker["hardly_takes_part"] for worker in run.summary()["workers"]]
-    assert shares == [False, True]
-    assert run.lines[-1] == "slow devices: none took part, so nobody waited for one"
+    # 144 samples in 10 s; a quarter is done
+    live = "epoch 1/2  round 1/2  14 samples/s  fast waits 40%, slow waits 0%  0:00:30 left"
+    screen = run.screen.getvalue()
+    assert live in screen
+    assert "\x1b[?25h" in screen[screen.rindex(live) :]  # the cursor is back
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(
+    "line", ["worker [bold]cpu[/bold] [0-3]", "see /data/:fire:/runs/:100:/", "x" * 500]
+)
+def test_say_writes_the_line_as_it_is(start: Start, terminal: bool, line: str) -> None:
+    """Names, paths and labels come from the user, and mean nothing to the terminal."""
+    run = start(terminal=terminal)
+    run.recorder.say(line)
+    assert line + "\n" in run.screen.getvalue()
 
 
 # --- the last line --------------------------------------------------------------------------
@@ -248,6 +295,15 @@ def test_last_line_says_whether_slow_devices_help(run: Run) -> None:
     )
 
 
+def test_without_slow_devices_and_with_one_that_hardly_takes_part(run: Run) -> None:
+    run.recorder.add_round(record(row(0, weight=0.995), row(1, weight=0.005)))
+    assert ["hardly takes part" in line for line in run.lines[1:3]] == [False, True]
+    run.finish()
+    shares = [worker["hardly_takes_part"] for worker in run.summary()["workers"]]
+    assert shares == [False, True]
+    assert run.lines[-1] == "slow devices: none took part, so nobody waited for one"
+
+
 def test_command_in_the_last_line_runs_without_slow_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +317,8 @@ def test_command_in_the_last_line_runs_without_slow_devices(
     assert command is not None
 
     monkeypatch.chdir(tmp_path)
-    options = _parser().parse_args(shlex.split(command[1]))
+    arguments = shlex.split(command[1])
+    options = _parser(arguments).parse_args(arguments)
     app, _ = find_app(options.app)
     values, _ = run_config(app, options.run_config, options.set)
     config = RunConfig.from_run_config(values)
@@ -275,13 +332,12 @@ def test_command_in_the_last_line_runs_without_slow_devices(
     assert [worker.profile.device for worker in trained] == ["cpu:0", "cuda:1"]
 
 
-# --- the device clock ---------------------------------------------------------------------------
+# --- the device clock -----------------------------------------------------------------------
 
-SPEEDS = [
+WITH_SPEEDS = [
     dataclasses.replace(profile, seconds_per_step=seconds)
-    for profile, seconds in zip(PROFILES, (1.0, 1.25, 4.0), strict=True)
+    for profile, seconds in zip(PROFILES, SPEEDS.values(), strict=True)
 ]
-"""Alone, the workers of `two_rounds` need 4, 5 and 4 s, then 4 s and 8 s; 1 s and 1 s are moved."""
 
 
 @pytest.mark.parametrize(
@@ -289,13 +345,9 @@ SPEEDS = [
     [("wall", False, 5 + 1 + 8 + 1), ("wall", True, None), ("device", True, 15.0)],
 )
 def test_device_seconds_do_not_use_what_was_measured_on_all_at_once(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    clock: str,
-    measured_here: bool,
-    seconds: float | None,
+    start: Start, clock: str, measured_here: bool, seconds: float | None
 ) -> None:
-    run = Run(tmp_path, monkeypatch, SPEEDS, clock=clock)
+    run = start(WITH_SPEEDS, clock=clock)
     run.recorder._strategy.registry.workers[1].measured = measured_here
     run.train()
     run.finish()
@@ -310,18 +362,25 @@ def test_device_seconds_do_not_use_what_was_measured_on_all_at_once(
 
 
 @pytest.mark.parametrize(
-    ("profiles", "words"),
+    ("profiles", "words", "progress"),
     [
-        # The slow worker made the second round 4 s longer: 15 / 11 = 1.36.
-        (SPEEDS, "rounds +36% longer for waiting for them (simulated devices); "),
-        (PROFILES, "rounds not known to be longer"),
+        # The slow worker made the second round 4 s longer: 15 / 11 = 1.36. The fast one waits
+        # 4 of its 9 s, and is one of two.
+        (
+            WITH_SPEEDS,
+            "rounds +36% longer for waiting for them (simulated devices); ",
+            "fast waits 22%, slow waits 0%",
+        ),
+        (PROFILES, "rounds not known to be longer", "  16 samples/s  0:0"),
     ],
 )
-def test_last_line_on_the_device_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiles: list[WorkerProfile], words: str
+def test_lines_on_the_device_clock(
+    start: Start, profiles: list[WorkerProfile], words: str, progress: str
 ) -> None:
-    run = Run(tmp_path, monkeypatch, profiles, clock="device")
+    run = start(profiles, clock="device")
     run.train()
+    (line,) = [line for line in run.lines if line.startswith("epoch 1/2")]
+    assert progress in line
     run.finish()
     assert words in run.lines[-1]
 
@@ -340,13 +399,9 @@ def test_last_line_on_the_device_clock(
     ids=["before the first round", "in the first epoch", "after it", "done"],
 )
 def test_run_leaves_what_was_reached(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    rounds: int,
-    interrupted: bool,
-    left: set[str],
+    start: Start, rounds: int, interrupted: bool, left: set[str]
 ) -> None:
-    run = Run(tmp_path, monkeypatch, draws=True)
+    run = start(draws=True)
     if rounds == 1:
         run.recorder.add_round(two_rounds()[0])
     elif rounds == 2:
@@ -363,11 +418,9 @@ def test_run_leaves_what_was_reached(
         np.testing.assert_array_equal(model["w"], [2, 2, 2])
 
 
-def test_run_that_ends_before_it_has_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_ends_before_it_has_a_folder(start: Start, tmp_path: Path) -> None:
     """The first error is raised, and nothing is written."""
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError, match="out = 'taken' exists"):
-        Run(tmp_path, monkeypatch, out="taken")
+        start(out="taken")
     assert [path.name for path in tmp_path.rglob("*")] == ["taken"]
