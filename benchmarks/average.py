@@ -25,7 +25,7 @@ import numpy.typing as npt
 from flower_blsgd.algorithm.averaging import LoadWeighting, weighted_average
 from flower_blsgd.algorithm.tensor_sum import first_not_finite, num_threads, share, threads_for
 from flower_blsgd.array_records import FlatTensors, Layout, flat_of, flat_record
-from flower_blsgd.runtime.memory import format_bytes, free_bytes
+from flower_blsgd.runtime.devices import format_bytes, free_bytes
 from flower_blsgd.runtime.shared_memory import BufferPool
 from flower_blsgd.strategy.aggregation import average_models
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 
-from flower_blsgd.runtime.stream.frames import CHUNK_BYTES
+from flower_blsgd.runtime.stream.codec import CHUNK_BYTES
 from flower_blsgd.runtime.stream.security import CLIENT_OPTIONS, SERVER_OPTIONS, new_certificate
 
 METHOD = "/bare.Bare/Echo"

@@ -53,7 +53,7 @@ def graph_loop(
     """Return a loop that replays the step as a CUDA graph, written by hand for this one case."""
     model = workload.model().to(device).train().to(memory_format=torch.channels_last)
     optimizer = make_optimizer(workload, model, fused=True)
-    step = _step(workload, data, device, model, optimizer, precision, True, keep_casts=False)
+    step = _step(workload, data, device, model, optimizer, precision, True)
     generator = torch.Generator(device)
     static = torch.arange(batch_size, device=device)
     side: Any = torch.cuda.Stream(device)
@@ -103,7 +103,6 @@ def _step(
     optimizer: torch.optim.Optimizer,
     precision: Precision,
     channels_last: bool,
-    keep_casts: bool = True,
 ) -> Callable[[Tensor, torch.Generator], None]:
     samples, labels = (part.to(device) for part in data)
     loss = nn.CrossEntropyLoss()
@@ -116,7 +115,7 @@ def _step(
         if channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         optimizer.zero_grad()
-        with autocast(precision, device, keep_casts):
+        with autocast(precision, device):
             value = loss(model(inputs), labels[batch])
         value.backward()
         optimizer.step()

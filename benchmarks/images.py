@@ -8,8 +8,7 @@ import torch
 
 from flower_blsgd import Task
 from flower_blsgd.tasks import load_task
-from flower_blsgd.tasks.augmentation import random_crop_and_flip
-from flower_blsgd.tasks.images import BENCHMARKS
+from flower_blsgd.tasks.images import BENCHMARKS, random_crop_and_flip
 
 ROOT = Path(__file__).parents[1]
 PLACES = (ROOT / "data" / "cifar10", ROOT.parent / "shared" / "data" / "cifar10")

@@ -5,8 +5,7 @@ the HF hub nor ``datasets`` is needed.
 """
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,9 +15,10 @@ import numpy.typing as npt
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.data import image_data, text_data
-from flower_blsgd.data.cache import Contents, OnItems, Preparation, Prepared, prepared
+from flower_blsgd.data.cache import Prepared, Write, prepared
+from flower_blsgd.data.source import DataSource
 from flower_blsgd.data.text_data import LARGEST_VOCABULARY
-from flower_blsgd.tasks.prepare import prepare_task
+from flower_blsgd.tasks.task import prepare_task
 
 CLASSES = 10
 """Where a data set may have any number."""
@@ -53,14 +53,13 @@ def make_up(cache: Path, config: RunConfig, train: int, test: int) -> None:
         If the task refuses a setting, or a library is missing.
     """
 
-    def made_up(real: Preparation, again: bool = False) -> Prepared:
-        if "side" in real.options:
-            classes = real.options["classes"] or CLASSES
-            write = _writer("images", classes, _images(real.options["side"]), train, test)
-        else:
-            draw, classes = _tokens(real.options["max_tokens"]), len(real.options["classes"])
-            write = _writer("tokens", classes, draw, train, test)
-        return prepared(replace(real, write=write), again)
+    def made_up(
+        name: str, source: DataSource, options: Mapping[str, Any], write: Write, again: bool = False
+    ) -> Prepared:
+        classes = options["classes"] or CLASSES
+        images = "side" in options
+        draw = _images(options["side"]) if images else _tokens(options["max_tokens"])
+        return prepared(name, source, options, _writer(classes, draw, train, test), again)
 
     with (
         patch.dict(os.environ, BLSGD_CACHE=str(cache)),
@@ -70,22 +69,18 @@ def make_up(cache: Path, config: RunConfig, train: int, test: int) -> None:
         prepare_task(config.task, config.data, config.model, **config.task_options)
 
 
-def _writer(
-    inputs: str, classes: int, draw: Draw, train: int, test: int
-) -> Callable[[Path, OnItems], Contents]:
-    """Return what writes random samples in the place of the real ones; see `Preparation`."""
+def _writer(classes: int, draw: Draw, train: int, test: int) -> Write:
+    """Return what writes random samples in the place of the real ones."""
 
-    def write(folder: Path, on_items: OnItems) -> Contents:
+    def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
         generator = np.random.default_rng(0)
-        for split, count in (("train", train), ("test", test)):
-            np.save(folder / f"{split}_{inputs}.npy", draw(generator, count))
+        for part, count in (("train", train), ("test", test)):
+            np.save(folder / f"{part}_inputs.npy", draw(generator, count))
             labels = generator.integers(0, classes, count, np.int64)
-            np.save(folder / f"{split}_labels.npy", labels)
-        if inputs == "tokens":
-            (folder / text_data.TOKENIZER_FILE).write_text(NO_TOKENIZER)
-        names = tuple(map(str, range(classes)))
-        facts = {"vocabulary": LARGEST_VOCABULARY}
-        return Contents(inputs, names, {"train": 0, "test": 0}, facts)
+            np.save(folder / f"{part}_labels.npy", labels)
+        (folder / text_data.TOKENIZER_FILE).write_text(NO_TOKENIZER)
+        skipped = {"train": 0, "test": 0}
+        return {"num_classes": classes, "skipped": skipped, "vocabulary": LARGEST_VOCABULARY}
 
     return write
 

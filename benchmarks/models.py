@@ -7,12 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flower_blsgd.models.layers import CIFAR100_MEAN, CIFAR100_STD, PixelNormalize
 from flower_blsgd.models.pretrained import import_transformers
-from flower_blsgd.models.resnet import resnet20
-from flower_blsgd.models.vision_transformer import vision_transformer
-from flower_blsgd.models.wide_resnet import WideResNet, depth_and_width
-from flower_blsgd.tasks.augmentation import random_crop_and_flip
+from flower_blsgd.models.resnets import (
+    CIFAR100_MEAN,
+    CIFAR100_STD,
+    PixelNormalize,
+    WideResNet,
+    depth_and_width,
+    resnet20,
+)
+from flower_blsgd.models.vision_transformer import VisionTransformer
+from flower_blsgd.tasks.images import random_crop_and_flip
 
 from .rows import missing
 
@@ -123,7 +128,7 @@ WRN_28_10 = Workload(
 )
 VIT_B_16 = Workload(
     "ViT-B/16",
-    lambda: vision_transformer("vit-b-16", CLASSES),
+    lambda: VisionTransformer("vit-b-16", CLASSES),
     lambda count: images(224, count),
     "images",
     cpu=(2, 4),

@@ -15,10 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from flower_blsgd.algorithm.epoch_plan import EpochPlan, plan_epoch, round_shape
+from flower_blsgd.algorithm.epoch_plan import (
+    EpochPlan,
+    SamplingStats,
+    plan_epoch,
+    round_shape,
+    sampling_stats,
+)
 from flower_blsgd.algorithm.local_steps import Participant, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import LossTable, SeparatedSampler
-from flower_blsgd.algorithm.statistics import SamplingStats, sampling_stats
 
 BATCH_SIZE, LOCAL_STEPS_FAST, LOCAL_STEPS_SLOW = 128, 32, 1
 HIGH_LOSS_RATIO = 0.5

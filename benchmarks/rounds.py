@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from flower_blsgd.runtime.memory import free_bytes
+from flower_blsgd.runtime.devices import free_bytes
 
 from .bare_grpc import round_seconds as grpc_seconds
 from .cells import ENGINES, Cell, cells_of, turns

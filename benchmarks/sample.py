@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flower_blsgd.runtime.memory import format_bytes, free_bytes
+from flower_blsgd.runtime.devices import format_bytes, free_bytes
 
 from .planned_epoch import (
     BATCH_SIZE,

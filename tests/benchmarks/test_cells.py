@@ -3,28 +3,12 @@
 import pytest
 
 from benchmarks import rounds
-from benchmarks.cells import ENGINES, GOAL_CELLS, Cell, cells_of, turns
+from benchmarks.cells import ENGINES, GOAL_CELLS, Cell
 from benchmarks.noop_rounds import NotRunError
 from benchmarks.round_rows import rows_of
 
 SMALL, LARGE = GOAL_CELLS
 GIB = 1 << 30
-
-
-def test_cells_with_goals_come_first_then_by_bytes() -> None:
-    cells = cells_of(rounds.WORKERS, rounds.PARAMETERS)
-    assert len(cells) == len(set(cells)) == 16
-    assert tuple(cells[:2]) == (SMALL, LARGE)
-    sizes = [cell.round_bytes for cell in cells[2:]]
-    assert sizes == sorted(sizes)
-    assert cells_of([10], [36_000_000]) == [LARGE]
-
-
-def test_local_grid_runs_again_before_each_other() -> None:
-    assert list(turns(["local", "ray", "memcpy"], 2)) == ["local", "ray", "local", "memcpy"] * 2
-    assert list(turns(["local"], 3)) == ["local"] * 3
-    assert list(turns(["ray", "grpc"], 1)) == ["ray", "grpc"]
-    assert list(turns([], 1)) == []
 
 
 def test_more_than_ten_supernodes_are_not_started() -> None:
@@ -94,6 +78,3 @@ def test_engine_that_fails_loses_its_row_only(monkeypatch: pytest.MonkeyPatch) -
     assert measured.keys() == {"local", "memcpy"}
     assert len(measured["local"]["engine"]) == 6
     assert ran.count("ray") == 2
-
-
-# --- the command line

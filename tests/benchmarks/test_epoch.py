@@ -29,20 +29,6 @@ def test_epochs_are_scaled_to_the_same_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "workers"),
-    [
-        (Machine((0, 1, 2), ()), "1x cpu:0 fast; 1x cpu:1 slow slowdown=8"),
-        (Machine((0, 1), ("cuda:0",)), "1x cuda:0 fast; 1x cuda:0 slow slowdown=8"),
-        (Machine((0,), ("cuda:0", "cuda:1")), "1x cuda:0 fast; 1x cuda:1 slow slowdown=8"),
-    ],
-)
-def test_default_workers(machine: Machine, workers: str) -> None:
-    assert epoch.default_workers(machine) == workers
-    fast, slow = parse_workers(workers, machine)
-    assert (fast.slowdown, slow.slowdown) == (1.0, 8.0)
-
-
-@pytest.mark.parametrize(
     ("workers", "reason"),
     [
         ("1x cuda:0 fast; 1x cuda:1 slow", None),

@@ -123,7 +123,7 @@ def test_without_a_card_nothing_runs_that_was_not_named(monkeypatch: pytest.Monk
     assert (taken_under["cards"], taken_under["batches"]) == (0, "the paper's")
 
 
-def test_what_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_has_its_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: dict[str, Any] = {
         "cifar10-2c8g": NotRunError("failed with code 1: so"),
         "flowers102-2c8g": [{"name": "measured"}],

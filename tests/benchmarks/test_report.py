@@ -23,15 +23,6 @@ def put(place: Path, name: str, rows: list[dict[str, Any]], **conditions: Any) -
     (place / "results" / f"{name}.json").write_text(json.dumps(content))
 
 
-def test_without_results_everything_is_not_measured(place: Path) -> None:
-    assert report.main([]) == 0
-    text = (place / "RESULTS.md").read_text()
-    for name in report.BENCHMARKS:
-        assert f"`python -m benchmarks.{name} --json benchmarks/results/{name}.json`" in text
-    assert text.count("| not measured |") == len(report.GOALS)
-    assert text.count("On a GPU: not measured") == len(report.ON_A_GPU)
-
-
 def test_table_has_rows_reasons_goals_and_conditions(place: Path) -> None:
     local = row("4 x 0.27 M: engine, local grid", [0.002, 0.004, 0.0025], "s per round")
     rows = [with_goal(local, at_most=0.003), not_run("big | cell", "needs 12 GB", "s per round")]
@@ -58,12 +49,3 @@ def test_what_was_written_by_hand_stays(place: Path) -> None:
     before = page.read_text()
     report.main([])
     assert page.read_text() == before
-
-
-def test_check_writes_nothing(place: Path) -> None:
-    assert report.main(["--check"]) == 1
-    assert not (place / "RESULTS.md").exists()
-    report.main([])
-    assert report.main(["--check"]) == 0
-    put(place, "sample", [row("N = 10^7", [0.8], "s")])
-    assert report.main(["--check"]) == 1
