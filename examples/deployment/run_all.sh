@@ -130,7 +130,7 @@ if [[ $parts == *here* ]]; then
 address = "127.0.0.1:$port"
 insecure = true
 TOML
-    wait_for_line supernodes "is connected to" 2
+    wait_for_line supernodes "SuperNode ID" 2
     flwr run . here --stream -c "$settings out='$work/results-here'"
     check_results "$work/results-here"
     stop_all
@@ -181,7 +181,7 @@ TOML
         echo "a SuperNode that is not registered must be refused with exit code 2, not $code"
         exit 1
     fi
-    wait_for_line node-1 "is connected to" 1
+    wait_for_line node-1 "SuperNode ID" 1
     wait_for_line node-2 "SuperNode ID" 1
     flwr supernode list lab
     flwr run . lab --stream -c "$settings out='$work/results-lab'"
