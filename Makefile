@@ -41,7 +41,7 @@ check: $(VENV)/.installed-dev  ## Lint and types
 format: $(VENV)/.installed-dev  ## Format, and write the defaults into pyproject.toml
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
-	@$(BIN)/python -m flower_blsgd.config pyproject.toml
+	@$(BIN)/python scripts/write_defaults.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

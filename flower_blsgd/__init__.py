@@ -7,42 +7,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Evaluation, TrainResult, evaluate_run, load, train
-    from .errors import UsageError
-    from .protocol import TrainOrder, TrainReport, WorkerProfile
-    from .runtime.stream.client import serve_sessions
-    from .runtime.stream.grid import StreamGrid, stream
-    from .strategy import BiasedLocalSGD
-    from .tasks import Task
-    from .worker.local_sgd import LocalSGD
-    from .worker.profile import answer_profile, worker_of
-
-__all__ = [
-    "BiasedLocalSGD",
-    "Evaluation",
-    "LocalSGD",
-    "StreamGrid",
-    "Task",
-    "TrainOrder",
-    "TrainReport",
-    "TrainResult",
-    "UsageError",
-    "WorkerProfile",
-    "answer_profile",
-    "evaluate_run",
-    "load",
-    "serve_sessions",
-    "stream",
-    "train",
-    "worker_of",
-]
+    from .api import Evaluation as Evaluation
+    from .api import TrainResult as TrainResult
+    from .api import evaluate_run as evaluate_run
+    from .api import load as load
+    from .api import train as train
+    from .errors import UsageError as UsageError
+    from .protocol import TrainOrder as TrainOrder
+    from .protocol import TrainReport as TrainReport
+    from .protocol import WorkerProfile as WorkerProfile
+    from .runtime.app_call import serve_sessions as serve_sessions
+    from .runtime.stream.grid import StreamGrid as StreamGrid
+    from .runtime.stream.grid import stream as stream
+    from .strategy.biased_local_sgd import BiasedLocalSGD as BiasedLocalSGD
+    from .tasks import Task as Task
+    from .worker.local_sgd import LocalSGD as LocalSGD
+    from .worker.profile import answer_profile as answer_profile
+    from .worker.profile import worker_of as worker_of
 
 _MODULES = {
-    "BiasedLocalSGD": "strategy",
+    "BiasedLocalSGD": "strategy.biased_local_sgd",
     "Evaluation": "api",
     "LocalSGD": "worker.local_sgd",
     "StreamGrid": "runtime.stream.grid",
-    "Task": "tasks",
+    "Task": "tasks.task",
     "TrainOrder": "protocol",
     "TrainReport": "protocol",
     "TrainResult": "api",
@@ -51,11 +39,12 @@ _MODULES = {
     "answer_profile": "worker.profile",
     "evaluate_run": "api",
     "load": "api",
-    "serve_sessions": "runtime.stream.client",
+    "serve_sessions": "runtime.app_call",
     "stream": "runtime.stream.grid",
     "train": "api",
     "worker_of": "worker.profile",
 }
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

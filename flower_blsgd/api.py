@@ -19,11 +19,12 @@ from .config import RunConfig
 from .errors import UsageError
 from .results.folder import EpochRow
 from .results.metrics import RunMetrics
-from .results.progress import ProgressView
+from .results.recorder import ProgressView
 from .run import make_local_grid, train_on
 from .runtime.devices import sharing_note, this_machine
 from .strategy.round_metrics import RoundRecord
-from .tasks import GIVEN_IN_PYTHON, TASKS, Task, load_saved_model, load_task, register_task
+from .tasks import GIVEN_IN_PYTHON, TASKS
+from .tasks.task import Task, load_saved_model, load_task, register_task
 from .worker.evaluation import evaluate_sums
 from .worker.step import use_precision
 
@@ -213,12 +214,10 @@ def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Mod
     config = read_config(folder)
     tensors = _tensors(folder)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
-        task = _task_to_load(config, task, data)
-        model = (
-            task.model()
-            if task is not None
-            else load_saved_model(config.task, config.model, tensors, config.dropout)
-        )
+        if task is None and config.task in TASKS:
+            model = load_saved_model(config.task, config.model, tensors, config.dropout)
+        else:
+            model = _load_task(config, task, data).model()
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -254,17 +253,14 @@ def evaluate_run(
     """
     folder = Path(run)
     config = read_config(folder)
-    device = device or next(iter(this_machine().accelerators), "cpu")
-    if device != "cpu":
-        try:
-            this_machine().check_accelerator(device)
-        except UsageError as error:
-            reason = str(error).removeprefix("workers: ")
-            raise UsageError(f"device = {device!r}: {reason}") from None
-    task = _task_to_load(config, task, data)
-    model = load(folder, task)
-    if task is None:  # a benchmark: its model was there without the data
-        task = _load_task(config, data)
+    devices = [*this_machine().accelerators, "cpu"]
+    device = device or devices[0]
+    if device not in {*devices, *(name.partition(":")[0] for name in devices)}:
+        raise UsageError(f"device = {device!r} is not there; this machine has {', '.join(devices)}")
+    given = task
+    task = _load_task(config, task, data)
+    # That of a benchmark is made without its data, which may have other classes.
+    model = load(folder, given if config.task in TASKS else task)
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
     size = task.evaluation_batch_size
@@ -285,12 +281,8 @@ def read_config(folder: Path) -> RunConfig:
         raise UsageError(f"{folder} is no run: it has no config.toml; name a folder under runs/")
     try:
         return RunConfig.from_run_config(tomllib.loads(file.read_text()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not valid TOML: {error}") from None
-    except UsageError as error:
-        raise UsageError(f"{file}: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # it is no text, no TOML, or has a wrong setting
+        raise UsageError(f"{file} cannot be read: {error}") from None
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -303,16 +295,12 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         raise UsageError(f"{file} cannot be read: {error}") from None
 
 
-def _task_to_load(config: RunConfig, task: Task | None, data: str) -> Task | None:
-    """Return the task that makes the run's model; None if its name and weights are enough."""
+def _load_task(config: RunConfig, task: Task | None, data: str) -> Task:
+    """Return the task given, else that of the settings, with its data."""
     if task is not None and data:
         raise UsageError(f"data = {data!r}: the task given brings its own; leave one of them out")
-    if task is None and config.task not in TASKS:
-        return _load_task(config, data)
-    return task
-
-
-def _load_task(config: RunConfig, data: str) -> Task:
+    if task is not None:
+        return task
     if config.task == GIVEN_IN_PYTHON:
         raise UsageError(
             "the run's task was given as an object, which is not saved; pass it along: "

@@ -1,7 +1,7 @@
 """The settings of a run: the only source of their names, defaults and rules.
 
 Flower's run config is flat and in kebab-case; every engine reads the same file. ``make format``
-writes the defaults into pyproject.toml.
+writes the defaults into pyproject.toml (scripts/write_defaults.py).
 """
 
 import contextlib
@@ -9,13 +9,9 @@ import dataclasses
 import logging
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
-
-import tomli_w
 
 from .algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, TRAIN_ON, WEIGHTS, Choices
 from .algorithm.epoch_plan import EpochMode
@@ -29,18 +25,15 @@ from .tasks import OPTIONS
 
 Value = bool | int | float | str
 
-RETIRED_VALUES: Mapping[tuple[str, str], str] = {
-    ("evaluate-on", "auto"): "workers",
-    ("evaluate-on", "aside"): "workers",
-}
-"""Values of earlier versions by key, with the value that is used instead."""
-
 RETIRED = {
     "processes-per-device": "each worker is a process",
     "replicas": "each worker is a process; Flower's simulation serves many virtual clients",
     "trace-epoch": "blsgd run --trace traces one round",
 }
 """Settings of earlier versions that have no effect any more, with what holds instead."""
+
+RETIRED_VALUES = ("evaluate-on=auto", "evaluate-on=aside")
+"""Values of earlier versions, in whose place the default is used."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -249,15 +242,15 @@ def _check_range(field: "dataclasses.Field[Any]", key: str, value: Value) -> Non
 
 def without_retired(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings without `RETIRED` keys and values; one line in the log names them."""
-    notes = [f"{key} ({RETIRED[key]})" for key in values if key in RETIRED]
-    kept = {key: value for key, value in values.items() if key not in RETIRED}
-    for key, value in kept.items():
-        if isinstance(value, str) and (instead := RETIRED_VALUES.get((key, value))):
-            notes.append(f'{key} = "{value}" (now "{instead}")')
-            kept[key] = instead
-    if notes:
-        _LOG.warning("settings of an earlier version have no effect: %s", ", ".join(notes))
-    return kept
+    gone = {
+        key: RETIRED.get(key, f"{value!r} is no value any more")
+        for key, value in values.items()
+        if key in RETIRED or f"{key}={value}" in RETIRED_VALUES
+    }
+    if gone:
+        notes = ", ".join(f"{key} ({why})" for key, why in gone.items())
+        _LOG.warning("settings of an earlier version have no effect: %s", notes)
+    return {key: value for key, value in values.items() if key not in gone}
 
 
 def _keys() -> dict[str, str]:
@@ -284,18 +277,3 @@ def _type_name(wanted: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     kind = "number" if float in get_args(wanted) else "whole number"
     return names.get(wanted, f'a {kind} or "auto"')
-
-
-def write_defaults(pyproject: Path) -> None:
-    """Write the defaults into ``[tool.flwr.app.config]``."""
-    text = pyproject.read_text()
-    head, mark, rest = text.partition("[tool.flwr.app.config]\n")
-    assert mark, "pyproject.toml has no [tool.flwr.app.config]"
-    tail = rest[rest.index("\n[") :]
-    written = head + mark + tomli_w.dumps(RunConfig().to_run_config()) + tail
-    if written != text:  # an untouched file does not make `make` install again
-        pyproject.write_text(written)
-
-
-if __name__ == "__main__":
-    write_defaults(Path(sys.argv[1]))

@@ -4,6 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.runtime.flower_internals import is_deployment
 
 app = ServerApp()
 
@@ -14,6 +15,10 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.from_run_config(context.run_config)
 
     from flower_blsgd.run import train_on
+
+    if config.transport != "stream" and not is_deployment(grid):
+        train_on(grid, config)
+        return
     from flower_blsgd.runtime.stream.grid import stream
 
     with stream(grid, context) as fast:

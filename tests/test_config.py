@@ -11,19 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS
-from flower_blsgd.config import RunConfig, check_ranges, write_defaults
+from flower_blsgd.config import RunConfig, check_ranges
 from flower_blsgd.errors import UsageError
 from flower_blsgd.tasks import OPTIONS
+from scripts.write_defaults import write_defaults
+
+from .refusal import refusal
 
 
-def refusal(**settings: Any) -> str:
+def refused(**settings: Any) -> str:
     """Return the one line that refuses these settings (keys in kebab-case, '_' for '-')."""
     values = {key.replace("_", "-"): value for key, value in settings.items()}
-    with pytest.raises(UsageError) as error:
-        RunConfig.from_run_config(values)
-    line = str(error.value)
-    assert "\n" not in line
-    return line
+    return refusal(RunConfig.from_run_config, values)
 
 
 def test_defaults_survive_the_run_config_whose_keys_are_in_kebab_case() -> None:
@@ -67,9 +66,7 @@ def test_defaults_follow_the_texts() -> None:
     ],
 )
 def test_unknown_key_is_refused_and_the_nearest_offered(key: str, offered: str) -> None:
-    with pytest.raises(UsageError) as error:
-        RunConfig.from_run_config({key: 1})
-    line = str(error.value)
+    line = refusal(RunConfig.from_run_config, {key: 1})
     assert line.startswith(f"{key} = 1")
     assert offered in line
 
@@ -84,28 +81,8 @@ def test_retired_keys_and_values_cost_one_line(caplog: pytest.LogCaptureFixture)
         line = record.getMessage()
         assert "\n" not in line
         assert line.startswith("settings of an earlier version have no effect: replicas (each")
-        for part in ("processes-per-device (", "trace-epoch (", f'evaluate-on = "{value}" (now'):
+        for part in ("processes-per-device (", "trace-epoch (", f"evaluate-on ('{value}' is no"):
             assert part in line
-
-
-# --- types
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "wanted"),
-    [
-        ("epochs", "three", "a whole number"),
-        ("epochs", True, "a whole number"),
-        ("learning_rate", [0.1], "a number"),
-        ("nesterov", "true", "true or false"),
-        ("task", 5, "a text"),
-        ("local_steps_slow", 2.5, 'a whole number or "auto"'),
-        ("dropout", True, 'a number or "auto"'),
-    ],
-)
-def test_wrong_type_is_refused_by_key_value_and_type(key: str, value: Any, wanted: str) -> None:
-    line = refusal(**{key: value})
-    assert line == f"{key.replace('_', '-')} = {value!r} must be {wanted}"
 
 
 def test_values_that_stand_for_a_number() -> None:
@@ -116,12 +93,19 @@ def test_values_that_stand_for_a_number() -> None:
     assert RunConfig(dropout="0.25").dropout == RunConfig(dropout=0.25).dropout == 0.25
 
 
-# --- ranges
+# --- types and ranges
 
 
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
+        ("epochs", "three", "a whole number"),
+        ("epochs", True, "a whole number"),
+        ("learning_rate", [0.1], "a number"),
+        ("nesterov", "true", "true or false"),
+        ("task", 5, "a text"),
+        ("local_steps_slow", 2.5, 'a whole number or "auto"'),
+        ("dropout", True, 'a number or "auto"'),
         ("high_loss_ratio", 1.5, "in [0, 1]"),
         ("high_loss_ratio", math.nan, "in [0, 1]"),
         ("epochs", 0, "at least 1"),
@@ -155,10 +139,10 @@ def test_values_that_stand_for_a_number() -> None:
         ("name", "a/b", "letters, digits"),
     ],
 )
-def test_value_out_of_range_is_refused_by_key_value_and_range(
+def test_value_of_wrong_type_or_out_of_range_is_refused_by_key_value_and_rule(
     key: str, value: Any, rule: str
 ) -> None:
-    line = refusal(**{key: value})
+    line = refused(**{key: value})
     assert line.startswith(f"{key.replace('_', '-')} = {value!r} must be ")
     assert rule in line
 
@@ -168,18 +152,14 @@ def test_value_out_of_range_is_refused_by_key_value_and_range(
     [
         ("algorithm", "biased-sgd", "biased-local-sgd"),
         ("epoch", "sample", "did you mean samples?"),
-        ("optimizer", "adamv", "did you mean adamw?"),
-        ("outer_optimizer", "nestrov", "did you mean nesterov?"),
-        ("high_loss_to", "slov", "did you mean slow?"),
         ("transport", "message", "did you mean messages?"),
-        ("clock", "walls", "did you mean wall?"),
         ("evaluate_on", "serve", "did you mean server?"),
     ],
 )
 def test_unknown_name_is_refused_and_the_nearest_offered(
     key: str, value: str, offered: str
 ) -> None:
-    line = refusal(**{key: value})
+    line = refused(**{key: value})
     assert line.startswith(f"{key.replace('_', '-')} = {value!r}")
     assert offered in line
 
@@ -205,7 +185,7 @@ def test_value_at_the_edge_is_accepted(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["sixty", "0%", "100%", "-5", "60%, inf", "nan"])
 def test_decay_epochs_that_cannot_be_read_are_refused_with_an_example(text: str) -> None:
-    line = refusal(decay_epochs=text)
+    line = refused(decay_epochs=text)
     assert line.startswith(f"decay-epochs = {text!r}")
     assert "60%, 80%" in line
     with pytest.raises(UsageError, match="nesterov = true needs momentum above 0"):
@@ -225,14 +205,10 @@ def test_check_ranges_is_for_users_of_the_library() -> None:
     st.one_of(st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
 )
 def test_any_value_is_either_kept_or_refused_in_one_line(key: str, value: Any) -> None:
-    line = ""
     try:
         config = RunConfig.from_run_config({key: value})
-    except UsageError as error:
-        line = str(error)
-    if line:
-        assert "\n" not in line
-        assert line.startswith(key)
+    except UsageError:
+        assert refusal(RunConfig.from_run_config, {key: value}).startswith(key)
     else:
         assert config.to_run_config()[key] == value
 

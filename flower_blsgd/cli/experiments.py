@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.serverapp.exception import AggregationError
 from rich.console import Console
@@ -23,42 +23,44 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..results.speed_profile import SpeedProfile
-    from ..tasks import Task
+    from ..tasks.task import Task
 
 _PROFILES = Path("profiles")
 _WIDTH = 100
+_say = partial(print, flush=True)
 
 
-def add_commands(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add the commands to a parser's, and return their parsers."""
-    calibrate = commands.add_parser("calibrate", help="measure what each device can do")
-    calibrate.set_defaults(command=_calibrate)
-    calibrate.add_argument("--again", action="store_true", help="also if it is measured already")
+def add_calibrate(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd calibrate``."""
+    command.set_defaults(command=_calibrate)
+    command.add_argument("--again", action="store_true", help="also if it is measured already")
+    add_settings(command)
+    add_workers(command)
 
-    plan = commands.add_parser(
-        "plan", help="say what to expect of each algorithm, without training"
-    )
-    plan.set_defaults(command=_plan)
-    plan.add_argument("--algorithms", metavar="A,B", default="all", help="names (default: all)")
-    plan.add_argument(
+
+def add_plan(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd plan``."""
+    command.set_defaults(command=_plan)
+    command.add_argument("--algorithms", metavar="A,B", default="all", help="names (default: all)")
+    command.add_argument(
         "--num-samples", metavar="N", type=int, help="instead of the size of the task's data"
     )
+    add_settings(command)
+    add_workers(command)
 
-    compare = commands.add_parser(
-        "compare", help="train several algorithms: one table, one picture of who wins"
-    )
-    compare.set_defaults(command=_compare)
-    compare.add_argument(
+
+def add_compare(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd compare``."""
+    command.set_defaults(command=_compare)
+    command.add_argument(
         "--algorithms", metavar="A,B", default="all", help="names, the reference first"
     )
-    compare.add_argument("--seeds", metavar="0,1,2", default="0,1,2", help="a run with each")
-    compare.add_argument("--budget", metavar="10epochs|60s", help="instead of the settings' epochs")
-    compare.add_argument("--target", metavar="0.9", type=float, help="accuracy to time")
-    compare.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
-    for command in (calibrate, plan, compare):
-        add_settings(command)
-        add_workers(command)
-    return [calibrate, plan, compare]
+    command.add_argument("--seeds", metavar="0,1,2", default="0,1,2", help="a run with each")
+    command.add_argument("--budget", metavar="10epochs|60s", help="instead of the settings' epochs")
+    command.add_argument("--target", metavar="0.9", type=float, help="accuracy to time")
+    command.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
+    add_settings(command)
+    add_workers(command)
 
 
 def _console() -> Console:
@@ -68,50 +70,38 @@ def _console() -> Console:
     return console
 
 
-def _say(console: Console, line: str) -> None:
-    """Print a line as it is: a path that is broken into two cannot be used."""
-    console.print(line, soft_wrap=True)
-
-
 def _calibrate(options: argparse.Namespace) -> None:
     from ..experiments.plan import plan_runs, speed_table
+    from ..results.speed_profile import ProfileKey, SpeedProfile, refuse_unwritable
 
     config = own_settings(options)
     path = _profile_path(config)
     config = replace(config, profile="")
-    console = _console()
-    profile = _measured(config, path, console, options.again)
-    workers = profile.given_to(parse_workers(config.workers), config.clock)
-    num_samples = _load(config).num_train
-    plan = plan_runs(
-        config, workers, num_samples, [config.algorithm], profile.overhead_seconds.median
-    )
-    console.print(speed_table(profile, plan, plan.rows[0], config.clock))
-    _say(console, f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
-
-
-def _measured(config: RunConfig, path: Path, console: Console, again: bool) -> "SpeedProfile":
-    """Return the profile at this path; measure and write it if it is missing or does not hold."""
-    from ..results.speed_profile import ProfileKey, SpeedProfile, refuse_unwritable
-
     refuse_unwritable(path)
-    if path.exists() and not again:
+    profile = None
+    if path.exists() and not options.again:
         try:
             profile = SpeedProfile.read(path)
         except UsageError as error:
             reason = str(error).partition(";")[0]
             raise UsageError(f"{reason}; --again measures anew and replaces it") from None
-        reason = profile.mismatch(ProfileKey.here(config), parse_workers(config.workers))
-        if not reason:
-            _say(console, f"measured before, in {path}; --again measures anew")
-            return profile
-        _say(console, f"{path} does not hold here: {reason}; measuring anew")
-    profile = _measure(config, console)
-    profile.write(path)
-    return profile
+        if reason := profile.mismatch(ProfileKey.here(config), parse_workers(config.workers)):
+            _say(f"{path} does not hold here: {reason}; measuring anew")
+            profile = None
+        else:
+            _say(f"measured before, in {path}; --again measures anew")
+    if profile is None:
+        profile = _measure(config)
+        profile.write(path)
+    workers = profile.given_to(parse_workers(config.workers), config.clock)
+    num_samples = _load(config).num_train
+    overhead = profile.overhead_seconds.median
+    plan = plan_runs(config, workers, num_samples, [config.algorithm], overhead)
+    _console().print(speed_table(profile, plan, plan.rows[0], config.clock))
+    _say(f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
 
 
-def _measure(config: RunConfig, console: Console) -> "SpeedProfile":
+def _measure(config: RunConfig) -> "SpeedProfile":
     from ..experiments.calibration import calibrate
     from ..results.speed_profile import ProfileKey
     from ..run import check_workers, make_local_grid
@@ -122,11 +112,10 @@ def _measure(config: RunConfig, console: Console) -> "SpeedProfile":
     task = _load(config)
     check_workers(config, workers, task.num_train)
     if note := sharing_note(workers):
-        _say(console, note)
+        _say(note)
     arrays = state_record(task.fresh_model(0))
-    say = partial(_say, console)
     with make_local_grid(config, workers=workers) as grid, terminated_like_interrupted():
-        return calibrate(grid, ProfileKey.here(config), arrays, task.num_train, say)
+        return calibrate(grid, ProfileKey.here(config), arrays, task.num_train, _say)
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -156,12 +145,11 @@ def _plan(options: argparse.Namespace) -> None:
         overhead, source = profile.overhead_seconds.median, str(path)
     num_samples = options.num_samples or _load(config).num_train
     plan = plan_runs(config, workers, num_samples, algorithms, overhead)
-    console = _console()
-    console.print(
+    _console().print(
         plan_table(plan, f"{source}; clock = {config.clock}, {num_samples:,} samples an epoch")
     )
     if note := overridden(config):
-        _say(console, f"note: {note}")
+        _say(f"note: {note}")
 
 
 class _AnyMachine(Machine):
@@ -171,10 +159,10 @@ class _AnyMachine(Machine):
         super().__init__(this_machine().cores, ())
 
     def check_cores(self, cores: object) -> None:
-        """Accept any."""
+        """Accept any cores."""
 
     def check_accelerator(self, device: str) -> None:
-        """Accept any."""
+        """Accept any accelerator."""
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -206,34 +194,32 @@ def _compare(options: argparse.Namespace) -> None:
     config = replace(config, profile="", algorithm=algorithms[0])
     check_folder(folder, config)
     workers = parse_workers(config.workers)
-    console = _console()
     task = _load(config)
     _refuse_unable(config, algorithms, workers, task.num_train)  # before it is measured
     profile = None
     if any(worker.seconds_per_step is None for worker in workers):
-        profile = _profile_of(config, own, given, console)
+        profile = _profile_of(config, own, given)
         _refuse_unable(config, algorithms, profile.given_to(workers, config.clock), task.num_train)
     open_folder(folder, config)
     with alone_in(folder):
         if profile is not None:
             profile.write(own)
             config = replace(config, profile=str(own))
-        say = partial(_say, console)
         with terminated_like_interrupted():
             try:
-                runs, failures = train_all(config, algorithms, seeds, folder, train_quietly, say)
+                runs, failures = train_all(config, algorithms, seeds, folder, train_quietly, _say)
             except (KeyboardInterrupt, SystemExit):
-                say("interrupted; the same command goes on with what is not finished")
+                _say("interrupted; the same command goes on with what is not finished")
                 raise
         for failure in failures:
-            say(failure)
+            _say(failure)
         if not runs:
             raise AggregationError("no run finished, so there is nothing to compare")
-        named = [run.algorithm for run in runs]
+        named = [run["algorithm"] for run in runs]
         reference = next(name for name in algorithms if name in named)
         comparison = write_comparison(runs, folder, reference, options.target, failures)
-        console.print(terminal_table(comparison))
-        say(f"in {folder}: comparison.md, comparison.csv, comparison.png")
+        _console().print(terminal_table(comparison))
+        _say(f"in {folder}: comparison.md, comparison.csv, comparison.png")
 
 
 def _refuse_unable(
@@ -252,15 +238,13 @@ def _refuse_unable(
             ) from None
 
 
-def _profile_of(config: RunConfig, own: Path, given: str, console: Console) -> "SpeedProfile":
-    """Return the speeds for all runs of a comparison: its own, those given, or measured now."""
+def _profile_of(config: RunConfig, own: Path, given: str) -> "SpeedProfile":
+    """Return the speeds for all runs: those a comparison began with, else given, else measured."""
     from ..results.speed_profile import ProfileKey, SpeedProfile
 
     if not own.exists() and not given:
-        return _measure(config, console)
+        return _measure(config)
     path = own if own.exists() else Path(given)
-    if given and path == own and not _same(path, Path(given)):
-        _say(console, f"with the speeds that it began with, in {own}, not those in {given}")
     profile = SpeedProfile.read(path)
     if reason := profile.mismatch(ProfileKey.here(config), parse_workers(config.workers)):
         raise UsageError(
@@ -268,10 +252,6 @@ def _profile_of(config: RunConfig, own: Path, given: str, console: Console) -> "
             "or measure with blsgd calibrate"
         )
     return profile
-
-
-def _same(one: Path, other: Path) -> bool:
-    return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def _profile_path(config: RunConfig) -> Path:

@@ -1,24 +1,16 @@
-"""The command ``blsgd``."""
+"""The command ``blsgd``.
+
+What a command needs is imported when that command runs: the others start without it.
+"""
 
 import argparse
+import importlib
 import logging
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
-from flwr.app import Context, RecordDict
-from flwr.app.exception import AppExitException
-from rich.console import Console
-from rich.table import Table
-
-from ..config import RunConfig, without_retired
 from ..errors import UsageError
-from ..runtime.devices import format_ids, parse_workers, sharing_note, this_machine
-from ..runtime.flower_app import find_app, run_config
-from ..runtime.flower_internals import SERVER_NODE_ID, load_server_app
-from ..runtime.local_grid import LocalGrid
-from .experiments import add_commands
 from .options import (
     add_settings,
     add_workers,
@@ -27,28 +19,51 @@ from .options import (
     own_settings,
     terminated_like_interrupted,
 )
-from .supernode import add_supernode
 
 USAGE_ERROR = 2
 _INTERRUPTED = 130
 
+COMMANDS = {
+    "run": ("main", "train, with one pinned process per device"),
+    "devices": ("main", "show this machine's devices and workers"),
+    "prepare": ("main", "make a task's data ready, so that runs start at once"),
+    "evaluate": ("main", "test a run's model on the whole test set"),
+    "calibrate": ("experiments", "measure what each device can do"),
+    "plan": ("experiments", "say what to expect of each algorithm, without training"),
+    "compare": ("experiments", "train several algorithms: one table, one picture of who wins"),
+    "supernode": ("supernode", "be a node of a SuperLink, with this machine's devices"),
+}
+"""Each command's module, whose function ``add_<command>`` adds its arguments, and its help."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``blsgd`` and return its exit code: 0, 1 for a failed run, 2 for a user's mistake."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser(arguments).parse_args(arguments)
+        if options.command is _run:  # first: it imports torch for the workers meanwhile
+            from ..runtime.pinning import start_fork_server
+            from ..worker import MODULES
+
+            start_fork_server(MODULES)
         _set_up_logging(options.verbose)
         options.command(options)
     except UsageError as error:
-        print(f"blsgd: {error}", file=sys.stderr)  # noqa: T201
-        return USAGE_ERROR
-    except AppExitException as error:
-        print(f"blsgd: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        return _fail(error, USAGE_ERROR)
     except KeyboardInterrupt:
-        print("blsgd: interrupted; all workers have ended", file=sys.stderr)  # noqa: T201
-        return _INTERRUPTED
+        return _fail("interrupted; all workers have ended", _INTERRUPTED)
+    except Exception as error:
+        from flwr.app.exception import AppExitException
+
+        if not isinstance(error, AppExitException):  # as a round without a usable reply
+            raise
+        return _fail(error, 1)
     return 0
+
+
+def _fail(reason: object, code: int) -> int:
+    print(f"blsgd: {reason}", file=sys.stderr)
+    return code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,68 +72,65 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser: it lists all commands, and knows the arguments of that which is given."""
+    from importlib.metadata import version
+
     parser = _Parser(
         prog="blsgd",
         description="Train on fast and slow devices at once: each does as many steps as it can.",
     )
     parser.add_argument("--version", action="version", version=version("flower-blsgd"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    given = next((argument for argument in arguments if not argument.startswith("-")), "")
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if name == given:
+            commands_of = importlib.import_module(f"{__package__}.{module}")
+            getattr(commands_of, f"add_{name}")(command)
+            command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
+    return parser
 
-    run = commands.add_parser("run", help="train, with one pinned process per device")
-    run.set_defaults(command=_run)
-    run.add_argument(
+
+def add_run(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd run``."""
+    command.set_defaults(command=_run)
+    command.add_argument(
         "app", nargs="?", help="folder of a Flower app (default: this one, else the built-in app)"
     )
-
-    devices = commands.add_parser("devices", help="show this machine's devices and workers")
-    devices.set_defaults(command=_devices)
-
-    evaluate = commands.add_parser("evaluate", help="test a run's model on the whole test set")
-    evaluate.set_defaults(command=_evaluate)
-    evaluate.add_argument("run", help="a run's folder, such as runs/latest")
-    evaluate.add_argument("--data", default="", help="where the data is, if no longer there")
-    evaluate.add_argument("--device", default="", help="such as cuda:0 (default: the first)")
-
-    prepare = commands.add_parser(
-        "prepare", help="make a task's data ready, so that runs start at once"
-    )
-    prepare.set_defaults(command=_prepare)
-    prepare.add_argument("--again", action="store_true", help="also if it is ready")
-    command: argparse.ArgumentParser
-    for command in (run, prepare):
-        add_settings(command)
-    for command in (run, devices):
-        add_workers(command)
-    run.add_argument(
+    add_settings(command)
+    add_workers(command)
+    command.add_argument(
         "--trace",
         action="store_true",
         help="let every worker write torch's profiler trace of one round into the results folder",
     )
-    others = (*add_commands(commands), add_supernode(commands))
-    for command in (run, devices, evaluate, prepare, *others):
-        command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
-    return parser
 
 
 def _run(options: argparse.Namespace) -> None:
+    from flwr.app import Context, RecordDict
+
+    from ..config import RunConfig, without_retired
+    from ..runtime.devices import parse_workers, sharing_note
+    from ..runtime.flower_app import find_app, run_config
+    from ..runtime.flower_internals import SERVER_NODE_ID, load_server_app
+    from ..runtime.local_grid import LocalGrid
+
     app, built_in = find_app(options.app)
     is_ours = app.config.keys() == RunConfig().to_run_config().keys()
     migrate = without_retired if is_ours else dict
     config, file_name = run_config(app, options.run_config, options.set, migrate)
-    if options.workers is not None and "workers" in app.config:
-        config["workers"] = options.workers
-    if options.trace:
-        if "trace" not in app.config:
-            raise UsageError(f"--trace: {app.name} has no setting trace, so its workers write none")
-        config["trace"] = True
-    if "name" in app.config and not config["name"]:
-        config["name"] = config_name(file_name)
+    if is_ours:
+        config["workers"] = options.workers or config["workers"]
+        config["trace"] = options.trace or config["trace"]
+        config["name"] = config["name"] or config_name(file_name)
+    elif options.trace:
+        raise UsageError(f"--trace: {app.name} has no setting trace, so its workers write none")
     # Ours is checked here, before the machine is looked at; another app checks its own.
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
     if not is_ours:  # its log is all that it shows, as with `flwr run`
         logging.getLogger("flwr").setLevel(logging.INFO)
-    elif config.get("profile"):
+    elif config["profile"]:
         from ..results.speed_profile import with_profile
 
         workers, _ = with_profile(workers, RunConfig.from_run_config(config))
@@ -129,9 +141,9 @@ def _run(options: argparse.Namespace) -> None:
     except ImportError as error:
         raise UsageError(f"{app.server_app} of {app.path} cannot be loaded: {error}") from None
     which = "the built-in app" if built_in else str(app.path)
-    print(f"running {app.name} from {which}", flush=True)  # noqa: T201
+    print(f"running {app.name} from {which}", flush=True)
     if note := sharing_note(workers):
-        print(note, flush=True)  # noqa: T201
+        print(note, flush=True)
     grid = LocalGrid(
         workers,
         app.client_app,
@@ -143,7 +155,18 @@ def _run(options: argparse.Namespace) -> None:
         server_app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), config))
 
 
+def add_devices(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd devices``."""
+    command.set_defaults(command=_devices)
+    add_workers(command)
+
+
 def _devices(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..runtime.devices import format_ids, parse_workers, sharing_note, this_machine
+
     machine = this_machine()
     workers = parse_workers(options.workers or "auto", machine)
     console = Console(soft_wrap=True, highlight=False)
@@ -166,37 +189,54 @@ def _devices(options: argparse.Namespace) -> None:
         console.print(note)
 
 
+def add_evaluate(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd evaluate``."""
+    command.set_defaults(command=_evaluate)
+    command.add_argument("run", help="a run's folder, such as runs/latest")
+    command.add_argument("--data", default="", help="where the data is, if no longer there")
+    command.add_argument("--device", default="", help="such as cuda:0 (default: the first)")
+
+
 def _evaluate(options: argparse.Namespace) -> None:
     from ..api import evaluate_run
 
     find_modules_here()
     result = evaluate_run(options.run, data=options.data, device=options.device)
-    print(  # noqa: T201
+    print(
         f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
         f"{result.num_examples:,} samples ({options.run}, computed on {result.device})"
     )
 
 
+def add_prepare(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd prepare``."""
+    command.set_defaults(command=_prepare)
+    command.add_argument("--again", action="store_true", help="also if it is ready")
+    add_settings(command)
+
+
 def _prepare(options: argparse.Namespace) -> None:
-    from ..tasks.prepare import prepare_task
+    from ..tasks.task import prepare_task
 
     config = own_settings(options)
     find_modules_here()
     task, data, model = config.task, config.data, config.model
     line = prepare_task(task, data, model, options.again, **config.task_options)
-    print(line)  # noqa: T201
+    print(line)
 
 
 class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to whatever stderr is now: the live progress line replaces it while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
+        """Write a log record to the current stderr."""
         self.stream = sys.stderr
         super().emit(record)
 
 
 def _set_up_logging(verbose: bool) -> None:
+    import flwr.app  # noqa: F401  # first: it gives its logger a level of its own
+
     level = logging.INFO if verbose else logging.WARNING
     handler = _CurrentStderr()
     handler.setFormatter(logging.Formatter("blsgd: %(message)s"))

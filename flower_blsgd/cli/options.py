@@ -2,17 +2,16 @@
 
 import argparse
 import contextlib
+import dataclasses
 import re
 import signal
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from ..config import RunConfig, without_retired
-from ..runtime.flower_app import built_in_app, run_config
+if TYPE_CHECKING:
+    from ..config import RunConfig
 
 TERMINATED = 143
 
@@ -41,7 +40,7 @@ def add_workers(command: argparse.ArgumentParser) -> None:
     )
 
 
-def own_settings(options: argparse.Namespace) -> RunConfig:
+def own_settings(options: argparse.Namespace) -> "RunConfig":
     """Return the settings of our own app; its name is that of the config file, else the task's.
 
     Raises
@@ -49,12 +48,15 @@ def own_settings(options: argparse.Namespace) -> RunConfig:
     UsageError
         If one is refused.
     """
+    from ..config import RunConfig, without_retired
+    from ..runtime.flower_app import built_in_app, run_config
+
     values, file_name = run_config(built_in_app(), options.run_config, options.set, without_retired)
     if getattr(options, "workers", None) is not None:
         values["workers"] = options.workers
     config = RunConfig.from_run_config(values)
     name = config.name or file_name or config.task.rpartition(":")[2]
-    return replace(config, name=config_name(name))
+    return dataclasses.replace(config, name=config_name(name))
 
 
 def config_name(text: str) -> str:
@@ -74,9 +76,6 @@ def terminated_like_interrupted() -> Iterator[None]:
     def end(*_: object) -> NoReturn:
         raise SystemExit(TERMINATED)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield

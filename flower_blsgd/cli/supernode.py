@@ -1,60 +1,75 @@
-"""The command ``blsgd supernode``: start Flower's SuperNodes with the right devices and keys."""
+"""The command ``blsgd supernode``: run Flower's SuperNodes with the right devices and keys.
+
+Flower's own ``flower-supernode`` does the work, and its output is shown; what it says of a flag or
+a key is not said here again. This command chooses its arguments, pins it to the worker's cores,
+looks whether the SuperLink answers (Flower would try for ever, in silence), and ends it with all
+that it started.
+"""
 
 import argparse
 import contextlib
+import ctypes
+import http.client
 import os
 import re
-import socket
+import shlex
+import signal
+import ssl
+import subprocess
 import sys
-import tomllib
-from collections import Counter
+import threading
+import time
+import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_private_key,
-)
+from socket import create_server
 
 from ..errors import UsageError
 from ..runtime.devices import WorkerSpec, parse_workers, sharing_note
-from ..runtime.pinning import environment
-from .node_processes import KEY_FLAG, NodeCommand, run_nodes
+from ..runtime.pinning import environment, on_cores_of
 from .options import add_workers, terminated_like_interrupted
-from .superlink import SuperLinkAddress, check_superlink
 
-Value = bool | float | int | str
+KEY_FLAG = "--auth-supernode-private-key"
+GRACE_SECONDS = 10.0
+"""How long a SuperNode and its ClientApp may take to end; Flower itself takes up to 5 s."""
 
-OWN_KEYS = (
-    *("device", "devices", "tier", "steps", "slowdown", "name"),
-    *("seconds-per-step", "seconds-per-step-alone", "superlink"),
-)
-"""The keys of the node config that this command writes."""
-
-_OWN_FLAGS = (
-    *("--superlink", "--host", "--port", "--node-config"),
-    *("--insecure", "--root-certificates", KEY_FLAG),
-)
+_TIMEOUT_SECONDS = 5.0
+_POLL_SECONDS = 0.1
 _LOOPBACK = "127.0.0.1"
-_PROGRAM = "flower-supernode"
-_MAKE_KEY = 'make one with ssh-keygen -t ecdsa -b 384 -N "" -f FILE'
-
-# As Flower reads a node config: pairs separated by spaces, texts in quotes of one kind.
-_PAIR = re.compile(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)")
+_PR_SET_PDEATHSIG = 1
+_NOT_REGISTERED = re.compile(r"\[code: 200[14]\]")  # of Flower's SuperLink
 
 
-def add_supernode(commands: Any) -> argparse.ArgumentParser:
-    """Add the command to a parser's, and return its parser."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "supernode",
-        help="be a node of a SuperLink: one SuperNode with this machine's devices, or one each",
-        epilog="What follows -- is handed to flower-supernode as it is.",
-    )
+@dataclass(frozen=True)
+class NodeCommand:
+    """The command line of one SuperNode.
+
+    Parameters
+    ----------
+    label : str
+        Its name in what the user reads.
+    arguments : tuple of str
+        Program and arguments.
+    cores : tuple of int
+        The CPU cores that it is pinned to; empty: all.
+    environment : mapping
+        All its environment variables.
+    key : str (default: "KEY")
+        The file with its private key, for messages.
+    """
+
+    label: str
+    arguments: tuple[str, ...]
+    cores: tuple[int, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    key: str = "KEY"
+
+
+def add_supernode(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd supernode``."""
     command.set_defaults(command=_supernode)
+    command.epilog = "What follows -- is handed to flower-supernode as it is."
     command.add_argument("--superlink", metavar="HOST:PORT", required=True)
     add_workers(command)
     command.add_argument(
@@ -62,16 +77,24 @@ def add_supernode(commands: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="a SuperNode for each worker, instead of one for all",
     )
-    command.add_argument("--name", default="", help="name in logs, by which it is known again")
     command.add_argument(
-        "--root-certificates", metavar="FILE", type=Path, help="PEM; verifies the SuperLink"
+        "--name",
+        default="",
+        help="name in logs, by which it is known again; several get a number behind it",
     )
-    command.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
+    security = command.add_mutually_exclusive_group(required=True)
+    security.add_argument(
+        "--root-certificates",
+        metavar="FILE",
+        type=_file,
+        help="PEM; verifies the SuperLink: its ca.crt",
+    )
+    security.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
     command.add_argument(
         KEY_FLAG,
         dest="keys",
         metavar="FILE",
-        type=Path,
+        type=_file,
         action="append",
         default=[],
         help="the key that is registered; with several SuperNodes once for each",
@@ -82,17 +105,24 @@ def add_supernode(commands: Any) -> argparse.ArgumentParser:
         default="",
         help="further keys for each node, such as partition-id",
     )
-    command.add_argument(
-        "--port", type=int, help="of the SuperNode's own API on this machine (default: a free one)"
-    )
     command.add_argument("further", nargs="*", metavar="-- FLAG ...", help=argparse.SUPPRESS)
-    return command
+
+
+def _file(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{path} is no file")
+    return path
 
 
 def _supernode(options: argparse.Namespace) -> None:
-    commands = _checked_commands(options)
+    workers = parse_workers(options.workers or "auto")
+    if note := sharing_note(workers):
+        _show(note)
+    commands = node_commands(options, workers)
+    check_superlink(options.superlink, options.root_certificates)
     with terminated_like_interrupted():
-        run_nodes(commands, _show)
+        run_nodes(commands)
 
 
 def _show(line: str) -> None:
@@ -101,234 +131,74 @@ def _show(line: str) -> None:
         sys.stdout.flush()
 
 
-def _checked_commands(options: argparse.Namespace) -> list[NodeCommand]:
-    """Check everything that can be checked before a process is started."""
-    address = SuperLinkAddress.parse(options.superlink)
-    root_certificates = _root_certificates(options)
-    _check_further_flags(options.further)
-    if options.keys and root_certificates is None:
-        raise UsageError(
-            f"{KEY_FLAG} needs TLS, but --insecure is given; give --root-certificates FILE and "
-            "start the SuperLink with certificates"
-        )
-    further_config = read_node_config(options.node_config)
-    specification = options.workers or "auto"
-    workers = parse_workers(specification)
-    alone = len(workers) == 1 or options.one_node_per_device
-    num_nodes = len(workers) if alone else 1
-    if note := sharing_note(workers):
-        _show(note)
-    keys = check_keys([_absolute(key) for key in options.keys], num_nodes)
-    commands = node_commands(
-        workers,
-        "" if alone else specification,
-        options.name,
-        address,
-        root_certificates,
-        keys,
-        free_ports(num_nodes, options.port),
-        further_config,
-        options.further,
-    )
-    check_superlink(address, root_certificates)
-    return commands
+# --- what is started ----------------------------------------------------------------------------
 
 
-def _root_certificates(options: argparse.Namespace) -> Path | None:
-    given: Path | None = options.root_certificates
-    if given is not None and options.insecure:
-        raise UsageError(
-            "--insecure and --root-certificates exclude each other; --insecure is for a SuperLink "
-            "without TLS"
-        )
-    if given is None and not options.insecure:
-        raise UsageError(
-            "give --root-certificates FILE (the ca.crt of the SuperLink), or --insecure if it "
-            "runs without TLS"
-        )
-    return None if given is None else _absolute(given)
-
-
-def _check_further_flags(flags: list[str]) -> None:
-    if flags and not flags[0].startswith("-"):
-        raise UsageError(
-            f"{flags[0]} is no flag of blsgd supernode; what is for flower-supernode comes "
-            "behind --"
-        )
-    for flag in flags:
-        if flag.partition("=")[0] in _OWN_FLAGS:
-            raise UsageError(f"{flag.partition('=')[0]} comes before --, not behind it")
-
-
-def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
-
-
-def node_commands(
-    workers: Sequence[WorkerSpec],
-    devices: str,
-    name: str,
-    superlink: SuperLinkAddress,
-    root_certificates: Path | None,
-    keys: Sequence[Path | None],
-    ports: Sequence[int],
-    further_config: Mapping[str, Value],
-    further_flags: Sequence[str],
-) -> list[NodeCommand]:
+def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) -> list[NodeCommand]:
     """Return the flower-supernode command of one node with all workers, or of one for each.
-
-    Parameters
-    ----------
-    workers : sequence of WorkerSpec
-        At least one.
-    devices : str
-        What they were read from if one node has several of them; empty: a node for each.
-    name : str
-        By which the node is known when it comes back, or empty; several get a number behind it.
-    superlink : SuperLinkAddress
-        Where the SuperLink is.
-    root_certificates : Path, optional
-        What verifies it; None: no TLS.
-    keys, ports : sequence
-        Of the i-th node: its key (or None) and the port of its Runtime API.
-    further_config : mapping
-        Further keys of the node config.
-    further_flags : sequence of str
-        Handed to flower-supernode as they are.
 
     Raises
     ------
     UsageError
-        If flower-supernode is not installed beside this Python (the apps import what is here), or
-        a worker and its node are both named.
+        If there are more or fewer keys than nodes, or a value holds what a node config cannot.
     """
-    program = Path(sys.executable).with_name(_PROGRAM)
-    if not program.exists():
+    together = len(workers) > 1 and not options.one_node_per_device
+    groups = [workers] if together else [[worker] for worker in workers]
+    keys: list[Path] = options.keys
+    if keys and len(keys) != len(groups):
         raise UsageError(
-            f"{_PROGRAM} is not beside {sys.executable}; install flwr in the same environment"
+            f"{len(keys)} {KEY_FLAG} for {len(groups)} SuperNodes; give it once per SuperNode, "
+            "each with a key of its own, in the order of --workers"
         )
-    devices = " ".join(devices.split())
-    named = next((worker.name for worker in workers if worker.name), "")
-    if name and named and not devices:
-        raise UsageError(f"--name {name}: the worker is named name={named} already; name it once")
-    if devices:
-        groups, names = [tuple(workers)], [name]
-    else:
-        groups = [(worker,) for worker in workers]
-        several = bool(name) and len(workers) > 1
-        names = [w.name or (f"{name}-{i}" if several else name) for i, w in enumerate(workers)]
-    labels = [
-        own or devices or group[0].device_with_cores
-        for group, own in zip(groups, names, strict=True)
-    ]
-    counts = Counter(labels)
-    secure = ["--root-certificates", str(root_certificates)] if root_certificates else []
+    security = ["--insecure"]
+    if options.root_certificates is not None:
+        security = ["--root-certificates", str(options.root_certificates)]
     commands = []
-    for i, (group, own, key, port) in enumerate(zip(groups, names, keys, ports, strict=True)):
-        config = {
-            **({"devices": devices} if devices else group[0].to_node_config()),
-            **({"name": own} if own else {}),
-            "superlink": str(superlink),
-            **further_config,
-        }
-        command = (
-            *(str(program), "--superlink", str(superlink), *(secure or ["--insecure"])),
-            *((KEY_FLAG, str(key)) if key else ()),
-            *("--host", _LOOPBACK, "--port", str(port), "--node-config", node_config_text(config)),
-            *further_flags,
-        )
-        number = f" #{labels[:i].count(labels[i]) + 1}" if counts[labels[i]] > 1 else ""
-        # Empty means all cores, as for an accelerator.
+    for i, (group, port) in enumerate(zip(groups, _free_ports(len(groups)), strict=True)):
+        several = f"-{i}" if len(groups) > 1 else ""
+        config: dict[str, object] = dict(group[0].to_node_config())
+        if together:
+            config = {"devices": " ".join((options.workers or "auto").split())}
+        if options.name:
+            config.setdefault("name", options.name + several)
+        config["superlink"] = options.superlink
+        arguments = [
+            *("flower-supernode", "--superlink", options.superlink, *security),
+            *([KEY_FLAG, str(keys[i])] if keys else []),
+            *("--host", _LOOPBACK, "--port", str(port)),
+            *("--node-config", f"{node_config_text(config)} {options.node_config}".strip()),
+            *options.further,
+        ]
+        # Several devices behind one node are pinned, each by its own process, when they start.
         cores = {core for worker in group for core in worker.cores}
         pinned = sorted(cores) if all(worker.cores for worker in group) else []
-        # Several devices behind one node are pinned, each by its own process, when they start.
-        variables = _variables({} if devices else environment(group[0]))
         commands.append(
             NodeCommand(
-                labels[i] + number, command, tuple(pinned), variables, str(superlink), key, port
+                str(config.get("name", i)),
+                tuple(arguments),
+                tuple(pinned),
+                _environment({} if together else environment(group[0])),
+                str(keys[i]) if keys else "KEY",
             )
         )
     return commands
 
 
-def _variables(pinning: Mapping[str, str]) -> dict[str, str]:
+def _environment(pinning: Mapping[str, str]) -> dict[str, str]:
     # flower-supernode looks for flower-superexec, and that for flwr-clientapp, in PATH.
     path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     defaults = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1"}
     return {**defaults, **os.environ, **pinning, "PATH": os.pathsep.join(path)}
 
 
-def free_ports(count: int, first: int | None = None) -> list[int]:
-    """Return ports of the loopback interface that are free: any, or those from `first` on.
-
-    Raises
-    ------
-    UsageError
-        If one from `first` on is taken.
-    """
-    wanted = [0] * count if first is None else range(first, first + count)
-    ports = []
-    with contextlib.ExitStack() as open_sockets:  # all open at once, so that they differ
-        for port in wanted:
-            probe = open_sockets.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((_LOOPBACK, port))
-            except (OSError, OverflowError) as error:
-                reason = getattr(error, "strerror", "") or "above 65535"
-                raise UsageError(
-                    f"--port {port} cannot be used ({reason}); name another, or leave --port out "
-                    "for a free one"
-                ) from None
-            ports.append(int(probe.getsockname()[1]))
-    return ports
+def _free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that are free and differ."""
+    with contextlib.ExitStack() as probes:  # all open at once
+        opened = [probes.enter_context(create_server((_LOOPBACK, 0))) for _ in range(count)]
+        return [int(probe.getsockname()[1]) for probe in opened]
 
 
-def check_keys(paths: Sequence[Path], num_nodes: int) -> list[Path | None]:
-    """Return each node's private key, None for all if there are none.
-
-    Raises
-    ------
-    UsageError
-        If there are more or fewer keys than nodes, one is used twice, or one is no private
-        key on an elliptic curve.
-    """
-    if not paths:
-        return [None] * num_nodes
-    if len(paths) != num_nodes:
-        raise UsageError(
-            f"{len(paths)} {KEY_FLAG} for {num_nodes} SuperNode{'s' * (num_nodes > 1)}; give it "
-            "once per SuperNode, each with a key of its own, in the order of --workers"
-        )
-    owners: dict[bytes, Path] = {}
-    for path in paths:
-        public = _public_key(path)
-        if public in owners:
-            raise UsageError(
-                f"{KEY_FLAG} {path} is the key of {owners[public]}; each SuperNode needs its own: "
-                f"{_MAKE_KEY}"
-            )
-        owners[public] = path
-    return list(paths)
-
-
-def _public_key(path: Path) -> bytes:
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise UsageError(
-            f"{KEY_FLAG} {path} cannot be read ({error.strerror}); {_MAKE_KEY}"
-        ) from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it wants a password
-        raise UsageError(
-            f"{KEY_FLAG} {path} is no OpenSSH private key without a password; {_MAKE_KEY}"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UsageError(f"{KEY_FLAG} {path} is not on an elliptic curve; {_MAKE_KEY}")
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-
-
-def node_config_text(values: Mapping[str, Value]) -> str:
+def node_config_text(values: Mapping[str, object]) -> str:
     """Write a node config as ``flower-supernode --node-config`` reads it.
 
     >>> node_config_text({"device": "cpu:0", "steps": 3, "slowdown": 4.0})
@@ -337,52 +207,155 @@ def node_config_text(values: Mapping[str, Value]) -> str:
     Raises
     ------
     UsageError
-        If a text holds quotes of both kinds: Flower has no way to write it.
+        If a text holds quotes or control characters.
     """
-    return " ".join(f"{key}={_written(key, value)}" for key, value in values.items())
+    for key, value in values.items():
+        if isinstance(value, str) and ("'" in value or not value.isprintable()):
+            raise UsageError(f"{key} = {value!r} cannot be in a node config; leave out the quotes")
+    return " ".join(
+        f"{key}='{value}'" if isinstance(value, str) else f"{key}={value!r}"
+        for key, value in values.items()
+    )
 
 
-def _written(key: str, value: Value) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, str):
-        return repr(value)
-    if not value.isprintable() or ("'" in value and '"' in value):
-        raise UsageError(
-            f"{key} = {value!r} cannot be in a node config; use no control characters, and "
-            "quotes of one kind"
-        )
-    if "'" not in value:
-        return f"'{value}'"
-    escaped = value.replace("\\", "\\\\")
-    return f'"{escaped}"'
-
-
-def read_node_config(text: str) -> dict[str, Value]:
-    """Read further keys of a node config, given as ``KEY=VALUE`` pairs; empty text: none.
+def check_superlink(address: str, root_certificates: Path | None) -> None:
+    """Look whether a SuperLink answers, by the way that Flower would take (a proxy, if any).
 
     Raises
     ------
     UsageError
-        If a pair cannot be read, or its key is one that the command writes itself.
+        If none does, or its certificate does not verify: one line with the reason.
     """
-    rest = _PAIR.sub("", text).strip()
-    lines = "\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))
-    try:
-        values = tomllib.loads(lines)
-    except tomllib.TOMLDecodeError:
-        values = {}
-    if rest or (text.strip() and not values):
-        raise UsageError(
-            f"--node-config {text!r} cannot be read; write KEY=VALUE pairs with texts in quotes: "
-            "\"partition-id=3 site='north'\""
-        )
-    for key, value in values.items():
-        if key in OWN_KEYS:
+    context = None
+    if root_certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts these only, as Flower does
+        try:
+            context.load_verify_locations(root_certificates)
+        except OSError as error:
             raise UsageError(
-                f"--node-config {key}: blsgd supernode writes this key itself; use --workers, "
-                "--superlink and --name"
+                f"--root-certificates {root_certificates} cannot be used ({error.strerror}); give "
+                "the PEM certificate of the authority that signed the SuperLink's: its ca.crt"
+            ) from None
+    url = f"{'https' if context else 'http'}://{address}/health"
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+    try:
+        opener.open(url, timeout=_TIMEOUT_SECONDS).close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        raise UsageError(
+            f"no SuperLink answers at {url} ({reason}); check HOST:PORT, that flower-superlink "
+            "is run there with --host 0.0.0.0, and TLS: --insecure if it has no certificate, else "
+            "--root-certificates FILE, in which is what signed it for this name"
+        ) from None
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def run_nodes(commands: Sequence[NodeCommand]) -> None:
+    """Start SuperNodes, show what they print, and stay until all have ended; leave none behind.
+
+    Raises
+    ------
+    UsageError
+        If the SuperLink does not know a node's key; the other nodes are ended first.
+    SystemExit
+        If one ends with another error; likewise.
+    """
+    running: list[_Node] = []
+    try:
+        for command in commands:
+            running.append(_Node(command, len(commands) > 1))
+        for node in running:  # only now: no process is forked beside a thread
+            node.output.start()
+        while running:
+            time.sleep(_POLL_SECONDS)
+            for node in [node for node in running if node.process.poll() is not None]:
+                running.remove(node)
+                _end([node])
+                node.check()
+                _show(f"SuperNode {node.command.label} has ended")
+    finally:
+        _end(running)
+
+
+def _end(nodes: Sequence["_Node"]) -> None:
+    """End nodes and all that they started; kill what is left of it after the grace time."""
+    for node in nodes:
+        node.signal(signal.SIGTERM)  # once: the second would kill it, without leaving the SuperLink
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(node.is_alive() for node in nodes) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    for node in nodes:
+        node.signal(signal.SIGKILL)
+        node.process.wait()
+        if node.output.ident is not None:
+            node.output.join(_TIMEOUT_SECONDS)
+
+
+class _Node:
+    """A SuperNode and what it started: one process group."""
+
+    def __init__(self, command: NodeCommand, prefixed: bool) -> None:
+        self.command = command
+        self.output = threading.Thread(target=self._show_output, daemon=True)
+        self._prefix = f"[{command.label}] " if prefixed else ""
+        self._not_registered = False
+        _show(f"{self._prefix}{shlex.join(command.arguments)}")
+        # Pinned before it exists, so that all that it starts is.
+        with on_cores_of(WorkerSpec("cpu", command.cores)):
+            self.process = subprocess.Popen(
+                command.arguments,
+                env=dict(command.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C reaches this process alone
+                preexec_fn=_set_up_child,  # noqa: PLW1509  # safe: there are no other threads yet
             )
-        if not isinstance(value, bool | float | int | str):
-            raise UsageError(f"--node-config {key} = {value!r} must be a number, a text or a bool")
-    return values
+
+    def _show_output(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            _show(self._prefix + line.rstrip("\n"))
+            self._not_registered |= bool(_NOT_REGISTERED.search(line))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the SuperNode."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def is_alive(self) -> bool:
+        """Whether the SuperNode, or anything that it started, has not ended."""
+        if self.process.poll() is None:
+            return True
+        with contextlib.suppress(ChildProcessError):  # inherited, as by a container's first process
+            os.waitpid(-self.process.pid, os.WNOHANG)
+        try:
+            os.killpg(self.process.pid, 0)
+        except OSError:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Raise an error if the SuperNode ended with one."""
+        code, who = self.process.returncode, f"SuperNode {self.command.label}"
+        if code and self._not_registered:
+            key = self.command.key
+            raise UsageError(
+                f"{who}: the SuperLink does not take its key; register it with `flwr supernode "
+                f"register {key}.pub NAME`, and give {KEY_FLAG} {key} (one that is registered may "
+                "be in use, or its SuperNode was killed less than a minute ago)"
+            )
+        if code:
+            raise SystemExit(f"blsgd: {who} ended with exit code {code}; it says above why")
+
+
+def _set_up_child() -> None:
+    # A shell starts what it puts into the background with Ctrl-C ignored. Flower's programs end
+    # themselves with that signal, and would inherit it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":  # ends with this process, even if that is killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -14,6 +14,7 @@ import torch  # noqa: F401  # loaded before `subprocess.Popen` is taken away bel
 
 from flower_blsgd.cli.main import main
 
+LOAD_SERVER_APP = "flower_blsgd.runtime.flower_internals.load_server_app"
 Refused = Callable[..., str]
 Printed = Callable[..., list[str]]
 
@@ -35,8 +36,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(os, "fork", refuse)
-    monkeypatch.setattr("flower_blsgd.runtime.local_grid.prepare_template", lambda: None)
-    monkeypatch.setattr("flower_blsgd.run.prepare_template", lambda modules: None)
+    for module in ("run", "runtime.local_grid", "runtime.pinning"):
+        monkeypatch.setattr(f"flower_blsgd.{module}.start_fork_server", lambda modules=(): None)
     monkeypatch.setattr("flower_blsgd.runtime.devices._accelerators", lambda: ())
     monkeypatch.setattr(sys, "path", list(sys.path))  # commands add the folder
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.processes import is_alive, wait_until
+from tests.runtime.processes import living, wait_until
 
 ROOT = Path(__file__).parents[2]
 MARKER = "BLSGD_SUPERNODE_TEST"
@@ -21,7 +20,7 @@ _FAKE = Path(__file__).with_name("fake_supernode.py")
 _START = """
 import sys
 sys.executable = sys.argv.pop(1)
-from flower_blsgd.__main__ import main
+from flower_blsgd.cli.main import main
 sys.exit(main())
 """
 
@@ -67,12 +66,7 @@ class Command:
 
     def living(self) -> list[int]:
         """Return the living processes that inherited the command's environment."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if f"{MARKER}={self.marker}".encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
-        return [pid for pid in found if is_alive(pid)]
+        return living(f"{MARKER}={self.marker}")
 
 
 @contextlib.contextmanager
@@ -100,7 +94,3 @@ def _fake_environment(folder: Path) -> Path:
     program.write_text(f"#!{sys.executable}\n{program.read_text()}")
     program.chmod(0o755)
     return python
-
-
-def without_colours(text: str) -> str:
-    return re.sub(r"\x1b\[\d*m", "", text)

@@ -12,85 +12,33 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
-class Authority:
-    """Signs certificates."""
-
-    def __init__(self, name: str = "authority") -> None:
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.name = _name(name)
-        self.certificate = (
-            _certificate(self.name, self.name, self.key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(self.key, hashes.SHA256())
-        )
-
-    def write(self, path: Path) -> Path:
-        path.write_bytes(self.certificate.public_bytes(Encoding.PEM))
-        return path
-
-    def server(self, folder: Path, *names: str, days: int = 1) -> ssl.SSLContext:
-        """Return what a server with a certificate for these names needs."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = (
-            _certificate(_name("superlink"), self.name, key.public_key(), days)
-            .add_extension(x509.SubjectAlternativeName([_called(n) for n in names]), critical=False)
-            .sign(self.key, hashes.SHA256())
-        )
-        path = folder / f"server-{id(key)}.pem"
-        path.write_bytes(
-            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-            + certificate.public_bytes(Encoding.PEM)
-        )
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(path)
-        return context
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _called(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
-
-
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int = 1
-) -> x509.CertificateBuilder:
+def make_certificate(folder: Path, address: str = "127.0.0.1") -> tuple[Path, ssl.SSLContext]:
+    """Return a self-signed certificate for an IP address, and what a server with it needs."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "superlink")])
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
     now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=10))
-        .not_valid_after(now + datetime.timedelta(days=days))
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(names, critical=False)
+        .sign(key, hashes.SHA256())
+        .public_bytes(Encoding.PEM)
     )
-
-
-def write_key(path: Path, curve: ec.EllipticCurve | None = None) -> Path:
-    """Write a private key as ssh-keygen does, and its public key beside it."""
-    key = ec.generate_private_key(curve or ec.SECP384R1())
-    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    path.with_suffix(".pub").write_bytes(
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    )
-    return path
+    path, both = folder / f"ca-{id(key)}.crt", folder / f"server-{id(key)}.pem"
+    path.write_bytes(certificate)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    both.write_bytes(private + certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(both)
+    return path, context
 
 
 @contextlib.contextmanager

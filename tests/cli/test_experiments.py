@@ -16,14 +16,14 @@ from flower_blsgd.runtime.local_grid import LocalGrid
 
 from ..experiments.fake_training import FakeTrain
 from ..results.profiles import made_profile
-from .conftest import Printed, Refused, contents
+from .conftest import LOAD_SERVER_APP, Printed, Refused, contents
 
 CORE = usable_cores()[0]
 BOTH = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow slowdown=4"
 GIVEN = (
     f"1x cpu:{CORE} fast seconds-per-step=0.01; 1x cpu:{CORE} slow slowdown=4 seconds-per-step=0.04"
 )
-FAR_APART = f"cpu:{CORE} fast seconds-per-step=0.001; cpu:{CORE} slow seconds-per-step=1"
+ONE_TIER = f"2x cpu:{CORE} fast seconds-per-step=0.001"
 ABSENT = "8x cuda:0-7 fast seconds-per-step=0.01; 2x cpu:900-931 slow seconds-per-step=0.22"
 COMPARE = ("compare", "-c", "digits", "--workers", BOTH, "--algorithms", "sync-sgd,dlb")
 BELOW = Path("runs/compare-digits")
@@ -62,63 +62,20 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
 # --- mistakes: one line, code 2, nothing written, nothing started
 
 
-@pytest.mark.parametrize("command", ["calibrate", "plan", "compare"])
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["-s", "epocs=5"], "did you mean epochs"),
-        (["--workers", "1x cpu quick"], '"quick" at character'),
-    ],
-)
-def test_bad_setting_is_refused_by_each_command(
-    refused: Refused, command: str, arguments: list[str], expected: str
-) -> None:
-    assert expected in refused(command, *arguments)
-
-
-@pytest.mark.parametrize("command", ["calibrate", "compare"])
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["-s", "batch-size=1438"], "use a smaller batch"),
-        (["--workers", "1x cuda:7 fast; 1x cpu slow"], "device cuda:7 is not there"),
-        (["-s", "rebalance=true"], "rebalance = true needs steps that come from speeds"),
-    ],
-)
-def test_what_no_run_could_begin_with_is_refused_before_it_is_measured(
-    refused: Refused, command: str, arguments: list[str], expected: str
-) -> None:
-    assert expected in refused(command, "--workers", BOTH, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("other", "cannot be written: it is a folder"),
-        ("file/x.json", "cannot be written: "),
-        ("deep.json", "is not a speed profile; --again measures anew and replaces it"),
-    ],
-)
-def test_calibrate_refuses(refused: Refused, path: str, expected: str) -> None:
-    write_files()
-    line = refused("calibrate", "--workers", BOTH, "-s", f"profile={path}")
-    assert line.startswith(f"profile = {path!r} ")
-    assert expected in line
-
-
-def write_files() -> None:
-    """Write a file, a folder, a profile, one for other settings, and what is none."""
-    Path("file").write_text("x")
-    Path("other").mkdir()
-    Path("other/thesis.tex").write_text("x")
-    Path("deep.json").write_text("[" * 100_000)
-    write_profile("good.json")
-    write_profile("batch.json", RunConfig(workers=BOTH, batch_size=64))
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "expected"),
     [
+        ("calibrate", ["-s", "batch-size=1438"], "use a smaller batch"),
+        ("calibrate", ["-s", "rebalance=true"], "rebalance = true needs steps that come from"),
+        ("calibrate", ["-s", "profile=other"], "profile = 'other' cannot be written: it is a"),
+        ("calibrate", ["-s", "profile=file/x.json"], "cannot be written: "),
+        (
+            "calibrate",
+            ["-s", "profile=deep.json"],
+            "not a speed profile; --again measures anew and",
+        ),
+        ("plan", ["-s", "epocs=5"], "did you mean epochs"),
+        ("plan", ["--workers", "1x cpu quick"], '"quick" at character'),
         ("plan", ["-c", "digits"], "profiles/digits.json is not there; blsgd calibrate writes it"),
         ("plan", ["-s", "profile=deep.json"], "is not a speed profile"),
         ("plan", ["-s", "profile=batch.json"], "batch-size = 64, and here it is 16"),
@@ -126,22 +83,19 @@ def write_files() -> None:
         ("plan", ["--workers", "8x cuda fast seconds-per-step=1; cpu slow"], "the speed of cpu:"),
         ("plan", ["--num-samples", "0"], "--num-samples 0 must be at least 1"),
         ("plan", ["--algorithms", "biased"], "--algorithms biased: not known"),
-        ("plan", ["--algorithms", ""], "--algorithms names nothing"),
-        ("compare", ["--algorithms", "dlb,dlb"], "dlb comes twice"),
+        ("compare", ["-s", "batch-size=1438"], "use a smaller batch"),
+        ("compare", ["--workers", "1x cuda:7 fast; 1x cpu slow"], "device cuda:7 is not there"),
         ("compare", ["--seeds", "0,00"], "a seed comes twice"),
-        ("compare", ["--seeds", "one"], "'one' is not a whole number"),
         ("compare", ["--budget", "ten"], "write it like 10epochs, 60s or 5min"),
         ("compare", ["--target", "0"], "--target 0.0 must be an accuracy"),
-        ("compare", ["--out", "file"], "file exists and holds no comparison"),
         ("compare", ["--out", "other"], "other exists and holds no comparison"),
-        ("compare", ["--out", "file/below"], "cannot be made: "),
         ("compare", ["-s", "steps=by-speed"], "steps = 'by-speed' overrides that of every"),
         ("compare", ["-s", "profile=none.json"], "profile = 'none.json' cannot be read"),
         ("compare", ["-s", "profile=good.json", "-s", "threads=3"], "threads = 0, and here it is"),
         (
             "compare",
-            ["-s", "batch-size=4", "--algorithms", "sync-sgd,dlb", "--workers", FAR_APART],
-            "dlb cannot run with these settings: batch-size = 4 is too small",
+            ["--algorithms", "sync-sgd,biased-local-sgd", "--workers", ONE_TIER],
+            "biased-local-sgd cannot run with these settings: ",
         ),
         ("run", ["-s", "profile=batch.json"], "measured with batch-size = 64, and here it is 16"),
     ],
@@ -149,7 +103,12 @@ def write_files() -> None:
 def test_argument_or_file_is_refused(
     refused: Refused, command: str, arguments: list[str], expected: str
 ) -> None:
-    write_files()
+    Path("file").write_text("x")
+    Path("other").mkdir()
+    Path("other/thesis.tex").write_text("x")
+    Path("deep.json").write_text("[" * 100_000)
+    write_profile("good.json")
+    write_profile("batch.json", RunConfig(workers=BOTH, batch_size=64))
     assert expected in refused(command, "--workers", BOTH, *arguments)
 
 
@@ -161,7 +120,7 @@ def test_run_and_plan_take_the_speeds_of_a_profile(
 ) -> None:
     write_profile("mine.json", alone=(0.01, 0.04), loaded=(0.02, 0.05), overhead=0.36)
     grids: list[LocalGrid] = []
-    monkeypatch.setattr(cli, "load_server_app", lambda *_: lambda grid, _: grids.append(grid))
+    monkeypatch.setattr(LOAD_SERVER_APP, lambda *_: lambda grid, _: grids.append(grid))
     for clock in ("wall", "device"):
         settings = ["-s", "profile=mine.json", "-s", f"clock={clock}"]
         printed("run", "--workers", BOTH, *settings)
@@ -309,8 +268,7 @@ def test_compare_takes_a_profile_that_is_given_and_keeps_it(
     own = BELOW / "profile.json"
     assert own.read_bytes() == given
     write_profile("mine.json", alone=(1.0, 1.0))  # calibrated anew in between
-    lines = printed(*COMPARE, "--seeds", "0,1", "-s", "profile=mine.json")
-    assert lines[0] == f"with the speeds that it began with, in {own}, not those in mine.json"
+    printed(*COMPARE, "--seeds", "0,1", "-s", "profile=mine.json")
     assert own.read_bytes() == given
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from flower_blsgd.cli.options import (
     TERMINATED,
     add_settings,
     add_workers,
-    config_name,
     own_settings,
     terminated_like_interrupted,
 )
@@ -50,31 +48,9 @@ def test_later_ones_win_and_workers_of_the_command_line_most() -> None:
         settings("-s", "epocs=3")
 
 
-@pytest.mark.parametrize(
-    ("text", "name"), [("digits", "digits"), ("a b/c", "a-b-c"), ("ü.1_x", "ü.1_x"), ("", "")]
-)
-def test_config_name(text: str, name: str) -> None:
-    assert config_name(text) == name
-    assert RunConfig(name=config_name(text)).name == name
-
-
 def test_sigterm_ends_what_goes_on_and_then_is_as_before() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end, terminated_like_interrupted():
         signal.raise_signal(signal.SIGTERM)
     assert end.value.code == TERMINATED == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_another_thread_leaves_signals_alone() -> None:
-    seen = []
-
-    def inside() -> None:
-        with terminated_like_interrupted():
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    assert seen == [before]

@@ -1,42 +1,40 @@
 """Nodes with several devices whose workers are functions, for tests without processes."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
 
-from flower_blsgd.hosts.node_grid import NodeGrid
+from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.hosts.several_devices import answer
+from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from ..in_process_grid import Handler, InProcessGrid
-
-
-class GridOfFunctions(NodeGrid):
-    """The grid of a node, without processes."""
-
-    def __init__(self, handlers: Sequence[Handler]) -> None:
-        self.functions = InProcessGrid({100 + rank: h for rank, h in enumerate(handlers)})
-        self._grid = self.functions  # type: ignore[assignment]  # any Grid will do
-        self._node_ids = list(self.functions.get_node_ids())
 
 
 class HostNode:
     """A node that is one grid of functions; a handler of an `InProcessGrid`."""
 
     def __init__(self, *handlers: Handler, **node_config: Any) -> None:
-        self.grid = GridOfFunctions(handlers)
-        self.messages: list[Message] = []
-        self.replies: list[Message] = []
-        self._node_config: Mapping[str, Any] = {
-            key.replace("_", "-"): value for key, value in node_config.items()
-        }
+        self.grid = InProcessGrid({100 + rank: h for rank, h in enumerate(handlers)})
+        self._node_ids = list(self.grid.get_node_ids())
+        self._node_config = {key.replace("_", "-"): value for key, value in node_config.items()}
 
     def __call__(self, message: Message, node_id: int) -> Message:
-        self.messages.append(message)
-        context = Context(1, node_id, dict(self._node_config), RecordDict(), {})
-        reply = answer(message, context, self.grid)
-        self.replies.append(reply)
-        return reply
+        context = Context(1, node_id, self._node_config, RecordDict(), {})
+        return answer(message, context, self.grid, self._node_ids)
 
-    def sent_of_type(self, message_type: str) -> list[Message]:
-        return [m for m in self.messages if m.metadata.message_type == message_type]
+
+def play(
+    strategy: BiasedLocalSGD, grid: Grid, arrays: ArrayRecord, rounds: int = 1
+) -> tuple[ArrayRecord, list[RoundRecord]]:
+    """Return the model after some rounds, and the records of these."""
+    records: list[RoundRecord] = []
+    strategy.on_round = records.append
+    for server_round in range(1, rounds + 1):
+        orders = strategy.configure_train(server_round, arrays, ConfigRecord({"own": 7}), grid)
+        found, metrics = strategy.aggregate_train(server_round, grid.send_and_receive(orders))
+        assert found is not None
+        assert metrics is not None
+        arrays = found
+    return arrays, records

@@ -4,42 +4,35 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
-from flower_blsgd.hosts.node_grid import NodeGrid
-from flower_blsgd.hosts.several_devices import answer
-from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, HostOrders, HostReply
+from flower_blsgd.hosts.several_devices import answer, node_grid
+from flower_blsgd.protocol import HostReply
 from flower_blsgd.runtime.devices import parse_workers, usable_cores
 from flower_blsgd.runtime.flower_internals import become_server
 from flower_blsgd.runtime.local_grid import LocalGrid
-from flower_blsgd.runtime.stream.client import (
+from flower_blsgd.runtime.stream.session import (
     begin_session,
     end_session,
 )
-from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.tasks import load_task
 
-from ..in_process_grid import Handler, InProcessGrid, over_the_wire, tensors_of
+from ..in_process_grid import InProcessGrid, over_the_wire, tensors_of
 from ..log_capture import captured_log
 from ..runtime.processes import processes_below, wait_until
+from .host_nodes import play
 
 ROOT = Path(__file__).parents[2]
 APP = "clients.blsgd_client:app"
 CORE = usable_cores()[0]
 DEVICES = f"1x cpu:{CORE} fast; 2x cpu:{CORE} slow"
 CONFIG = RunConfig(batch_size=16, threads=1)
-
-
-def reply_of(handler: Handler, kind: str, content: RecordDict | None = None) -> Message:
-    message = over_the_wire(Message(content or RecordDict(), 7, kind))
-    return handler(message, 7)
 
 
 def strategy_of(nodes: int) -> BiasedLocalSGD:
@@ -56,16 +49,8 @@ def strategy_of(nodes: int) -> BiasedLocalSGD:
     )
 
 
-def play(strategy: BiasedLocalSGD, grid: Any, rounds: int) -> tuple[ArrayRecord, list[RoundRecord]]:
-    records: list[RoundRecord] = []
-    strategy.on_round = records.append
-    arrays = ArrayRecord(load_task("digits").initial_model(1).state_dict())
-    for server_round in range(1, rounds + 1):
-        orders = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-        found, _ = strategy.aggregate_train(server_round, grid.send_and_receive(orders))
-        assert found is not None
-        arrays = found
-    return arrays, records
+def first_model() -> ArrayRecord:
+    return ArrayRecord(load_task("digits").initial_model(1).state_dict())
 
 
 class RealHost:
@@ -74,11 +59,11 @@ class RealHost:
     def __init__(self) -> None:
         config = {"devices": DEVICES, "name": "box-1"}
         self.context = Context(1, 10, config, RecordDict(), CONFIG.to_run_config())
-        self.node_grid = NodeGrid(self.context, APP, ROOT)
-        self.local_grid: LocalGrid = self.node_grid._grid
+        self.local_grid = node_grid(self.context, APP, ROOT)
+        self.node_ids = list(self.local_grid.get_node_ids())
 
     def __call__(self, message: Message, node_id: int) -> Message:
-        return answer(message, self.context, self.node_grid)
+        return answer(message, self.context, self.local_grid, self.node_ids)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +71,7 @@ def host() -> Iterator[RealHost]:
     become_server(1)
     host = RealHost()
     yield host
-    host.node_grid.close()
+    host.local_grid.close()
 
 
 @pytest.mark.processes
@@ -94,9 +79,9 @@ def test_devices_behind_one_node_train_as_three_nodes(host: RealHost) -> None:
     """The losses of the second round differ by what the first one's average rounded off."""
     settings, flat, hosted = CONFIG.to_run_config(), strategy_of(3), strategy_of(1)
     with LocalGrid(parse_workers(DEVICES), APP, ROOT, settings, 1) as local:
-        expected, flat_records = play(flat, local, 2)
+        expected, flat_records = play(flat, local, first_model(), 2)
     with captured_log() as log:
-        found, records = play(hosted, InProcessGrid({10: host}), 2)
+        found, records = play(hosted, InProcessGrid({10: host}), first_model(), 2)
     assert log.lines(30) == []
     assert [w.label for w in hosted.registry.workers] == [
         f"box-1/{i} (cpu:{CORE})" for i in range(3)
@@ -115,34 +100,11 @@ def test_devices_behind_one_node_train_as_three_nodes(host: RealHost) -> None:
 
 
 @pytest.mark.processes
-def test_devices_evaluate_their_slices_and_the_sums_are_those_of_the_whole(host: RealHost) -> None:
-    arrays = ArrayRecord(load_task("digits").initial_model(1).state_dict())
-    slices = {0: EvaluateOrder(2, 0, 100, arrays), 2: EvaluateOrder(2, 100, 360, arrays)}
-    orders = HostOrders({rank: order.to_records() for rank, order in slices.items()})
-    reply = HostReply.from_content(reply_of(host, "evaluate", orders.to_records()).content)
-    assert reply.failures == {}
-    reports = [EvaluateReport.from_content(reply.parts[p], o) for p, o in slices.items()]
-    whole = reply_of(host, "evaluate", RecordDict({"arrays": arrays})).content["metrics"]
-    assert sum(r.metric_sum for r in reports) / 360 == pytest.approx(whole["accuracy"], abs=1e-9)
-    assert sum(r.loss_sum for r in reports) / 360 == pytest.approx(whole["loss"], rel=1e-6)
-
-
-@pytest.mark.processes
-def test_speeds_of_several_devices_are_measured_in_one_message(host: RealHost) -> None:
-    config = {"calibrate": True, "batch-size": 16, "seconds": 0.3, "ranks": [0, 2]}
-    content = RecordDict({"config": ConfigRecord(config)})
-    reply = HostReply.from_content(reply_of(host, "query.profile", content).content)
-    assert sorted(reply.parts) == [0, 2]
-    for part in reply.parts.values():
-        assert part.config_records["profile"]["seconds-per-step"] > 0
-
-
-@pytest.mark.processes
 def test_device_whose_process_is_killed_costs_its_share_of_a_round(
     host: RealHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy = strategy_of(1)
-    reply_of(host, "query.profile")  # all run
+    host(over_the_wire(Message(RecordDict(), 7, "query.profile")), 7)  # all run
     killed: list[int] = []
     push = host.local_grid.push_messages
 
@@ -158,7 +120,7 @@ def test_device_whose_process_is_killed_costs_its_share_of_a_round(
 
     monkeypatch.setattr(host.local_grid, "push_messages", kill_when_the_order_is_sent)
     with captured_log():
-        arrays, records = play(strategy, InProcessGrid({10: host}), 3)
+        arrays, records = play(strategy, InProcessGrid({10: host}), first_model(), 3)
     failures = [[bool(row.failure) for row in record.workers] for record in records]
     assert failures == [[False, True, False], [False] * 3, [False] * 3]
     assert records[0].workers[1].weight == 0.0
@@ -171,7 +133,7 @@ def test_device_whose_process_is_killed_costs_its_share_of_a_round(
 def test_worker_processes_end_with_the_session() -> None:
     """Through the app, as a session calls it."""
     begin_session()
-    before, path_before = processes_below(), os.environ.get("PYTHONPATH")
+    before = processes_below()
     config = CONFIG.to_run_config()
     context = Context(1, 7, {"devices": f"2x cpu:{CORE} fast"}, RecordDict(), config)
     message = over_the_wire(Message(RecordDict(), 7, "query.profile"))
@@ -180,4 +142,3 @@ def test_worker_processes_end_with_the_session() -> None:
     assert len(processes_below() - before) == 2
     end_session()
     assert wait_until(lambda: processes_below() <= before)
-    assert os.environ.get("PYTHONPATH") == path_before

@@ -26,13 +26,13 @@ from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
-from flower_blsgd.hosts.several_devices import several_devices
+from flower_blsgd.errors import UsageError
+from flower_blsgd.hosts.several_devices import node_workers, several_devices
 from flower_blsgd.protocol import EvaluateReport, TrainOrder, TrainReport, WorkerProfile
-from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.runtime.devices import Machine, WorkerSpec, usable_cores
 from flower_blsgd.runtime.flower_internals import CRASHED, NODE_GONE, RAISED
-from flower_blsgd.runtime.stream.client import begin_session, end_session, in_session
+from flower_blsgd.runtime.stream.session import begin_session, end_session, in_session
 from flower_blsgd.strategy.evaluation import WorkerEvaluation
-from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from ..in_process_grid import (
     BROKEN_REPLIES,
@@ -50,7 +50,7 @@ from ..in_process_grid import (
 from ..log_capture import captured_log
 from ..runtime.processes import processes_below
 from ..strategy.test_evaluation import Node, dies, raises, sums_of
-from .host_nodes import HostNode
+from .host_nodes import HostNode, play
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "load": {},
@@ -111,18 +111,47 @@ def strategy_of(nodes: int = 1, **changes: Any) -> BiasedLocalSGD:
     return BiasedLocalSGD(200, **(arguments | changes))
 
 
-def play(strategy: BiasedLocalSGD, grid: InProcessGrid, rounds: int = 1) -> ArrayRecord:
-    arrays = toy_arrays(0.5)
-    for server_round in range(1, rounds + 1):
-        orders = strategy.configure_train(server_round, arrays, ConfigRecord({"own": 7}), grid)
-        found, metrics = strategy.aggregate_train(server_round, grid.send_and_receive(orders))
-        assert found is not None
-        assert metrics is not None
-        arrays = found
-    return arrays
+# --- the workers behind a node, from its node config
+
+MACHINE = Machine(cores=tuple(range(8)), given_accelerators=("cuda:0", "cuda:1"))
 
 
-# --- the workers behind a node
+def workers_of(devices: str, name: str = "", **node_config: str) -> list[WorkerSpec]:
+    return node_workers({"devices": devices, "name": name, **node_config}, MACHINE)
+
+
+def test_devices_are_read_as_everywhere() -> None:
+    workers = workers_of("2x cuda:0 fast; 2x cpu:4-7 slow steps=2")
+    assert [w.device_with_cores for w in workers] == ["cuda:0", "cuda:0", "cpu:4-5", "cpu:6-7"]
+    assert [w.tier for w in workers] == ["fast", "fast", "slow", "slow"]
+    assert [w.steps for w in workers] == [None, None, 2, 2]
+    assert [w.name for w in workers] == [""] * 4
+    assert [w.device for w in workers_of("auto")] == ["cuda:0", "cuda:1", "cpu"]
+
+
+def test_names_begin_with_that_of_the_node_and_sort_as_the_ranks_do() -> None:
+    workers = workers_of("2x cuda:0; 1x cpu name=attic", name="box-1")
+    assert [w.name for w in workers] == ["box-1/0", "box-1/1", "box-1/attic"]
+    names = [w.name for w in workers_of("12x cpu", name="box")]
+    assert names[2] == "box/02"
+    assert sorted(names) == names
+
+
+@pytest.mark.parametrize("key", ["device", "tier", "steps", "slowdown", "seconds-per-step"])
+def test_what_is_for_one_worker_does_not_go_with_devices(key: str) -> None:
+    with pytest.raises(UsageError, match=f"{key} = 'x' .* write it into the group") as refusal:
+        workers_of("2x cpu", **{key: "x"})
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("devices", ["2x cuda:7", "2x tpu:0", "", "2x cpu quick"])
+def test_what_cannot_be_used_is_refused_in_one_line(devices: str) -> None:
+    with pytest.raises(UsageError, match="devices in the node config: ") as refusal:
+        workers_of(devices)
+    assert "\n" not in str(refusal.value)
+
+
+# --- profiles
 
 
 def test_profiles_are_ranked_as_those_of_single_nodes_and_do_not_collide() -> None:
@@ -176,7 +205,7 @@ class Clocked(ToyWorker):
     def __call__(self, message: Message, node_id: int) -> Message:
         config = message.content.config_records["config"]
         if message.metadata.message_type == "query.profile" and config["calibrate"]:
-            assert "ranks" not in config
+            assert config["ranks"] == []
             assert self.profile is not None
             self.messages.append(message)
             measured = dataclasses.replace(self.profile, seconds_per_step=self.seconds)
@@ -184,15 +213,13 @@ class Clocked(ToyWorker):
         return super().__call__(message, node_id)
 
 
-@pytest.mark.parametrize(
-    ("clock", "queried"), [("wall", [None, [0, 1]]), ("device", [None, [0], [1]])]
-)
+@pytest.mark.parametrize(("clock", "queried"), [("wall", [[], [0, 1]]), ("device", [[], [0], [1]])])
 def test_speeds_are_measured_together_or_one_by_one(clock: Any, queried: list[Any]) -> None:
     grid = hosts_of([Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0)])
     strategy = strategy_of(local_steps_slow=None, clock=clock)
     strategy.registry.update(grid)
     assert [w.speed_ratio for w in strategy.registry.workers] == [1.0, 0.25]
-    found = [m.content.config_records["config"].get("ranks") for m in grid.sent]
+    found = [m.content.config_records["config"]["ranks"] for m in grid.sent]
     assert found == queried
 
 
@@ -213,64 +240,44 @@ def root(indices: np.ndarray) -> np.ndarray:
     return np.sqrt(indices).astype(np.float32)
 
 
-def on_nodes_and_hosts(groups: int, **changes: Any) -> list[Any]:
-    """Return model, strategy and record of a round of three single nodes, and of hosts of them."""
+SHAPES: dict[str, Callable[..., InProcessGrid]] = {
+    "one host": lambda *workers: hosts_of(list(workers)),
+    "two hosts": lambda first, *others: hosts_of([first], list(others)),
+    "a node and a host": lambda first, *others: InProcessGrid(
+        {40: first, 50: HostNode(*others, partition_id=1)}
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rounds_on_hosts_are_those_on_single_nodes(settings: dict[str, Any], shape: str) -> None:
+    """Same orders: the same models up to rounding, the same losses, weights and figures."""
+    workers: list[Handler] = [Drawn(p, losses=root) for p in profiles()]
+    nodes = InProcessGrid({10 + i: worker for i, worker in enumerate(workers)})
+    hosts = SHAPES[shape](*workers)
     results = []
-    for host in (False, True):
-        workers: list[Handler] = [Drawn(p, losses=root) for p in profiles()]
-        parts = [workers] if groups == 1 else [workers[:1], workers[1:]]
-        flat = InProcessGrid({10 + i: worker for i, worker in enumerate(workers)})
-        strategy = strategy_of(groups if host else 3, **changes)
-        records: list[RoundRecord] = []
-        strategy.on_round = records.append
-        arrays = play(strategy, hosts_of(*parts) if host else flat)
-        results.append((tensors_of(arrays), strategy, *records))
-    return results
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("groups", [1, 2])
-def test_round_on_hosts_is_that_on_single_nodes(settings: dict[str, Any], groups: int) -> None:
-    """Same orders: the same model up to rounding, the same losses, weights and figures."""
-    flat, hosts = on_nodes_and_hosts(groups, **settings)
-    for name, tensor in flat[0].items():
-        assert hosts[0][name] == pytest.approx(tensor, rel=1e-6, abs=1e-6), name
-        assert hosts[0][name].dtype == tensor.dtype
-    assert (flat[1].planner.table.losses == hosts[1].planner.table.losses).all()
-    one, other = flat[2], hosts[2]
-    for row, same in zip(one.workers, other.workers, strict=True):
-        assert (same.worker, same.completed_steps, same.num_examples, same.loss, same.weight) == (
-            row.worker,
-            row.completed_steps,
-            row.num_examples,
-            row.loss,
-            row.weight,
-        )
-        assert same.label == row.label
-    assert other.train_loss == one.train_loss
-    momentum, same_momentum = flat[1]._momentum, hosts[1]._momentum
-    assert (momentum is None) is (settings.get("momentum_buffers") != "average")
-    if momentum is not None:
-        for name, array in momentum.items():
-            assert same_momentum[name].numpy() == pytest.approx(array.numpy(), rel=1e-6)
-    size = sum(tensor.nbytes for tensor in flat[0].values())  # one model each way for each host
-    assert (one.bytes_moved, other.bytes_moved) == (6 * size, 2 * groups * size) or momentum
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_rounds_on_a_host_and_a_single_node_are_those_on_single_nodes(
-    settings: dict[str, Any],
-) -> None:
-    workers: list[Handler] = [Drawn(p) for p in profiles()]
-    mixed = InProcessGrid({40: Drawn(fast_profile(0)), 50: HostNode(*workers[1:], partition_id=1)})
-    flat = InProcessGrid({10 + i: worker for i, worker in enumerate(workers)})
-    expected = tensors_of(play(strategy_of(3, **settings), flat, 3))
-    found = tensors_of(play(strategy_of(2, **settings), mixed, 3))
+    for grid in (nodes, hosts):
+        strategy = strategy_of(len(grid.handlers), **settings)
+        arrays, records = play(strategy, grid, toy_arrays(0.5), 3)
+        results.append((tensors_of(arrays), strategy, records[0]))
+    (expected, flat, one), (found, hosted, other) = results
     for name, tensor in expected.items():
         assert found[name] == pytest.approx(tensor, rel=1e-5, abs=1e-5), name
-    plain, of_host = mixed.sent_of_type("train")[:2]
-    assert set(plain.content) == {"arrays", "config"}
-    assert {"arrays", "host", "order-0", "order-1"} <= set(of_host.content)
+        assert found[name].dtype == tensor.dtype
+    assert (flat.planner.table.losses == hosted.planner.table.losses).all()
+    for row, same in zip(one.workers, other.workers, strict=True):
+        for key in ("worker", "label", "completed_steps", "num_examples", "loss", "weight"):
+            assert getattr(same, key) == getattr(row, key), key
+    assert other.train_loss == one.train_loss
+    averaged = settings.get("momentum_buffers") == "average"
+    assert (flat._momentum is not None) == (hosted._momentum is not None) == averaged
+    for name, array in (flat._momentum or {}).items():
+        assert hosted._momentum[name].numpy() == pytest.approx(array.numpy(), rel=1e-5, abs=1e-5)
+    if not averaged:  # one model each way for each node
+        size = sum(tensor.nbytes for tensor in expected.values())
+        assert one.bytes_moved == 6 * size
+        assert other.bytes_moved == 2 * len(hosts.handlers) * size
 
 
 # --- what goes wrong
@@ -282,14 +289,12 @@ def test_worker_that_fails_counts_0_and_the_round_goes_on(kind: FailureKind) -> 
     workers = [ToyWorker(p, v) for p, v in zip(profiles(), (1.0, 2.0, 6.0), strict=True)]
     grid = hosts_of(list(workers))
     (host,) = grid.handlers.values()
-    host.grid.functions.fail_at(1, 1, kind)  # type: ignore[attr-defined]
+    host.grid.fail_at(1, 1, kind)  # type: ignore[attr-defined]
     strategy = strategy_of()
-    records: list[RoundRecord] = []
-    strategy.on_round = records.append
     with captured_log() as log:
-        arrays = play(strategy, grid)
+        arrays, records = play(strategy, grid, toy_arrays(0.5))
     (record,) = records
-    for message in host.grid.functions.sent_of_type("train"):  # type: ignore[attr-defined]
+    for message in host.grid.sent_of_type("train"):  # type: ignore[attr-defined]
         assert message.content.config_records["config"]["own"] == 7
     assert arrays["weight"].numpy().tolist() == [[2.0], [2.0]]
     assert [row.weight for row in record.workers] == [0.8, 0.0, 0.2]
@@ -308,7 +313,7 @@ def test_worker_that_is_given_up_by_its_node_gets_no_more_orders() -> None:
 
     grid = hosts_of([ToyWorker(fast_profile(0)), Gone(fast_profile(1))])
     strategy = strategy_of()
-    play(strategy, grid, 2)
+    play(strategy, grid, toy_arrays(0.5), 2)
     assert [w.local_rank for w in strategy.registry.active] == [0]
     first, second = grid.sent_of_type("train")
     assert "order-1" in first.content
@@ -319,9 +324,9 @@ def test_all_workers_of_the_only_host_fail_in_one_line() -> None:
     grid = hosts_of([ToyWorker(p) for p in profiles()])
     (host,) = grid.handlers.values()
     for rank in range(3):
-        host.grid.functions.fail_at(rank, 1, "non-finite")  # type: ignore[attr-defined]
+        host.grid.fail_at(rank, 1, "non-finite")  # type: ignore[attr-defined]
     with captured_log(), pytest.raises(AggregationError) as failure:
-        play(strategy_of(), grid)
+        play(strategy_of(), grid, toy_arrays(0.5))
     line = str(failure.value)
     assert "\n" not in line
     assert "fast-0 (cpu:0)" in line
@@ -354,9 +359,9 @@ LIES: dict[str, Callable[[RecordDict], object]] = {
     "shape": lambda c: c["arrays"].update(weight=Array(np.zeros((1, 2), np.float32))),
     "steps": lambda c: c["metrics-1"].update({"completed-steps": 99}),
     "losses": lambda c: c.pop("losses-2"),
-    "rank": lambda c: c["host"].update(ranks=[0, 1]),
+    "rank": lambda c: (c.pop("metrics-2"), c.pop("losses-2")),
     "stranger": lambda c: c.update({"metrics-7": MetricRecord({"num-examples": 1})}),
-    "codes": lambda c: c["host"].update(codes=[1]),
+    "failure": lambda c: c.update({"failure-1": ConfigRecord({"code": "205", "reason": ""})}),
     "figure": lambda c: c["metrics-0"].pop("num-examples"),
     "nothing": lambda c: c.clear(),
 }
@@ -376,10 +381,8 @@ def test_host_whose_reply_cannot_be_used_counts_0_with_all_its_workers(name: str
 
     grid.handlers[10] = lying
     strategy = strategy_of(2)
-    records: list[RoundRecord] = []
-    strategy.on_round = records.append
     with captured_log():
-        arrays = play(strategy, grid)
+        arrays, records = play(strategy, grid, toy_arrays(0.5))
     assert arrays["weight"].numpy().tolist() == [[4.0], [4.0]]
     assert [row.weight for row in records[0].workers] == [0.0, 0.0, 1.0, 0.0]
     assert len(strategy.registry.active) == 4
@@ -462,7 +465,6 @@ def test_devices_that_cannot_be_used_are_refused_in_one_line(session: None) -> N
     assert "\n" not in reason
     assert "devices in the node config" in reason
     assert "9999" in reason
-    assert "blsgd run" in reply_of("train.sum", devices=DEVICES).error.reason
 
 
 def test_node_of_one_device_needs_no_session() -> None:
