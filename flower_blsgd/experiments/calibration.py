@@ -76,10 +76,10 @@ def calibrate(
     overheads = []
     for repeat in range(1 + _REPEATS):
         began = time.perf_counter()
-        orders = {
-            node: _order(position, repeat, count, key.batch_size, arrays, num_samples)
-            for position, (node, count) in enumerate(zip(labels, steps, strict=True))
-        }
+        orders = {}
+        for position, (node, count) in enumerate(zip(labels, steps, strict=True)):
+            draw = np.random.default_rng([position, repeat])  # no sample is in the caches already
+            orders[node] = TrainOrder.to_measure(count, key.batch_size, num_samples, arrays, draw)
         messages = [Message(order.to_records(), node, "train") for node, order in orders.items()]
         replies = grid.send_and_receive(messages, timeout=_TIMEOUT_SECONDS)
         by_node = {reply.metadata.src_node_id: reply for reply in replies}
@@ -103,25 +103,6 @@ def calibrate(
         for worker, by_itself, with_others in zip(grid.workers, alone, loaded, strict=True)
     )
     return SpeedProfile(key, workers, _spread(overheads))
-
-
-def _order(
-    position: int, repeat: int, steps: int, batch_size: int, arrays: ArrayRecord, num_samples: int
-) -> TrainOrder:
-    """Return an order with samples drawn anew, so that none is in the worker's caches."""
-    draw = np.random.default_rng([position, repeat])
-    return TrainOrder(
-        round=0,
-        epoch=0,
-        local_steps=steps,
-        batch_size=batch_size,
-        learning_rate=0.0,
-        seed=0,
-        deadline_seconds=0.0,
-        momentum_policy="reset",
-        indices=draw.integers(0, num_samples, steps * batch_size, dtype=np.int32),
-        arrays=arrays,
-    )
 
 
 def _spread(seconds: Sequence[float]) -> Spread:

@@ -88,6 +88,32 @@ class TrainOrder:
     arrays: ArrayRecord = field(metadata={"wire": False})
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
 
+    @classmethod
+    def to_measure(
+        cls,
+        steps: int,
+        batch_size: int,
+        num_samples: int,
+        arrays: ArrayRecord,
+        draw: np.random.Generator,
+    ) -> "TrainOrder":
+        """Return an order that takes as long as training does, and changes no weight.
+
+        Its samples are drawn from all `num_samples`, its learning rate is 0.
+        """
+        return cls(
+            round=0,
+            epoch=0,
+            local_steps=steps,
+            batch_size=batch_size,
+            learning_rate=0.0,
+            seed=0,
+            deadline_seconds=0.0,
+            momentum_policy="reset",
+            indices=draw.integers(0, num_samples, steps * batch_size, dtype=np.int32),
+            arrays=arrays,
+        )
+
     def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
         config = unchecked_record(ConfigRecord, to_wire(self))

@@ -465,18 +465,7 @@ def seconds_per_step(
     draw = np.random.default_rng(0)
 
     def measured(steps: int) -> float:
-        order = TrainOrder(
-            round=0,
-            epoch=0,
-            local_steps=steps,
-            batch_size=batch_size,
-            learning_rate=0.0,
-            seed=0,
-            deadline_seconds=0.0,
-            momentum_policy="reset",
-            indices=draw.integers(0, num_samples, steps * batch_size, dtype=np.int32),
-            arrays=arrays,
-        )
+        order = TrainOrder.to_measure(steps, batch_size, num_samples, arrays, draw)
         return sgd.run(order).compute_seconds / steps
 
     measured(1)
