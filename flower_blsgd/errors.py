@@ -17,3 +17,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=2, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; of an empty one its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from ..errors import UsageError
-from .hf_hub import first_line
+from ..errors import UsageError, first_line
 from .source import DataSource
 
 _LOG = logging.getLogger(__name__)

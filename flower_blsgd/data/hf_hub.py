@@ -38,11 +38,6 @@ def hf_hub_reachable() -> bool:
     return answered.is_set()
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; of an empty one its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 @contextlib.contextmanager
 def offline(active: bool = True) -> Iterator[None]:
     """Let the hub's libraries use only what they have downloaded, for the length of a block.

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 from .cache import Prepared, prepared
-from .hf_hub import first_line
 from .source import DataSource, find_source
 from .splits import read_parts, write_part
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
-from .hf_hub import first_line, hf_hub_reachable, offline
+from ..errors import UsageError, first_line
+from .hf_hub import hf_hub_reachable, offline
 
 _LIBRARIES = {"images": ("vision", "PIL"), "texts": ("text", "tokenizers")}
 """Which extra of this package brings the libraries that read them, and one beside ``datasets``."""

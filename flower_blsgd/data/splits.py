@@ -13,8 +13,7 @@ from numpy.lib.format import open_memmap
 from rich.console import Console
 from rich.progress import track
 
-from ..errors import UsageError
-from .hf_hub import first_line
+from ..errors import UsageError, first_line
 from .source import DataSource
 
 _LOG = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.hf_hub import first_line, hf_hub_reachable
-from ..errors import UsageError
+from ..data.hf_hub import hf_hub_reachable
+from ..errors import UsageError, first_line
 
 _LOG = logging.getLogger(__name__)
 

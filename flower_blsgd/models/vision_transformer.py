@@ -13,8 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..data.hf_hub import first_line
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 from .pretrained import folder_config, import_transformers, model_folder, quiet
 from .resnets import PixelNormalize
 

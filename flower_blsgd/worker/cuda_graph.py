@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .step import first_line, host_randomness, undone
+from .step import first_cause, host_randomness, undone
 
 _LOG = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class GraphedSteps:
                 _LOG.warning(
                     "worker %s: a step cannot be captured as a CUDA graph, it goes on without: %s",
                     self._name,
-                    first_line(error),
+                    first_cause(error),
                 )
                 return
 

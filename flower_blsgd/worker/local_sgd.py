@@ -33,7 +33,7 @@ from .step import (
     can_fuse,
     check_micro_batches,
     check_precision,
-    first_line,
+    first_cause,
     make_optimizer,
     micro_batches,
     set_learning_rate,
@@ -391,7 +391,7 @@ class LocalSGD:
             _LOG.warning(
                 "worker %s: compile = true did not work, it goes on without: %s",
                 self._name,
-                first_line(error),
+                first_cause(error),
             )
 
     # --- too little memory

@@ -230,7 +230,7 @@ def host_randomness() -> tuple[bytes, Any, Any]:
     return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), numpys
 
 
-def first_line(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
     """Return what went wrong first, in one line."""
     while error.__context__ is not None:
         error = error.__context__
