@@ -253,9 +253,10 @@ def evaluate_run(
     """
     folder = Path(run)
     config = read_config(folder)
-    devices = [*this_machine().accelerators, "cpu"]
+    machine = this_machine()
+    devices = [*machine.accelerators, "cpu"]
     device = device or devices[0]
-    if device not in {*devices, *(name.partition(":")[0] for name in devices)}:
+    if device != "cpu" and not machine.has_accelerator(device):
         raise UsageError(f"device = {device!r} is not there; this machine has {', '.join(devices)}")
     given = task
     task = _load_task(config, task, data)

@@ -64,10 +64,14 @@ class Machine:
                 f"this process may use cores {format_ids(self.cores)}"
             )
 
+    def has_accelerator(self, device: str) -> bool:
+        """Return whether torch sees an accelerator; ``"cuda"`` stands for any card."""
+        kinds = {name.partition(":")[0] for name in self.accelerators}
+        return device in self.accelerators or device in kinds
+
     def check_accelerator(self, device: str) -> None:
-        """Refuse an accelerator that torch does not see; ``"cuda"`` stands for any card."""
-        there = {*self.accelerators, *(name.partition(":")[0] for name in self.accelerators)}
-        if device not in there:
+        """Refuse an accelerator that this machine does not have."""
+        if not self.has_accelerator(device):
             have = ", ".join(["cpu", *self.accelerators])
             raise UsageError(f"workers: device {device} is not there; this machine has {have}")
 
