@@ -11,6 +11,7 @@ import gc
 import importlib
 import io
 import logging
+import math
 import multiprocessing
 import os
 import select
@@ -45,6 +46,8 @@ _PRELOAD = ("flwr.clientapp", "torch._dynamo", f"{__package__}.worker_process")
 """What every worker imports; torch's optimizers import ``torch._dynamo`` when they are made."""
 
 _EXIT_CODE_SECONDS = 2.0
+_UNKNOWN_EXIT_CODE = 255
+"""As multiprocessing says where the fork server is gone."""
 
 PROCESSES = threading.RLock()
 """Held while a process is started or its exit code is read: multiprocessing has no lock."""
@@ -169,24 +172,24 @@ class StartedProcess:
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for its exit code, negative for a signal; None if it still runs after `seconds`."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while self._code is None:
-            if self.fd >= 0:
-                if not _readable(self.fd, seconds):
-                    return None
-                # Its parent says a moment later how it ended, unless that is gone: then 255.
-                self._code = self._exit_code()
-                if self._code is None:
-                    wait([self._process.sentinel], _EXIT_CODE_SECONDS)
-                    code = self._exit_code()
-                    self._code = 255 if code is None else code
-            else:
-                self._code = self._exit_code()
-                if self._code is None:
-                    if deadline is not None and time.monotonic() >= deadline:
-                        return None
-                    time.sleep(0.02)
+        if self._code is None:
+            self._code = self._seen_by_fd(seconds) if self.fd >= 0 else self._polled(seconds)
         return self._code
+
+    def _seen_by_fd(self, seconds: float | None) -> int | None:
+        if not _readable(self.fd, seconds):
+            return None
+        code = self._exit_code()
+        if code is None:  # its parent says a moment later how it ended, unless that is gone
+            wait([self._process.sentinel], _EXIT_CODE_SECONDS)
+            code = self._exit_code()
+        return _UNKNOWN_EXIT_CODE if code is None else code
+
+    def _polled(self, seconds: float | None) -> int | None:
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        while (code := self._exit_code()) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return code
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
