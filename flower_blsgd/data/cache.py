@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class UnusableError(Exception):
 
 
 def prepared(
-    name: str, source: DataSource, options: Mapping[str, Any], write: Write, again: bool = False
+    source: DataSource, options: Mapping[str, Any], write: Write, again: bool = False
 ) -> Prepared:
     """Return the arrays of a data set, preparing them if that was not done yet.
 
@@ -96,10 +96,8 @@ def prepared(
 
     Parameters
     ----------
-    name : str
-        The task, such as ``"cifar10"``; cache entries begin with it.
     source : DataSource
-        Where the data come from.
+        Where the data come from; cache entries begin with its name.
     options : mapping
         All else that changes the outcome, as JSON writes it.
     write : callable
@@ -119,19 +117,26 @@ def prepared(
         )
     identity = f"{_FORMAT} {json.dumps(options, sort_keys=True)} {source.state()}"
     digest = hashlib.sha256(identity.encode(errors="surrogateescape"))  # as names of files are
-    entry = cache / f"{name}-{digest.hexdigest()[:16]}"
+    entry = cache / f"{source.name}-{digest.hexdigest()[:16]}"
     try:
         if entry.exists() and not again:
             with contextlib.suppress(UnusableError):
-                return _open(entry)
-        with _locked(cache, name):
+                return open_entry(entry)
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / f".{source.name}.lock")
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            _LOG.warning("waiting for another process that prepares %s", source.name)
+            held = lock.acquire()
+        with held:
             if entry.exists() and not again:
                 try:
-                    return _open(entry)  # another process has made it meanwhile
+                    return open_entry(entry)  # another process has made it meanwhile
                 except UnusableError as error:
                     _LOG.warning("%s is damaged (%s); preparing it again", entry, error)
-            _prepare(entry, name, source, write)
-            return _open(entry)
+            _prepare(entry, source, write)
+            return open_entry(entry)
     except (OSError, NotImplementedError) as error:  # the latter: a disk without locks
         raise UsageError(
             f"the cache {cache} cannot be used ({error}); make room, or set BLSGD_CACHE to "
@@ -146,8 +151,8 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(folder)).absolute()
 
 
-def check_content(entry: Path) -> None:
-    """Read all files of a cache entry, and compare them with the manifest.
+def open_entry(entry: Path, content: bool = False) -> Prepared:
+    """Open a cache entry, comparing its files with the manifest: their sizes, or their content.
 
     Raises
     ------
@@ -155,14 +160,6 @@ def check_content(entry: Path) -> None:
         If one of them is missing or has changed.
     UsageError
         If one cannot be read, which does not mean that it is damaged.
-    """
-    _open(entry, content=True)
-
-
-def _open(entry: Path, content: bool = False) -> Prepared:
-    """Open a cache entry, comparing its files with the manifest: their sizes, or their content.
-
-    Errors are those of `check_content`.
     """
     try:
         manifest = json.loads((entry / _MANIFEST).read_text())
@@ -189,32 +186,17 @@ def _open(entry: Path, content: bool = False) -> Prepared:
         ) from None
 
 
-@contextlib.contextmanager
-def _locked(cache: Path, name: str) -> Iterator[None]:
-    cache.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache / f".{name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _LOG.warning("waiting for another process that prepares %s", name)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _prepare(entry: Path, name: str, source: DataSource, write: Write) -> None:
+def _prepare(entry: Path, source: DataSource, write: Write) -> None:
     """Write an entry under a temporary name, and rename it when it is complete.
 
     Only under the lock: whatever else has a temporary name was left by a process that is gone.
     """
-    for leftover in entry.parent.glob(f".part.{name}.*"):
+    for leftover in entry.parent.glob(f".part.{source.name}.*"):
         shutil.rmtree(leftover, ignore_errors=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
     console.print(f"preparing the {source.noun} of {source}, once, in {entry}")
     with tempfile.TemporaryDirectory(
-        prefix=f".part.{name}.", dir=entry.parent, ignore_cleanup_errors=True
+        prefix=f".part.{source.name}.", dir=entry.parent, ignore_cleanup_errors=True
     ) as temporary:
         new = Path(temporary) / "entry"
         new.mkdir()

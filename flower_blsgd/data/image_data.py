@@ -1,10 +1,9 @@
 """Image data sets: those we know by name, their published archives, and their images as arrays."""
 
-import dataclasses
 import functools
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,56 +11,53 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError, first_line
-from .cache import Prepared, prepared
-from .source import DataSource, find_source
-from .splits import read_parts, write_part
-
-_COLUMNS = ("img", "image"), ("fine_label", "label")
-"""Of images and of labels; of CIFAR-100's two kinds of labels the fine one."""
+from .cache import Prepared
+from .source import DataSource
+from .splits import Convert, prepared_rows
 
 
-# --- archives as their authors publish them, which no library reads
-
-
-@dataclass(frozen=True)
-class Archive:
-    """The form in which the authors of a data set publish it.
+@dataclass(frozen=True, kw_only=True)
+class ImageData(DataSource):
+    """A data set of images: of the HF hub, or a folder, which may also be the published archive.
 
     Parameters
     ----------
-    layout : str
-        What it is, for messages.
-    folder, mark : str
-        The folder that it unpacks to, and a file within that no other form has.
+    side : int
+        Height and width of the images as they are stored, in pixels.
+    archive, mark : str
+        The folder that the archive of its authors unpacks to, and a file within that no other
+        form has.
     read : callable
-        ``(folder) -> splits``, each a ``datasets.Dataset`` of ``image`` and ``label``, by name.
+        ``(folder) -> splits`` of the archive, each a ``datasets.Dataset`` of ``image`` and
+        ``label``, by name.
+    others
+        As of `DataSource`.
     """
 
-    layout: str
-    folder: str
+    columns: tuple[tuple[str, ...], tuple[str, ...]] = (("img", "image"), ("fine_label", "label"))
+    side: int
+    archive: str
     mark: str
     read: Callable[[Path], Mapping[str, Any]]
 
-    def splits(self, source: DataSource) -> Mapping[str, Any] | None:
-        """Return the splits of a folder, or of the one in it; None if it holds something else.
+    def tables(self, scratch: Path) -> Mapping[str, Any]:
+        """Return all splits, also of an archive or of the folder that holds one.
 
-        Raises
-        ------
-        UsageError
-            If files are missing, damaged or contradict each other.
+        UsageError if its files are missing, damaged or contradict each other, as of any other.
         """
-        if source.folder is None:
-            return None
-        for folder in (source.folder, source.folder / self.folder):
+        for folder in (self.folder, self.folder / self.archive) if self.folder else ():
             if (folder / self.mark).is_file():
                 try:
                     return self.read(folder)
                 except Exception as error:  # numpy and scipy raise anything of damaged files
                     raise UsageError(
-                        f"{source.setting} cannot be read ({first_line(error)}); unpack the "
+                        f"{self.setting} cannot be read ({first_line(error)}); unpack the "
                         "archive again, or name another folder"
                     ) from error
-        return None
+        return super().tables(scratch)
+
+
+# --- archives as their authors publish them, which no library reads
 
 
 def _read_cifar(
@@ -135,65 +131,23 @@ def _table(rows: Iterable[tuple[str | bytes, int]]) -> Any:
 
 # --- data sets
 
-
-@dataclass(frozen=True)
-class ImageData:
-    """A data set of images.
-
-    Parameters
-    ----------
-    name : str
-        The task.
-    hf_hub_name : str
-        What the Hugging Face hub calls it.
-    side : int
-        Height and width of the images as they are stored.
-    num_classes : int, optional
-        How many it must have; None for any number.
-    archive : Archive
-        Its published form.
-    train, test : tuple of str (default: ("train",), ("test",))
-        The splits to train and to test on; several are joined in this order.
-    """
-
-    name: str
-    hf_hub_name: str
-    side: int
-    num_classes: int | None
-    archive: Archive
-    train: tuple[str, ...] = ("train",)
-    test: tuple[str, ...] = ("test",)
-
-    @property
-    def layout(self) -> str:
-        """What a folder must look like."""
-        names = (*self.train, *self.test)
-        files = " and ".join(f"{name}-*.parquet" for name in names)
-        folders = " and ".join(f"{name}/<class>/*.png" for name in names)
-        forms = [
-            f"{files} with columns img or image, and label or fine_label",
-            f"image folders {folders}",
-            "what datasets' save_to_disk wrote",
-            self.archive.layout,
-        ]
-        return ", or ".join(forms)
-
+_FORMS = (
+    "{tables} with columns img or image, and label or fine_label, or image folders {folders}, or "
+    "what datasets' save_to_disk wrote, or the "
+)
 
 CIFAR10 = ImageData(
     name="cifar10",
     hf_hub_name="uoft-cs/cifar10",
     side=32,
-    num_classes=None,
-    archive=Archive(
-        "the binary version (data_batch_1.bin; the Python version's pickles are unsafe)",
-        "cifar-10-batches-bin",
-        "data_batch_1.bin",
-        functools.partial(
-            _read_cifar,
-            num_labels=1,
-            train=[f"data_batch_{number}.bin" for number in range(1, 6)],
-            test=["test_batch.bin"],
-        ),
+    forms=f"{_FORMS}binary version (data_batch_1.bin; the Python version's pickles are unsafe)",
+    archive="cifar-10-batches-bin",
+    mark="data_batch_1.bin",
+    read=functools.partial(
+        _read_cifar,
+        num_labels=1,
+        train=[f"data_batch_{number}.bin" for number in range(1, 6)],
+        test=["test_batch.bin"],
     ),
 )
 """50,000 + 10,000 photographs of ten things, or one's own in its layout."""
@@ -203,14 +157,12 @@ CIFAR100 = ImageData(
     hf_hub_name="uoft-cs/cifar100",
     side=32,
     num_classes=100,
-    archive=Archive(
-        "the binary version (train.bin; the Python version's pickles are unsafe)",
-        "cifar-100-binary",
-        "train.bin",
-        functools.partial(_read_cifar, num_labels=2, train=["train.bin"], test=["test.bin"]),
-    ),
+    forms=f"{_FORMS}binary version (train.bin; the Python version's pickles are unsafe)",
+    archive="cifar-100-binary",
+    mark="train.bin",
+    read=functools.partial(_read_cifar, num_labels=2, train=["train.bin"], test=["test.bin"]),
 )
-"""50,000 + 10,000 photographs of a hundred things."""
+"""50,000 + 10,000 photographs of a hundred things; of its two kinds of labels the fine one."""
 
 TINY_IMAGENET = ImageData(
     name="tiny-imagenet",
@@ -218,12 +170,10 @@ TINY_IMAGENET = ImageData(
     side=64,
     num_classes=200,
     test=("validation",),
-    archive=Archive(
-        "the published folder (tiny-imagenet-200)",
-        "tiny-imagenet-200",
-        "wnids.txt",
-        _read_tiny_imagenet,
-    ),
+    forms=f"{_FORMS}published folder (tiny-imagenet-200)",
+    archive="tiny-imagenet-200",
+    mark="wnids.txt",
+    read=_read_tiny_imagenet,
 )
 """100,000 + 10,000 photographs of 200 things; what it calls test has no labels."""
 
@@ -232,31 +182,22 @@ _FLOWERS102 = ImageData(
     hf_hub_name="dpdl-benchmark/oxford_flowers102",
     side=256,
     num_classes=102,
-    archive=Archive(
-        "the published files (jpg, imagelabels.mat and setid.mat)",
-        "flowers-102",
-        "setid.mat",
-        _read_flowers,
-    ),
+    forms=f"{_FORMS}published files (jpg, imagelabels.mat and setid.mat)",
+    archive="flowers-102",
+    mark="setid.mat",
+    read=_read_flowers,
 )
 
 FLOWERS102: Mapping[str, ImageData] = {
     "official": _FLOWERS102,
-    "paper": dataclasses.replace(_FLOWERS102, train=("train", "test"), test=("validation",)),
+    "paper": replace(_FLOWERS102, train=("train", "test"), test=("validation",)),
 }
 """8,189 photographs of flowers, cut into 1,020 + 6,149 as published (validation is not used), or
 into 7,169 + 1,020 as the paper must have cut them. The Hugging Face hub's copy keeps them as PNG:
 3.4 GB, ten times the published files."""
 
 
-def prepared_images(
-    images: ImageData,
-    data: str = "",
-    *,
-    skip_bad: bool = False,
-    max_samples: int = 0,
-    again: bool = False,
-) -> Prepared:
+def prepared_images(images: ImageData, data: str = "", **rows: Any) -> Prepared:
     """Return the decoded images of a data set, preparing them if that was not done yet.
 
     Parameters
@@ -265,52 +206,19 @@ def prepared_images(
         Which.
     data : str (default: "")
         A folder with images; empty for the Hugging Face hub.
-    skip_bad : bool (default: False)
-        Leave images out that cannot be decoded.
-    max_samples : int (default: 0)
-        Only the first so many rows for training and for testing; 0: all.
-    again : bool (default: False)
-        Prepare them even if that was done.
-
-    Raises
-    ------
-    UsageError
-        If there are no such images, or the cache cannot be written.
+    **rows
+        `skip_bad`, `max_samples` and `again`, as of `prepared_rows`, whose errors these are.
     """
-    source = find_source(images.hf_hub_name, data, images.layout)
-    options = {
-        "side": images.side,
-        "classes": images.num_classes,
-        "train": list(images.train),
-        "test": list(images.test),
-        "skip_bad": skip_bad,
-        "max_samples": max_samples,
-    }
 
-    def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
-        source.check_libraries()
+    def converter(*_: object) -> tuple[Convert, Mapping[str, Any]]:
         from PIL.Image import init
 
         init()  # here: not every thread on its own
-        tables = images.archive.splits(source) or source.tables(scratch)
-        parts, num_classes = read_parts(
-            source,
-            images.name,
-            tables,
-            {"train": images.train, "test": images.test},
-            _COLUMNS,
-            images.num_classes,
-            max_samples,
-        )
-        convert = functools.partial(decoded, side=images.side)
-        shape = (3, images.side, images.side)
-        skipped = {
-            part: write_part(rows, folder, part, convert, shape, np.uint8, skip_bad)
-            for part, rows in parts.items()
-        }
-        return {"num_classes": num_classes, "skipped": skipped}
+        return functools.partial(decoded, side=images.side), {}
 
-    return prepared(images.name, source, options, write, again)
+    options = {"side": images.side, "train": images.train, "test": images.test}
+    shape = (3, images.side, images.side)
+    return prepared_rows(replace(images, data=data), options, converter, shape, np.uint8, **rows)
 
 
 def decoded(stored: Any, side: int) -> npt.NDArray[np.uint8]:

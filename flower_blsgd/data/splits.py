@@ -1,8 +1,8 @@
-"""From the tables of a data set to arrays of samples and labels."""
+"""From the tables of a data set to arrays of samples and labels, prepared once."""
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,43 +14,77 @@ from rich.console import Console
 from rich.progress import track
 
 from ..errors import UsageError, first_line
+from .cache import Prepared, prepared
 from .source import DataSource
 
 _LOG = logging.getLogger(__name__)
 
-_NO_LABEL = -1
-
 _CHUNK = 32
 """Rows that a thread converts at a time."""
 
+Convert = Callable[[Any], npt.ArrayLike]
+"""Makes an array of a sample; raises anything if that is bad."""
+
+
+def prepared_rows(
+    source: DataSource,
+    options: Mapping[str, Any],
+    converter: Callable[[Any, Path], tuple[Convert, Mapping[str, Any]]],
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    *,
+    filler: int = 0,
+    skip_bad: bool = False,
+    max_samples: int = 0,
+    again: bool = False,
+) -> Prepared:
+    """Return a data set as arrays, preparing them if that was not done yet.
+
+    Parameters
+    ----------
+    source : DataSource
+        Which, and from where.
+    options : mapping
+        What the outcome depends on besides the other arguments, as JSON writes it.
+    converter : callable
+        ``(training rows, folder) -> (convert, facts)``: what makes an array of one sample, and
+        the facts of `Write` that it knows. May write into the folder.
+    shape, dtype, filler
+        Of one row of inputs; see `write_part`.
+    skip_bad : bool (default: False)
+        Leave samples out that cannot be read.
+    max_samples : int (default: 0)
+        Only the first so many rows for training and for testing; 0: all.
+    again : bool (default: False)
+        Prepare them even if that was done.
+
+    Raises
+    ------
+    UsageError
+        If there are no such data, or the cache cannot be written.
+    """
+
+    def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
+        source.check_libraries()
+        parts, num_classes = read_parts(source, source.tables(scratch), max_samples)
+        convert, facts = converter(parts["train"], folder)
+        skipped = {
+            part: write_part(rows, folder, part, convert, shape, dtype, skip_bad, filler)
+            for part, rows in parts.items()
+        }
+        return {"num_classes": num_classes, "skipped": skipped, **facts}
+
+    shared = {"classes": source.num_classes, "skip_bad": skip_bad, "max_samples": max_samples}
+    return prepared(source, {**options, **shared}, write, again)
+
 
 def read_parts(
-    source: DataSource,
-    task: str,
-    tables: Mapping[str, Any],
-    parts: Mapping[str, Sequence[str]],
-    columns: tuple[Sequence[str], Sequence[str]],
-    num_classes: int | None,
-    max_samples: int = 0,
+    source: DataSource, tables: Mapping[str, Any], max_samples: int = 0
 ) -> tuple[dict[str, Any], int]:
     """Return the rows of each part of a data set, and how many classes all its splits have.
 
     A part is a ``datasets.Dataset`` of two columns, ``sample`` and ``label``; images are encoded.
-
-    Parameters
-    ----------
-    source, task : DataSource, str
-        For messages.
-    tables : mapping
-        All splits, each a ``datasets.Dataset``.
-    parts : mapping
-        The splits of each part; several are joined in this order.
-    columns : pair of sequence of str
-        What the columns of samples and of labels may be called; the first that exists counts.
-    num_classes : int, optional
-        How many there must be; None for any number.
-    max_samples : int (default: 0)
-        Only the first so many rows of each part; 0: all.
+    The tables are those of `DataSource.tables`; `max_samples` is as of `prepared_rows`.
 
     Raises
     ------
@@ -62,27 +96,27 @@ def read_parts(
     from datasets import Image, concatenate_datasets
 
     splits = {}
-    for split in (split for names in parts.values() for split in names):
+    for split in (*source.train, *source.test):
         if split not in tables:
             raise UsageError(
                 f"{source.setting}: no {split} split, found {', '.join(tables)}; expected "
                 f"{source.layout}"
             )
         table = tables[split]
-        found = [next((n for n in names if n in table.column_names), None) for names in columns]
-        if None in found or not len(table):
+        known = [[name for name in names if name in table.column_names] for names in source.columns]
+        if not all(known) or not len(table):
             raise UsageError(
                 f"{source.setting}: {split} has {len(table)} rows of the columns "
                 f"{', '.join(table.column_names)}; expected {source.layout}"
             )
-        renamed = dict(zip(found, ("sample", "label"), strict=True))
-        splits[split] = table.select_columns(found).rename_columns(renamed)
+        renamed = {names[0]: name for names, name in zip(known, ("sample", "label"), strict=True)}
+        splits[split] = table.select_columns(list(renamed)).rename_columns(renamed)
         if isinstance(splits[split].features["sample"], Image):
             # One damaged image would fail all that are read with it.
             splits[split] = splits[split].cast_column("sample", Image(decode=False))
-    found_classes = _count_classes(source, task, splits, num_classes)
+    num_classes = _count_classes(source, splits)
     joined = {}
-    for part, names in parts.items():
+    for part, names in (("train", source.train), ("test", source.test)):
         try:
             rows = concatenate_datasets([splits[split] for split in names])
         except ValueError as error:
@@ -91,14 +125,13 @@ def read_parts(
                 "save them with columns of the same types"
             ) from None
         joined[part] = rows.select(range(min(max_samples or len(rows), len(rows))))
-    return joined, found_classes
+    return joined, num_classes
 
 
-def _count_classes(
-    source: DataSource, task: str, splits: Mapping[str, Any], expected: int | None
-) -> int:
+def _count_classes(source: DataSource, splits: Mapping[str, Any]) -> int:
     from pyarrow import ArrowException
 
+    expected = source.num_classes
     named = {
         tuple(names)
         for split in splits.values()
@@ -122,7 +155,7 @@ def _count_classes(
     most = max(len(names), sum(map(len, splits.values())))
     least, most = (expected, expected) if expected else (2, most)
     if highest >= count or not least <= count <= most:
-        wanted = f"the {expected} of {task}" if expected else f"{least} to {most}"
+        wanted = f"the {expected} of {source.name}" if expected else f"{least} to {most}"
         raise UsageError(
             f"{source.setting}: wrong number of classes: found {count} and labels up to {highest}, "
             f"expected {wanted}, counted from 0 without gaps; correct the labels, or name a folder "
@@ -135,7 +168,7 @@ def write_part(
     rows: Any,
     folder: Path,
     part: str,
-    convert: Callable[[Any], npt.ArrayLike],
+    convert: Convert,
     shape: tuple[int, ...],
     dtype: npt.DTypeLike,
     skip_bad: bool,
@@ -166,10 +199,15 @@ def write_part(
     UsageError
         If a row is bad, and with `skip_bad` if all are.
     OSError
-        If the folder cannot be written.
+        If the folder cannot be written, or there is no room for the array, which is reserved.
     """
     path, labels = folder / f"{part}_inputs.npy", _labels_of(rows)
-    inputs = _new_array(path, (len(rows), *shape), dtype)
+    inputs: np.memmap[Any, np.dtype[Any]] = open_memmap(
+        path, mode="w+", dtype=dtype, shape=(len(rows), *shape)
+    )
+    if hasattr(os, "posix_fallocate"):  # not on macOS; a map that outgrows its disk would kill us
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     lengths = np.zeros(len(rows), np.int64)
 
     def convert_chunk(first: int) -> list[tuple[int, str]]:
@@ -222,22 +260,5 @@ def _labels_of(split: Any) -> npt.NDArray[np.int64]:
     A csv file with an empty cell has decimals in the whole column: they are taken if whole.
     """
     column = split.select_columns(["label"]).with_format("arrow")[:].column("label")
-    labels: npt.NDArray[np.int64] = column.cast("int64").fill_null(_NO_LABEL).to_numpy()
+    labels: npt.NDArray[np.int64] = column.cast("int64").fill_null(-1).to_numpy()
     return labels
-
-
-def _new_array(
-    path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike
-) -> "np.memmap[Any, np.dtype[Any]]":
-    """Return a new array on disk, with its space reserved.
-
-    Raises
-    ------
-    OSError
-        If there is no room for it. A memory map that outgrows its disk would kill the process.
-    """
-    array: np.memmap[Any, np.dtype[Any]] = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # not on macOS
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return array

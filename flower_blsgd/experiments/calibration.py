@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..protocol import Failure, TrainOrder, TrainReport
 from ..results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
 from ..runtime.local_grid import LocalGrid
-from ..strategy.profiles import answer_of, query_speeds
+from ..strategy.profiles import answer_of, query_speeds, replies_to
 
 _REPEATS = 5
 _ALONE_SECONDS = 0.5
@@ -38,8 +38,8 @@ def calibrate(
     ----------
     grid : LocalGrid
         The workers.
-    key : ProfileKey
-        What the speeds will hold for.
+    key : dict
+        What the speeds will hold for, see `profile_key`.
     arrays : ArrayRecord
         A model.
     num_samples : int
@@ -52,6 +52,7 @@ def calibrate(
     UsageError
         If a worker fails, does not reply in time, or does not measure.
     """
+    batch_size = key["batch_size"]
     labels = {
         node: f"worker {number} of {len(grid.workers)} ({worker.device_with_cores})"
         for number, (node, worker) in enumerate(
@@ -63,7 +64,7 @@ def calibrate(
         log(f"{label}, alone")
         measured = []
         for _ in range(1 + _REPEATS):
-            seconds = query_speeds(grid, [(node, None)], key.batch_size, _ALONE_SECONDS)[node, None]
+            seconds = query_speeds(grid, [(node, None)], batch_size, _ALONE_SECONDS)[node, None]
             if isinstance(seconds, str):
                 raise UsageError(f"the speed of {label} is not known: {seconds}")
             measured.append(seconds)
@@ -79,15 +80,16 @@ def calibrate(
         orders = {}
         for position, (node, count) in enumerate(zip(labels, steps, strict=True)):
             draw = np.random.default_rng([position, repeat])  # no sample is in the caches already
-            orders[node] = TrainOrder.to_measure(count, key.batch_size, num_samples, arrays, draw)
+            orders[node] = TrainOrder.to_measure(count, batch_size, num_samples, arrays, draw)
         messages = [Message(order.to_records(), node, "train") for node, order in orders.items()]
-        replies = grid.send_and_receive(messages, timeout=_TIMEOUT_SECONDS)
-        by_node = {reply.metadata.src_node_id: reply for reply in replies}
+        by_node = replies_to(grid, messages, _TIMEOUT_SECONDS)
         for node, label in labels.items():
             answer = answer_of(by_node.get(node), None)
             if isinstance(answer, Failure):
                 raise UsageError(f"{label} failed while it was measured: {answer.brief}")
-        reports = [TrainReport.from_reply(by_node[node], order) for node, order in orders.items()]
+        reports = [
+            TrainReport.from_content(by_node[node].content, order) for node, order in orders.items()
+        ]
         weighted_average(
             [{name: a.numpy() for name, a in report.arrays.items()} for report in reports],
             LoadWeighting().weights(steps),

@@ -1,15 +1,13 @@
 """Train several algorithms with several seeds in one folder, one run after another."""
 
-import contextlib
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
-from filelock import FileLock, Timeout
 from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.catalog import ALGORITHMS
@@ -135,27 +133,6 @@ def _shared(config: RunConfig) -> dict[str, Value]:
     return {key: value for key, value in config.to_run_config().items() if key not in _VARIED}
 
 
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Lock a comparison's folder: two commands would remove each other's unfinished runs.
-
-    UsageError if another command has locked it.
-    """
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(
-            f"another blsgd compare is at work in {folder}; wait for it, or name another with --out"
-        ) from None
-    except (OSError, NotImplementedError):  # a disk without locks
-        pass
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 # --- the runs
 
 
@@ -221,8 +198,13 @@ def train_quietly(config: RunConfig) -> None:
 
     UsageError if the settings do not fit, AggregationError if a round had no usable reply.
     """
+    config = replace(config, keep_checkpoints=0)  # a run that is not finished is repeated
     with make_local_grid(config) as grid:
-        train_on(grid, config, _LiveLine(config.epochs, seconds=config.seconds))
+        try:
+            train_on(grid, config, _LiveLine(config.epochs, seconds=config.seconds))
+        except (KeyboardInterrupt, SystemExit) as error:
+            error.__notes__ = ["the same command goes on with the comparison"]  # not with the run
+            raise
 
 
 class _LiveLine(ProgressView):

@@ -43,7 +43,7 @@ def read_run(folder: Path) -> Run | None:
     """
     try:
         summary = json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(summary, dict) or summary.get("interrupted") is not False:
         return None
@@ -56,7 +56,7 @@ def read_run(folder: Path) -> Run | None:
                 {name: float(row[name]) if row[name] else None for name in _NUMBERS}
                 for row in csv.DictReader(lines)
             ]
-    except (OSError, KeyError, ValueError, TypeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UsageError(f"the run in {folder} cannot be read: {reason}") from None
     return {**summary, "settings": settings, "rows": rows}
@@ -174,9 +174,12 @@ def compare(runs: Sequence[Run], reference: str, target: float | None = None) ->
     reference : str
         One of their algorithms.
     target : float, optional
-        An accuracy in (0, 1]; None for the highest that every run reached.
+        An accuracy in (0, 1]; None for the highest that every run reached, down to a tenth of a
+        point: 0.9833 and 0.9789 give 0.978. There is none if one was never evaluated.
     """
-    aim = common_target(runs) if target is None else target
+    aim, best = target, [run["best_accuracy"] for run in runs]
+    if aim is None and None not in best:
+        aim = math.floor(1000 * min(best) + _ROUNDING) / 1000
     of_reference = {run["seed"]: run["accuracy"] for run in runs if run["algorithm"] == reference}
     algorithms = []
     for name in dict.fromkeys(run["algorithm"] for run in runs):
@@ -189,15 +192,6 @@ def compare(runs: Sequence[Run], reference: str, target: float | None = None) ->
         algorithms.append(AlgorithmFigures(name, its, reached, found))
     algorithms.sort(key=lambda one: -1.0 if one.accuracy is None else one.accuracy, reverse=True)
     return Comparison(reference, aim, target is not None, tuple(algorithms))
-
-
-def common_target(runs: Iterable[Run]) -> float | None:
-    """Return the highest accuracy that every run reached, down to a tenth of a point.
-
-    0.9833 and 0.9789 give 0.978. None if one was never evaluated.
-    """
-    best = [run["best_accuracy"] for run in runs]
-    return None if None in best else math.floor(1000 * min(best) + _ROUNDING) / 1000
 
 
 def reached_at(run: Run, target: float) -> Mapping[str, Any] | None:

@@ -131,8 +131,7 @@ def _draw_curves(
         if curves := [curve for run in one.runs if (curve := _curve(run, seconds_of))]:
             seconds, mean, lowest, highest = seed_band(curves)
             style = STYLES[one.algorithm]
-            band = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
-            axes.fill_between(seconds, lowest, highest, **band)
+            axes.fill_between(seconds, lowest, highest, color=style["color"], alpha=0.12, lw=0)
             axes.plot(seconds, mean, markevery=[-1], linewidth=1.8, **style)
             ends.append(seconds[-1])
             top = max(top, highest.max())
@@ -156,17 +155,13 @@ def _curve(run: Run, seconds_of: str) -> dict[int, tuple[float, float]]:
 
 def _draw_ranking(axes: Axes, comparison: Comparison) -> None:
     """Draw a dot per seed, the mean and the standard deviation."""
-    beside: dict[str, Any] = {
-        "va": "center",
-        "fontsize": 9,
-        "transform": axes.get_yaxis_transform(),
-    }
+    beside = axes.get_yaxis_transform()
     for y, one in enumerate(comparison.algorithms):
         style, is_reference = STYLES[one.algorithm], one.algorithm == comparison.reference
         color = style["color"]
         finals = [100 * accuracy for accuracy in one.accuracies]
         axes.plot(finals, [y] * len(finals), "o", color=color, markersize=4, alpha=0.6)
-        axes.text(1.02, y, accuracy_text(one), **beside)
+        axes.text(1.02, y, accuracy_text(one), va="center", fontsize=9, transform=beside)
         if one.accuracy is None:
             continue
         filled = is_reference or (one.difference is not None and one.difference.shown)

@@ -15,20 +15,12 @@ from ..results.metrics import HARDLY
 from ..results.speed_profile import SpeedProfile, Spread
 from ..run import make_strategy
 from ..runtime.devices import WorkerSpec
-from ..strategy.cost_model import Prediction, predict_run, throughput_ceiling
+from ..strategy.cost_model import Prediction, predict_run
+from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import Worker, WorkerRegistry
 from ..worker.profile import profile_of
 
 _HARDLY_FASTER = 1.02
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """What to expect of one algorithm, or in one line why its settings are refused."""
-
-    algorithm: str
-    prediction: Prediction | None = None
-    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,15 +31,13 @@ class Plan:
     ----------
     workers : tuple of Worker
         All workers, with tier and speed ratio.
-    rows : tuple of PlanRow
-        In the order in which the algorithms were named.
-    ceiling : float, optional
-        How many times the samples per second of the fast workers all workers can do, at best.
+    expected : dict of str to Prediction or str
+        By algorithm, in the order in which they were named; or in one line why its settings are
+        refused.
     """
 
     workers: tuple[Worker, ...]
-    rows: tuple[PlanRow, ...]
-    ceiling: float | None
+    expected: dict[str, Prediction | str]
 
 
 def plan_runs(
@@ -74,14 +64,15 @@ def plan_runs(
     """
     profiles = [profile_of(worker, position) for position, worker in enumerate(workers)]
     ranked = tuple(WorkerRegistry.of_profiles(profiles, config.fast_threshold).workers)
-    rows = []
+    expected: dict[str, Prediction | str] = {}
     for name in algorithms:
         try:
             strategy = make_strategy(replace(config, algorithm=name), num_samples, len(ranked))
-            rows.append(PlanRow(name, predict_run(strategy, ranked, overhead_seconds)))
+            found = predict_run(strategy, ranked, overhead_seconds)
+            expected[name] = found or "a speed is not known"
         except UsageError as error:
-            rows.append(PlanRow(name, refusal=str(error)))
-    return Plan(ranked, tuple(rows), throughput_ceiling(ranked))
+            expected[name] = str(error)
+    return Plan(ranked, expected)
 
 
 def plan_table(plan: Plan, source: str) -> RenderableType:
@@ -92,89 +83,92 @@ def plan_table(plan: Plan, source: str) -> RenderableType:
     headers = ("local\nsteps", "slow:\nweight", "rounds\n/epoch", "s/round", "s/epoch")
     table = _table(0, "algorithm", *headers, "fast\nwaits", "slow\nwaits", "samples\n/s")
     lines = []
-    for row in plan.rows:
-        found = row.prediction
-        if found is None:
-            table.add_row(row.algorithm, "refused", *["-"] * 7)
-            lines.append(f"{row.algorithm}: {row.refusal}")
+    for name, found in plan.expected.items():
+        if isinstance(found, str):
+            table.add_row(name, "refused", *["-"] * 7)
+            lines.append(f"{name}: {found}")
             continue
-        same = len(set(found.batch_sizes)) == 1
-        steps = [
-            str(s) if same else f"{s} of {b}"  # a step of so many samples
-            for s, b in zip(found.local_steps, found.batch_sizes, strict=True)
+        same = len({_batch_size(row) for row in found.workers}) == 1
+        steps = [  # "32 of 16": steps of so many samples
+            str(row.local_steps) if same else f"{row.local_steps} of {_batch_size(row)}"
+            for row in found.workers
         ]
-        weights = zip(found.workers, found.weights, strict=True)
-        slow = [weight for worker, weight in weights if not worker.fast]
+        slow = [row.weight for row in found.workers if not row.fast]
         table.add_row(
-            row.algorithm,
+            name,
             _join_equal(steps),
             f"{sum(slow):.1%}" if slow else "-",
             f"{found.rounds_per_epoch:.1f}",
             f"{found.round_seconds:.3g}",
             f"{found.epoch_seconds:.3g}",
-            _share(found.fast_waiting_share),
-            _share(found.slow_waiting_share),
+            _share(found.waiting_share(fast=True)),
+            _share(found.waiting_share(fast=False)),
             f"{found.samples_per_second:,.0f}",
         )
-    first = next((row for row in plan.rows if row.prediction is not None), plan.rows[0])
-    lines += slow_device_notes(plan, first)
+    lines += slow_device_notes(plan)
     return Group(Text(f"expected, from {source}"), table, *map(Text, lines))
 
 
-def speed_table(profile: SpeedProfile, plan: Plan, row: PlanRow, clock: str) -> RenderableType:
+def speed_table(profile: SpeedProfile, plan: Plan, clock: str) -> RenderableType:
     """Return a table of each worker's measured speed and what it will do, for a terminal.
 
     Parameters
     ----------
     profile : SpeedProfile
-        The measurement; the plan was made with it.
-    plan, row : Plan, PlanRow
-        What to expect, and the one of its rows that will run.
+        The measurement.
+    plan : Plan
+        Made with it, of the one algorithm that will run.
     clock : str
         Which of the two speeds counts.
     """
     table = _table(1, "worker", "alone", "all at once", "gamma", "steps", "weight", "waits")
-    found = row.prediction
+    ((algorithm, found),) = plan.expected.items()
+    rows, seconds = ((), 0.0) if isinstance(found, str) else (found.workers, found.round_seconds)
+    trains = {row.worker: row for row in rows}
     for worker in plan.workers:
         measured = profile.workers[worker.profile.partition_id]
         cells = ["-", "-", "-"]
-        if found is not None and worker in found.workers:
-            position = found.workers.index(worker)
-            batch = found.batch_sizes[position]
-            shrunk = "" if batch == profile.key.batch_size else f" of {batch}"
-            cells = [
-                f"{found.local_steps[position]}{shrunk}",
-                f"{found.weights[position]:.1%}",
-                f"{found.waiting_shares[position]:.0%}",
-            ]
+        if row := trains.get(worker.index):
+            batch = _batch_size(row)
+            shrunk = "" if batch == profile.key["batch_size"] else f" of {batch}"
+            waits = row.waiting_seconds / seconds
+            cells = [f"{row.local_steps}{shrunk}", f"{row.weight:.1%}", f"{waits:.0%}"]
         speeds = _milliseconds(measured.alone), _milliseconds(measured.loaded)
         table.add_row(worker.label, *speeds, f"{worker.speed_ratio or 0:.3g}", *cells)
     lines = [
-        f"{row.algorithm}, clock = {clock}: gamma, steps, weight and waiting come from "
+        f"{algorithm}, clock = {clock}: gamma, steps, weight and waiting come from "
         + ("each worker alone" if clock == "device" else "all computing at once"),
         f"beside computing a round takes {_milliseconds(profile.overhead_seconds)} ms",
-        *([row.refusal] if row.refusal else []),
-        *slow_device_notes(plan, row),
+        *([found] if isinstance(found, str) else []),
+        *slow_device_notes(plan),
     ]
     return Group("milliseconds per step: median (lowest to highest)", table, *map(Text, lines))
 
 
-def slow_device_notes(plan: Plan, row: PlanRow) -> list[str]:
-    """Return lines that say what the slow devices can add, and which workers hardly take part."""
+def slow_device_notes(plan: Plan) -> list[str]:
+    """Return lines that say what the slow devices can add, and which workers hardly take part.
+
+    The latter holds with the first algorithm that is not refused.
+    """
     lines = []
-    if plan.ceiling is not None and any(not worker.fast for worker in plan.workers):
+    speeds = [(worker.fast, 1 / worker.profile.seconds_per_step) for worker in plan.workers]
+    fast = sum(speed for is_fast, speed in speeds if is_fast)
+    if fast and not all(is_fast for is_fast, _ in speeds):
+        ceiling = sum(speed for _, speed in speeds) / fast
         lines.append(
-            f"ceiling: all devices together can do at most {plan.ceiling:.2f} times the samples "
+            f"ceiling: all devices together can do at most {ceiling:.2f} times the samples "
             "per second of the fast ones alone, whatever the algorithm"
         )
-        if plan.ceiling < _HARDLY_FASTER:
+        if ceiling < _HARDLY_FASTER:
             lines.append("so the slow devices hardly help: less than 2 % more samples per second")
-    if row.prediction is not None:
-        lines += [
-            f"{worker.label} hardly takes part: its weight is {weight:.2%} with {row.algorithm}"
-            for worker, weight in zip(row.prediction.workers, row.prediction.weights, strict=True)
-            if weight < HARDLY
-        ]
+    for name, found in plan.expected.items():
+        if isinstance(found, Prediction):
+            lines += [
+                f"{row.label} hardly takes part: its weight is {row.weight:.2%} with {name}"
+                for row in found.workers
+                if row.weight < HARDLY
+            ]
+            break
     return lines
 
 
@@ -195,6 +189,10 @@ def _join_equal(cells: Sequence[str]) -> str:
     """
     counts = [(len(list(group)), cell) for cell, group in groupby(cells)]
     return ", ".join(f"{count}x {cell}" if count > 1 else cell for count, cell in counts)
+
+
+def _batch_size(row: WorkerRound) -> int:
+    return row.num_examples // row.local_steps
 
 
 def _share(share: float | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.hf_hub import hf_hub_reachable
+from ..data.source import hf_hub_reachable
 from ..errors import UsageError, first_line
 
 _LOG = logging.getLogger(__name__)
@@ -32,23 +32,15 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 _EXPECTED = "a Hugging Face folder with config.json, *.safetensors and, for texts, a tokenizer"
 
 
-def import_transformers(needed_for: str, extra: str) -> ModuleType:
-    """Return transformers, ready to make models.
+def import_transformers(model: str, extra: str) -> ModuleType:
+    """Return transformers, which a model needs and an extra of ours brings, "vision" or "text".
 
-    Parameters
-    ----------
-    needed_for : str
-        How the message begins where it is missing, such as ``"model = 'vit-b-16'"``.
-    extra : str
-        The extra of ours that brings it: ``"vision"`` or ``"text"``.
-
-    Raises
-    ------
-    UsageError
-        If it is not installed.
+    UsageError if it is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise UsageError(f"{needed_for} needs transformers; pip install 'flower-blsgd[{extra}]'")
+        raise UsageError(
+            f"model = {model!r} needs transformers; pip install 'flower-blsgd[{extra}]'"
+        )
     return importlib.import_module("transformers")
 
 
@@ -65,6 +57,16 @@ def quiet() -> Iterator[None]:
         settings.set_verbosity(level)
         if bars:
             settings.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def reading(what: str, remedy: str = "") -> Iterator[None]:
+    """Raise UsageError ``what (reason)remedy`` of whatever transformers raises, and be `quiet`."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:
+        raise UsageError(f"{what} ({first_line(error)}){remedy}") from None
 
 
 # --- folders
@@ -111,12 +113,9 @@ def model_folder(model: str, weights: bool = True) -> Path:
 
 
 def _downloaded(model: str, weights: bool) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise UsageError(
-            f"model = {model!r} needs huggingface_hub; pip install 'flower-blsgd[text]'"
-        ) from None
+    import_transformers(model, "text")  # it brings the hub's library
+    from huggingface_hub import snapshot_download
+
     reachable = hf_hub_reachable()
     reason = "refused it" if reachable else "is out of reach"
     try:
@@ -154,17 +153,12 @@ def folder_config(model: str, num_classes: int) -> Any:
     UsageError
         If transformers is not installed, or does not know it.
     """
-    transformers = import_transformers(f"model = {model!r}", "text")
+    transformers = import_transformers(model, "text")
     folder = model_folder(model, weights=False)
-    try:
-        with quiet():
-            return transformers.AutoConfig.from_pretrained(
-                folder, num_labels=num_classes, local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:
-        raise UsageError(
-            f"model = {model!r}: transformers cannot use its config.json ({first_line(error)})"
-        ) from None
+    with reading(f"model = {model!r}: transformers cannot use its config.json"):
+        return transformers.AutoConfig.from_pretrained(
+            folder, num_labels=num_classes, local_files_only=True, trust_remote_code=False
+        )
 
 
 def load_weights(model: nn.Module, name: str) -> None:
@@ -187,22 +181,19 @@ def load_weights(model: nn.Module, name: str) -> None:
     """
     folder = model_folder(name)
     network: Any = model.network
-    try:
-        with quiet():
-            loaded, found = type(network).from_pretrained(
-                folder,
-                config=network.config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                local_files_only=True,
-            )
-    except Exception as error:
-        raise UsageError(
-            f"model = {name!r}: the weights in {folder} cannot be read ({first_line(error)}); only "
-            "safetensors can, or begin without: pretrained = false"
-        ) from None
+    with reading(
+        f"model = {name!r}: the weights in {folder} cannot be read",
+        "; only safetensors can, or begin without: pretrained = false",
+    ):
+        loaded, found = type(network).from_pretrained(
+            folder,
+            config=network.config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            local_files_only=True,
+        )
     mismatched = {key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]}
     fresh = sorted(set(found["missing_keys"]) | mismatched)
     # Weights that were trained on words alone are published without a pooler.
@@ -229,19 +220,14 @@ def folder_tokenizer(model: str) -> Any:
     UsageError
         If there is none, or transformers cannot make a fast tokenizer of it.
     """
-    transformers = import_transformers(f"model = {model!r}", "text")
+    transformers = import_transformers(model, "text")
     folder = model_folder(model, weights=False)
     if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         raise UsageError(
             f"model = {model!r}: the folder has no tokenizer; save it there: "
             "tokenizer.save_pretrained(FOLDER)"
         )
-    try:
-        with quiet():
-            return transformers.AutoTokenizer.from_pretrained(
-                folder, use_fast=True, trust_remote_code=False, local_files_only=True
-            ).backend_tokenizer
-    except Exception as error:
-        raise UsageError(
-            f"model = {model!r}: its tokenizer cannot be read as a fast one ({first_line(error)})"
-        ) from None
+    with reading(f"model = {model!r}: its tokenizer cannot be read as a fast one"):
+        return transformers.AutoTokenizer.from_pretrained(
+            folder, use_fast=True, trust_remote_code=False, local_files_only=True
+        ).backend_tokenizer

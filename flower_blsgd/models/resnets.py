@@ -11,9 +11,12 @@ from torch.nn import functional
 
 from ..errors import UsageError
 
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Channels = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation of each channel, for values in [0, 1]."""
+
+CIFAR10_CHANNELS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+CIFAR100_CHANNELS = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+IMAGENET_CHANNELS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Shortcut = Literal["A", "B"]
 Stem = Literal["3x3", "7x7"]
@@ -81,7 +84,7 @@ class CifarResNet(nn.Module):
         pixels: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.normalize = pixels or PixelNormalize(CIFAR10_MEAN, CIFAR10_STD)
+        self.normalize = pixels or PixelNormalize(*CIFAR10_CHANNELS)
         self.conv1 = _conv3x3(3, 16)
         self.bn1 = nn.BatchNorm2d(16)
         self.layer1 = _stage(_Block, 16, 16, 1, blocks, shortcut)

@@ -35,7 +35,7 @@ Of others, such as XLNet, it changes with the longest text of a batch.
 _POSITIONS_BEHIND_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 """Architectures that count positions from the number of their padding on."""
 
-_HEADS = 2
+_WIDTH, _HEADS = 64, 2
 _SCALE = 16.0
 """Embeddings are multiplied by it, so that AdamW moves them by as much more than the layer."""
 
@@ -88,8 +88,6 @@ class TextEncoder(nn.Module):
         Outputs.
     longest : int
         Tokens of the longest text; longer ones are cut.
-    width : int (default: 64)
-        Of embeddings and of the one layer, which is pre-norm with a hidden part twice as wide.
     dropout : float (default: 0.1)
         In the layers and before the last one.
     word_dropout : float (default: 0.6)
@@ -104,17 +102,16 @@ class TextEncoder(nn.Module):
         num_classes: int,
         longest: int,
         *,
-        width: int = 64,
         dropout: float = 0.1,
         word_dropout: float = 0.6,
         layer_dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        self.words = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(longest, width)
-        self.layers = nn.ModuleList([_Layer(width, dropout, layer_dropout)])
+        self.words = nn.Embedding(vocabulary, _WIDTH)
+        self.positions = nn.Embedding(longest, _WIDTH)
+        self.layers = nn.ModuleList([_Layer(dropout, layer_dropout)])
         self.dropout = nn.Dropout(dropout)
-        self.linear = nn.Linear(width, num_classes)
+        self.linear = nn.Linear(_WIDTH, num_classes)
         self._word_dropout = word_dropout
         for layer in (self.words, self.positions, self.linear):
             nn.init.normal_(layer.weight, std=_STD)
@@ -148,10 +145,10 @@ class TextEncoder(nn.Module):
 class _Layer(nn.Module):
     """A transformer layer that adds nothing at first, and to some texts nothing in training."""
 
-    def __init__(self, width: int, dropout: float, layer_dropout: float) -> None:
+    def __init__(self, dropout: float, layer_dropout: float) -> None:
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(
-            width, _HEADS, 2 * width, dropout, "gelu", batch_first=True, norm_first=True
+            _WIDTH, _HEADS, 2 * _WIDTH, dropout, "gelu", batch_first=True, norm_first=True
         )
         self.layer.self_attn.dropout = 0.0
         for weight in (self.layer.self_attn.out_proj.weight, self.layer.linear2.weight):
@@ -184,7 +181,8 @@ class TextTransformer(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        make = import_transformers("model", "text").AutoModelForSequenceClassification.from_config
+        transformers = import_transformers(config.model_type, "text")
+        make = transformers.AutoModelForSequenceClassification.from_config
         config = copy.deepcopy(config)  # transformers writes into it
         with quiet():
             self.network: Any = make(config, dtype=torch.float32, trust_remote_code=False)
@@ -221,7 +219,7 @@ def text_config(name: str, num_classes: int, dropout: float | str = "auto") -> A
     UsageError
         If transformers is not installed, or the folder is not that of an encoder in `ENCODERS`.
     """
-    transformers = import_transformers(f"model = {name!r}", "text")
+    transformers = import_transformers(name, "text")
     if name in DISTILBERTS:
         config = transformers.DistilBertConfig(num_labels=num_classes, **DISTILBERTS[name])
     else:

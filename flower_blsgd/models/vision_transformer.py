@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import UsageError, first_line
-from .pretrained import folder_config, import_transformers, model_folder, quiet
-from .resnets import PixelNormalize
+from ..errors import UsageError
+from .pretrained import folder_config, import_transformers, model_folder, quiet, reading
+from .resnets import Channels, PixelNormalize
 
 VITS: Mapping[str, Mapping[str, int]] = {
     "vit-b-16": {},  # what transformers' own defaults describe
@@ -55,11 +55,11 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, name: str, num_classes: int, crop: int = 0) -> None:
         super().__init__()
-        config = vit_config(name, num_classes)
-        transformers = import_transformers("model", "vision")
+        config, channels = vit_config(name, num_classes)
+        transformers = import_transformers(name, "vision")
         with quiet():
             self.network: Any = transformers.ViTForImageClassification(config)
-        self.pixels = PixelNormalize(*_normalisation(name), crop)
+        self.pixels = PixelNormalize(*channels, crop)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
@@ -74,8 +74,8 @@ class VisionTransformer(nn.Module):
         return logits
 
 
-def vit_config(name: str, num_classes: int = 2) -> Any:
-    """Return the config of a ViT by name, or of a Hugging Face folder, for so many classes.
+def vit_config(name: str, num_classes: int = 2) -> tuple[Any, Channels]:
+    """Return config and normalisation of a ViT by name, or of a Hugging Face folder.
 
     Raises
     ------
@@ -83,9 +83,10 @@ def vit_config(name: str, num_classes: int = 2) -> Any:
         If transformers is not installed, or the folder is not that of a ViT for square images of
         three channels, with a mean and a deviation above 0 for each.
     """
-    transformers = import_transformers(f"model = {name!r}", "vision")
+    transformers = import_transformers(name, "vision")
     if name in VITS:
-        return transformers.ViTConfig(num_labels=num_classes, **VITS[name])
+        config = transformers.ViTConfig(num_labels=num_classes, **VITS[name])
+        return config, ([0.5] * 3, [0.5] * 3)  # as of ViTImageProcessor
     config = folder_config(name, num_classes)
     if config.model_type != "vit":
         raise UsageError(
@@ -97,27 +98,18 @@ def vit_config(name: str, num_classes: int = 2) -> Any:
             f"model = {name!r} takes images of {config.num_channels} channels and size "
             f"{config.image_size}; only square ones of 3 channels are supported"
         )
-    _normalisation(name)
-    return config
-
-
-def _normalisation(name: str) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of each channel, for values in [0, 1]."""
-    transformers = import_transformers(f"model = {name!r}", "vision")
-    try:
-        with quiet():
-            processor = transformers.ViTImageProcessor()  # mean and deviation 0.5
-            if name not in VITS and (model_folder(name, weights=False) / _PROCESSOR).is_file():
-                processor = processor.from_pretrained(model_folder(name, weights=False))
+    with reading(
+        f"model = {name!r}: its {_PROCESSOR} cannot be used",
+        "; image_mean and image_std must be 3 numbers each, the latter above 0; without it they "
+        "are 0.5",
+    ):
+        folder, processor = model_folder(name, weights=False), transformers.ViTImageProcessor()
+        if (folder / _PROCESSOR).is_file():
+            processor = processor.from_pretrained(folder)
         if not processor.do_normalize:
-            return [0.0] * 3, [1.0] * 3
+            return config, ([0.0] * 3, [1.0] * 3)
         values = np.array([processor.image_mean, processor.image_std], float)
         if values.shape != (2, 3) or not np.isfinite(values).all() or values[1].min() <= 0:
             raise ValueError(f"found {values.tolist()}")
-    except Exception as error:  # whatever transformers and numpy raise of other values
-        raise UsageError(
-            f"model = {name!r}: its {_PROCESSOR} cannot be used ({first_line(error)}); image_mean "
-            "and image_std must be 3 numbers each, the latter above 0; without it they are 0.5"
-        ) from None
     mean, std = values.tolist()
-    return mean, std
+    return config, (mean, std)

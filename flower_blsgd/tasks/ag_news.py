@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data.text_data import (
+    NUM_CLASSES,
     TOKENIZER_FILE,
-    TextData,
     TokenizerSource,
     prepared_texts,
     vocabulary_of_rows,
@@ -20,11 +20,7 @@ from ..models.pretrained import HF_HUB_NAMES, folder_tokenizer, is_published, lo
 from ..models.text import DISTILBERTS, TextEncoder, TextTransformer, most_tokens, text_config
 from .task import Benchmark, Task
 
-NUM_CLASSES = 4
-AG_NEWS = TextData("ag-news", "fancyzhx/ag_news", NUM_CLASSES)
-
 _ENCODER = "encoder"
-_EVALUATION_BATCH_SIZE = 128
 
 
 class AgNews(Benchmark):
@@ -35,8 +31,8 @@ class AgNews(Benchmark):
     Hugging Face folder with an encoder and its tokenizer. ``"distilbert"`` without its published
     weights has a vocabulary made of the training rows; a folder keeps its tokenizer.
 
-    A batch is int32 of shape (batch_size, longest text): token numbers, and -1 behind the end of
-    a text. The tokenizer is an asset of the task, which a run copies into its folder.
+    A batch has rows of `prepared_texts`. The tokenizer is an asset of the task, which a run copies
+    into its folder.
     """
 
     default_model = "distilbert"
@@ -56,7 +52,6 @@ class AgNews(Benchmark):
         """Return the task; see `Benchmark`."""
         make = model_maker(model, dropout, max_tokens)
         texts = prepared_texts(
-            AG_NEWS,
             tokenizer_source(model, pretrained),
             data,
             max_tokens=max_tokens,
@@ -72,7 +67,7 @@ class AgNews(Benchmark):
             test=texts.test,
             data_fingerprint=texts.fingerprint,
             pretrained=functools.partial(load_weights, name=model) if published else None,
-            evaluation_batch_size=_EVALUATION_BATCH_SIZE,
+            evaluation_batch_size=128,
             assets={TOKENIZER_FILE: texts.folder / TOKENIZER_FILE},
             prepared=texts,
         )
@@ -103,10 +98,7 @@ def tokenizer_source(name: str, pretrained: bool) -> TokenizerSource:
         If a folder has none.
     """
     if name in HF_HUB_NAMES and pretrained:
-        return TokenizerSource(
-            f"hub {HF_HUB_NAMES[name]}",
-            lambda _: folder_tokenizer(name),
-        )
+        return TokenizerSource(f"hub {HF_HUB_NAMES[name]}", lambda _: folder_tokenizer(name))
     if name == _ENCODER or name in DISTILBERTS:
         return vocabulary_of_rows(marked=name != _ENCODER)
     tokenizer = folder_tokenizer(name)

@@ -21,12 +21,10 @@ from ..data.image_data import (
 from ..errors import UsageError, nearest
 from ..models.pretrained import is_published, load_weights
 from ..models.resnets import (
-    CIFAR10_MEAN,
-    CIFAR10_STD,
-    CIFAR100_MEAN,
-    CIFAR100_STD,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
+    CIFAR10_CHANNELS,
+    CIFAR100_CHANNELS,
+    IMAGENET_CHANNELS,
+    Channels,
     PixelNormalize,
     Stem,
     WideResNet,
@@ -61,8 +59,8 @@ class ImageBenchmark(Benchmark):
         The data set in each way to split it, by the setting `split`. The first is the default.
     default_model : str
         The name of the model where nobody sets one.
-    mean, std : tuple of float
-        Of each channel of the data, for values in [0, 1]; a vision transformer has its own.
+    channels : pair of tuple of float
+        Mean and deviation of the data's channels; a vision transformer has its own.
     augment : callable
         Changes a training batch at random.
     side : int
@@ -73,8 +71,7 @@ class ImageBenchmark(Benchmark):
 
     splits: Mapping[str, ImageData]
     default_model: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    channels: Channels
     augment: Augment
     side: int
     stem: Stem = "3x3"
@@ -124,7 +121,7 @@ class ImageBenchmark(Benchmark):
         Parameters
         ----------
         name : str
-            Of the model; empty for the default.
+            Of the model.
         dropout : float or "auto" (default: "auto")
             Of a wide ResNet, in [0, 1); ``"auto"``: none.
 
@@ -133,8 +130,7 @@ class ImageBenchmark(Benchmark):
         UsageError
             If there is no such model, or it has no dropout and some is set.
         """
-        name = name or self.default_model
-        pixels = functools.partial(PixelNormalize, self.mean, self.std, self.side)
+        pixels = functools.partial(PixelNormalize, *self.channels, self.side)
         if name.startswith("wrn"):
             sizes, rate = depth_and_width(name), 0.0 if dropout == "auto" else float(dropout)
             return lambda classes: WideResNet(*sizes, classes, pixels(), rate, self.stem)
@@ -220,10 +216,8 @@ def random_resized_crop_and_flip(images: Tensor, generator: torch.Generator, sid
 
     Parameters
     ----------
-    images : torch.Tensor
-        NCHW, of any number type, on any device.
-    generator : torch.Generator
-        On the same device; the only source of random numbers.
+    images, generator
+        As of `random_crop_and_flip`.
     side : int
         Of the squares, in pixels.
 
@@ -301,24 +295,21 @@ BENCHMARKS: Mapping[str, ImageBenchmark] = {
     "cifar10": ImageBenchmark(
         splits={"official": CIFAR10},
         default_model="resnet20",
-        mean=CIFAR10_MEAN,
-        std=CIFAR10_STD,
+        channels=CIFAR10_CHANNELS,
         augment=random_crop_and_flip,
         side=32,
     ),
     "cifar100": ImageBenchmark(
         splits={"official": CIFAR100},
         default_model="wrn-28-10",
-        mean=CIFAR100_MEAN,
-        std=CIFAR100_STD,
+        channels=CIFAR100_CHANNELS,
         augment=random_crop_and_flip,
         side=32,
     ),
     "flowers102": ImageBenchmark(  # "paper" trains on the published training and test splits
-        splits={name: FLOWERS102[name] for name in ("official", "paper")},
+        splits=FLOWERS102,
         default_model="wrn-16-8",
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
+        channels=IMAGENET_CHANNELS,
         augment=functools.partial(random_resized_crop_and_flip, side=224),
         side=224,
         stem="7x7",
@@ -326,8 +317,7 @@ BENCHMARKS: Mapping[str, ImageBenchmark] = {
     "tiny-imagenet": ImageBenchmark(  # tested on its validation split; its test split has no labels
         splits={"official": TINY_IMAGENET},
         default_model="vit-b-16",
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
+        channels=IMAGENET_CHANNELS,
         augment=functools.partial(random_crop_and_flip, padding=8),
         side=64,
     ),

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from ..algorithm.sampling import generator
-from ..data.cache import Prepared, UnusableError, check_content
+from ..data.cache import Prepared, UnusableError, open_entry
 from ..errors import UsageError, nearest
-from ..worker.batches import BatchSource, IndexedSamples, Samples, num_samples, tensor_parts
+from ..worker.batches import BatchSource, Samples, num_samples, tensor_parts
 from ..worker.local_sgd import SampleLoss, cross_entropy
 from ..worker.step import check_micro_batches
 from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
@@ -265,21 +266,17 @@ def _what(value: Any) -> str:
 def with_validation(task: Task, share: float, seed: int) -> Task:
     """Return a task that trains on a part of the training data and tests on the rest of it.
 
-    Nothing is copied: both parts are lists of indices into `task.train`.
+    Nothing is copied: both parts are lists of indices into `task.train`. The fingerprint is
+    another one for another share or seed; `task.test` is not looked at.
 
     Parameters
     ----------
     task : Task
-        The whole task; its test data is not looked at.
+        The whole task.
     share : float
         Which share of the training samples becomes the test data, in (0, 1).
     seed : int
         Which ones: a pure function of it.
-
-    Returns
-    -------
-    Task
-        Its fingerprint is another one for another share or seed.
 
     Raises
     ------
@@ -300,8 +297,8 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
     return replace(
         task,
         # Neighbours stay such in a memory map.
-        train=IndexedSamples(task.train, np.sort(order[held_out:])),
-        test=IndexedSamples(task.train, np.sort(order[:held_out])),
+        train=Subset(task.train, np.sort(order[held_out:])),  # type: ignore[arg-type]
+        test=Subset(task.train, np.sort(order[:held_out])),  # type: ignore[arg-type]
         data_fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
     )
 
@@ -394,7 +391,7 @@ def prepare_task(
             "nothing has to be prepared"
         )
     try:
-        check_content(prepared.folder)
+        open_entry(prepared.folder, content=True)
     except UnusableError as error:
         _LOG.warning("%s is damaged (%s); preparing it again", prepared.folder, error)
         load_task(name, data, model, again=True, **options)
@@ -409,22 +406,7 @@ def prepare_task(
 def load_saved_model(
     task: str, model: str, tensors: Mapping[str, Tensor], dropout: float | str = "auto"
 ) -> nn.Module:
-    """Return a fresh model for saved weights, of a task in `TASKS`; its data is not needed.
-
-    Parameters
-    ----------
-    task, model : str
-        The settings of the run.
-    tensors : mapping
-        The saved weights; their sizes are read.
-    dropout : float or "auto" (default: "auto")
-        Of the model.
-
-    Raises
-    ------
-    UsageError
-        If there is no such model.
-    """
+    """Return a fresh model for saved weights of a task in `TASKS`: its `Benchmark.saved_model`."""
     benchmark = _benchmark(task)
     return benchmark.saved_model(model or benchmark.default_model, tensors, dropout)
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +20,7 @@ from flower_blsgd.data.cache import (
     UnusableError,
     Write,
     cache_folder,
-    check_content,
+    open_entry,
     prepared,
 )
 from flower_blsgd.data.source import DataSource
@@ -30,7 +31,9 @@ from ..refusal import refusal
 
 Damage = Callable[[Path], object]
 
-HF_HUB = DataSource("hub/x", noun="numbers")
+HF_HUB = DataSource(
+    name="numbers", hf_hub_name="hub/x", noun="numbers", forms="", columns=(("n",), ("label",))
+)
 
 
 def write_numbers(folder: Path, scratch: Path) -> Mapping[str, Any]:
@@ -51,7 +54,7 @@ def refuse(*_: object) -> Any:
 def numbers(
     write: Write = write_numbers, source: DataSource = HF_HUB, again: bool = False, count: int = 3
 ) -> Prepared:
-    return prepared("numbers", source, {"count": count}, write, again)
+    return prepared(source, {"count": count}, write, again)
 
 
 def entries(cache: Path) -> list[str]:
@@ -76,7 +79,7 @@ def test_what_is_prepared(cache: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert found.skipped == {"train": 1}
     assert entries(cache) == [found.folder.name]
     assert len(list(found.folder.iterdir())) == 6  # four arrays, words and the manifest
-    check_content(found.folder)
+    open_entry(found.folder, content=True)
 
 
 def test_it_is_prepared_once_unless_asked_again(cache: Path) -> None:
@@ -109,14 +112,14 @@ def test_fingerprint_is_that_of_the_training_samples() -> None:
 
 def test_other_options_and_changed_files_make_other_entries(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "own").mkdir()
-    folder = DataSource("hub/x", tmp_path / "own", noun="numbers")
+    folder = replace(HF_HUB, data=str(tmp_path / "own"))
     first = numbers(source=folder)
     numbers()
     numbers(source=folder, count=4)
     (tmp_path / "own" / "more.txt").write_text("2")
     assert numbers(source=folder).folder != first.folder
     assert len(entries(cache)) == 4
-    message = refusal(numbers, source=DataSource("hub/x", tmp_path))
+    message = refusal(numbers, source=replace(HF_HUB, data=str(tmp_path)))
     assert message.endswith(f"the cache {cache} lies inside it; set BLSGD_CACHE to another folder")
 
 
@@ -161,7 +164,7 @@ def test_a_damaged_entry_is_named_and_made_again(cache: Path, name: str, damage:
     entry = numbers().folder
     damage(entry / name)
     with pytest.raises(UnusableError):
-        check_content(entry)
+        open_entry(entry, content=True)
     with captured_log() as log:
         assert numbers().train[0].tolist() == [0, 1, 2, 3, 4, 5]
         numbers(refuse)
@@ -169,7 +172,7 @@ def test_a_damaged_entry_is_named_and_made_again(cache: Path, name: str, damage:
     assert line.startswith(f"{entry} is damaged (")
     assert line.endswith("); preparing it again")
     assert entries(cache) == [entry.name]
-    check_content(entry)
+    open_entry(entry, content=True)
 
 
 def test_content_is_compared_only_on_request() -> None:
@@ -179,7 +182,7 @@ def test_content_is_compared_only_on_request() -> None:
         file.write(b"\x01")
     assert numbers(refuse).folder == entry  # a run looks at sizes only
     with pytest.raises(UnusableError, match=r"^test_labels.npy is not as it was written"):
-        check_content(entry)
+        open_entry(entry, content=True)
 
 
 # --- preparations that fail
@@ -239,7 +242,8 @@ def write(folder, scratch):
         wrote.append(name)
     return {"num_classes": 3, "skipped": {}}
 
-found = prepared("numbers", DataSource("hub/x"), {}, write)
+source = DataSource(name="numbers", hf_hub_name="hub/x", forms="", columns=((), ()))
+found = prepared(source, {}, write)
 print(found.folder.name, len(found.train[0]), len(wrote))
 """
 

@@ -1,6 +1,5 @@
-"""Whether the Hugging Face hub can be reached, and work without it."""
+"""Whether the Hugging Face hub can be reached."""
 
-import contextlib
 import socket
 import threading
 import time
@@ -15,8 +14,8 @@ pytest.importorskip("huggingface_hub")
 
 import huggingface_hub.constants as hf_hub_constants
 
-from flower_blsgd.data import hf_hub
-from flower_blsgd.data.hf_hub import hf_hub_reachable, offline
+from flower_blsgd.data import source
+from flower_blsgd.data.source import hf_hub_reachable
 
 
 def test_any_answer_is_one_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +33,7 @@ def test_any_answer_is_one_unless_it_is_switched_off(monkeypatch: pytest.MonkeyP
 
 def test_one_that_is_silent_or_absent_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_hub_constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hf_hub, "_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(source, "_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setenv("no_proxy", "*")
     for endpoint in ("http://127.0.0.1:9", "nonsense"):
         monkeypatch.setattr(hf_hub_constants, "ENDPOINT", endpoint)
@@ -45,16 +44,3 @@ def test_one_that_is_silent_or_absent_is_given_up_soon(monkeypatch: pytest.Monke
     assert not hf_hub_reachable()
     assert time.monotonic() - began < 20  # its library takes half a minute or more
     silent.set()
-
-
-def test_offline_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    modules = (hf_hub_constants, datasets.config)
-    for module in modules:
-        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
-    with offline(active=False):
-        assert [module.HF_HUB_OFFLINE for module in modules] == [False] * 2
-    with contextlib.suppress(KeyError), offline():
-        assert [module.HF_HUB_OFFLINE for module in modules] == [True] * 2
-        raise KeyError
-    assert [module.HF_HUB_OFFLINE for module in modules] == [False] * 2

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +12,22 @@ import pytest
 pytest.importorskip("datasets")
 
 import datasets
+import huggingface_hub.constants as hf_hub_constants
 
 from flower_blsgd.data import source as source_module
-from flower_blsgd.data.source import DataSource, find_source
+from flower_blsgd.data.source import DataSource
 
 from ..refusal import refusal
 from .image_files import make_folders, make_parquet, pixels, png
 
 IMAGES = [png(k) for k in range(6)]
-LAYOUT = "train-*.parquet and test-*.parquet"
+LAYOUT = "train-*.parquet and test-*.parquet, or train/<class>/*.png and test/<class>/*.png"
 
 
-def source_of(data: Path | str) -> DataSource:
-    return find_source("uoft-cs/cifar10", str(data), LAYOUT)
+def source_of(data: Path | str, **values: Any) -> DataSource:
+    columns = (("img",), ("label",))
+    known = {"name": "cifar10", "hf_hub_name": "uoft-cs/cifar10", "columns": columns}
+    return DataSource(**known, forms="{tables}, or {folders}", data=str(data), **values)
 
 
 def rows_of(folder: Path, scratch: Path) -> dict[str, int]:
@@ -130,7 +134,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    message = refusal(find_source("hub/x", "", LAYOUT, "texts").check_libraries)
+    message = refusal(source_of("", noun="texts").check_libraries)
     assert message.endswith("reading texts needs tokenizers; pip install 'flower-blsgd[text]'")
 
 
@@ -149,20 +153,23 @@ def test_a_hub_that_gives_no_data(
     why: str,
 ) -> None:
     """Where it is out of reach, what was downloaded before is looked for without asking it."""
-    offline: list[bool] = []
+    seen: list[bool] = []
 
     def load(name: str) -> None:
-        offline.append(datasets.config.HF_HUB_OFFLINE)
+        seen.extend(module.HF_HUB_OFFLINE for module in modules)
         raise RuntimeError("while downloading") from error
 
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    modules = (hf_hub_constants, datasets.config)
+    for module in modules:
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr(source_module, "hf_hub_reachable", lambda: reachable)
     assert refusal(source_of("").tables, tmp_path) == (
         f"data = '': the HF hub's uoft-cs/cifar10 cannot be read ({why}); name a folder with "
         f"{LAYOUT}"
     )
-    assert offline == [not reachable]
+    assert seen == [not reachable] * 2
+    assert [module.HF_HUB_OFFLINE for module in modules] == [False] * 2
 
 
 # --- what the name of a cache entry is made of

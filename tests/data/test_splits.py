@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from flower_blsgd.data.splits import read_parts, write_part
 from ..log_capture import captured_log
 from ..refusal import refusal
 
-LAYOUT = "train-*.parquet and test-*.parquet"
-SOURCE = DataSource("hub/x", None, LAYOUT)
+SOURCE = DataSource(
+    name="cifar100",
+    hf_hub_name="hub/x",
+    forms="{tables}",
+    columns=(("words", "text"), ("label",)),
+)
 
 
 def table(rows: str, labels: Sequence[Any] = (), names: Sequence[str] = ()) -> Dataset:
@@ -37,9 +42,9 @@ def read(
     num_classes: int | None = None,
     max_samples: int = 0,
 ) -> tuple[dict[str, Any], int]:
-    parts = parts or {name: [name] for name in tables}
-    columns = (("words", "text"), ("label",))
-    return read_parts(SOURCE, "cifar100", tables, parts, columns, num_classes, max_samples)
+    names = parts or {"train": ("train",), "test": (list(tables)[-1],)}
+    source = replace(SOURCE, num_classes=num_classes, **names)
+    return read_parts(source, tables, max_samples)
 
 
 # --- parts of a data set
@@ -69,7 +74,7 @@ def test_joined_rows_are_those_of_the_splits_in_order(max_samples: int) -> None:
 def test_splits_and_columns_that_are_not_there(tables: Mapping[str, Any], why: str) -> None:
     message = refusal(read, tables, {"train": ["train"], "test": ["test"]})
     assert message.startswith(f"data = '': {why}")
-    assert message.endswith(f"expected {LAYOUT}")
+    assert message.endswith(f"expected {SOURCE.layout}")
 
 
 @pytest.mark.parametrize(

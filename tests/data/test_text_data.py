@@ -14,20 +14,17 @@ from tokenizers import Tokenizer
 
 from flower_blsgd.data.cache import Prepared
 from flower_blsgd.data.text_data import (
-    TextData,
     TokenizerSource,
     prepared_texts,
     vocabulary_of_rows,
 )
 
 from ..refusal import refusal
-from .text_files import CLASS_NAMES, TRAIN, make_texts
-
-OWN = TextData("own-texts", "nobody/own_texts", len(CLASS_NAMES))
+from .text_files import TRAIN, make_texts
 
 
 def ready(folder: Path, tokenizer: TokenizerSource | None = None, **settings: Any) -> Prepared:
-    return prepared_texts(OWN, tokenizer or vocabulary_of_rows(), str(folder), **settings)
+    return prepared_texts(tokenizer or vocabulary_of_rows(), str(folder), **settings)
 
 
 # --- rows and tokens

@@ -63,7 +63,7 @@ def test_loop_by_hand_reports_what_local_sgd_does(names: dict[str, Any]) -> None
         context = Context(1, 100, {"device": "cpu"}, RecordDict(), {})
         replies.append(names["app"](message, context))
     sent = names["TrainOrder"].from_message(orders[0])
-    report = TrainReport.from_reply(replies[0], sent)
+    report = TrainReport.from_content(replies[0].content, sent)
     assert (report.completed_steps, len(report.losses)) == (4, 32)
     assert report.mean_loss == pytest.approx(0.69, abs=0.3)
 

@@ -15,7 +15,6 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.compare import (
     SETTINGS,
-    alone_in,
     check_folder,
     open_folder,
     overridden,
@@ -25,6 +24,7 @@ from flower_blsgd.experiments.compare import (
     with_budget,
 )
 from flower_blsgd.experiments.comparison import Run
+from flower_blsgd.results.folder import alone_in
 
 from .fake_training import FakeTrain
 
@@ -218,8 +218,11 @@ def test_folder_that_cannot_take_a_comparison_is_refused(tmp_path: Path) -> None
     assert contents(tmp_path) == before
 
 
+BUSY = "somebody is at work in it"
+
+
 def _hold(folder: Path, held: Any, done: Any) -> None:
-    with alone_in(folder):
+    with alone_in(folder, BUSY):
         held.set()
         done.wait(60)
 
@@ -233,15 +236,15 @@ def test_folder_takes_one_command_at_a_time(folder: Path) -> None:
     try:
         assert held.wait(60)
         with (
-            pytest.raises(UsageError, match="another blsgd compare is at work in"),
-            alone_in(folder),
+            pytest.raises(UsageError, match=BUSY),
+            alone_in(folder, BUSY),
         ):
             pass
     finally:
         done.set()
         other.join()
     for _ in range(2):  # free again, also after an error
-        with pytest.raises(KeyboardInterrupt), alone_in(folder):
+        with pytest.raises(KeyboardInterrupt), alone_in(folder, BUSY):
             raise KeyboardInterrupt
 
 

@@ -10,7 +10,6 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.comparison import (
     AlgorithmFigures,
     Comparison,
-    common_target,
     compare,
     paired_difference,
     reached_at,
@@ -148,7 +147,7 @@ def test_target_by_default_is_what_every_run_reached() -> None:
 def test_target_is_not_below_a_whole_tenth_of_a_point(thousandths: int) -> None:
     """0.29 / 0.001 is 290.00000000000006 or a little less, as rounding has it."""
     run = made_run("a", 0, (thousandths / 1000,))
-    target = common_target([run])
+    target = compare([run], "a").target
     assert target == thousandths / 1000
     assert reached_at(run, target) is run["rows"][0]
 

@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from flower_blsgd.errors import UsageError
 from flower_blsgd.models.resnets import (
-    CIFAR100_MEAN,
-    CIFAR100_STD,
+    CIFAR100_CHANNELS,
     PixelNormalize,
     Stem,
     WideResNet,
@@ -21,7 +20,7 @@ from flower_blsgd.models.resnets import (
 def made(
     depth: int, width: int, num_classes: int = 10, dropout: float = 0.0, stem: Stem = "3x3"
 ) -> WideResNet:
-    pixels = PixelNormalize(CIFAR100_MEAN, CIFAR100_STD)
+    pixels = PixelNormalize(*CIFAR100_CHANNELS)
     return WideResNet(depth, width, num_classes, pixels, dropout, stem)
 
 
@@ -99,7 +98,7 @@ def by_hand(model: WideResNet, images: Tensor, stem: Stem) -> Tensor:
         shift = state[f"{name}.bias"] - mean * scale
         return (values * scale[:, None, None] + shift[:, None, None]).clamp(min=0)
 
-    mean, std = torch.tensor(CIFAR100_MEAN), torch.tensor(CIFAR100_STD)
+    mean, std = map(torch.tensor, CIFAR100_CHANNELS)
     values = (images / 255 - mean[:, None, None]) / std[:, None, None]
     if stem == "7x7":
         values = functional.conv2d(values, state["stem.0.weight"], stride=2, padding=3)

@@ -37,7 +37,7 @@ def test_no_value_is_read() -> None:
     """Else a step could not be captured as a CUDA graph: on the meta device a read raises."""
     tokens = torch.zeros(2, 6, dtype=torch.int32, device="meta")
     with torch.device("meta"):
-        assert TextEncoder(12, 4, 6, width=16)(tokens).shape == (2, 4)
+        assert TextEncoder(12, 4, 6)(tokens).shape == (2, 4)
         for kind in ("bert", "distilbert", "roberta", "electra"):
             model = TextTransformer(tiny_config(kind, num_labels=4))
             assert model(tokens).shape == (2, 4), kind
@@ -51,7 +51,7 @@ NO_DROPOUT = {"dropout": 0.0, "word_dropout": 0.0, "layer_dropout": 0.0}
 def encoder(**settings: float) -> TextEncoder:
     """Return one whose layer does something already."""
     torch.manual_seed(0)
-    model = TextEncoder(12, 4, 6, **({"width": 16} | settings))  # type: ignore[arg-type]
+    model = TextEncoder(12, 4, 6, **settings)
     for name, parameter in model.layers.named_parameters():
         if name.endswith(("out_proj.weight", "linear2.weight")):
             nn.init.normal_(parameter, std=0.1)
@@ -80,7 +80,7 @@ def test_a_text_without_tokens(training: bool) -> None:
 
 def test_begins_as_a_linear_model_on_a_bag_of_words() -> None:
     torch.manual_seed(0)
-    model = TextEncoder(12, 4, 6, width=16).eval()
+    model = TextEncoder(12, 4, 6).eval()
     vectors = model.words.weight[5:8] + model.positions.weight[:3]
     expected = model.linear(16 * vectors.mean(dim=0))
     assert torch.allclose(model(SHORT[:1, :3])[0], expected, atol=1e-6)
@@ -98,7 +98,7 @@ def test_a_layer_that_is_left_out_counts_twice_elsewhere() -> None:
     """With half of them left out, what a layer adds is doubled where it stays."""
     model = encoder(**{**NO_DROPOUT, "layer_dropout": 0.5})
     layer = model.layers[0]
-    inputs, empty = torch.randn(64, 3, 16), torch.zeros(64, 3, dtype=torch.bool)
+    inputs, empty = torch.randn(64, 3, 64), torch.zeros(64, 3, dtype=torch.bool)
     added = (layer(inputs, empty) - inputs).detach()
     whole = (layer.eval()(inputs, empty) - inputs).detach()
     kept = added.abs().sum(dim=(1, 2)) > 0
@@ -108,7 +108,7 @@ def test_a_layer_that_is_left_out_counts_twice_elsewhere() -> None:
 
 def test_words_that_stay_keep_their_order_and_position() -> None:
     torch.manual_seed(0)
-    model = TextEncoder(60, 4, 40, width=16)  # leaves 0.6 of the words out
+    model = TextEncoder(60, 4, 40)  # leaves 0.6 of the words out
     seen: list[torch.Tensor] = []
     for layer in (model.words, model.positions):
         layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

@@ -113,7 +113,7 @@ def test_task_is_sound(root: Path, name: str) -> None:
     assert (task.num_train, task.num_test) == (TRAIN, TEST)
     assert task.train[0].shape == (TRAIN, 3, stored, stored)
     assert str(task.train[0].dtype) == "uint8"
-    mean = torch.tensor(BENCHMARKS[name].mean).view(1, 3, 1, 1)
+    mean = torch.tensor(BENCHMARKS[name].channels[0]).view(1, 3, 1, 1)
     narrow: Any = task.model()
     assert float(narrow.pixels(mean * 255).abs().max()) < 1e-5
     assert task.loss is cross_entropy

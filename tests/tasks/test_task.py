@@ -253,7 +253,7 @@ def test_parts_are_a_function_of_the_seed_alone() -> None:
 def test_nothing_else_changes_and_nothing_is_copied() -> None:
     whole = replace(points(20), assets={"tokenizer.json": Path("a")}, evaluation_batch_size=3)
     part = with_validation(whole, 0.5, 0)
-    assert part.train.samples is part.test.samples is whole.train
+    assert part.train.dataset is part.test.dataset is whole.train
     assert (part.assets, part.evaluation_batch_size) == (whole.assets, 3)
 
 
