@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from .tensor_sum import AnyArray as AnyArray  # noqa: PLC0414
-from .tensor_sum import move
+from .tensor_sum import move as move  # noqa: PLC0414
 
 
 class Weighting(Protocol):
@@ -157,51 +157,22 @@ def weighted_average(
     -------
     dict
         Floating tensors are summed in their own precision, float32 at least, as differences to
-        the first, and return in the dtype they had: the average of equal models is that model
-        to the bit. Large models are summed by several threads, which changes no bit. Integer and
-        boolean tensors, such as BatchNorm's counters, take the maximum over the models with a
-        positive weight.
+        the model with the largest weight (the first of several), and return in the dtype they
+        had: the average of equal models is that model to the bit. Large models are summed by
+        several threads, which changes no bit. Integer and boolean tensors, such as BatchNorm's
+        counters, take the maximum over the models with a positive weight.
 
     Raises
     ------
     ValueError
         If all weights are 0, or a tensor's shapes or dtypes differ.
     """
-    counted = [(model, w) for model, w in zip(models, weights, strict=True) if w > 0]
-    if not counted:
+    if not any(weight > 0 for weight in weights):
         raise ValueError("all weights are 0, so there is nothing to average")
-    (first, _), *others = counted
-    return move(first, [model for model, _ in others], [w for _, w in others], out)
-
-
-def moved_by_updates(
-    before: Mapping[str, AnyArray],
-    models: Sequence[Mapping[str, AnyArray]],
-    scales: Sequence[float],
-) -> dict[str, AnyArray]:
-    """Return ``x + sum_i s_i (x_i - x)`` for every tensor named in `before`.
-
-    Parameters
-    ----------
-    before : mapping
-        x by name.
-    models : sequence of mapping
-        x_i by name, at least the same names. Give them in worker order.
-    scales : sequence of float
-        s_i >= 0; they need not add up to 1, and a model whose scale is 0 is left out.
-
-    Returns
-    -------
-    dict
-        As `weighted_average` returns them.
-
-    Raises
-    ------
-    ValueError
-        If a tensor's shapes or dtypes differ.
-    """
-    counted = [(model, s) for model, s in zip(models, scales, strict=True) if s > 0]
-    return move(before, [model for model, _ in counted], [s for _, s in counted])
+    others = list(zip(models, weights, strict=True))
+    # Differences to a model that hardly counts would leave its rounding errors in the sum.
+    base, _ = others.pop(max(range(len(others)), key=lambda i: weights[i]))
+    return move(base, [model for model, _ in others], [w for _, w in others], out)
 
 
 _WEIGHTS: Mapping[str, Callable[[Sequence[float]], list[float]]] = {
@@ -210,65 +181,47 @@ _WEIGHTS: Mapping[str, Callable[[Sequence[float]], list[float]]] = {
 }
 
 
-@dataclass(frozen=True)
-class NodeAveraging:
-    """The average of the workers behind one node.
+def average_at_node(
+    models: Sequence[Mapping[str, AnyArray]],
+    loads: Sequence[float],
+    completed_steps: Sequence[int],
+    worker_weight: str,
+    update_norms: Sequence[float] = (),
+    moving: Sequence[str] = (),
+) -> dict[str, AnyArray]:
+    """Return the average of the workers behind one node, which stands for them at the server.
 
     Parameters
     ----------
-    worker_weight : {"load", "equal"} (default: "load")
+    models : sequence of mapping
+        In worker order.
+    loads, completed_steps : sequence of float, of int
+        Of each; at least one above 0.
+    worker_weight : {"load", "equal"}
         What a worker's weight is proportional to; 0 for one that completed nothing.
-    update_norms : tuple of float (default: ())
+    update_norms : sequence of float (default: ())
         By completed steps, from 0 on: the tensors in `moving` count with the weight over this.
-    moving : tuple of str (default: ())
+    moving : sequence of str (default: ())
         Names of the tensors that move by scaled updates; all others count with the weight.
+
+    Raises
+    ------
+    ValueError
+        If all loads are 0.
     """
-
-    worker_weight: str = "load"
-    update_norms: tuple[float, ...] = ()
-    moving: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.worker_weight not in _WEIGHTS:
-            raise ValueError(
-                f"worker weight {self.worker_weight!r} must be one of {', '.join(_WEIGHTS)}"
-            )
-
-    def average(
-        self,
-        models: Sequence[Mapping[str, AnyArray]],
-        loads: Sequence[float],
-        completed_steps: Sequence[int],
-    ) -> dict[str, AnyArray]:
-        """Return the average of these models, which stands for all of them at the server.
-
-        Parameters
-        ----------
-        models : sequence of mapping
-            In worker order.
-        loads : sequence of float
-            Of each; at least one above 0.
-        completed_steps : sequence of int
-            Of each.
-
-        Raises
-        ------
-        ValueError
-            If all loads are 0.
-        """
-        weights = _WEIGHTS[self.worker_weight](loads)
-        if not self.moving:
-            return weighted_average(models, weights)
-        scales = [
-            weight / self.update_norms[steps] if weight else 0.0
-            for weight, steps in zip(weights, completed_steps, strict=True)
-        ]
-        total = sum(scales)
-        moving = [{name: model[name] for name in self.moving} for model in models]
-        moved = weighted_average(moving, [scale / total for scale in scales])
-        others = [{n: t for n, t in model.items() if n not in moved} for model in models]
-        averaged = weighted_average(others, weights) | moved
-        return {name: averaged[name] for name in models[0]}
+    weights = _WEIGHTS[worker_weight](loads)
+    if not moving:
+        return weighted_average(models, weights)
+    scales = [
+        weight / update_norms[steps] if weight else 0.0
+        for weight, steps in zip(weights, completed_steps, strict=True)
+    ]
+    total = sum(scales)
+    own = [{name: model[name] for name in moving} for model in models]
+    moved = weighted_average(own, [scale / total for scale in scales])
+    others = [{n: t for n, t in model.items() if n not in moved} for model in models]
+    averaged = weighted_average(others, weights) | moved
+    return {name: averaged[name] for name in models[0]}
 
 
 def node_weight(weighting: Weighting) -> str:
@@ -282,8 +235,8 @@ def node_weight(weighting: Weighting) -> str:
 
 
 def average_by_load(
-    states: Sequence[Mapping[str, AnyArray]], loads: Sequence[Mapping[str, float]]
-) -> tuple[dict[str, AnyArray], dict[str, float]]:
+    states: Sequence[Mapping[str, AnyArray]], loads: Sequence[float]
+) -> dict[str, AnyArray]:
     """Average each tensor, by load, over the models that have it.
 
     Parameters
@@ -291,20 +244,12 @@ def average_by_load(
     states : sequence of mapping
         Tensors by name, in worker order; names may differ, since a worker may have trained other
         parameters.
-    loads : sequence of mapping
-        Of each state, the load that stands behind each of its tensors, above 0.
-
-    Returns
-    -------
-    tuple of dict
-        The averages, and the load behind each: with these they can be averaged again.
+    loads : sequence of float
+        Of each, above 0.
     """
     average: dict[str, AnyArray] = {}
-    behind: dict[str, float] = {}
     for name in dict.fromkeys(name for state in states for name in state):
         having = [i for i, state in enumerate(states) if name in state]
-        shares = [loads[i][name] for i in having]
-        tensors = [{name: states[i][name]} for i in having]
-        average |= weighted_average(tensors, LoadWeighting().weights(shares))
-        behind[name] = sum(shares)
-    return average, behind
+        weights = LoadWeighting().weights([loads[i] for i in having])
+        average |= weighted_average([{name: states[i][name]} for i in having], weights)
+    return average

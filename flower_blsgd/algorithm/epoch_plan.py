@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from .local_steps import Participant, StepPolicy
+from .own_parts import checked_lists, checked_numbers
 from .sampling import EpochRequest, FloatArray, IntArray, LossTable, SampleList, Sampler
 
 EpochMode = Literal["samples", "table"]
@@ -139,6 +140,11 @@ def plan_epoch(
     -------
     EpochPlan
         A pure function of the arguments.
+
+    Raises
+    ------
+    UsageError
+        If the sampler did not return what it must.
     """
     num_samples = len(table)
     samples_per_round = shape.samples_per_round
@@ -147,8 +153,9 @@ def plan_epoch(
     request = EpochRequest(
         seed, epoch, rounds, tuple(participants), samples_per_round, samples_before
     )
-    sample_lists = tuple(sampler.sample_lists(request, table))
-    return EpochPlan(epoch, rounds, shape, sample_lists)
+    sample_lists = sampler.sample_lists(request, table)
+    checked = checked_lists(sampler, sample_lists, request, num_samples)
+    return EpochPlan(epoch, rounds, shape, checked)
 
 
 def round_shape(
@@ -187,9 +194,14 @@ def round_shape(
     ------
     ValueError
         If not even one step of every worker fits; names the largest batch size that does.
+    UsageError
+        If the policy did not return what it must.
     """
+    count = len(participants)
     steps = policy.local_steps(participants)
-    batch_sizes = tuple(policy.batch_sizes(participants))
+    steps = checked_numbers(policy, "local_steps", steps, count, 1, whole=True)
+    sizes = policy.batch_sizes(participants)
+    batch_sizes = tuple(checked_numbers(policy, "batch_sizes", sizes, count, 2, whole=True))
     batch_size = max(participant.batch_size for participant in participants)
     counted = (num_workers if mode == "table" else None) or len(participants)
 
@@ -213,7 +225,8 @@ def round_shape(
         )
     if mode == "samples":
         most = max(steps)
-        shapes = (RoundShape(_shrunk(steps, k, most), batch_sizes) for k in range(most, 0, -1))
+        fitting = range(min(most, num_samples), 0, -1)
+        shapes = (RoundShape(_shrunk(steps, k, most), batch_sizes) for k in fitting)
         return next(shape for shape in shapes if sum(shape.samples_per_round) <= num_samples)
     synchronous = max(steps) == 1
     fast = [s for s, participant in zip(steps, participants, strict=True) if participant.fast]

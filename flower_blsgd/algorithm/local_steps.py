@@ -5,7 +5,7 @@ very slow workers; `BalancedBatches`, which is ``dlb``), and which changes of sp
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -49,6 +49,9 @@ class StepPolicy(Protocol):
     Subclass it and write `local_steps`; the rest has defaults.
     """
 
+    follows_speeds: bool = False
+    """Whether the policy needs new speed ratios after every epoch."""
+
     @property
     def needs_speeds(self) -> bool:
         """Whether the policy needs the speed ratios of slow workers, which are then measured."""
@@ -57,11 +60,6 @@ class StepPolicy(Protocol):
     @property
     def needs_fast_speeds(self) -> bool:
         """Whether the policy needs the speed ratios of fast workers as well."""
-        return False
-
-    @property
-    def follows_speeds(self) -> bool:
-        """Whether the policy needs new speed ratios after every epoch."""
         return False
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
@@ -207,10 +205,7 @@ class BalancedBatches(StepPolicy):
     A worker whose share would be under 2 samples gets 2.
     """
 
-    @property
-    def follows_speeds(self) -> bool:
-        """Batch sizes need the new speed ratios after every epoch."""
-        return True
+    follows_speeds = True
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return 1 for every worker."""
@@ -261,7 +256,7 @@ def balanced_batches(total: int, shares: Sequence[float]) -> list[int]:
 
 
 def speeds_changed(
-    used: Mapping[int, float], measured: Mapping[int, float], fall: float, rise: float
+    used: Sequence[float | None], measured: Sequence[float | None], fall: float, rise: float
 ) -> bool:
     """Return whether some worker's gamma left the dead band around the one in use.
 
@@ -270,27 +265,21 @@ def speeds_changed(
 
     Parameters
     ----------
-    used, measured : mapping of int to float
-        Seconds per step by worker index. A worker that is in one of them only has come or gone,
-        and counts as a change.
+    used, measured : sequence of float or None
+        Seconds per step of each worker; None where they are not known, which counts as a change.
     fall, rise : float
         Relative change of gamma, down and up, that is still ignored, >= 0.
 
     Examples
     --------
-    >>> speeds_changed({0: 1.0, 1: 4.0}, {0: 2.0, 1: 8.4}, 0.1, 0.25)
+    >>> speeds_changed([1.0, 4.0], [2.0, 8.4], 0.1, 0.25)
     False
-    >>> speeds_changed({0: 1.0, 1: 4.0}, {0: 1.0, 1: 4.6}, 0.1, 0.25)
+    >>> speeds_changed([1.0, 4.0], [1.0, 4.6], 0.1, 0.25)
     True
     """
-    if used.keys() != measured.keys():
-        return True
-    workers = list(used)
-    old = speed_ratios([used[worker] for worker in workers])
-    new = speed_ratios([measured[worker] for worker in workers])
     return any(
-        a is not None and b is not None and not -fall <= b / a - 1 <= rise
-        for a, b in zip(old, new, strict=True)
+        a is None or b is None or not -fall <= b / a - 1 <= rise
+        for a, b in zip(speed_ratios(used), speed_ratios(measured), strict=True)
     )
 
 

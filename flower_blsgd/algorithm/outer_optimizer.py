@@ -11,7 +11,12 @@ from .tensor_sum import AnyArray
 
 
 class OuterOptimizer(Protocol):
-    """Computes the next global model from the average of a round."""
+    """Computes the next global model from the average of a round. Subclass it and write `step`."""
+
+    @property
+    def kept(self) -> dict[str, AnyArray]:
+        """What it keeps from step to step, by the parameter's name and of its shape."""
+        return {}
 
     def step(
         self,
@@ -40,7 +45,7 @@ class OuterOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class OuterSGD:
+class OuterSGD(OuterOptimizer):
     """SGD with momentum on the averaged update (Douillard et al. 2023, DiLoCo).
 
     With ``d = averaged - before``, the negative of the outer gradient::
@@ -75,6 +80,11 @@ class OuterSGD:
             raise ValueError(f"learning_rate = {self.learning_rate} must be a number above 0")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum = {self.momentum} must be in [0, 1)")
+
+    @property
+    def kept(self) -> dict[str, AnyArray]:
+        """The velocity."""
+        return self._velocity
 
     def step(
         self,

@@ -9,7 +9,7 @@ workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sam
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ HIGH_LOSS_RATIO = 0.5
 
 UNSEEN = np.float32(np.inf)
 """The loss of a sample that was never seen: it ranks above every number."""
+
+_MOST_FAILURES = 2
+"""After so many failed orders a sample without a recorded loss is ranked at the median."""
 
 _DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
 """The purpose of each tier's draw, for its random generator."""
@@ -83,6 +86,8 @@ class LossTable:
         float32 of shape (N,); infinity for a sample that was never seen.
     rounds : numpy.ndarray
         int32 of shape (N,); the round of the record, 0 for a sample that was never seen.
+    failures : numpy.ndarray
+        uint8 of shape (N,); how many orders of a sample failed while it was never seen, 2 at most.
     """
 
     def __init__(self, num_samples: int) -> None:
@@ -90,6 +95,7 @@ class LossTable:
             raise ValueError(f"num_samples = {num_samples} must be at least 1")
         self.losses: FloatArray = np.full(num_samples, UNSEEN, np.float32)
         self.rounds: IntArray = np.zeros(num_samples, np.int32)
+        self.failures: npt.NDArray[np.uint8] = np.zeros(num_samples, np.uint8)
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -105,6 +111,24 @@ class LossTable:
         indices, losses = indices[finite], losses[finite]
         self.losses[indices] = losses
         self.rounds[indices] = server_round
+
+    def record_failure(self, indices: IntArray) -> None:
+        """Count an order that failed for those of its samples that were never seen."""
+        unseen = indices[self.rounds[indices] == 0]
+        self.failures[unseen] = np.minimum(self.failures[unseen] + 1, _MOST_FAILURES)
+
+    def ranking_losses(self) -> FloatArray:
+        """Return the losses that samples are ranked by, which are not to be changed.
+
+        They are the recorded ones, and infinity for a sample that was never seen. But one whose
+        orders failed twice may be why they fail: it has the median of the recorded losses, lest
+        the same workers get it first in every epoch.
+        """
+        failed = (self.failures == _MOST_FAILURES) & (self.rounds == 0)
+        recorded = self.losses[self.rounds > 0] if failed.any() else ()
+        if not len(recorded):
+            return self.losses
+        return np.where(failed, np.float32(np.median(recorded)), self.losses)
 
     def mean_age_rounds(self, server_round: int) -> float:
         """Return the mean age, in rounds, of the losses that are recorded; nan without any."""
@@ -249,10 +273,8 @@ class EpochRequest:
 class Sampler(Protocol):
     """Chooses the samples of one epoch. Subclass it and write `sample_lists`."""
 
-    @property
-    def needs_both_tiers(self) -> bool:
-        """Whether a run must start with at least one fast and one slow worker."""
-        return False
+    needs_both_tiers: bool = False
+    """Whether a run must start with at least one fast and one slow worker."""
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the epoch's lists; every participant is a member of exactly one."""
@@ -289,6 +311,10 @@ class SeparatedSampler(Sampler):
         Which tier that is.
     """
 
+    needs_both_tiers = True
+    disjoint: ClassVar[bool] = False
+    """Whether the other tier gets what is left of all samples, as far as that suffices."""
+
     high_loss_ratio: float = HIGH_LOSS_RATIO
     high_loss_to: TierName = "fast"
 
@@ -300,19 +326,10 @@ class SeparatedSampler(Sampler):
                 f"high_loss_to = {self.high_loss_to!r} must be one of {', '.join(_DRAWS)}"
             )
 
-    @property
-    def needs_both_tiers(self) -> bool:
-        """A run must start with at least one fast and one slow worker."""
-        return True
-
-    @property
-    def disjoint(self) -> bool:
-        """Whether the other tier gets what is left of all samples, as far as that suffices."""
-        return False
-
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the fast workers' list and the slow workers' list."""
         sample_lists = {}
+        losses = table.ranking_losses()
         taken = np.zeros(len(table), np.bool_)
         by_loss_first = sorted(_DRAWS.items(), key=lambda draw: draw[0] != self.high_loss_to)
         for tier, purpose in by_loss_first:
@@ -325,10 +342,10 @@ class SeparatedSampler(Sampler):
             if self.disjoint and tier != self.high_loss_to:
                 left = np.flatnonzero(~taken)
                 rng.shuffle(left)
-                more = draw_samples(table.losses, max(0, count - len(left)), ratio, rng)
+                more = draw_samples(losses, max(0, count - len(left)), ratio, rng)
                 indices = np.concatenate([left[:count].astype(np.int32), more])
             else:
-                indices = draw_samples(table.losses, count, ratio, rng)
+                indices = draw_samples(losses, count, ratio, rng)
                 taken[indices] = True
             sample_lists[tier] = SampleList(indices, members)
         return [sample_lists[tier] for tier in _DRAWS if tier in sample_lists]
@@ -342,7 +359,4 @@ class UnifiedSampler(SeparatedSampler):
     the rest is drawn uniformly from all samples. The parameters are those of `SeparatedSampler`.
     """
 
-    @property
-    def disjoint(self) -> bool:
-        """The other tier gets the samples that are left, as far as they suffice."""
-        return True
+    disjoint: ClassVar[bool] = True

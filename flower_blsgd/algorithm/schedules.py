@@ -1,15 +1,19 @@
-"""The learning rate that the server sends in every order: warm-up, then steps down."""
+"""The learning rate that the server sends in every order: warm-up, then a schedule downwards."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+Schedule = Literal["steps", "cosine", "linear"]
 
 
 @dataclass(frozen=True)
 class LearningRate:
-    """MultiStepLR over the epochs, or over shares of the budget, with a linear warm-up.
+    """Steps, a cosine or a line over the epochs or the budget, with a linear warm-up.
 
-    It is never counted in local steps, so a worker's steps do not change it.
+    It is never counted in local steps, so a worker's steps do not change it. A share of the budget
+    is one of epochs, rounds or seconds, whichever it is in, and counts from round to round.
 
     Parameters
     ----------
@@ -18,11 +22,14 @@ class LearningRate:
     decay_epochs : sequence of float (default: ())
         After this many epochs the rate is multiplied by `factor`; plain numbers never scale.
     decay_shares : sequence of float (default: ())
-        The same at shares in (0, 1) of the budget, whether that is epochs, rounds or seconds.
+        The same from the first round past these shares of the budget, in (0, 1).
     factor : float (default: 0.1)
         Multiplier of each decay.
     warmup_epochs : float (default: 0)
         Over these the rate grows linearly, round by round.
+    schedule : {"steps", "cosine", "linear"} (default: "steps")
+        ``"steps"`` decays as above. The others fall from `base`, where the warm-up ends, to 0 at
+        the end of the budget; decays have no effect on them.
     """
 
     base: float
@@ -30,12 +37,18 @@ class LearningRate:
     decay_shares: Sequence[float] = ()
     factor: float = 0.1
     warmup_epochs: float = 0.0
+    schedule: Schedule = "steps"
 
     def __post_init__(self) -> None:
         if not (self.base > 0 and math.isfinite(self.base)):
             raise ValueError(f"learning rate = {self.base} must be a number above 0")
+        if self.schedule not in get_args(Schedule):
+            known = ", ".join(get_args(Schedule))
+            raise ValueError(f"schedule = {self.schedule!r} must be one of {known}")
 
-    def at(self, epoch: int, budget_share: float, epoch_share: float = 1.0) -> float:
+    def at(
+        self, epoch: int, budget_share: float, rounds_done: int = 0, rounds_in_epoch: int = 1
+    ) -> float:
         """Return the learning rate of one round.
 
         Parameters
@@ -43,15 +56,25 @@ class LearningRate:
         epoch : int
             Counted from 1.
         budget_share : float
-            Share of the budget that was used when this epoch began, in [0, 1].
-        epoch_share : float (default: 1.0)
-            Share of this epoch that will be done after this round, in (0, 1].
+            Share of the budget that is used when this round begins, in [0, 1].
+        rounds_done, rounds_in_epoch : int (default: 0, 1)
+            Rounds of this epoch before this one, and all of them.
         """
-        # A hair of tolerance: 60 % of 5 epochs is 3 epochs, whatever the binary fractions say.
-        decays = sum(epoch - 1 >= after for after in self.decay_epochs)
-        decays += sum(budget_share >= share - 1e-9 for share in self.decay_shares)
-        rate = self.base * self.factor**decays
+        if self.schedule == "steps":
+            # A hair of tolerance: 60 % of 5 epochs is 3 epochs, whatever the binary fractions say.
+            decays = sum(epoch - 1 >= after for after in self.decay_epochs)
+            decays += sum(budget_share >= share - 1e-9 for share in self.decay_shares)
+            rate = self.base * self.factor**decays
+        else:
+            left = 1.0 - min(1.0, budget_share)
+            if self.warmup_epochs and left:
+                # What share of the budget the warm-up took, the epochs so far say.
+                done = max(epoch - 1 + rounds_done / rounds_in_epoch, self.warmup_epochs)
+                left *= done / (done - budget_share * self.warmup_epochs)
+            cosine = self.schedule == "cosine"
+            rate = self.base * ((1.0 - math.cos(math.pi * left)) / 2 if cosine else left)
         if self.warmup_epochs > 0:
+            epoch_share = (rounds_done + 1) / rounds_in_epoch
             rate *= min(1.0, (epoch - 1 + epoch_share) / self.warmup_epochs)
         return rate
 

@@ -105,9 +105,10 @@ def move(
     first : mapping
         x by name.
     others : sequence of mapping
-        x_i by name, at least the same names, with the same shapes and dtypes.
+        x_i by name, at least the same names, with the same shapes and dtypes. Give them in worker
+        order, since sums run in that order.
     scales : sequence of float
-        s_i > 0.
+        s_i >= 0; they need not add up to 1, and a model whose scale is 0 is left out.
     out : mapping, optional
         Tensors that the result is written to, which may not overlap what is read; new ones by
         default.
@@ -118,7 +119,9 @@ def move(
         If a tensor's shapes or dtypes differ, also from those of `out`.
     """
     names = list(first)
-    models = [[model[name] for name in names] for model in (first, *others)]
+    counted = [model for model, scale in zip(others, scales, strict=True) if scale > 0]
+    scales = [scale for scale in scales if scale > 0]
+    models = [[model[name] for name in names] for model in (first, *counted)]
     if out is None:
         moved = [np.empty(tensor.shape, tensor.dtype) for tensor in models[0]]
     else:

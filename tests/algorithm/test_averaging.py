@@ -1,5 +1,6 @@
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,16 @@ from flower_blsgd.algorithm.averaging import (
     AnyArray,
     EqualWeighting,
     LoadWeighting,
-    NodeAveraging,
     NormalizedWeighting,
     Weighting,
+    average_at_node,
     average_by_load,
-    moved_by_updates,
+    move,
     node_weight,
     weighted_average,
 )
+from flower_blsgd.algorithm.own_parts import checked_weights
+from flower_blsgd.errors import UsageError
 
 Model = dict[str, AnyArray]
 
@@ -50,6 +53,44 @@ def test_weights_of_nobody_and_of_negative_loads_refused(weighting: Weighting) -
             weighting.weights(loads)
     with pytest.raises(ValueError, match="negative"):
         weighting.weights([3, -1])
+
+
+@dataclass
+class _Own(LoadWeighting):
+    """Returns what it is given."""
+
+    numbers: Any
+
+    def weights(self, completed_loads: Sequence[float]) -> list[float]:
+        return self.numbers  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ([0.5, 0.5], "a list of 3 finite numbers"),
+        ([1.5, -0.5, 0.0], "a list of 3 finite"),
+        ([math.nan, 0.5, 0.5], "a list of 3 finite"),
+        ([math.inf, 0.0, 0.0], "a list of 3 finite"),
+        (["1", 0, 0], "a list of 3 finite"),
+        (1.0, "a list of 3 finite"),
+        ([32.0, 8.0, 0.0], "they must add up to 1"),
+        ([0.0, 0.0, 1.0], "with 0 where the load is 0"),
+    ],
+)
+def test_weights_of_an_own_weighting_that_cannot_be_used_are_refused(
+    numbers: Any, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"^_Own\.weights returned .*{reason}"):
+        checked_weights(_Own(numbers), [32.0, 8.0, 0.0])
+
+
+def test_weights_of_workers_that_completed_nothing_go_to_the_others() -> None:
+    """0.5, 0.25 and 0.25; the third completed nothing: 2/3 and 1/3."""
+    own = _Own(np.array([0.5, 0.25, 0.25], np.float32))
+    assert checked_weights(own, [32.0, 8.0, 0.0]) == pytest.approx([2 / 3, 1 / 3, 0.0])
+    loads = [32.0, 7.0, 5.0]
+    assert checked_weights(LoadWeighting(), loads) == LoadWeighting().weights(loads)
 
 
 # the average
@@ -132,6 +173,31 @@ def test_weighted_average_of_equal_models_is_that_model_to_the_bit(dtype: str, c
         assert average.tobytes() == model.tobytes()
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_weighted_average_keeps_its_digits_wherever_the_heavy_model_stands(place: int) -> None:
+    """11 / 24 + 0 x 22 / 24 + 0 / 24 = 0.4583333...; the heavy one is first, second or third."""
+    values, loads = [np.float32(11.0), np.float32(0.0)], [1.0, 1.0]
+    values.insert(place, np.float32(0.0))
+    loads.insert(place, 22.0)
+    arrays = [np.array([value]) for value in values]
+    average = _average(arrays, LoadWeighting().weights(loads))
+    assert average[0] == np.float32(11 / 24)
+    two = _average(
+        [arrays[values.index(np.float32(11.0))], np.zeros(1, np.float32)], [1 / 24, 23 / 24]
+    )
+    assert two[0] == np.float32(11 / 24)
+
+
+@given(st.lists(st.tuples(st.floats(-99, 99, width=32), st.integers(1, 999)), min_size=1))
+def test_weighted_average_is_the_sum_within_rounding(parts: list[tuple[float, int]]) -> None:
+    weights = LoadWeighting().weights([load for _, load in parts])
+    arrays = [np.array([value], np.float32) for value, _ in parts]
+    terms = [value * weight for (value, _), weight in zip(parts, weights, strict=True)]
+    bound = 4 * len(parts) * np.finfo(np.float32).eps * sum(abs(term) for term in terms)
+    # The smallest float32 numbers have fewer digits.
+    assert abs(_average(arrays, weights)[0] - math.fsum(terms)) <= bound + 1e-43
+
+
 def test_weighted_average_of_other_memory_orders_and_shapes() -> None:
     plain = np.arange(6, dtype=np.float32).reshape(2, 3)
     strided = np.repeat(plain, 2, axis=1)[:, ::2]
@@ -144,20 +210,20 @@ def test_weighted_average_of_other_memory_orders_and_shapes() -> None:
 # updates from the global model
 
 
-def test_moved_by_updates_worked() -> None:
+def test_move_worked() -> None:
     before = {"x": np.array([1.0, 2.0], np.float32)}
     models = [{"x": np.array([3.0, 2.0], np.float32)}, {"x": np.array([0.0, 6.0], np.float32)}]
     # 1 + 0.5 x 2 + 2 x (-1) = 0;  2 + 0.5 x 0 + 2 x 4 = 10
-    moved = moved_by_updates(before, models, [0.5, 2.0])
+    moved = move(before, models, [0.5, 2.0])
     assert moved["x"].tolist() == [0.0, 10.0]
     assert moved["x"].dtype == np.float32
     assert before["x"].tolist() == [1.0, 2.0]
 
 
-def test_moved_by_updates_leaves_out_a_scale_of_0_and_other_names() -> None:
+def test_move_leaves_out_a_scale_of_0_and_other_names() -> None:
     failed: Model = {}  # a worker whose order failed has no tensors
     trained = {"x": np.full(2, 3.0), "y": np.ones(1)}
-    moved = moved_by_updates({"x": np.ones(2)}, [failed, trained], [0.0, 0.5])
+    moved = move({"x": np.ones(2)}, [failed, trained], [0.0, 0.5])
     assert set(moved) == {"x"}
     assert moved["x"].tolist() == [2.0, 2.0]
 
@@ -217,7 +283,7 @@ def test_average_of_tensors_that_do_not_fit_is_refused(wrong: AnyArray, expected
     with pytest.raises(ValueError, match=expected):
         weighted_average([{"x": right}, {"x": right}], [0.5, 0.5], {"x": wrong})
     with pytest.raises(ValueError, match=expected):
-        moved_by_updates({"x": right}, [{"x": wrong}], [0.5])
+        move({"x": right}, [{"x": wrong}], [0.5])
 
 
 # FedNova: normalised updates
@@ -265,7 +331,7 @@ def _model(value: float, counter: int = 0) -> Model:
 
 def test_node_average_by_load_worked() -> None:
     """Loads 4 and 2 here give (4 x 1 + 2 x 4) / 6 = 2; with a node of 6 at 8: (12 + 48) / 12."""
-    here = NodeAveraging("load").average([_model(1.0, 3), _model(4.0, 5)], [4.0, 2.0], [2, 1])
+    here = average_at_node([_model(1.0, 3), _model(4.0, 5)], [4.0, 2.0], [2, 1], "load")
     assert here["weight"].tolist() == [2.0, 2.0]
     assert here["counter"] == 5
     assert weighted_average([here, _model(8.0)], [0.5, 0.5])["weight"][0] == 5.0
@@ -274,7 +340,7 @@ def test_node_average_by_load_worked() -> None:
 def test_node_average_of_equals_counts_workers_that_completed_a_step() -> None:
     """(1 + 4) / 2 = 2.5; the third did nothing."""
     models = [_model(1.0), _model(4.0), _model(90.0)]
-    here = NodeAveraging("equal").average(models, [64.0, 2.0, 0.0], [32, 1, 0])
+    here = average_at_node(models, [64.0, 2.0, 0.0], [32, 1, 0], "equal")
     assert here["weight"].tolist() == [2.5, 2.5]
 
 
@@ -285,12 +351,12 @@ def test_node_average_of_normalised_updates_worked() -> None:
     10 - 4/3 + 4/3 - 1 = 9. A node of the first two: (4/3 + 12) / (1/3 + 1) = 10, with scale 8/9.
     Its buffers are averaged with equal weights: (4 + 12) / 2.
     """
-    rule = NodeAveraging("equal", (0.0, 1.0, 2.0, 3.0), ("weight",))
-    here = rule.average([_model(4.0), _model(12.0)], [6.0, 2.0], [3, 1])
+    rule: Any = "equal", (0.0, 1.0, 2.0, 3.0), ("weight",)
+    here = average_at_node([_model(4.0), _model(12.0)], [6.0, 2.0], [3, 1], *rule)
     assert here["weight"] == pytest.approx([10.0, 10.0])
     assert here["mean"].tolist() == [8.0]
     assert list(here) == list(_model(0.0))
-    moved = moved_by_updates(_model(10.0), [here, _model(7.0)], [8 / 9, 1 / 3])
+    moved = move(_model(10.0), [here, _model(7.0)], [8 / 9, 1 / 3])
     assert moved["weight"] == pytest.approx([9.0, 9.0])
 
 
@@ -347,31 +413,28 @@ def test_average_of_nodes_is_that_of_their_workers(nodes: Any, weighting: Weight
     weights = weighting.weights(loads)
     moving = ("weight",) if weighting.scales_updates else ()
     norms = tuple(weighting.update_norm(count) for count in range(max(steps) + 1))
-    rule = NodeAveraging(node_weight(weighting), norms, moving)
-    averages = [rule.average(*([x[i] for i in n] for x in (models, loads, steps))) for n in members]
+    rule: Any = node_weight(weighting), norms, moving
+    averages = [
+        average_at_node(*([x[i] for i in n] for x in (models, loads, steps)), *rule)
+        for n in members
+    ]
     flat = weighted_average(models, weights)
     nested = weighted_average(averages, [sum(weights[i] for i in node) for node in members])
     bound = 1e-5
     if moving:
         before = {"weight": _models(1, 2**17)[0]["weight"]}
         scales = weighting.update_scales(weights, steps)
-        flat |= moved_by_updates(before, models, scales)
+        flat |= move(before, models, scales)
         of_nodes = [sum(scales[i] for i in node) for node in members]
-        nested |= moved_by_updates(before, averages, of_nodes)
+        nested |= move(before, averages, of_nodes)
         # A norm of 30 beside one of 1 stretches what float32 rounded off.
         bound *= 1 + sum(scales)
     _assert_close(nested, flat, bound)
 
 
 def test_momentum_by_load_worked() -> None:
-    """Two of three have "b": (1 x 2 + 3 x 6) / 4 = 5, with a load of 4 behind it."""
+    """Two of three have "b": (1 x 2 + 3 x 6) / 4 = 5."""
     states = [{"a": np.ones(1), "b": np.full(1, 2.0)}, {"a": np.ones(1)}, {"b": np.full(1, 6.0)}]
-    loads = [dict.fromkeys("ab", load) for load in (1.0, 2.0, 3.0)]
-    average, behind = average_by_load(states, loads)
+    average = average_by_load(states, [1.0, 2.0, 3.0])
+    assert average["a"].tolist() == [1.0]
     assert average["b"].tolist() == [5.0]
-    assert behind == {"a": 3.0, "b": 4.0}
-    # the first two behind one node: the same
-    inner, load_behind = average_by_load(states[:2], loads[:2])
-    nested, all_behind = average_by_load([inner, states[2]], [load_behind, loads[2]])
-    assert nested["b"].tolist() == [5.0]
-    assert all_behind == behind

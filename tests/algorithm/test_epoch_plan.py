@@ -1,6 +1,8 @@
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ from flower_blsgd.algorithm.sampling import (
     UniformSampler,
     permutation_stream,
 )
+from flower_blsgd.errors import UsageError
 
 from .workers import by_speed, distinct_losses, share_left_out, table_of, workers
 
@@ -352,6 +355,82 @@ def test_plan_of_ten_million_samples() -> None:
     assert stats.all_loss_mean == pytest.approx(0.5, abs=1e-3)
     assert stats.loss_age_epochs_p90 == pytest.approx(0.9, abs=5e-3)
     assert stats.share_left_out == pytest.approx(1 - 1211 * 8192 / num_samples, abs=1e-3)
+
+
+# samplers and step policies of one's own
+
+
+@dataclasses.dataclass
+class _OwnSampler(Sampler):
+    """Returns what it is given."""
+
+    lists: Any
+
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        return self.lists  # type: ignore[no-any-return]
+
+
+def _zeros(count: int, *members: int, dtype: Any = np.int32) -> SampleList:
+    return SampleList(np.zeros(count, dtype), members)
+
+
+@pytest.mark.parametrize(
+    ("lists", "reason"),
+    [
+        # Two workers with a step of 2 samples each: 6 rounds of 24 samples, so 12 for each.
+        ([_zeros(12, 0)], "are for the participants [0]; each of the 2"),
+        ([_zeros(12, 0), _zeros(24, 0, 1)], "the participants [0, 0, 1]"),
+        ([_zeros(12, 0), _zeros(12, 2)], "the participants [0, 2]"),
+        ([_zeros(12, 0), _zeros(11, 1)], "[1] are int32 of shape (11,), not int32 of shape (12,)"),
+        ([_zeros(24, 0, 1, dtype=np.int64)], "[0, 1] are int64 of shape (24,), not int32"),
+        ([SampleList(np.zeros((24, 1), np.int32), (0, 1))], "shape (24, 1), not int32 of shape"),
+        ([SampleList([0] * 24, (0, 1))], "are list of shape (24,), not int32"),  # type: ignore[arg-type]
+        ([SampleList(np.full(24, 24, np.int32), (0, 1))], "lie in [24, 24], not in [0, 23]"),
+        ([SampleList(np.arange(-1, 23, dtype=np.int32), (0, 1))], "lie in [-1, 22]"),
+        ([np.zeros(24, np.int32)], "a list of SampleList"),
+    ],
+)
+def test_lists_of_an_own_sampler_that_cannot_be_used_are_refused(lists: Any, reason: str) -> None:
+    pair = workers(1, 1, 2)
+    with pytest.raises(UsageError, match=re.escape(reason)) as refusal:
+        _plan(24, SameSteps(1), sampler=_OwnSampler(lists), participants=pair)
+    assert str(refusal.value).startswith("_OwnSampler.sample_lists, epoch 1: ")
+    good = _OwnSampler([_zeros(12, 0), _zeros(12, 1)])
+    assert _plan(24, SameSteps(1), sampler=good, participants=pair).num_planned == 24
+
+
+@dataclasses.dataclass
+class _OwnPolicy(StepPolicy):
+    steps: Any
+    sizes: Any = (2, 2)
+
+    def local_steps(self, participants: Sequence[Participant]) -> list[int]:
+        return self.steps  # type: ignore[no-any-return]
+
+    def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
+        return self.sizes  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("policy", "method"),
+    [
+        *((_OwnPolicy(steps), "local_steps") for steps in ([1], [1, 0], [1, 1.5], None, [1, "2"])),
+        *((_OwnPolicy([1, 1], sizes), "batch_sizes") for sizes in ([2, 1], [2, 2, 2], [2, 2.0])),
+    ],
+)
+def test_numbers_of_an_own_step_policy_that_cannot_be_used_are_refused(
+    policy: _OwnPolicy, method: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"^_OwnPolicy\.{method} returned .* a list of 2 whole"):
+        round_shape(policy, workers(1, 1, 2), 24, "samples", 1)
+
+
+def test_numbers_of_an_own_step_policy_may_be_numpy_s_and_large() -> None:
+    """10^12 to 1, shrunk until a round fits: 11 x 2 + 1 x 2 = 24."""
+    policy = _OwnPolicy(np.array([10**12, 1]))
+    shape = round_shape(policy, workers(1, 1, 2), 24, "samples", 1)
+    assert shape.local_steps == (11, 1)
+    assert all(type(steps) is int for steps in shape.local_steps)
 
 
 # statistics of the choice of samples

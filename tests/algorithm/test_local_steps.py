@@ -235,19 +235,19 @@ def test_dlb_is_one_step_each_and_the_sum_of_the_common_batches() -> None:
 @pytest.mark.parametrize(
     ("measured", "changed"),
     [
-        ({0: 1.0, 1: 4.0}, False),
-        ({0: 2.0, 1: 8.4}, False),  # all twice as slow: gamma 0.25 -> 0.238, - 4.8 %
-        ({0: 1.0, 1: 4.39}, False),  # gamma - 8.9 %
-        ({0: 1.0, 1: 4.45}, True),  # gamma - 10.1 %
-        ({0: 1.0, 1: 3.22}, False),  # gamma + 24.2 %
-        ({0: 1.0, 1: 3.18}, True),  # gamma + 25.8 %
-        ({0: 1.2, 1: 4.0}, False),  # the fast one alone is slower: gamma + 20 %
-        ({0: 1.3, 1: 4.0}, True),  # + 30 %
-        ({0: 1.0}, True),
-        ({0: 1.0, 1: 4.0, 2: 4.0}, True),
+        ([1.0, 4.0], False),
+        ([2.0, 8.4], False),  # all twice as slow: gamma 0.25 -> 0.238, - 4.8 %
+        ([1.0, 4.39], False),  # gamma - 8.9 %
+        ([1.0, 4.45], True),  # gamma - 10.1 %
+        ([1.0, 3.22], False),  # gamma + 24.2 %
+        ([1.0, 3.18], True),  # gamma + 25.8 %
+        ([1.2, 4.0], False),  # the fast one alone is slower: gamma + 20 %
+        ([1.3, 4.0], True),  # + 30 %
+        ([1.0, None], True),
     ],
 )
 def test_dead_band_of_a_tenth_down_and_a_quarter_up(
-    measured: dict[int, float], changed: bool
+    measured: list[float | None], changed: bool
 ) -> None:
-    assert speeds_changed({0: 1.0, 1: 4.0}, measured, 0.1, 0.25) is changed
+    assert speeds_changed([1.0, 4.0], measured, 0.1, 0.25) is changed
+    assert speeds_changed([1.0, None], [1.0, 4.0], 0.1, 0.25)

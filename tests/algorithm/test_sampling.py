@@ -112,6 +112,28 @@ def test_record_in_descending_worker_order_lets_the_lowest_index_win() -> None:
     assert table.losses.tolist() == [0.25, 1.0, 2.5]
 
 
+def test_unseen_sample_ranks_at_the_median_after_two_failed_orders() -> None:
+    """The recorded losses are 1, 2 and 9: the median is 2, also for one whose order failed."""
+    table = LossTable(6)
+    _record(table, [1, 2, 3], [1.0, 2.0, 9.0], 1)
+    assert table.ranking_losses() is table.losses
+    for indices in ([0, 1, 4], [0, 3], [0, 5]):  # sample 0 three times, 4 and 5 once
+        table.record_failure(np.array(indices, np.int32))
+    assert table.ranking_losses().tolist() == [2.0, 1.0, 2.0, 9.0, math.inf, math.inf]
+    assert table.losses[0] == math.inf  # it was not seen
+    _record(table, [0], [5.0], 2)
+    assert table.ranking_losses().tolist() == [5.0, 1.0, 2.0, 9.0, math.inf, math.inf]
+
+
+def test_sample_that_failed_twice_is_unseen_while_nothing_is_recorded() -> None:
+    table = LossTable(3)
+    for _ in range(2):
+        table.record_failure(np.arange(2, dtype=np.int32))
+    assert table.ranking_losses().tolist() == [math.inf] * 3
+    _record(table, [2], [0.5], 1)
+    assert table.ranking_losses().tolist() == [0.5] * 3
+
+
 def test_mean_age_counts_recorded_losses_only() -> None:
     # ages at round 6: 4, 4, 1; the seven unseen do not count: 9 / 3 = 3
     table = table_of([1.0] * 3 + [math.inf] * 7, [2, 2, 5] + [0] * 7)

@@ -1,0 +1,84 @@
+"""Check what a sampler, a step policy or a weighting of one's own returns, before it is used.
+
+Each check raises UsageError, which names the class and what is wrong.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from .averaging import Weighting
+from .sampling import EpochRequest, SampleList, Sampler
+
+
+def checked_numbers(
+    part: object, method: str, numbers: Any, count: int, minimum: int = 0, whole: bool = False
+) -> list[Any]:
+    """Return what a method returned: `count` numbers, finite or whole, of at least `minimum`."""
+    found = list(numbers) if isinstance(numbers, list | tuple | np.ndarray) else []
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    good = all(isinstance(number, kinds) and minimum <= number < math.inf for number in found)
+    if len(found) != count or not good:
+        raise UsageError(
+            f"{type(part).__name__}.{method} returned {numbers!r}; it must return a list of "
+            f"{count} {'whole' if whole else 'finite'} numbers, each at least {minimum}"
+        )
+    return [int(number) if whole else float(number) for number in found]
+
+
+def checked_weights(weighting: Weighting, completed_loads: Sequence[float]) -> list[float]:
+    """Return a weighting's weights, which add up to 1.
+
+    One that it gave to a worker that completed nothing goes to the others.
+    """
+    given = weighting.weights(completed_loads)
+    weights = checked_numbers(weighting, "weights", given, len(completed_loads))
+    counted = [w if load > 0 else 0.0 for w, load in zip(weights, completed_loads, strict=True)]
+    if abs(math.fsum(weights) - 1) > 1e-6 or not any(counted):
+        raise UsageError(
+            f"{type(weighting).__name__}.weights returned {given!r} for the loads "
+            f"{list(completed_loads)}; they must add up to 1, with 0 where the load is 0"
+        )
+    total = 1.0 if counted == weights else sum(counted)
+    return [weight / total for weight in counted]
+
+
+def checked_lists(
+    sampler: Sampler, sample_lists: Any, request: EpochRequest, num_samples: int
+) -> tuple[SampleList, ...]:
+    """Return a sampler's lists; linear in their length. A sample may come twice in one."""
+    lists = tuple(sample_lists) if isinstance(sample_lists, list | tuple) else (None,)
+    try:
+        if not all(isinstance(each, SampleList) for each in lists):
+            raise ValueError("it must return a list of SampleList")
+        check_lists(lists, request.rounds, request.samples_per_round, num_samples)
+    except ValueError as error:
+        where = f"{type(sampler).__name__}.sample_lists, epoch {request.epoch}"
+        raise UsageError(f"{where}: {error}") from None
+    return lists
+
+
+def check_lists(
+    lists: Sequence[SampleList], rounds: int, samples_per_round: Sequence[int], num_samples: int
+) -> None:
+    """Raise ValueError unless these are lists for so many rounds of these participants."""
+    number = len(samples_per_round)
+    members = [worker for each in lists for worker in each.members]
+    if sorted(members) != list(range(number)):
+        raise ValueError(
+            f"its lists are for the participants {members}; each of the {number}, counted from "
+            "0, must be in exactly one"
+        )
+    for each in lists:
+        indices = each.indices
+        needed = rounds * sum(samples_per_round[worker] for worker in each.members)
+        of = f"the samples of the participants {list(each.members)}"
+        if getattr(indices, "dtype", None) != np.int32 or indices.shape != (needed,):
+            kind, shape = getattr(indices, "dtype", type(indices).__name__), np.shape(indices)
+            raise ValueError(f"{of} are {kind} of shape {shape}, not int32 of shape ({needed},)")
+        if needed and not 0 <= indices.min() <= indices.max() < num_samples:
+            lowest, highest = indices.min(), indices.max()
+            raise ValueError(f"{of} lie in [{lowest}, {highest}], not in [0, {num_samples - 1}]")
