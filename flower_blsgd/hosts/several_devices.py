@@ -3,20 +3,19 @@
 Behind such a node is a local grid: one worker process for each device, with a rank from 0 on.
 """
 
-import functools
 import logging
 import os
 import sysconfig
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 
-from ..algorithm.averaging import AnyArray, NodeAveraging, average_by_load
+from ..algorithm.averaging import average_at_node, average_by_load
 from ..array_records import view_record
 from ..errors import UsageError
 from ..protocol import (
@@ -25,21 +24,20 @@ from ..protocol import (
     HOST,
     METRICS,
     MOMENTUM,
-    MOMENTUM_LOADS,
     NUM_EXAMPLES,
     PROFILE,
+    QUERY_MOMENTUM,
     QUERY_PROFILE,
     Failure,
     HostOrders,
     HostReply,
-    ProfileQuery,
     TrainOrder,
-    WorkerProfile,
 )
 from ..runtime.devices import Machine, WorkerSpec, parse_workers
-from ..runtime.flower_internals import CRASHED, NODE_GONE, RAISED
+from ..runtime.flower_internals import NODE_GONE, RAISED
 from ..runtime.local_grid import LocalGrid
 from ..runtime.stream.session import at_session_end, in_session
+from ..strategy.profiles import answer_of, replies_to
 from ..strategy.replies import CheckedReply, ModelShape, check_reply
 
 _LOG = logging.getLogger(__name__)
@@ -53,13 +51,10 @@ _OF_ONE_WORKER = (
 )
 _PACKAGE_ROOT = Path(__file__).parents[2]
 
+_QUERY_SECONDS = 600.0
+_SHARE_OF_PATIENCE = 0.8
+
 NodeConfig = Mapping[str, bool | float | int | str]
-
-Sent = tuple[dict[int, RecordDict], dict[int, Failure]]
-"""By rank: the replies to a message, and the failures of the other workers."""
-
-Send = Callable[[Mapping[int, RecordDict]], Sent]
-"""Sends each worker, by rank, the content of a message, and waits for the replies."""
 
 
 def several_devices(client_app: str, app_dir: Path) -> Mod:
@@ -107,7 +102,6 @@ class _Node:
     def __init__(self, client_app: str, app_dir: Path) -> None:
         self._client_app, self._app_dir = client_app, app_dir
         self._grid: LocalGrid | None = None
-        self._node_ids: Sequence[int] = ()
 
     def answer(self, message: Message, context: Context) -> Message:
         if not in_session():
@@ -119,10 +113,9 @@ class _Node:
         with self._lock:
             if self._grid is None:
                 self._grid = node_grid(context, self._client_app, self._app_dir)
-                self._node_ids = list(self._grid.get_node_ids())
                 at_session_end(self._close)
             grid = self._grid
-        return answer(message, context, grid, self._node_ids)
+        return answer(message, context, grid)
 
     def _close(self) -> None:
         with self._lock:
@@ -133,9 +126,6 @@ class _Node:
 
 def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
     """Return the local grid of the workers that a node's config names.
-
-    Their processes start with the first message, and end with `close` or with this process. The
-    message of a process that dies fails, and the process starts again.
 
     Raises
     ------
@@ -191,11 +181,10 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
     ]
 
 
-def answer(message: Message, context: Context, grid: Grid, node_ids: Sequence[int]) -> Message:
-    """Answer a message for the workers behind this node, whose nodes on `grid` are given by rank.
+def answer(message: Message, context: Context, grid: Grid) -> Message:
+    """Answer a message for the workers behind this node: the nodes on `grid`, in order of rank.
 
-    One that is not meant for several, as Flower's own strategies send it, goes to the first. If
-    nobody answers a message in which no worker has an order of its own, the reply is an error.
+    One that is not meant for several, as Flower's own strategies send it, goes to the first.
 
     Raises
     ------
@@ -203,107 +192,80 @@ def answer(message: Message, context: Context, grid: Grid, node_ids: Sequence[in
         If the message is not what it must be.
     """
     kind = message.metadata.message_type
-    send = functools.partial(_send, grid, node_ids, kind)
+    if HOST in message.content.config_records:
+        orders = HostOrders.from_message(message)
+        reply = _send(grid, kind, orders.contents, orders.patience_seconds)
+        # What each answers to anything but an order to train goes back as it is.
+        passes = kind in (EVALUATE, QUERY_MOMENTUM, QUERY_PROFILE)
+        return (reply if passes else _with_average(reply, orders)).to_reply(message)
     if kind == QUERY_PROFILE:
-        return _answer_query(message, context, send, range(len(node_ids)))
-    if HOST not in message.content.config_records:
-        replies, failures = send({0: message.content})
-        if not replies:
-            return _nobody_answered(message, failures)
-        return Message(replies[0], reply_to=message)
-    orders = HostOrders.from_message(message)
-    if kind == EVALUATE:  # each its slice of the test set; the sums go back as they are
-        return HostReply(*send(orders.contents)).to_reply(message)
-    return _train(orders, send).to_reply(message)
+        contents = {rank: message.content for rank, _ in enumerate(grid.get_node_ids())}
+        reply = _send(grid, kind, contents, _QUERY_SECONDS)
+        for part in reply.parts.values():
+            # A worker's own number is its rank here, and other hosts have such workers as well.
+            if profile := part.config_records.get(PROFILE):
+                profile["partition-id"] = int(context.node_config.get("partition-id", -1))
+        return reply.to_reply(message)
+    reply = _send(grid, kind, {0: message.content})
+    if failure := reply.failures.get(0):
+        error = Error(failure.code, f"device 0 of this node: {failure.brief}")
+        return Message(error, reply_to=message)
+    return Message(reply.parts[0], reply_to=message)
 
 
-def _answer_query(message: Message, context: Context, send: Send, ranks: Sequence[int]) -> Message:
-    """Reply with the profiles of the workers; those whose speed is queried measure at once."""
-    query = ProfileQuery.from_message(message)
-    contents = dict.fromkeys(query.ranks or ranks, replace(query, ranks=[]).to_records())
-    replies, failures = send(contents)
-    died = [rank for rank, failure in failures.items() if failure.code == CRASHED]
-    if died:  # these processes have started again
-        more, still = send({rank: contents[rank] for rank in died})
-        replies |= more
-        failures = {r: f for r, f in failures.items() if r not in died} | still
-    number = int(context.node_config.get("partition-id", -1))
-    parts = {}
-    for rank, reply in replies.items():
-        try:
-            (profile,) = WorkerProfile.by_local_rank(Message(reply, reply_to=message)).values()
-        except ValueError as error:
-            failures[rank] = Failure(0, str(error))
-            continue
-        # Its own number is its rank here, and other hosts have such workers as well.
-        own = replace(profile, partition_id=number).to_reply(message)
-        parts[rank] = RecordDict({PROFILE: own.content[PROFILE]})
-    if not parts:
-        return _nobody_answered(message, failures)
-    return HostReply(parts, failures).to_reply(message)
+def _send(
+    grid: Grid, kind: str, contents: Mapping[int, RecordDict], patience_seconds: float = 0.0
+) -> HostReply:
+    """Send a message of a kind to each of these workers, all at once, and wait for the replies.
+
+    The server waits for so many seconds, 0 for ever; here it is less, so that the others' replies
+    reach it.
+    """
+    nodes = dict(enumerate(grid.get_node_ids()))
+    messages = [Message(c, nodes[rank], kind) for rank, c in contents.items() if rank in nodes]
+    received = replies_to(grid, messages, _SHARE_OF_PATIENCE * patience_seconds or None)
+    parts: dict[int, RecordDict] = {}
+    failures: dict[int, Failure] = {}
+    for rank in contents:
+        found = answer_of(received.get(nodes.get(rank, -1)), None)
+        if rank not in nodes:
+            failures[rank] = Failure(NODE_GONE, f"this node has no device {rank}")
+        elif isinstance(found, Failure):
+            failures[rank] = found
+        else:
+            parts[rank] = found
+    return HostReply(parts, failures)
 
 
-def _train(host_orders: HostOrders, send: Send) -> HostReply:
-    """Let the workers train, and return their reports with the average of their models.
+def _with_average(reply: HostReply, host_orders: HostOrders) -> HostReply:
+    """Return the workers' reports on their training with the average of their models.
 
     Their replies are checked as the server would: the worker of one that cannot be used
     has weight 0.
     """
-    rule = NodeAveraging(
-        host_orders.worker_weight, tuple(host_orders.update_norms), tuple(host_orders.moving)
-    )
     keys = host_orders.arrays_key, host_orders.config_key
     orders = {
         rank: TrainOrder.from_content(content, *keys)
         for rank, content in host_orders.contents.items()
     }
     model_shape = ModelShape(next(iter(orders.values())).arrays)
-    replies, failures = send(host_orders.contents)
     checked: dict[int, CheckedReply] = {}
     parts: dict[int, RecordDict] = {}
-    for rank, reply in replies.items():
+    failures = dict(reply.failures)
+    for rank, part in reply.parts.items():
         try:
-            checked[rank] = check_reply(reply, orders[rank], model_shape, host_orders.weighted_by)
+            checked[rank] = check_reply(part, orders[rank], model_shape, host_orders.weighted_by)
         except Exception as error:  # whatever a worker sends, it costs only its own share
-            failures[rank] = Failure(0, str(error) or type(error).__name__)
+            failures[rank] = Failure.of(error)
         else:
-            own = {n: r for n, r in reply.items() if n not in reply.array_records}
+            own = {n: r for n, r in part.items() if n not in part.array_records}
             parts[rank] = RecordDict(own)
     for rank, failure in failures.items():
         _LOG.warning("device %d has weight 0 in this round: %s", rank, failure.brief)
-    return HostReply(parts, failures, _averaged(checked, rule))
+    return HostReply(parts, failures, _averaged(checked, host_orders))
 
 
-def _nobody_answered(message: Message, failures: Mapping[int, Failure]) -> Message:
-    reasons = "; ".join(f"device {rank}: {f.brief}" for rank, f in failures.items())
-    code = next(iter(failures.values())).code or RAISED
-    error = Error(code, f"no device of this node answered ({reasons})")
-    return Message(error, reply_to=message)
-
-
-def _send(
-    grid: Grid, node_ids: Sequence[int], kind: str, contents: Mapping[int, RecordDict]
-) -> Sent:
-    """Send a message of a kind to each of these workers, all at once, and wait for the replies."""
-    known = range(len(node_ids))
-    ranks = {node_ids[rank]: rank for rank in contents if rank in known}
-    failures = {
-        rank: Failure(NODE_GONE, f"this node has no device {rank}")
-        for rank in contents
-        if rank not in known
-    }
-    replies: dict[int, RecordDict] = {}
-    messages = [Message(contents[rank], node, kind) for node, rank in ranks.items()]
-    for reply in grid.send_and_receive(messages):
-        rank = ranks[reply.metadata.src_node_id]
-        if reply.has_error():
-            failures[rank] = Failure(reply.error.code, (reply.error.reason or "").strip())
-        else:
-            replies[rank] = reply.content
-    return replies, failures
-
-
-def _averaged(checked: Mapping[int, CheckedReply], rule: NodeAveraging) -> RecordDict:
+def _averaged(checked: Mapping[int, CheckedReply], rule: HostOrders) -> RecordDict:
     """Return the host's own records: the averages, and the samples behind them."""
     counted = [reply for reply in checked.values() if reply.report.num_examples]
     loads = [float(reply.report.num_examples) for reply in counted]
@@ -311,14 +273,10 @@ def _averaged(checked: Mapping[int, CheckedReply], rule: NodeAveraging) -> Recor
     if not counted:
         return records
     steps = [reply.report.completed_steps for reply in counted]
-    tensors: dict[str, AnyArray] = rule.average([r.tensors for r in counted], loads, steps)
-    records[ARRAYS] = view_record(tensors)
-    momentum, behind = average_by_load(
-        [reply.momentum for reply in counted],
-        [dict.fromkeys(r.momentum, load) for r, load in zip(counted, loads, strict=True)],
+    models = [reply.tensors for reply in counted]
+    records[ARRAYS] = view_record(
+        average_at_node(models, loads, steps, rule.worker_weight, rule.update_norms, rule.moving)
     )
-    if momentum:
+    if momentum := average_by_load([reply.momentum for reply in counted], loads):
         records[MOMENTUM] = view_record(momentum)
-        total_loads = [behind[name] for name in sorted(behind)]
-        records[MOMENTUM_LOADS] = ConfigRecord({MOMENTUM_LOADS: total_loads})
     return records

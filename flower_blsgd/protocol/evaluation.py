@@ -1,6 +1,5 @@
 """A slice of the test set to evaluate, and its exact sums."""
 
-import math
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -32,7 +31,7 @@ class EvaluateOrder:
         The global model: every tensor of its state dict.
     """
 
-    round: int = field(metadata={"key": SERVER_ROUND})
+    round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
     first: int
     last: int
     arrays: ArrayRecord = field(metadata={"wire": False})
@@ -128,9 +127,5 @@ class EvaluateReport:
             raise ProtocolError(
                 f"samples {order.first} to {order.last} were ordered, but the sums are of samples "
                 f"{report.first} to {report.last}"
-            )
-        if not (math.isfinite(report.loss_sum) and math.isfinite(report.metric_sum)):
-            raise ProtocolError(
-                f"the sums {report.loss_sum} and {report.metric_sum} are not finite"
             )
         return report

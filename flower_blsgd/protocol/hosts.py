@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from .records import ARRAYS, CONFIG, NUM_EXAMPLES, ProtocolError, by_rank, from_wire, to_wire
 
@@ -16,31 +17,42 @@ HOST = "host"
 
 _ORDER, _FAILURE = "order", "failure"
 
+_KINDS = {
+    ErrorCode.CLIENT_APP_CRASHED: "died",
+    ErrorCode.NODE_UNAVAILABLE: "gone",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "late",
+    ErrorCode.MESSAGE_UNAVAILABLE: "late",
+}
+_OUT_OF_MEMORY = ("MemoryError", "out of memory", "allocate memory")
+
 
 @dataclass(frozen=True)
 class HostOrders:
-    """The orders to the workers behind one node: to train, or to evaluate.
+    """The orders to the workers behind one node: to train, to evaluate, or to answer a query.
 
     Parameters
     ----------
     contents : mapping of int to RecordDict
-        By local rank: what the worker's own message would hold. All records but its settings are
-        shared.
+        By local rank: what the worker's own message would hold. A record that all of them hold is
+        sent once.
     arrays_key, config_key : str
         The names of the model and of the settings in them.
     weighted_by : str (default: "num-examples")
         The metric that every reply must hold.
     worker_weight, update_norms, moving : str (default: "load"), sequences of float and str
-        How the models are averaged there, as in `NodeAveraging`.
+        How the models are averaged there, as in `algorithm.averaging.average_at_node`.
+    patience_seconds : float (default: 600)
+        How long the server waits for the node's reply.
     """
 
     contents: Mapping[int, RecordDict] = field(metadata={"wire": False})
     arrays_key: str = ARRAYS
     config_key: str = CONFIG
     weighted_by: str = NUM_EXAMPLES
-    worker_weight: str = "load"
-    update_norms: Sequence[float] = ()
+    worker_weight: str = field(default="load", metadata={"limits": ("load", "equal")})
+    update_norms: Sequence[float] = field(default=(), metadata={"limits": 0})
     moving: Sequence[str] = ()
+    patience_seconds: float = field(default=600.0, metadata={"limits": 0})
 
     def to_records(self) -> RecordDict:
         """Return the content of the message; what is shared is not copied."""
@@ -49,8 +61,10 @@ class HostOrders:
             for name, record in content.items():
                 if name == self.config_key:
                     records[f"{_ORDER}-{rank}"] = record
-                elif name not in records:
+                elif all(other.get(name) is record for other in self.contents.values()):
                     records[name] = record
+                else:
+                    records[f"{name}-{rank}"] = record
         return records
 
     @classmethod
@@ -62,14 +76,14 @@ class HostOrders:
         ProtocolError
             If it holds none, or a value has the wrong type.
         """
-        values = from_wire(cls, message.content.config_records[HOST])
+        values = from_wire(cls, message.content.config_records.get(HOST, ConfigRecord()))
         own, shared = by_rank(message.content)
-        orders = {rank: records[_ORDER] for rank, records in own.items() if _ORDER in records}
+        orders = {rank: records.pop(_ORDER) for rank, records in own.items() if _ORDER in records}
         if not orders or not all(isinstance(order, ConfigRecord) for order in orders.values()):
             raise ProtocolError("the message to a node with several devices holds no orders")
         del shared[HOST]
         contents = {
-            rank: RecordDict({**shared, values["config_key"]: order})
+            rank: RecordDict({**shared, **own[rank], values["config_key"]: order})
             for rank, order in orders.items()
         }
         return cls(contents, **values)
@@ -89,6 +103,25 @@ class Failure:
 
     code: int
     reason: str
+
+    @classmethod
+    def late(cls) -> "Failure":
+        """Return that of a worker that did not answer in time."""
+        return cls(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "it did not answer in time")
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """Return that of a worker whose reply cannot be used."""
+        return cls(0, str(error) or type(error).__name__)
+
+    @property
+    def kind(self) -> str:
+        """What it is counted as: such as ``"raised"``, ``"died"`` or ``"late"``."""
+        if self.code == 0:
+            return "not finite" if "not finite" in self.brief else "unusable reply"
+        if any(words in self.brief for words in _OUT_OF_MEMORY):
+            return "out of memory"
+        return _KINDS.get(self.code, "raised")
 
     @property
     def brief(self) -> str:

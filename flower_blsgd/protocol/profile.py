@@ -1,17 +1,17 @@
 """The query before the first round, and the profile of each worker in the answer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from .records import CONFIG, PROFILE, ProtocolError, by_rank, from_wire, to_wire
+from .records import CONFIG, PROFILE, ProtocolError, from_wire, to_wire
+
+_LONGEST_NAME = 1000
 
 
 @dataclass(frozen=True)
 class ProfileQuery:
-    """Ask a node which workers it has and, with `calibrate`, how fast they are.
+    """Ask a node, or a worker behind it, which worker it is and, with `calibrate`, how fast.
 
     Parameters
     ----------
@@ -21,14 +21,11 @@ class ProfileQuery:
         Samples per step to measure with; needed with `calibrate`.
     seconds : float (default: 1.0)
         About how long to measure.
-    ranks : sequence of int (default: [])
-        Local ranks of the workers that measure, all at once; only for a node with several.
     """
 
     calibrate: bool = False
     batch_size: int = 0
-    seconds: float = 1.0
-    ranks: Sequence[int] = field(default_factory=list)
+    seconds: float = field(default=1.0, metadata={"limits": 0})
 
     def to_records(self) -> RecordDict:
         """Return the content of the query's message."""
@@ -77,12 +74,12 @@ class WorkerProfile:
     """
 
     device: str
-    tier: str = ""
+    tier: str = field(default="", metadata={"limits": ("", "fast", "slow")})
     name: str = ""
-    partition_id: int = -1
-    steps: int = 0
-    seconds_per_step: float = 0.0
-    seconds_per_step_alone: float = 0.0
+    partition_id: int = field(default=-1, metadata={"limits": -1})
+    steps: int = field(default=0, metadata={"limits": 0})
+    seconds_per_step: float = field(default=0.0, metadata={"limits": 0})
+    seconds_per_step_alone: float = field(default=0.0, metadata={"limits": 0})
     data_fingerprint: str = ""
     model_fingerprint: str = ""
 
@@ -91,22 +88,19 @@ class WorkerProfile:
         return Message(RecordDict({PROFILE: ConfigRecord(to_wire(self))}), reply_to=message)
 
     @classmethod
-    def by_local_rank(cls, reply: Message) -> dict[int | None, "WorkerProfile"]:
-        """Read the profiles in an answer by local rank; None for that of an ordinary node.
+    def from_content(cls, content: RecordDict) -> "WorkerProfile":
+        """Read the content of an answer.
 
         Raises
         ------
         ProtocolError
-            If there is none, or a key is missing or of the wrong type.
+            If it holds no profile, a value is missing or wrong, or a name cannot be printed.
         """
-        own, shared = by_rank(reply.content)
-        records: dict[int | None, Any] = {
-            rank: named[PROFILE] for rank, named in own.items() if PROFILE in named
-        }
-        if PROFILE in shared:
-            if records:
-                raise ProtocolError("the answer to the profile query holds profiles of two kinds")
-            records[None] = shared[PROFILE]
-        if not records:
+        record = content.config_records.get(PROFILE)
+        if record is None:
             raise ProtocolError("the answer to the profile query holds no profile")
-        return {rank: cls(**from_wire(cls, record)) for rank, record in records.items()}
+        profile = cls(**from_wire(cls, record))
+        for text in (profile.device, profile.name):  # they stand in every log and result
+            if not text.isprintable() or len(text) > _LONGEST_NAME:
+                raise ProtocolError(f"a worker cannot be called {text!r:.80}")
+        return profile

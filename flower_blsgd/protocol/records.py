@@ -1,8 +1,11 @@
 """Names on the wire, and conversions between dataclasses and Flower's flat records."""
 
 import functools
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields
+from types import UnionType
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -10,6 +13,7 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 QUERY_PROFILE = "query.profile"
+QUERY_MOMENTUM = "query.momentum"
 EVALUATE = "evaluate"
 TRAIN_SUM = "train.sum"
 
@@ -17,7 +21,6 @@ ARRAYS = "arrays"
 CONFIG = "config"
 METRICS = "metrics"
 MOMENTUM = "momentum"
-MOMENTUM_LOADS = "momentum-loads"
 LOSSES = "losses"
 PROFILE = "profile"
 SUMS = "sums"
@@ -27,7 +30,11 @@ SERVER_ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
 COMPLETED_STEPS = "completed-steps"
-TIMING_KEYS = ("compute-seconds", "started-at", "ended-at", "batch-size", COMPLETED_STEPS)
+MOMENTUM_ZEROED = "momentum-zeroed"
+TIMING_KEYS = (
+    *("compute-seconds", "started-at", "ended-at", "batch-size"),
+    *(COMPLETED_STEPS, MOMENTUM_ZEROED),
+)
 """Metrics of a reply that mean nothing as an average."""
 
 AnyRecord = ArrayRecord | ConfigRecord | MetricRecord
@@ -39,6 +46,9 @@ _PLAIN = {
 }
 
 
+_RANK = re.compile(r"(.*)-(0|[1-9][0-9]{0,4})", re.DOTALL)
+
+
 class ProtocolError(ValueError):
     """A message that is not as this protocol defines it."""
 
@@ -47,10 +57,14 @@ class ProtocolError(ValueError):
 
 
 @functools.cache
-def _wire_fields(cls: Any) -> dict[str, tuple[str, Any]]:
-    """Return key and kind of each field that goes into a record: its type, or an array's dtype."""
+def _wire_fields(cls: Any) -> dict[str, tuple[str, Any, Any]]:
+    """Return the key of each field that goes into a record, its type or dtype, and its limits."""
     return {
-        f.name: (f.metadata.get("key", f.name.replace("_", "-")), f.metadata.get("dtype", f.type))
+        f.name: (
+            f.metadata.get("key", f.name.replace("_", "-")),
+            f.metadata.get("dtype", f.type),
+            f.metadata.get("limits", -math.inf),
+        )
         for f in fields(cls)
         if f.metadata.get("wire", True)
     }
@@ -61,14 +75,15 @@ def to_wire(values: Any) -> dict[str, Any]:
 
     A field's ``key`` is another name for it, such as Flower's own. A sequence becomes a list, and
     an array whose field has a ``dtype`` the bytes of that dtype.
-    Fields with ``wire`` False are left out.
+    Fields with ``wire`` False are left out. The ``limits`` of a field are the texts that it may
+    be, or the least that its numbers may be.
     """
     record = {}
-    for name, (key, kind) in _wire_fields(values.__class__).items():
+    for name, (key, kind, _) in _wire_fields(values.__class__).items():
         value = getattr(values, name)
         if isinstance(kind, np.dtype):
             value = value.astype(kind).tobytes()
-        elif get_args(kind):
+        elif get_args(kind) and not isinstance(kind, UnionType):
             value = list(value)
         record[key] = value
     return record
@@ -80,25 +95,38 @@ def from_wire(cls: Any, record: Any) -> dict[str, Any]:
     Raises
     ------
     ProtocolError
-        If a key is missing or its value has another type.
+        If a key is missing, or its value has another type, is not finite or beyond its limits.
     """
     return {
-        name: _checked(key, record.get(key), kind)
-        for name, (key, kind) in _wire_fields(cls).items()
+        name: _checked(key, record.get(key), kind, limits)
+        for name, (key, kind, limits) in _wire_fields(cls).items()
     }
 
 
-def _checked(key: str, value: Any, kind: Any) -> Any:
+def _checked(key: str, value: Any, kind: Any, limits: Any) -> Any:
     if isinstance(kind, np.dtype):
-        return array_from(value, kind, key)
+        array = array_from(value, kind, key)
+        if array.min(initial=0) < limits:
+            raise ProtocolError(f"some of the message's {key} are below {limits}")
+        return array
+    if isinstance(kind, UnionType):  # an optional one
+        return None if value is None else _checked(key, value, get_args(kind)[0], limits)
     if elements := get_args(kind):
         if not isinstance(value, list):
-            raise ProtocolError(f"the message's {key} are {value!r}, not a list")
-        return [_checked(key, element, elements[0]) for element in value]
+            raise ProtocolError(f"the message's {key} are {value!r:.80}, not a list")
+        return [_checked(key, element, elements[0], limits) for element in value]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise ProtocolError(f"the message's {key} is {value!r}, not of type {kind.__name__}")
+        raise ProtocolError(f"the message's {key} is {value!r:.80}, not of type {kind.__name__}")
+    if isinstance(limits, tuple):
+        possible = value in limits
+    elif kind is int:  # those that fit on the wire
+        possible = max(limits, -(2**63)) <= value < 2**63
+    else:
+        possible = kind is not float or (limits <= value and math.isfinite(value))
+    if not possible:
+        raise ProtocolError(f"the message's {key} is {value!r:.80}, out of its range")
     return value
 
 
@@ -154,9 +182,8 @@ def by_rank(content: RecordDict) -> tuple[dict[int, dict[str, Any]], dict[str, A
     own: dict[int, dict[str, Any]] = {}
     shared: dict[str, Any] = {}
     for name, record in content.items():
-        base, dash, rank = name.rpartition("-")
-        if dash and rank.isascii() and rank.isdecimal():
-            own.setdefault(int(rank), {})[base] = record
+        if match := _RANK.fullmatch(name):
+            own.setdefault(int(match[2]), {})[match[1]] = record
         else:
             shared[name] = record
     return dict(sorted(own.items())), shared

@@ -1,5 +1,6 @@
 """Orders to train and their reports; slices of models to add up (parameter-server reduce)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from .records import (
     LOSSES,
     METRICS,
     MOMENTUM,
+    MOMENTUM_ZEROED,
     NUM_EXAMPLES,
     SERVER_ROUND,
     TRAIN_LOSS,
@@ -72,19 +74,21 @@ class TrainOrder:
     arrays : ArrayRecord
         The global model: every tensor of its state dict.
     momentum : ArrayRecord, optional
-        The averaged state of the optimizers, for the policy ``"average"`` only; names as in
-        `state_name`.
+        The state of the optimizer to begin with, names as in `state_name`: for the policy
+        ``"average"`` the averaged one, for ``"keep"`` in the first order of a resumed run the
+        worker's own.
     """
 
-    round: int = field(metadata={"key": SERVER_ROUND})
-    epoch: int
-    local_steps: int
-    batch_size: int
-    learning_rate: float = field(metadata={"key": "lr"})  # as Flower's own clients read it
-    seed: int
-    deadline_seconds: float
-    momentum_policy: str
-    indices: npt.NDArray[np.int32] = field(metadata={"dtype": _INDEX_DTYPE})
+    round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
+    epoch: int = field(metadata={"limits": 0})
+    local_steps: int = field(metadata={"limits": 1})
+    batch_size: int = field(metadata={"limits": 1})
+    # the key is that which Flower's own clients read
+    learning_rate: float = field(metadata={"key": "lr", "limits": 0})
+    seed: int = field(metadata={"limits": 0})
+    deadline_seconds: float = field(metadata={"limits": 0})
+    momentum_policy: str = field(metadata={"limits": MOMENTUM_POLICIES})
+    indices: npt.NDArray[np.int32] = field(metadata={"dtype": _INDEX_DTYPE, "limits": 0})
     arrays: ArrayRecord = field(metadata={"wire": False})
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
 
@@ -176,16 +180,19 @@ class TrainReport:
         The worker's model.
     momentum : ArrayRecord, optional
         The state of its optimizer, for the policy ``"average"`` only.
+    momentum_zeroed : int (default: 0)
+        1 if that state was not finite, and is zero now.
     """
 
     completed_steps: int
     batch_size: int
-    compute_seconds: float
-    started_at: float
-    ended_at: float
+    compute_seconds: float = field(metadata={"limits": 0})
+    started_at: float = field(metadata={"limits": 0})
+    ended_at: float = field(metadata={"limits": 0})
     losses: npt.NDArray[np.float32] = field(metadata={"wire": False})
     arrays: ArrayRecord = field(metadata={"wire": False})
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
+    momentum_zeroed: int = field(default=0, metadata={"key": MOMENTUM_ZEROED, "limits": (0, 1)})
 
     @property
     def num_examples(self) -> int:
@@ -215,11 +222,6 @@ class TrainReport:
         return Message(unchecked_content(records), reply_to=message)
 
     @classmethod
-    def from_reply(cls, reply: Message, order: TrainOrder) -> "TrainReport":
-        """Read the reply to an order; see `from_content`."""
-        return cls.from_content(reply.content, order)
-
-    @classmethod
     def from_content(cls, content: RecordDict, order: TrainOrder) -> "TrainReport":
         """Read the content of the reply to an order.
 
@@ -230,7 +232,8 @@ class TrainReport:
         Raises
         ------
         ProtocolError
-            If the reply has another form, or claims steps that were not ordered.
+            If the reply has another form, claims steps that were not ordered, or has a loss that
+            is not finite.
         """
         arrays = records_of(content, ArrayRecord)
         momentum = arrays.pop(MOMENTUM, None)
@@ -255,6 +258,8 @@ class TrainReport:
                 f"{report.completed_steps} steps of {order.batch_size} samples came with "
                 f"{len(report.losses)} losses"
             )
+        if not np.isfinite(report.losses).all():
+            raise ProtocolError("a loss is not finite; a smaller learning rate may help")
         return report
 
 
@@ -270,7 +275,7 @@ class SumOrder:
         The slice of each model: flat arrays, the same names in each.
     """
 
-    weights: Sequence[float]
+    weights: Sequence[float] = field(metadata={"limits": 0})
     slices: Sequence[ArrayRecord] = field(metadata={"wire": False})
 
     def models(self) -> list[dict[str, AnyArray]]:
@@ -291,7 +296,7 @@ class SumOrder:
         Raises
         ------
         ProtocolError
-            If there are no weights, or not a slice for each.
+            If there are no weights that add up to 1, or not a slice for each.
         """
         config = message.content.config_records.get(CONFIG, ConfigRecord())
         values = from_wire(cls, config)
@@ -299,6 +304,8 @@ class SumOrder:
         names = [f"{ARRAYS}-{i}" for i in range(len(values["weights"]))]
         if not names or set(names) != set(arrays):
             raise ProtocolError(f"{len(names)} weights came with {len(arrays)} slices")
+        if not math.isclose(sum(values["weights"]), 1.0, rel_tol=1e-6):
+            raise ProtocolError(f"the weights add up to {sum(values['weights'])}, not to 1")
         return cls(**values, slices=tuple(arrays[name] for name in names))
 
 
@@ -315,8 +322,8 @@ class SumReport:
     """
 
     arrays: ArrayRecord = field(metadata={"wire": False})
-    started_at: float
-    ended_at: float
+    started_at: float = field(metadata={"limits": 0})
+    ended_at: float = field(metadata={"limits": 0})
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to a message to sum."""
@@ -324,23 +331,10 @@ class SumReport:
         return Message(RecordDict({ARRAYS: self.arrays, METRICS: times}), reply_to=message)
 
     @classmethod
-    def from_reply(cls, reply: Message, expected: Sequence[ArrayRecord]) -> "SumReport":
-        """Read a reply, and check it against a slice that was in the order.
-
-        Raises
-        ------
-        ProtocolError
-            If names, shapes or dtypes differ, a sum is not finite, or the times are missing.
-        """
-        arrays = reply.content.array_records.get(ARRAYS, ArrayRecord())
-        # Compare the arrays themselves: the dtypes and shapes in the record may be wrong.
-        tensors = {name: array.numpy() for name, array in arrays.items()}
-        wanted = {name: array.numpy() for name, array in expected[0].items()}
-        if _kinds(tensors) != _kinds(wanted):
-            raise ProtocolError("its sums have other shapes than the slices in the order")
-        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-            raise ProtocolError("its sums are not finite")
-        times = reply.content.metric_records.get(METRICS, MetricRecord())
+    def from_content(cls, content: RecordDict) -> "SumReport":
+        """Read a reply's content; ProtocolError without times. Nothing is known of its arrays."""
+        times = content.metric_records.get(METRICS, MetricRecord())
+        arrays = content.array_records.get(ARRAYS, ArrayRecord())
         return cls(arrays, **from_wire(cls, times))
 
 
@@ -348,10 +342,6 @@ def _only(records: Mapping[str, Record], kind: type[Record]) -> Record:
     if len(records) != 1:
         raise ProtocolError(f"expected one {kind.__name__} in the reply, found {len(records)}")
     return next(iter(records.values()))
-
-
-def _kinds(tensors: Mapping[str, AnyArray]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def state_name(slot: str, parameter: str) -> str:

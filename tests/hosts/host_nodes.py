@@ -17,12 +17,11 @@ class HostNode:
 
     def __init__(self, *handlers: Handler, **node_config: Any) -> None:
         self.grid = InProcessGrid({100 + rank: h for rank, h in enumerate(handlers)})
-        self._node_ids = list(self.grid.get_node_ids())
         self._node_config = {key.replace("_", "-"): value for key, value in node_config.items()}
 
     def __call__(self, message: Message, node_id: int) -> Message:
         context = Context(1, node_id, self._node_config, RecordDict(), {})
-        return answer(message, context, self.grid, self._node_ids)
+        return answer(message, context, self.grid)
 
 
 def play(

@@ -25,7 +25,7 @@ from flower_blsgd.tasks import load_task
 
 from ..in_process_grid import InProcessGrid, over_the_wire, tensors_of
 from ..log_capture import captured_log
-from ..runtime.processes import processes_below, wait_until
+from ..runtime.processes import process_ids, processes_below, wait_until
 from .host_nodes import play
 
 ROOT = Path(__file__).parents[2]
@@ -60,10 +60,9 @@ class RealHost:
         config = {"devices": DEVICES, "name": "box-1"}
         self.context = Context(1, 10, config, RecordDict(), CONFIG.to_run_config())
         self.local_grid = node_grid(self.context, APP, ROOT)
-        self.node_ids = list(self.local_grid.get_node_ids())
 
     def __call__(self, message: Message, node_id: int) -> Message:
-        return answer(message, self.context, self.local_grid, self.node_ids)
+        return answer(message, self.context, self.local_grid)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def test_devices_behind_one_node_train_as_three_nodes(host: RealHost) -> None:
             other.weight,
         )
         assert other.compute_seconds > 0
-    assert len(host.local_grid.process_ids) == 3
+    assert len(process_ids(host.local_grid)) == 3
 
 
 @pytest.mark.processes
@@ -112,7 +111,7 @@ def test_device_whose_process_is_killed_costs_its_share_of_a_round(
         messages = list(messages)
         if killed or messages[0].metadata.message_type != "train":
             return push(messages)
-        killed.append(host.local_grid.process_ids[101])
+        killed.append(process_ids(host.local_grid)[101])
         os.kill(killed[0], signal.SIGSTOP)  # or it might answer first
         ids = list(push(messages))
         os.kill(killed[0], signal.SIGKILL)
@@ -126,7 +125,7 @@ def test_device_whose_process_is_killed_costs_its_share_of_a_round(
     assert records[0].workers[1].weight == 0.0
     assert "SIGKILL" in records[0].workers[1].failure
     assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
-    assert len(host.local_grid.process_ids) == 3
+    assert len(process_ids(host.local_grid)) == 3
 
 
 @pytest.mark.processes

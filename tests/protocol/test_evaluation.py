@@ -80,8 +80,8 @@ def test_report_can_be_averaged_by_flowers_own_fedavg() -> None:
     [
         ("first", 1, "samples 1 to 6"),
         ("last", 7, "samples 2 to 7"),
-        ("loss-sum", float("nan"), "not finite"),
-        ("metric-sum", float("inf"), "not finite"),
+        ("loss-sum", float("nan"), "loss-sum is nan"),
+        ("metric-sum", float("inf"), "metric-sum is inf"),
         ("loss-sum", "4.0", "loss-sum"),
     ],
 )

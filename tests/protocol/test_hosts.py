@@ -56,6 +56,23 @@ def test_orders_with_a_broken_value_are_refused_by_name() -> None:
         HostOrders.from_message(message)
 
 
+@pytest.mark.parametrize("rank", ["00", "9" * 5000, "-1", "٣"])
+def test_record_of_no_rank_is_nobodys(rank: str) -> None:
+    """Neither a second record of rank 0, nor more digits than Python reads."""
+    content = replied()
+    content[f"metrics-{rank}"] = MetricRecord({"x": 3})
+    found = HostReply.from_content(content)
+    assert sorted(found.parts) == [0, 12]
+    assert found.parts[0]["metrics"] == MetricRecord({"x": 1})
+
+
+def test_orders_of_another_kind_of_record_are_refused() -> None:
+    message = sent()
+    message.content["host"] = MetricRecord({"x": 1})
+    with pytest.raises(ProtocolError, match="arrays-key"):
+        HostOrders.from_message(message)
+
+
 def test_orders_without_an_order_are_refused() -> None:
     message = sent()
     for rank in (0, 2, 11):

@@ -29,35 +29,41 @@ def record_of(**changes: object) -> ConfigRecord:
     return record
 
 
-def profiles_in(**records: ConfigRecord) -> dict[int | None, WorkerProfile]:
-    content = RecordDict({name.replace("_", "-"): record for name, record in records.items()})
-    return WorkerProfile.by_local_rank(over_the_wire(Message(content, reply_to=query())))
+def profile_in(**records: ConfigRecord) -> WorkerProfile:
+    content = RecordDict(dict(records))
+    return WorkerProfile.from_content(over_the_wire(Message(content, reply_to=query())).content)
 
 
 @pytest.mark.parametrize("profile", [PROFILE, WorkerProfile("cpu:0-3")], ids=["full", "defaults"])
 def test_profile_survives_the_wire(profile: WorkerProfile) -> None:
     reply = over_the_wire(profile.to_reply(query()))
-    assert WorkerProfile.by_local_rank(reply) == {None: profile}
+    assert WorkerProfile.from_content(reply.content) == profile
 
 
-def test_profiles_of_a_node_with_several_devices_are_in_order_of_their_ranks() -> None:
-    records = {f"profile_{rank}": record_of(device=f"cpu:{rank}") for rank in (10, 2, 0)}
-    found = profiles_in(**records)
-    assert [(rank, one.device) for rank, one in found.items()] == [
-        (0, "cpu:0"),
-        (2, "cpu:2"),
-        (10, "cpu:10"),
-    ]
-    with pytest.raises(ProtocolError, match="two kinds"):
-        profiles_in(profile=record_of(), **records)
+def test_answer_without_a_profile_is_refused() -> None:
     with pytest.raises(ProtocolError, match="no profile"):
-        profiles_in(settings=record_of())
+        profile_in(settings=record_of())
     with pytest.raises(ProtocolError, match="steps"):
-        profiles_in(profile=record_of(steps="5"))
+        profile_in(profile=record_of(steps="5"))
 
 
 @pytest.mark.parametrize(
-    "query", [ProfileQuery(), ProfileQuery(True, 32, 0.25, [0, 2])], ids=["profile", "speeds"]
+    ("key", "value"),
+    [
+        *(("tier", "medium"), ("steps", -1), ("partition-id", -2), ("seconds-per-step", -0.5)),
+        *(("seconds-per-step", float("nan")), ("seconds-per-step-alone", float("inf"))),
+        *(("name", "a\nb"), ("name", "\x1b[2J"), ("device", "x" * 1001)),
+    ],
+)
+def test_profile_that_cannot_be_is_refused(key: str, value: object) -> None:
+    record = record_of()
+    record[key] = value  # type: ignore[assignment]
+    with pytest.raises(ProtocolError, match=r"out of its range|cannot be called"):
+        profile_in(profile=record)
+
+
+@pytest.mark.parametrize(
+    "query", [ProfileQuery(), ProfileQuery(True, 32, 0.25)], ids=["profile", "speeds"]
 )
 def test_query_survives_the_wire(query: ProfileQuery) -> None:
     message = over_the_wire(Message(query.to_records(), 7, "query.profile"))
@@ -76,7 +82,7 @@ def test_query_without_our_keys_asks_for_the_profile_only() -> None:
         ({"calibrate": "yes"}, "calibrate"),
         ({"calibrate": True}, "batch-size = 0"),
         ({"calibrate": True, "batch-size": -3}, "batch-size = -3"),
-        ({"ranks": [0.5]}, "ranks"),
+        ({"seconds": float("inf")}, "seconds is inf"),  # it would measure for ever
     ],
     ids=str,
 )

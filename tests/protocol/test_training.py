@@ -107,6 +107,13 @@ def test_order_of_another_strategy_is_refused_with_the_way_out() -> None:
         ("local-steps", 3, "3 steps of 3"),
         ("momentum-policy", 1, "momentum-policy"),
         ("seed", None, "seed"),
+        ("indices", np.array([0, 1, 2, 3, 4, -1], "<i4").tobytes(), "indices are below 0"),
+        ("lr", float("nan"), "lr is nan"),
+        ("lr", -0.1, "lr is -0.1"),
+        ("deadline-seconds", float("inf"), "deadline-seconds is inf"),
+        ("momentum-policy", "kept", "momentum-policy is 'kept'"),
+        ("seed", -1, "seed is -1"),
+        ("seed", 2**63, "seed is 9223372036854775808"),
     ],
 )
 def test_order_broken_value_is_refused_by_name(key: str, value: object, expected: str) -> None:
@@ -116,6 +123,16 @@ def test_order_broken_value_is_refused_by_name(key: str, value: object, expected
         message.content["config"][key] = value
     with pytest.raises(ProtocolError, match=expected):
         TrainOrder.from_message(message)
+
+
+def test_order_of_steps_that_cannot_be_is_refused() -> None:
+    for steps, batch_size in ((-2, -3), (0, 3), (2, 0)):  # -2 x -3 are as many as there are indices
+        message = sent(order_of())
+        message.content["config"]["local-steps"] = steps
+        message.content["config"]["batch-size"] = batch_size
+        message.content["config"]["indices"] = b"\x00" * 4 * (steps * batch_size)
+        with pytest.raises(ProtocolError, match="out of its range"):
+            TrainOrder.from_message(message)
 
 
 # --- reports
@@ -160,6 +177,9 @@ def test_report_counts_examples_and_their_mean_loss() -> None:
         ("losses", "losses", b"\x00" * 20, "5 losses"),
         ("losses", "losses", b"\x00" * 23, "losses"),
         ("losses", "losses", [0.0] * 6, "losses"),
+        ("losses", "losses", np.array([0, 1, 2, 3, np.nan, 5], "<f4").tobytes(), "not finite"),
+        ("metrics", "compute-seconds", -1.0, "compute-seconds is -1.0"),
+        ("metrics", "started-at", float("nan"), "started-at is nan"),
     ],
 )
 def test_report_of_what_was_not_ordered_is_refused(
@@ -231,7 +251,9 @@ def test_sum_order_survives_the_wire() -> None:
     assert found.models()[1]["weight"].tolist() == toy_arrays(5.0)["weight"].numpy().tolist()
 
 
-@pytest.mark.parametrize("weights", [None, 0.5, ["a", "b"], [0.5], [0.2, 0.3, 0.5]])
+@pytest.mark.parametrize(
+    "weights", [None, 0.5, ["a", "b"], [0.5], [0.2, 0.3, 0.5], [2.0, -1.0], [0.5, 0.75]]
+)
 def test_sum_order_without_a_weight_for_each_slice_is_refused(weights: object) -> None:
     message = sum_message()
     del message.content["config"]["weights"]
@@ -244,8 +266,7 @@ def test_sum_order_without_a_weight_for_each_slice_is_refused(weights: object) -
 def test_sum_report_survives_the_wire() -> None:  # test_slow_reduce.py has wrong ones
     message = sum_message()
     good = SumReport(toy_arrays(4.0), 1.25, 2.5)
-    slices = SumOrder.from_message(message).slices
-    found = SumReport.from_reply(over_the_wire(good.to_reply(message)), slices)
+    found = SumReport.from_content(over_the_wire(good.to_reply(message)).content)
     assert (found.started_at, found.ended_at) == (1.25, 2.5)
     assert same_bits(found.arrays, good.arrays)
 
