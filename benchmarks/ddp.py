@@ -2,13 +2,12 @@
 
 `epoch_seconds` starts the ranks, each a process pinned as our own workers are. A rank that is
 slowed on purpose sleeps by the same rule as ours: when its gradients are computed, until the step
-has taken `slowdown` times the best step so far. Only then does it join the sum.
+has taken `slowdown` times as long. Only then does it join the sum.
 
 ``python -m benchmarks.ddp SETTINGS``: one rank. It ends when its parent does.
 """
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -146,6 +145,8 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
+    from flower_blsgd.worker.local_sgd import sleep_out
+
     from .images import some_images
 
     world = len(parse_workers(settings.workers))
@@ -171,7 +172,7 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
         weight_decay=settings.weight_decay,
     )
     loss = nn.CrossEntropyLoss()
-    pace = Pace(worker.slowdown)
+    began = 0.0
 
     def slowed_sum(
         group: distributed.ProcessGroup | None, bucket: GradBucket
@@ -179,7 +180,7 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
         if bucket.is_last():
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            pace.sleep()
+            sleep_out(began, worker.slowdown)
         return allreduce_hook(group, bucket)
 
     if worker.slowdown > 1:
@@ -191,41 +192,23 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
     for _ in range(settings.epochs):
         order = torch.randperm(len(labels), generator=draw)[settings.rank :: world].to(device)
         distributed.barrier()
-        began = time.perf_counter()
+        epoch_began = began = time.perf_counter()
         for batch in order[: steps * settings.batch_size].split(settings.batch_size):
-            pace.begin()
             inputs = images[batch]
             if task.augment is not None:
                 inputs = task.augment(inputs, generator)
             optimizer.zero_grad()
             loss(model(inputs), labels[batch]).backward()
+            if worker.slowdown > 1 and device.type == "cuda":
+                torch.cuda.synchronize(device)  # the sum, which waits for others, is not slowed
+            began = time.perf_counter()  # but the update is
             optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         distributed.barrier()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - epoch_began)
     distributed.destroy_process_group()
     return seconds
-
-
-class Pace:
-    """Makes a step take `slowdown` times the best step so far, as `LocalSGD` does."""
-
-    def __init__(self, slowdown: float) -> None:
-        self._slowdown = slowdown
-        self._best_seconds = math.inf
-        self._began = 0.0
-
-    def begin(self) -> None:
-        """Begin a step."""
-        self._began = time.perf_counter()
-
-    def sleep(self) -> None:
-        """Sleep until a slower device would have come so far."""
-        self._best_seconds = min(self._best_seconds, time.perf_counter() - self._began)
-        until = self._began + self._slowdown * self._best_seconds
-        if (left := until - time.perf_counter()) > 0:
-            time.sleep(left)
 
 
 def _end_with_parent() -> None:

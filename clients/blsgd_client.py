@@ -9,12 +9,19 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.hosts.several_devices import several_devices
-from flower_blsgd.protocol import CONFIG, TRACE_FOLDER, EvaluateOrder, ProfileQuery, TrainOrder
+from flower_blsgd.protocol import (
+    CONFIG,
+    MOMENTUM,
+    TRACE_FOLDER,
+    EvaluateOrder,
+    ProfileQuery,
+    TrainOrder,
+)
 from flower_blsgd.runtime.app_call import accept_views, serve_sessions
 from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.pinning import pinned
@@ -50,6 +57,13 @@ def profile(message: Message, context: Context) -> Message:
 
         fingerprint, model = task.fingerprint(), model_fingerprint(sgd.model)
     return answer_profile(message, context, fingerprint, seconds, model)
+
+
+@app.query("momentum")
+def momentum(message: Message, context: Context) -> Message:
+    """Reply with the momentum that is kept in the node's state, for a checkpoint."""
+    kept = context.state.array_records.get(MOMENTUM, ArrayRecord())
+    return Message(RecordDict({MOMENTUM: kept}), reply_to=message)
 
 
 @app.train()
@@ -145,6 +159,7 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
         momentum=config.momentum,
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
         slowdown=worker.slowdown,
         augment=task.augment,
         precision=config.precision,

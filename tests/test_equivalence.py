@@ -126,6 +126,26 @@ def test_two_equal_workers_with_one_step_equal_one_process_with_the_doubled_batc
     assert furthest(arrays, model) < 1e-5
 
 
+def test_sample_that_overflows_costs_the_orders_that_hold_it_and_no_others() -> None:
+    """It makes model and momentum of whoever trains on it NaN; the next order begins anew."""
+    inputs, targets = data()
+    inputs[17] = np.inf
+    workers = [
+        TorchWorker(fast_profile(place), LocalSGD(make_model(), (inputs, targets)))
+        for place in range(2)
+    ]
+    records: list[RoundRecord] = []
+    strategy = BiasedLocalSGD(NUM_SAMPLES, 4, 2, sampler=UniformSampler(), learning_rate=RATE)
+    grid, initial = InProcessGrid(dict(enumerate(workers))), ArrayRecord(make_model().state_dict())
+    arrays = strategy.fit(grid, initial, epochs=6, on_round=records.append).arrays
+    assert all(np.isfinite(tensor).all() for tensor in tensors_of(arrays).values())
+    for worker in range(2):
+        rows = [record.workers[worker] for record in records]
+        hit = [17 in order.indices for order in workers[worker].orders]
+        assert [bool(row.failure) for row in rows] == [row.momentum_zeroed for row in rows] == hit
+        assert 0 < sum(hit) < len(hit) / 2
+
+
 # --- against the update written out by hand
 
 

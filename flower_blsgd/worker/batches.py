@@ -3,14 +3,12 @@
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 _LOG = logging.getLogger(__name__)
 
@@ -19,26 +17,7 @@ DATA_SHARE = 0.5
 
 Samples = Any
 """A pair (inputs, targets) of tensors, arrays or memory maps; a TensorDataset; any map-style
-Dataset of pairs; or `IndexedSamples` of one of these."""
-
-
-@dataclass(frozen=True)
-class IndexedSamples:
-    """A part of a data set, named by indices; nothing is copied.
-
-    Parameters
-    ----------
-    samples : Samples
-        The whole; not itself a part.
-    indices : numpy.ndarray
-        int64 of shape (n,): which of its samples these are.
-    """
-
-    samples: Samples
-    indices: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.indices)
+Dataset of pairs; or a `Subset` of one of these, of which nothing is copied."""
 
 
 def num_samples(samples: Samples) -> int:
@@ -92,13 +71,18 @@ class BatchSource:
     def __init__(self, samples: Samples, device: torch.device, move: bool = True) -> None:
         self._device = device
         self._chosen: Tensor | None = None
-        if isinstance(samples, IndexedSamples):
-            self._chosen = torch.from_numpy(samples.indices)
-            samples = samples.samples
+        if type(samples) is Subset:  # not one of the user's own, that may change samples
+            self._chosen = torch.as_tensor(samples.indices)
+            samples = samples.dataset
         self._dataset = samples
         self._parts = tensor_parts(samples)
         if self._parts is not None:
-            _check_pair(self._parts)
+            if len(self._parts) != 2:
+                raise ValueError(
+                    f"expected a pair (inputs, targets), got {len(self._parts)} tensors"
+                )
+            if len(self._parts[0]) != len(self._parts[1]):
+                raise ValueError(f"{len(self._parts[0])} inputs, but {len(self._parts[1])} targets")
             if move:
                 self._parts = _moved(self._parts, device)
         self.on_device = self._parts is not None and not _elsewhere(self._parts, device)
@@ -128,13 +112,6 @@ class BatchSource:
         if self._device.type == "cuda" and isinstance(part, Tensor) and part.device.type == "cpu":
             return part.pin_memory().to(self._device, non_blocking=True)
         return part.to(self._device)
-
-
-def _check_pair(parts: Sequence[Tensor]) -> None:
-    if len(parts) != 2:
-        raise ValueError(f"expected a pair (inputs, targets), got {len(parts)} tensors")
-    if len(parts[0]) != len(parts[1]):
-        raise ValueError(f"{len(parts[0])} inputs, but {len(parts[1])} targets")
 
 
 def _moved(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:

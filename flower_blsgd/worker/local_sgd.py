@@ -21,6 +21,7 @@ from .model_io import (
     begin_state,
     load_momentum,
     load_state,
+    momentum_is_finite,
     momentum_record,
     state_record,
     zero_momentum,
@@ -47,6 +48,9 @@ _LOG = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_SECONDS = 0.5
 """A handler must notice a signal soon, so it never blocks longer in one call."""
+
+_LATE_SECONDS = 1e-4
+"""About so much later than asked for does a sleep end on Linux."""
 
 SMALLEST_BATCH = 2
 """As of the setting, and of whoever shares it out: of one sample BatchNorm has no variance."""
@@ -76,7 +80,8 @@ class LocalSGD:
     An order that does not fit, as it names samples that are not there, is refused before anything
     changes.
 
-    Momentum here means all that an optimizer keeps from step to step.
+    Momentum here means all that an optimizer keeps from step to step. If it is not finite at the
+    end of an order, as after an overflow, it becomes zero and is not sent; the report says so.
 
     Parameters
     ----------
@@ -99,9 +104,11 @@ class LocalSGD:
         Of SGD: Nesterov momentum.
     weight_decay : float (default: 0.0)
         L2 penalty of SGD; decoupled from the gradient with AdamW.
+    clip_norm : float (default: 0.0)
+        Above 0: scale the gradient of a step down to at most this norm over all parameters.
     slowdown : float (default: 1.0)
-        Sleep after the steps until they have taken this many times as long, >= 1. The sleep
-        counts as computing; under a deadline a slower device's last step is waited for.
+        Sleep after the steps until they have taken this many times as long, >= 1; see `sleep_out`.
+        The sleep counts as computing; under a deadline a slower device's last step is waited for.
     augment : callable, optional
         ``(inputs, generator) -> inputs`` of a training batch, on the device, before each step.
     precision : {"float32", "tf32", "bfloat16"} (default: "float32")
@@ -142,6 +149,7 @@ class LocalSGD:
         momentum: float = 0.9,
         nesterov: bool = False,
         weight_decay: float = 0.0,
+        clip_norm: float = 0.0,
         slowdown: float = 1.0,
         augment: Augment | None = None,
         precision: str = "float32",
@@ -154,7 +162,7 @@ class LocalSGD:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self._name = name or str(self.device)
-        self._slowdown = Slowdown(slowdown)
+        self._clip_norm, self._slowdown = clip_norm, slowdown
         shared = isinstance(dataset, BatchSource)
         self._source = dataset if shared else BatchSource(dataset, self.device)
         self._loss, self._augment = loss, augment
@@ -185,6 +193,7 @@ class LocalSGD:
         self._state_stays = fused or capture is not None
         if self._state_stays:
             begin_state(self._optimizer)
+        self._has_zeroed = False
         self._graphs: GraphedSteps | None = None
         if capture:
             self._graphs = GraphedSteps(
@@ -242,6 +251,7 @@ class LocalSGD:
         self.model.train()
         try:
             losses, started_at, seconds = self._do_steps(order)
+            zeroed = order.momentum_policy != "reset" and self._zeroed_momentum(order.round)
             momentum = self._hand_over_momentum(order, state)
             arrays = state_record(self.model, like=order.arrays)
         except BaseException:
@@ -255,14 +265,15 @@ class LocalSGD:
             ended_at=started_at + seconds,
             losses=losses.cpu().numpy(),
             arrays=arrays,
-            momentum=momentum,
+            momentum=None if zeroed else momentum,
+            momentum_zeroed=int(zeroed),
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
         stays = self._state_stays
         if order.momentum_policy == "reset":
             self.forget_momentum()
-        elif order.momentum_policy == "average":
+        elif order.momentum_policy == "average" or order.momentum is not None:
             load_momentum(self.model, self._optimizer, order.momentum, in_place=stays)
         elif state is not None:
             kept = state.array_records.get(MOMENTUM)
@@ -280,6 +291,21 @@ class LocalSGD:
                 state[MOMENTUM] = kept
         return None
 
+    def _zeroed_momentum(self, server_round: int) -> bool:
+        """Zero momentum if it is not finite; return whether it was not."""
+        if momentum_is_finite(self.model, self._optimizer):
+            return False
+        zero_momentum(self.model, self._optimizer)
+        if not self._has_zeroed:
+            _LOG.warning(
+                "worker %s: its momentum was not finite after round %d, so it begins with zero "
+                "again; summary.json counts how often. A smaller learning rate may help",
+                self._name,
+                server_round,
+            )
+        self._has_zeroed = True
+        return True
+
     def _do_steps(self, order: TrainOrder) -> tuple[Tensor, float, float]:
         """Return the losses, when the first step started, and the seconds of all steps."""
         size, completed = order.batch_size, 0
@@ -296,10 +322,10 @@ class LocalSGD:
                 if order.deadline_seconds > 0:
                     _synchronize(self.device)  # else the host would run ahead of the device
                     elapsed = time.perf_counter() - start
-                    if self._slowdown.seconds(elapsed, completed) >= order.deadline_seconds:
+                    if self._slowdown * elapsed >= order.deadline_seconds:
                         break
             _synchronize(self.device)
-            self._slowdown.sleep(start, completed)
+            sleep_out(start, self._slowdown)
             seconds = time.perf_counter() - start
         return losses[: completed * size], started_at, seconds
 
@@ -342,6 +368,8 @@ class LocalSGD:
             losses = self._losses(inputs, targets, size)
             losses.mean().backward()  # type: ignore[no-untyped-call]
             detached = losses.detach()
+        if self._clip_norm > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self._optimizer.step()
         return detached
 
@@ -477,29 +505,18 @@ def seconds_per_step(
     return step_seconds
 
 
-class Slowdown:
-    """Makes the steps of a worker take a multiple of their time.
+def sleep_out(start: float, slowdown: float) -> None:
+    """Sleep until steps begun at `start` have taken `slowdown` times as long as they really took.
 
-    The time of a step is the best mean of all orders so far: a core that just slept computes its
-    first steps more slowly, and that would count `factor` times.
+    That time alone counts, no estimate from other orders: their number of steps and batch size
+    may be others, and so is what the device had to do just before. A core that rested for 0.1 s
+    has lost its caches and needs a few milliseconds more for its next steps; so does one that is
+    not slowed and waits for the others in the meantime. So this is exact against a worker that
+    gets the same orders and rests as long between them (`benchmarks/slowdown.py`).
     """
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-        self._best_step_seconds = math.inf
-
-    def seconds(self, elapsed: float, steps: int) -> float:
-        """Return how long so many steps take on the slower device, if they took `elapsed` here."""
-        if self._factor == 1:
-            return elapsed
-        self._best_step_seconds = min(self._best_step_seconds, elapsed / steps)
-        return max(elapsed, steps * self._best_step_seconds * self._factor)
-
-    def sleep(self, start: float, steps: int) -> None:
-        """Sleep until a slower device would have done these steps, begun at `start`."""
-        until = self.seconds(time.perf_counter() - start, steps)
-        while (left := start + until - time.perf_counter()) > 0:
-            time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
+    until = start + slowdown * (time.perf_counter() - start) - _LATE_SECONDS
+    while (left := until - time.perf_counter()) > 0:
+        time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 
 
 def _synchronize(device: torch.device) -> None:

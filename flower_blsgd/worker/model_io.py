@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from ..array_records import Layout, flat_like, flat_of, flat_record, view_record
 from ..protocol import COUNTERS, SLOTS, state_name
@@ -190,6 +191,14 @@ def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Zero the optimizer's state where it is: a step that failed left it half changed."""
     for _, _, _, tensor in _state(model, optimizer):
         tensor.zero_()
+
+
+def momentum_is_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer's state holds numbers only; the device is waited for once."""
+    tensors = [t._values() if t.is_sparse else t for *_, t in _state(model, optimizer)]
+    if not tensors or get_total_norm(tensors).isfinite():
+        return True
+    return all(tensor.isfinite().all() for tensor in tensors)  # else only their squares overflowed
 
 
 def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:

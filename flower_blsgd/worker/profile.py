@@ -37,12 +37,12 @@ def worker_of(context: Context) -> WorkerSpec:
             seconds_per_step=_given_seconds(config, "seconds-per-step"),
             seconds_per_step_alone=_given_seconds(config, "seconds-per-step-alone"),
         )
-    workers = parse_workers(str(context.run_config.get("workers", "auto")))
+    given = context.run_config.get("workers", "auto")
+    workers = parse_workers(str(given))
     rank = int(config.get("partition-id", 0))
     if rank >= len(workers):
         raise UsageError(
-            f"node {rank} has no worker: workers = "
-            f"{context.run_config.get('workers', 'auto')!r} names {len(workers)}; start "
+            f"node {rank} has no worker: workers = {given!r} names {len(workers)}; start "
             f"{len(workers)} SuperNodes (num-supernodes={len(workers)}), or name more workers"
         )
     return workers[rank]

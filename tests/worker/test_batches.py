@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flower_blsgd.worker import batches
-from flower_blsgd.worker.batches import BatchSource, IndexedSamples, num_samples
+from flower_blsgd.worker.batches import BatchSource, num_samples
 
 from .helpers import warnings_in
 
@@ -40,8 +40,8 @@ class Pairs(Dataset):
         ([INPUTS.numpy(), TARGETS], True),
         (TensorDataset(INPUTS, TARGETS), True),
         (Pairs(), False),
-        (IndexedSamples((INPUTS.flip(0), TARGETS.flip(0)), np.arange(6)[::-1].copy()), True),
-        (IndexedSamples(Pairs(), np.arange(6)), False),
+        (Subset((INPUTS.flip(0), TARGETS.flip(0)), np.arange(6)[::-1].copy()), True),
+        (Subset(Pairs(), np.arange(6)), False),
     ],
     ids=["tuple", "list", "TensorDataset", "Dataset", "part", "part of a Dataset"],
 )
@@ -84,7 +84,7 @@ def test_more_than_half_of_the_free_memory_stays_on_the_host(
     assert BatchSource(there, META).on_device
     assert not BatchSource((ZEROS, LABELS), META, move=False).on_device
     assert warnings_in(caplog) == []
-    for samples in ((ZEROS, LABELS), IndexedSamples((ZEROS, LABELS), np.array([2, 0, 1]))):
+    for samples in ((ZEROS, LABELS), Subset((ZEROS, LABELS), np.array([2, 0, 1]))):
         source = BatchSource(samples, META)
         assert source.on_device != stays
         if stays:  # then batch by batch

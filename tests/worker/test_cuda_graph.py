@@ -53,9 +53,9 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> StandInCapture:
         {"optimizer": "adamw", "weight_decay": 0.1},
         {"augment": random_crop_and_flip, "momentum": 0.0},
         {"channels_last": True},
-        {"micro_batch_size": 3},
+        {"micro_batch_size": 3, "clip_norm": 0.1},
     ],
-    ids=["nesterov", "adamw", "augmented with dropout", "channels last", "micro-batches"],
+    ids=["nesterov", "adamw", "augmented with dropout", "channels last", "micro-batches, clipped"],
 )
 def test_equals_eager(
     capture: StandInCapture, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from flower_blsgd.tasks.task import correct
-from flower_blsgd.worker.batches import IndexedSamples
 from flower_blsgd.worker.evaluation import evaluate_sums
 from flower_blsgd.worker.local_sgd import cross_entropy
 
@@ -74,8 +73,8 @@ def whole(kind: str, count: int) -> Any:
     return {
         "tensors": (inputs, targets),
         "Dataset": Pairs(count),
-        "part of tensors": IndexedSamples((inputs.flip(0), targets), backwards),
-        "part of a Dataset": IndexedSamples(Pairs(count), np.arange(count)),
+        "part of tensors": Subset((inputs.flip(0), targets), backwards),
+        "part of a Dataset": Subset(Pairs(count), np.arange(count)),
     }[kind]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainOrder, TrainReport
@@ -14,7 +14,8 @@ from flower_blsgd.array_records import flat_like, view_record
 from flower_blsgd.strategy.replies import ModelShape
 
 from ..in_process_grid import over_the_wire, same_bits
-from .helpers import NUM_SAMPLES, STEPS, drawn_order
+from ..log_capture import captured_log
+from .helpers import NUM_SAMPLES, STEPS, drawn_order, order_for
 
 RATE, DECAY = 0.02, 0.1
 ROUNDS = 4
@@ -187,3 +188,69 @@ def test_momentum_of_another_optimizer_is_zero() -> None:
         LocalSGD(model_of(), data(), optimizer=other).run(order_of(1, start()), state)
         found = LocalSGD(model_of(), data(), optimizer=own).run(order, state).arrays
         assert same_bits(found, LocalSGD(model_of(), data(), optimizer=own).run(order).arrays)
+
+
+# --- what overflows
+
+
+def by_inputs(inputs: Tensor, **settings: Any) -> LocalSGD:
+    """Return w x, whose loss is the output: the gradient of a sample is its input."""
+    model = nn.Linear(1, 1, bias=False)
+    return LocalSGD(
+        model, (inputs[:, None], inputs), lambda outputs, _: outputs.flatten(), **settings
+    )
+
+
+ONE, SQUARE_OVERFLOWS, SUM_OVERFLOWS = range(3)
+OVERFLOWING = torch.tensor([1.0, 1e25, 3e38])
+
+
+def order_from_zero(*indices: int, policy: str = "keep", rate: float = 0.5) -> TrainOrder:
+    zero = ArrayRecord({"weight": Array(np.zeros((1, 1), np.float32))})
+    return order_for(zero, indices, 1, learning_rate=rate, momentum_policy=policy)
+
+
+@pytest.mark.parametrize("kept_in", ["object", "state", "bytes"])
+@pytest.mark.parametrize(
+    ("optimizer", "overflows", "model_is_finite"),
+    [("sgd", SUM_OVERFLOWS, False), ("adamw", SQUARE_OVERFLOWS, True)],
+)
+def test_momentum_that_is_not_finite_is_never_kept(
+    optimizer: str, overflows: int, model_is_finite: bool, kept_in: str
+) -> None:
+    sgd = by_inputs(OVERFLOWING, optimizer=optimizer)
+    state = None if kept_in == "object" else RecordDict()
+    fresh = sgd.run(order_from_zero(ONE), state)
+    assert fresh.momentum_zeroed == 0
+    if kept_in == "bytes":  # as Flower's engines do
+        state = RecordDict(dict(over_the_wire(Message(state, 1, "train")).content))
+    with captured_log() as log:
+        for _ in range(2):
+            overflown = sgd.run(order_from_zero(overflows, overflows), state)
+            assert overflown.momentum_zeroed == 1
+            assert np.isfinite(overflown.arrays["weight"].numpy()).all() == model_is_finite
+            if state is not None:
+                kept = state.array_records["momentum"].values()
+                assert all((array.numpy() == 0).all() for array in kept)
+        again = sgd.run(order_from_zero(ONE), state)
+    assert (again.momentum_zeroed, again.arrays) == (0, fresh.arrays)  # as with zero momentum
+    assert len(log.warnings) == 1
+    assert "momentum was not finite after round 1" in log.warnings[0]
+
+
+def test_momentum_that_is_not_finite_is_not_sent_to_be_averaged() -> None:
+    sgd = by_inputs(OVERFLOWING, optimizer="adamw")
+    report = sgd.run(order_from_zero(SQUARE_OVERFLOWS, policy="average"))
+    assert (report.momentum_zeroed, report.momentum) == (1, None)
+    reply = sent(sgd, order_from_zero(SQUARE_OVERFLOWS, policy="average"))
+    assert (reply.momentum_zeroed, reply.momentum) == (1, None)
+    assert np.isfinite(reply.arrays["weight"].numpy()).all()  # so its model counts
+    reset = sgd.run(order_from_zero(SQUARE_OVERFLOWS, policy="reset"))
+    assert reset.momentum_zeroed == 0  # nothing of it would be kept
+
+
+def test_momentum_whose_squares_overflow_is_finite_and_kept() -> None:
+    sgd = by_inputs(OVERFLOWING)
+    assert sgd.run(order_from_zero(SQUARE_OVERFLOWS)).momentum_zeroed == 0
+    weight = sgd.run(order_from_zero(ONE)).arrays["weight"].numpy()
+    assert weight == pytest.approx(-0.5 * 0.9e25)

@@ -37,7 +37,7 @@ def test_worker_of_a_simulation_is_the_partition_of_the_run_config() -> None:
     assert worker.steps == 3
     assert worker_of(context_of({})).tier == "fast"  # the first of auto
     context = context_of({"partition-id": 0}, workers=f"cpu:{CORE} seconds-per-step=0.5")
-    (profile,) = WorkerProfile.by_local_rank(answer_profile(query(), context, "ab")).values()
+    profile = WorkerProfile.from_content(answer_profile(query(), context, "ab").content)
     assert (profile.seconds_per_step, profile.partition_id) == (0.5, 0)
     assert profile.data_fingerprint == "ab"
 
@@ -54,7 +54,7 @@ def test_profile_of_a_worker_is_the_same_through_its_node_config() -> None:
     for seconds, alone in ((None, None), (0.25, 0.125)):
         worker = WorkerSpec("cpu", (CORE,), "slow", 4, 2.5, "attic", seconds, alone)
         node = {**worker.to_node_config(), "partition-id": 3}
-        (profile,) = WorkerProfile.by_local_rank(answer_profile(query(), context_of(node))).values()
+        profile = WorkerProfile.from_content(answer_profile(query(), context_of(node)).content)
         assert profile == profile_of(worker, 3)
         assert profile == WorkerProfile(
             f"cpu:{CORE}", "slow", "attic", 3, 4, seconds or 0.0, alone or 0.0
@@ -81,5 +81,5 @@ def test_answer_profile_is_one_line_in_anybodys_client_app_and_a_given_speed_win
             if measured
             else app(query(), context)
         )
-        (profile,) = WorkerProfile.by_local_rank(reply).values()
+        profile = WorkerProfile.from_content(reply.content)
         assert profile == WorkerProfile(f"cpu:{CORE}", "fast", "", 2, 5, seconds)
