@@ -27,7 +27,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
-from flower_blsgd.runtime.flower_internals import CRASHED, RAISED, empty_run, give_message_id
+from flower_blsgd.runtime.flower_internals import (
+    CRASHED,
+    NODE_GONE,
+    RAISED,
+    empty_run,
+    give_message_id,
+)
 
 Handler = Callable[[Message, int], Message]
 """(message, node id) -> reply; what it raises becomes an error reply, as in Flower."""
@@ -46,10 +52,22 @@ _BROKEN_TENSORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mis-shaped": lambda tensor: tensor[None],
     "wrong dtype": lambda tensor: tensor.astype(np.float16),
 }
-BROKEN_REPLIES = (*_BROKEN_TENSORS, "missing tensor", "extra tensor", "wrong losses")
+_BROKEN_METRICS = {
+    "too many steps": ("completed-steps", 1000),
+    "other batch size": ("batch-size", 1),
+    "no weight": ("num-examples", 0),
+    "weight not finite": ("num-examples", float("inf")),
+    "no such time": ("compute-seconds", 1e308),
+}
+BROKEN_REPLIES = (
+    *(*_BROKEN_TENSORS, "missing tensor", "extra tensor"),
+    *("wrong losses", "loss not finite"),
+    *_BROKEN_METRICS,
+)
 
 FailureKind = str
-"""One of BROKEN_REPLIES, or "raises", "dies" or "missing"."""
+"""One of BROKEN_REPLIES, or "raises", "out of memory", "dies", "gone", "missing", "twice" or "of
+another round"."""
 
 TRACEBACK = (
     "Traceback (most recent call last):\n"
@@ -132,8 +150,14 @@ class InProcessGrid(Grid):
             give_message_id(message)
             self.sent.append(message)
             reply = self._answer(message)
-            if reply is not None:
+            if reply is None:
+                continue
+            replies.append(over_the_wire(reply))
+            kind = self._failures.get((message.metadata.dst_node_id, _round_of(message)))
+            if kind == "twice":
                 replies.append(over_the_wire(reply))
+            elif kind == "of another round":
+                replies[-1].metadata.__dict__["_reply_to_message_id"] = "an older message"
         if self._order == "reversed":
             replies.reverse()
         elif self._order == "shuffled":
@@ -147,13 +171,18 @@ class InProcessGrid(Grid):
             return None
         if kind == "raises":
             return Message(Error(RAISED, TRACEBACK), reply_to=message)
+        if kind == "out of memory":
+            reason = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+            return Message(Error(RAISED, TRACEBACK + reason), reply_to=message)
         if kind == "dies":
             return Message(Error(CRASHED, "the process was killed"), reply_to=message)
+        if kind == "gone":
+            return Message(Error(NODE_GONE, "its connection broke"), reply_to=message)
         try:
             reply = self.handlers[node_id](over_the_wire(message), node_id)
         except Exception:
             return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
-        if kind is not None:
+        if kind in BROKEN_REPLIES:
             _break(reply, kind)
         return reply
 
@@ -180,6 +209,13 @@ def _break(reply: Message, kind: FailureKind) -> None:
     elif kind == "wrong losses":
         raw = reply.content.config_records["losses"]["losses"]
         reply.content.config_records["losses"]["losses"] = raw[:-4]
+    elif kind == "loss not finite":
+        raw = reply.content.config_records["losses"]["losses"]
+        broken = raw[:-4] + np.float32(np.nan).tobytes()
+        reply.content.config_records["losses"]["losses"] = broken
+    elif kind in _BROKEN_METRICS:
+        key, value = _BROKEN_METRICS[kind]
+        reply.content.metric_records["metrics"][key] = value
     else:
         raise ValueError(kind)
 

@@ -4,18 +4,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from ..algorithm.averaging import (
     AnyArray,
     Weighting,
-    moved_by_updates,
+    move,
     node_weight,
     weighted_average,
 )
 from ..algorithm.outer_optimizer import OuterOptimizer
+from ..algorithm.own_parts import checked_numbers, checked_weights
 from ..array_records import common_runs, flat_like, tensors_of
-from .replies import Outcome
+from .replies import Outcome, once_per_node
 
 Average = Callable[..., dict[str, AnyArray]]
 """A function with the arguments of `weighted_average`."""
@@ -35,7 +37,8 @@ class Aggregation:
         Moves the parameters along the averaged update; buffers are averaged only.
     parameter_names : collection of str, optional
         Which tensors are parameters. By default all floating ones but the running statistics
-        of BatchNorm, known by their names.
+        of BatchNorm, known by their names. Tied weights have several names in a state dict, but
+        one in `named_parameters`: what equals a parameter in all models counts as one.
     """
 
     weighting: Weighting
@@ -64,15 +67,22 @@ class Aggregation:
         """
         record, began = flat_like(before), tensors_of(before)
         out = tensors_of(record)
-        weights = self.weighting.weights([outcome.load for outcome in outcomes])
-        models, shares = _models(outcomes, weights)
-        averaged = average_models(models, shares, out, average)
-        parameters = self._parameters(began)
+        weights = checked_weights(self.weighting, [outcome.load for outcome in outcomes])
+        models, shares = once_per_node(outcomes, weights, lambda reply: reply.tensors)
+        if runs := common_runs(out, *models):  # a hundred tensors as one
+            average(runs[1:], shares, runs[0])
+            averaged = dict(out)
+        else:
+            averaged = average(models, shares, out)
+        parameters: Collection[str] = ()
+        if self.weighting.scales_updates or self.outer_optimizer is not None:
+            parameters = self._parameters(began, [model for model in models if model])
         if self.weighting.scales_updates:
             steps = [o.report.completed_steps if o.report else 0 for o in outcomes]
             scales = self.weighting.update_scales(weights, steps)
+            scales = checked_numbers(self.weighting, "update_scales", scales, len(weights))
             moving = {name: tensor for name, tensor in began.items() if name in parameters}
-            averaged |= moved_by_updates(moving, *_models(outcomes, scales))
+            averaged |= move(moving, *once_per_node(outcomes, scales, lambda r: r.tensors))
         if self.outer_optimizer is not None:
             averaged = self.outer_optimizer.step(began, averaged, parameters)
         for name, tensor in out.items():
@@ -98,38 +108,22 @@ class Aggregation:
             rule["moving"] = [name for name in model if name in parameters]
         return rule
 
-    def _parameters(self, model: Mapping[str, AnyArray]) -> Collection[str]:
-        if self.parameter_names is None:
-            self.parameter_names = {
-                name
-                for name, tensor in model.items()
-                if tensor.dtype.kind in "fc" and name.rpartition(".")[2] not in _RUNNING
-            }
-        return self.parameter_names
-
-
-def average_models(
-    models: Sequence[Mapping[str, AnyArray]],
-    shares: Sequence[float],
-    out: Mapping[str, AnyArray],
-    average: Average = weighted_average,
-) -> dict[str, AnyArray]:
-    """Return the average, of a few long arrays where each model is one flat buffer."""
-    if runs := common_runs(out, *models):  # a hundred tensors as one
-        average(runs[1:], shares, runs[0])
-        return dict(out)
-    return average(models, shares, out)
-
-
-def _models(
-    outcomes: Sequence[Outcome], shares: Sequence[float]
-) -> tuple[list[Mapping[str, AnyArray]], list[float]]:
-    """Return the models of a round in worker order, each with its share of the sum."""
-    models: dict[int, Mapping[str, AnyArray]] = {}
-    sums: dict[int, float] = {}
-    for outcome, share in zip(outcomes, shares, strict=True):
-        if outcome.reply is not None:
-            key = id(outcome.reply.tensors)  # the same of all workers of one node
-            models[key] = outcome.reply.tensors
-            sums[key] = sums.get(key, 0.0) + share
-    return list(models.values()), list(sums.values())
+    def _parameters(
+        self, model: Mapping[str, AnyArray], trained: Sequence[Mapping[str, AnyArray]] = ()
+    ) -> Collection[str]:
+        """Return the names of the parameters, those of tied weights by what is equal."""
+        moving = {
+            name
+            for name, tensor in model.items()
+            if tensor.dtype.kind in "fc" and name.rpartition(".")[2] not in _RUNNING
+        }
+        names = self.parameter_names
+        if names is None:
+            return moving
+        tied = {
+            other
+            for other in moving.difference(names)
+            for name in moving.intersection(names)
+            if all(np.array_equal(found[other], found[name]) for found in (model, *trained))
+        }
+        return tied.union(names)

@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result
@@ -24,14 +24,18 @@ from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder
 from ..protocol.records import records_of
 from .aggregation import Aggregation
 from .fit_loop import fit
+from .patience import Patience
 from .planner import Planner
-from .profiles import node_messages
+from .profiles import Address, node_messages
 from .replies import ModelShape, average_metrics, average_momentum, read_replies, record_losses
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
-from .workers import DEAD_BAND, Worker, WorkerRegistry
+from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
+
+_SILENT = "late", "died", "gone"
+"""Kinds of failures that are no answer: a stall of the machine may be the reason for all."""
 
 
 class BiasedLocalSGD(FedAvg):
@@ -44,11 +48,12 @@ class BiasedLocalSGD(FedAvg):
     an order of its own: how many steps, on which samples. The models are averaged by the load
     that was really completed, and the losses that the workers recorded steer the next epoch.
 
-    A worker that fails, or sends a model that is not finite or has another shape, has weight 0
-    in that round; its samples are given up for this epoch. One whose process died may come back.
-    One whose ClientApp raised is left out until its node connects with a new node id; on the
-    local grid, for the rest of the run. A round in which no worker succeeded raises
-    ``AggregationError``.
+    A worker that fails, or sends a model or a loss that is not finite or has another shape, has
+    weight 0 in that round; its samples are given up for this epoch. After three failures in a row
+    it is left out, and queried again when the next epoch is planned. ``AggregationError`` is raised
+    by a round in which no worker succeeded, the third in a row if nobody answered at all, and by an
+    epoch that would begin with fewer training workers than ``min_available_nodes``, if so many
+    began, and that do not come back within a minute.
 
     Parameters
     ----------
@@ -84,7 +89,8 @@ class BiasedLocalSGD(FedAvg):
     outer_optimizer : OuterOptimizer, optional
         Moves the parameters along the averaged update.
     parameter_names : collection of str, optional
-        Which tensors are parameters; by default all floating ones but BatchNorm's statistics.
+        Which tensors are parameters; by default all floating ones but BatchNorm's statistics. Of
+        tied weights, which have several names in a state dict, one is enough.
     rebalance : bool (default: False)
         Steps that come from speeds follow them: a moving average, one change per epoch at most.
     fast_threshold : float (default: 0.7)
@@ -139,12 +145,39 @@ class BiasedLocalSGD(FedAvg):
             clock=clock,
             fast_threshold=fast_threshold,
         )
-        _check_choices(local_steps, weights, momentum_buffers, clock, rebalance)
+        if not momentum_buffers:  # the setting may be empty, for that of the algorithm
+            raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
+        if weights.momentum_buffers not in ("", momentum_buffers):
+            raise UsageError(
+                f'momentum-buffers = "{momentum_buffers}" does not go with '
+                f'{type(weights).__name__}, which needs "{weights.momentum_buffers}"'
+            )
+        if rebalance and not local_steps.needs_speeds:
+            raise UsageError(
+                f"rebalance = true needs steps that come from speeds, not {local_steps}; use "
+                'local-steps-slow = "auto" or steps = "by-speed"'
+            )
+        if rebalance and clock == "device":
+            raise UsageError(
+                'rebalance = true follows measured speeds, but clock = "device" computes with '
+                'fixed ones; use clock = "wall"'
+            )
         self._dead_band: tuple[float, float] | None = DEAD_BAND if rebalance else None
         if local_steps.follows_speeds and clock == "wall":
             self._dead_band = 0.0, 0.0
+        no_hosts = ""
+        if not node_weight(weights):
+            rule = "only the built-in weightings can"
+            no_hosts = f"{type(weights).__name__} cannot be averaged there: {rule}"
+        elif train_on and train_on.slow_reduce:
+            no_hosts = "slow workers reduce models in shared memory only"
         self.registry = WorkerRegistry(
-            max(self.min_available_nodes, 1), fast_threshold, local_steps, batch_size, clock
+            max(self.min_available_nodes, 1),
+            fast_threshold,
+            local_steps,
+            batch_size,
+            clock,
+            no_hosts,
         )
         self.planner = Planner(
             num_samples,
@@ -162,9 +195,14 @@ class BiasedLocalSGD(FedAvg):
         self.aggregation = Aggregation(weights, outer_optimizer, parameter_names)
         self.on_round: Callable[[RoundRecord], None] | None = None
         """Called after every round."""
+        self.averaged_momentum: ArrayRecord | None = None
+        """With the policy ``"average"``: that of the last round."""
+        self.resumed_momentum: dict[int, ArrayRecord] = {}
+        """With the policy ``"keep"``, by worker index: what orders bring it until one succeeds."""
         self._orders: list[tuple[Worker, TrainOrder]] = []
+        self._sent: list[Metadata] = []
+        self._patience, self._rounds_lost = Patience(), 0
         self._model_shape: ModelShape | None = None
-        self._momentum: ArrayRecord | None = None
         self._slow_reduce: SlowWorkerReduce | None = None
         self._planning_seconds = 0.0
         self._sent_at = 0.0
@@ -181,21 +219,29 @@ class BiasedLocalSGD(FedAvg):
         UsageError
             If the settings do not fit the workers or the data.
         AggregationError
-            If no worker is left.
+            If no worker is left, or too few to begin another epoch.
         """
         self.registry.update(grid)
-        self._refuse_unfit_hosts()
-        if self.planner.epoch_ended and self._dead_band:
-            self.registry.follow_speeds(*self._dead_band)
+        if self.planner.epoch and self.planner.plan_is_due(self.registry.active):
+            self.registry.gather(grid, self.planner.training, self.planner.began)
         active = self.registry.active
-        slow = [worker for worker in active if not worker.fast]
-        reduces = bool(slow) and self.planner.train_on.slow_reduce
-        self._slow_reduce = SlowWorkerReduce(grid, slow) if reduces else None
+        if self.planner.plan_is_due(active):
+            self.registry.assign_tiers()
+            if self._dead_band:
+                self.registry.follow_speeds(*self._dead_band)
         began = time.perf_counter()
-        self._orders = self.planner.orders(server_round, active, arrays, self._momentum)
+        momentum = self.resumed_momentum
+        if self.averaged_momentum is not None:
+            momentum = dict.fromkeys((w.index for w in active), self.averaged_momentum)
+        self._orders = self.planner.orders(server_round, active, arrays, momentum)
         self._planning_seconds = time.perf_counter() - began
+        self._slow_reduce = None
+        slow = [worker for worker in active if not worker.fast]
+        if slow and self.planner.train_on.slow_reduce:
+            self._slow_reduce = SlowWorkerReduce(grid, slow, self.patience_seconds())
         self._model_shape = ModelShape(arrays)
         messages = self._messages(config)
+        self._sent = [message.metadata for message in messages]  # their ids come when they are sent
         done, rounds = self.planner.rounds_done, self.planner.plan.rounds
         _LOG.info("epoch %d, round %d of %d", self.planner.epoch, done + 1, rounds)
         self._sent_at = time.time()
@@ -209,26 +255,42 @@ class BiasedLocalSGD(FedAvg):
         Raises
         ------
         AggregationError
-            If no worker completed a step that can be used.
+            If no worker completed a step that can be used; if nobody answered the model stays as it
+            is, until the third such round in a row.
         """
         assert self._model_shape is not None, "configure_train comes first"
         replies = list(replies)
         received_at = time.time()
-        outcomes = read_replies(replies, self._orders, self._model_shape, self.weighted_by_key)
+        ids = {sent.dst_node_id: sent.message_id for sent in self._sent}
+        outcomes = read_replies(replies, self._orders, self._model_shape, self.weighted_by_key, ids)
+        seconds = received_at - self._sent_at
+        if any(outcome.failure and outcome.failure.kind == "late" for outcome in outcomes):
+            # Of the round that says nothing, but who has computed need not compile again.
+            seconds = max((o.report.compute_seconds for o in outcomes if o.report), default=0.0)
+        answered = [(o.worker, o.order) for o in outcomes if not o.failure]
+        self._patience.learn(seconds, _samples(answered))
         loads = [outcome.load for outcome in outcomes]
-        if not any(loads):
-            reasons = "; ".join(f"{o.worker.label}: {o.failure or 'no step'}" for o in outcomes)
+        self._rounds_lost = 0 if any(loads) else self._rounds_lost + 1
+        silent = all(outcome.failure and outcome.failure.kind in _SILENT for outcome in outcomes)
+        if self._rounds_lost and not (silent and self._rounds_lost < MOST_FAILURES):
+            reasons = "; ".join(
+                f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes
+            )
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
-        self.planner.samples_given_up += record_losses(outcomes, self.planner.table, server_round)
-        self.planner.finish_round()
-        before = outcomes[0].order.arrays
-        arrays, weights = self.aggregation.next_model(
-            before, outcomes, self._slow_reduce or weighted_average
-        )
-        if self.planner.momentum_buffers == "average":
-            momentum = average_momentum(outcomes)
-            self._momentum = view_record(momentum) if momentum else None
-        metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
+        for worker, _ in answered:
+            self.resumed_momentum.pop(worker.index, None)
+        record_losses(outcomes, self.planner.table, server_round)
+        self.planner.finish_round(int(sum(loads)), sum(outcome.cut_off for outcome in outcomes))
+        arrays, weights = outcomes[0].order.arrays, [0.0] * len(outcomes)
+        metrics = MetricRecord({self.weighted_by_key: 0})
+        if not self._rounds_lost:
+            arrays, weights = self.aggregation.next_model(
+                arrays, outcomes, self._slow_reduce or weighted_average
+            )
+            if self.planner.momentum_buffers == "average":
+                momentum = average_momentum(outcomes)
+                self.averaged_momentum = view_record(momentum) if momentum else None
+            metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         if self._dead_band:
             self.registry.note_times(outcomes, self.planner.batch_size)
         if self.on_round is not None:
@@ -244,6 +306,16 @@ class BiasedLocalSGD(FedAvg):
             )
             self.on_round(record)
         return arrays, metrics
+
+    def patience_seconds(self, most: float = 3600.0) -> float:
+        """Return for how many seconds to wait for the replies to the orders of this round.
+
+        A multiple of what such orders took so far, and never less than their deadline; but `most`
+        in the first round of a worker, and in its first with another batch size.
+        """
+        known = [(worker, o) for worker, o in self._orders if not worker.failures_in_a_row]
+        patience = self._patience.seconds(_samples(known), most, self.registry.start_seconds)
+        return max(patience, 2 * self.planner.deadline_seconds)
 
     def _messages(self, config: ConfigRecord) -> list[Message]:
         """Return the messages with the round's orders.
@@ -264,32 +336,9 @@ class BiasedLocalSGD(FedAvg):
             longest_steps = max(order.local_steps for _, order in self._orders)
             rule = self.aggregation.at_nodes(self._orders[0][1].arrays, longest_steps)
             keys = self.arrayrecord_key, self.configrecord_key, self.weighted_by_key
-            return HostOrders(by_rank, *keys, **rule)
+            return HostOrders(by_rank, *keys, **rule, patience_seconds=self.patience_seconds())
 
         return node_messages(contents, "train", to_host)
-
-    def _refuse_unfit_hosts(self) -> None:
-        """Refuse nodes with several devices whose models cannot be averaged there.
-
-        Before the first epoch that ends the run; a node that comes later is left out.
-        """
-        if not node_weight(self.aggregation.weighting):
-            weighting = type(self.aggregation.weighting).__name__
-            reason = f"{weighting} cannot be averaged there: only the built-in weightings can"
-        elif self.planner.train_on.slow_reduce:
-            reason = "slow workers reduce models in shared memory only"
-        else:
-            return
-        for worker in self.registry.active:
-            if worker.local_rank is None:
-                continue
-            worker.excluded = (
-                f"is behind a node with several devices, and {reason}; "
-                "start one SuperNode for each device"
-            )
-            if self.planner.epoch == 0:
-                raise UsageError(f"worker {worker.label} {worker.excluded}")
-            _LOG.error("worker %s does not take part: it %s", worker.label, worker.excluded)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -322,28 +371,6 @@ class BiasedLocalSGD(FedAvg):
         return fit(self, grid, initial_arrays, **arguments)
 
 
-def _check_choices(
-    local_steps: StepPolicy,
-    weights: Weighting,
-    momentum_buffers: str,
-    clock: str,
-    rebalance: bool,
-) -> None:
-    """Refuse choices that do not go together, by the names of the settings."""
-    if not momentum_buffers:  # the setting may be empty, for that of the algorithm
-        raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
-    if weights.momentum_buffers not in ("", momentum_buffers):
-        raise UsageError(
-            f'momentum-buffers = "{momentum_buffers}" does not go with '
-            f'{type(weights).__name__}, which needs "{weights.momentum_buffers}"'
-        )
-    if rebalance and not local_steps.needs_speeds:
-        raise UsageError(
-            f"rebalance = true needs steps that come from speeds, not {local_steps}; use "
-            'local-steps-slow = "auto" or steps = "by-speed"'
-        )
-    if rebalance and clock == "device":
-        raise UsageError(
-            'rebalance = true follows measured speeds, but clock = "device" computes with fixed '
-            'ones; use clock = "wall"'
-        )
+def _samples(orders: Sequence[tuple[Worker, TrainOrder]]) -> dict[tuple[Address, int], int]:
+    """Return by worker and batch size how many samples the orders hold."""
+    return {(w.address, order.batch_size): len(order.indices) for w, order in orders}

@@ -8,45 +8,43 @@ that is not there.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..algorithm.own_parts import checked_weights
 from .biased_local_sgd import BiasedLocalSGD
+from .round_metrics import WorkerRound, waiting_share
 from .workers import Worker
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What to expect of a run.
+    """What to expect of a run: an average round.
 
     Attributes
     ----------
-    workers : tuple of Worker
-        Those that train; the tuples below are in their order.
-    local_steps, batch_sizes : tuple of int
-        tau_i and b_i.
-    weights : tuple of float
-        Shares of the average.
-    waiting_shares : tuple of float
-        Share of the round in which each waits.
+    workers : tuple of WorkerRound
+        The part of each worker that trains: its steps, samples, weight and seconds.
+    round_seconds : float
+        With the overhead.
     rounds_per_epoch : float
         On average.
-    round_seconds, epoch_seconds : float
-        With the overhead.
-    fast_waiting_share, slow_waiting_share : float or None
-        Means over a tier; None where no worker of it trains.
-    samples_per_second : float
-        Of all workers together.
     """
 
-    workers: tuple[Worker, ...]
-    local_steps: tuple[int, ...]
-    batch_sizes: tuple[int, ...]
-    weights: tuple[float, ...]
-    waiting_shares: tuple[float, ...]
-    rounds_per_epoch: float
+    workers: tuple[WorkerRound, ...]
     round_seconds: float
-    epoch_seconds: float
-    fast_waiting_share: float | None
-    slow_waiting_share: float | None
-    samples_per_second: float
+    rounds_per_epoch: float
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all workers together."""
+        return sum(row.num_examples for row in self.workers) / self.round_seconds
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Of an average epoch."""
+        return self.round_seconds * self.rounds_per_epoch
+
+    def waiting_share(self, fast: bool) -> float | None:
+        """Return the mean over a tier; None where no worker of it trains."""
+        return waiting_share(self.workers, self.round_seconds, fast)
 
 
 def predict_run(
@@ -74,31 +72,25 @@ def predict_run(
         return None
     shape = planner.check(workers)
     loads = [samples / planner.batch_size for samples in shape.samples_per_round]
+    weights = checked_weights(strategy.aggregation.weighting, loads)
     computing = [
         load * worker.profile.seconds_per_step for load, worker in zip(loads, training, strict=True)
     ]
-    longest = max(computing)
-    round_seconds = longest + overhead_seconds
-    waiting = tuple((longest - seconds) / round_seconds for seconds in computing)
-
-    def tier_share(fast: bool) -> float | None:
-        of_tier = [share for share, w in zip(waiting, training, strict=True) if w.fast is fast]
-        return sum(of_tier) / len(of_tier) if of_tier else None
-
-    rounds_per_epoch = planner.mean_rounds_per_epoch(shape)
-    return Prediction(
-        workers=tuple(training),
-        local_steps=shape.local_steps,
-        batch_sizes=shape.batch_sizes,
-        weights=tuple(strategy.aggregation.weighting.weights(loads)),
-        waiting_shares=waiting,
-        rounds_per_epoch=rounds_per_epoch,
-        round_seconds=round_seconds,
-        epoch_seconds=round_seconds * rounds_per_epoch,
-        fast_waiting_share=tier_share(True),
-        slow_waiting_share=tier_share(False),
-        samples_per_second=sum(shape.samples_per_round) / round_seconds,
-    )
+    rows = [
+        WorkerRound(
+            worker=worker.index,
+            label=worker.label,
+            fast=worker.fast,
+            local_steps=shape.local_steps[rank],
+            num_examples=shape.samples_per_round[rank],
+            weight=weights[rank],
+            compute_seconds=computing[rank],
+            waiting_seconds=max(computing) - computing[rank],
+        )
+        for rank, worker in enumerate(training)
+    ]
+    round_seconds = max(computing) + overhead_seconds
+    return Prediction(tuple(rows), round_seconds, planner.mean_rounds_per_epoch(shape))
 
 
 def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | str | None]:
@@ -107,16 +99,6 @@ def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | s
         "clock": clock,
         "round_seconds": prediction.round_seconds,
         "epoch_seconds": prediction.epoch_seconds,
-        "fast_waiting_share": prediction.fast_waiting_share,
-        "slow_waiting_share": prediction.slow_waiting_share,
+        "fast_waiting_share": prediction.waiting_share(fast=True),
+        "slow_waiting_share": prediction.waiting_share(fast=False),
     }
-
-
-def throughput_ceiling(workers: Sequence[Worker]) -> float | None:
-    """Return how many times the samples per second of the fast workers all workers can do.
-
-    The sum of all speeds over the sum of the fast ones; None without a fast one. No algorithm
-    gets more samples per second out of the slow devices.
-    """
-    fast = sum(1 / worker.profile.seconds_per_step for worker in workers if worker.fast)
-    return sum(1 / worker.profile.seconds_per_step for worker in workers) / fast if fast else None

@@ -1,24 +1,23 @@
 """Evaluation of the global model, shared among the fast workers."""
 
+import functools
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport
-from ..protocol.records import ProtocolError
-from .profiles import Address, answer_of, node_messages, replies_to
-from .replies import RAISED
+from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport, HostOrders
+from .patience import Patience
+from .profiles import node_messages, read_answer, replies_to
 from .workers import Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
 
-_TIMEOUT_SECONDS = 3600.0
-
-EvaluateSlice = Callable[[ArrayRecord, int, int], EvaluateReport]
-"""(model, first, last) -> sums over that slice of the test set, in this process."""
+_FIRST_PATIENCE_SECONDS = 3600.0
+_RAISED = "raised, evaluating"
 
 
 @dataclass
@@ -27,8 +26,8 @@ class WorkerEvaluation:
 
     The slices are contiguous and as equal as can be; the sums are added in worker order. Without
     a fast worker all take part. The slice of a worker that fails, is late or sends a reply that
-    cannot be used is evaluated by the server, with a warning; a worker that raised, or sent such a
-    reply, gets no further slices.
+    cannot be used is evaluated by the server, with a warning. A worker that raised gets no further
+    slices.
 
     Parameters
     ----------
@@ -37,20 +36,27 @@ class WorkerEvaluation:
     num_test : int
         Samples of the test set, >= 1.
     evaluate_slice : callable
-        Evaluates a slice in this process.
+        ``(model, first, last) -> sums`` over a slice, in this process.
     """
 
     grid: Grid
     registry: WorkerRegistry
     num_test: int
-    evaluate_slice: EvaluateSlice
-    _unable: set[Address] = field(default_factory=set, init=False)
+    evaluate_slice: Callable[[ArrayRecord, int, int], EvaluateReport]
+    _patience: Patience = field(default_factory=Patience, init=False)
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """Return ``accuracy`` and ``loss`` of a model on the whole test set."""
         orders = self._orders(server_round, arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
-        replies = replies_to(self.grid, node_messages(contents, EVALUATE), _TIMEOUT_SECONDS)
+        samples = {worker.address: order.last - order.first for worker, order in orders}
+        starting = self.registry.start_seconds
+        seconds = self._patience.seconds(samples, _FIRST_PATIENCE_SECONDS, starting)
+        to_host = functools.partial(HostOrders, patience_seconds=seconds)
+        began = time.monotonic()
+        replies = replies_to(self.grid, node_messages(contents, EVALUATE, to_host), seconds)
+        if len(replies) == len({worker.node_id for worker, _ in orders}):
+            self._patience.learn(time.monotonic() - began, samples)
         reports = [
             self._report(worker, order, replies.get(worker.node_id)) for worker, order in orders
         ] or [self.evaluate_slice(arrays, 0, self.num_test)]
@@ -65,7 +71,7 @@ class WorkerEvaluation:
         workers = [
             worker
             for worker in self.registry.active
-            if worker.node_id in online and worker.address not in self._unable
+            if worker.node_id in online and _RAISED not in worker.failures
         ]
         workers = [worker for worker in workers if worker.fast] or workers
         count = max(1, len(workers))
@@ -79,20 +85,17 @@ class WorkerEvaluation:
     def _report(
         self, worker: Worker, order: EvaluateOrder, reply: Message | None
     ) -> EvaluateReport:
-        try:
-            answer = answer_of(reply, worker.local_rank)
-            if isinstance(answer, RecordDict):
-                return EvaluateReport.from_content(answer, order)
-            reason, unable = answer.brief, answer.code in RAISED
-        except ProtocolError as error:
-            reason, unable = str(error), True
-        if unable:
-            self._unable.add(worker.address)
+        report = read_answer(
+            reply, worker.local_rank, lambda content: EvaluateReport.from_content(content, order)
+        )
+        if isinstance(report, EvaluateReport):
+            return report
+        worker.note_failure(f"{report.kind}, evaluating")
         _LOG.warning(
             "worker %s did not evaluate after round %d, so the server does its %d samples: %s",
             worker.label,
             order.round,
             order.last - order.first,
-            reason,
+            report.brief,
         )
         return self.evaluate_slice(order.arrays, order.first, order.last)

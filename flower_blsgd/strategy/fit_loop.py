@@ -1,6 +1,5 @@
 """The loop of `BiasedLocalSGD.fit`: epochs or seconds, with evaluation outside the timed part."""
 
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +53,11 @@ def fit(
     evaluate_fn: EvaluateFn | None = None,
     evaluate_every_epochs: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
-    on_epoch: Callable[[EpochEnd], None] | None = None,
+    on_epoch: Callable[[EpochEnd], bool | None] | None = None,
+    between_rounds: Callable[[int, ArrayRecord], None] | None = None,
+    start_round: int = 0,
+    training_seconds: float = 0.0,
+    evaluate_first: bool = False,
 ) -> Result:
     """Train until the budget is used up.
 
@@ -76,7 +79,8 @@ def fit(
     should_stop : callable, optional
         ``(server_round, result) -> bool``, called after every round.
     timeout : float (default: 3600)
-        Seconds to wait for the replies of one round.
+        Seconds to wait for the replies of one round at most, and in the first; then it is a
+        multiple of what rounds took (`BiasedLocalSGD.patience_seconds`).
     train_config : ConfigRecord, optional
         Sent along with every order; an order's own keys win.
     evaluate_fn : callable, optional
@@ -85,7 +89,15 @@ def fit(
         Call `evaluate_fn` after every so many epochs, and always at the end.
     on_round, on_epoch : callable, optional
         Called with a RoundRecord, and with an EpochEnd after its evaluation. The workers wait
-        meanwhile.
+        meanwhile. `on_epoch` may return True: that was the last epoch.
+    between_rounds : callable, optional
+        ``(server_round, arrays)``, called after every round, before an evaluation.
+    start_round : int (default: 0)
+        The last round of a run that goes on; its state is in `strategy` and `initial_arrays`.
+    training_seconds : float (default: 0)
+        How much of `seconds` that run has used up.
+    evaluate_first : bool (default: False)
+        That run ended after its last round, or the last of an epoch, before the evaluation.
 
     Returns
     -------
@@ -107,11 +119,14 @@ def fit(
         if value is not None and not value > 0:
             raise ValueError(f"{name} = {value} must be above 0")
     planner = strategy.planner
-    training_seconds = 0.0
 
     def budget_share() -> float:
-        by_epochs = (planner.epoch - 1) / epochs if epochs else 0.0
+        by_epochs = planner.epochs_done / epochs if epochs else 0.0
         return max(by_epochs, training_seconds / seconds if seconds else 0.0)
+
+    def used_up() -> bool:
+        by_epochs = epochs is not None and planner.epoch_ended and planner.epoch >= epochs
+        return by_epochs or (seconds is not None and training_seconds >= seconds)
 
     def count(record: RoundRecord) -> None:
         nonlocal training_seconds
@@ -122,34 +137,37 @@ def fit(
         else:
             training_seconds += record.planning_seconds + record.round_seconds
 
+    def end_epoch(over: bool) -> bool:
+        """Evaluate the model, where that is due; return whether the run is over."""
+        evaluated = None
+        if evaluate_fn and (over or planner.epoch % evaluate_every_epochs == 0):
+            evaluated = evaluate_fn(server_round, result.arrays)
+        if evaluated is not None:
+            result.evaluate_metrics_serverapp[server_round] = evaluated
+            _LOG.info("epoch %d: %s", planner.epoch, evaluated)
+        end = EpochEnd(planner.epoch, server_round, result.arrays, evaluated)
+        return bool(on_epoch is not None and on_epoch(end)) or over
+
     planner.budget_share = budget_share
     strategy.on_round = count
     strategy.summary()
     result = Result(arrays=initial_arrays)
     config = train_config or ConfigRecord()
-    for server_round in itertools.count(1):
+    server_round = start_round
+    over = evaluate_first and end_epoch(used_up())
+    while not over:
+        server_round += 1
         orders = strategy.configure_train(server_round, result.arrays, config, grid)
-        replies = grid.send_and_receive(orders, timeout=timeout)
+        replies = grid.send_and_receive(orders, timeout=strategy.patience_seconds(timeout))
         arrays, metrics = strategy.aggregate_train(server_round, replies)
         del orders, replies  # they may hold shared memory that the next round can use
         assert arrays is not None
         assert metrics is not None
         result.arrays = arrays
         result.train_metrics_clientapp[server_round] = metrics
-        over = (
-            (epochs is not None and planner.epoch_ended and planner.epoch >= epochs)
-            or (seconds is not None and training_seconds >= seconds)
-            or (should_stop is not None and should_stop(server_round, result))
-        )
+        over = used_up() or (should_stop is not None and should_stop(server_round, result))
+        if between_rounds is not None:
+            between_rounds(server_round, arrays)
         if planner.epoch_ended or over:
-            evaluated = None
-            if evaluate_fn and (over or planner.epoch % evaluate_every_epochs == 0):
-                evaluated = evaluate_fn(server_round, arrays)
-            if evaluated is not None:
-                result.evaluate_metrics_serverapp[server_round] = evaluated
-                _LOG.info("epoch %d: %s", planner.epoch, evaluated)
-            if on_epoch is not None:
-                on_epoch(EpochEnd(planner.epoch, server_round, arrays, evaluated))
-        if over:
-            break
+            over = end_epoch(over)
     return result

@@ -1,7 +1,7 @@
 """Plan epoch after epoch, and cut each into the orders of its rounds."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord
 from flwr.serverapp.exception import AggregationError
@@ -16,7 +16,7 @@ from ..algorithm.epoch_plan import (
     round_shape,
     sampling_stats,
 )
-from ..algorithm.local_steps import StepPolicy
+from ..algorithm.local_steps import Participant, StepPolicy
 from ..algorithm.sampling import LossTable, Sampler, derived_seed
 from ..algorithm.schedules import LearningRate
 from ..errors import UsageError
@@ -40,14 +40,20 @@ class Planner:
         Of the epoch under way; there is none before the first.
     sampling_stats : SamplingStats
         Its choice of samples, as it was when it was planned.
+    workers : list of Worker
+        Those that it was planned for.
     rounds_done : int
         Rounds of this epoch that are over.
     rounds_total : int
         Rounds of all epochs that are over.
-    samples_planned, samples_given_up : int
-        Of all epochs so far; given up are those of orders that failed.
+    began : int
+        Workers that the first epoch was planned for.
+    samples_planned : int
+        Of all epochs so far, that under way as a whole.
+    samples_trained, samples_cut_off : int
+        Of the rounds that are over: those trained on, and those that a deadline left untrained.
     budget_share : callable
-        Returns the share of the budget that is used up, in [0, 1].
+        Returns the share of the budget that is used up, in [0, 1]; called in every round.
     """
 
     num_samples: int
@@ -64,28 +70,37 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.table = LossTable(self.num_samples)
-        self.epoch = self.rounds_done = self.rounds_total = 0
-        self.samples_planned = self.samples_given_up = 0
+        self.epoch = self.rounds_done = self.rounds_total = self.began = 0
+        self.samples_planned = self.samples_trained = self.samples_cut_off = 0
         self.plan: EpochPlan
         self.sampling_stats: SamplingStats
         self.budget_share: Callable[[], float] = lambda: 0.0
-        self._workers: list[Worker] = []
-        self._share_at_start = 0.0
+        self.workers: list[Worker] = []
 
     @property
     def epoch_ended(self) -> bool:
         """Whether no round of the epoch is left (true before the first epoch)."""
         return self.epoch == 0 or self.rounds_done == self.plan.rounds
 
+    @property
+    def epochs_done(self) -> float:
+        """Epochs that are over; of the one under way the share of its rounds."""
+        return self.epoch and self.epoch - 1 + self.rounds_done / self.plan.rounds
+
+    def plan_is_due(self, active: Sequence[Worker]) -> bool:
+        """Return whether the next orders begin an epoch: the last is over, or its workers left."""
+        return self.epoch_ended or not any(worker in active for worker in self.workers)
+
     def orders(
         self,
         server_round: int,
         active: Sequence[Worker],
         arrays: ArrayRecord,
-        momentum: ArrayRecord | None,
+        momentum: Mapping[int, ArrayRecord],
     ) -> list[tuple[Worker, TrainOrder]]:
         """Return this round's order of each worker that trains; plan an epoch if one is due.
 
+        `momentum` is by worker index what orders bring; nothing for those that are not in it.
         The samples of planned workers that are gone are given up. If all are gone, a new epoch
         begins with those that are there.
 
@@ -98,23 +113,32 @@ class Planner:
         """
         if self.epoch == 0:
             self.check(active)
-        training = self.training(active)
-        _refuse_nobody(training)
-        present, trains = {w.index for w in active}, {w.index for w in training}
-        if not self.epoch_ended and not any(w.index in trains for w in self._workers):
-            rounds_left = self.plan.rounds - self.rounds_done
-            self.samples_given_up += rounds_left * sum(self.plan.shape.samples_per_round)
-            self.rounds_done = self.plan.rounds
-        if self.epoch_ended:
+        if self.plan_is_due(active):
             self._plan_next_epoch(server_round, active)
-        orders = []
-        for rank, worker in enumerate(self._workers):
-            order = self._order(server_round, rank, worker, arrays, momentum)
-            if worker.index in present:
-                orders.append((worker, order))
-            else:
-                self.samples_given_up += len(order.indices)
-        return orders
+        rate = self.learning_rate.at(
+            self.epoch, self.budget_share(), self.rounds_done, self.plan.rounds
+        )
+        shape = self.plan.shape
+        return [
+            (
+                worker,
+                TrainOrder(
+                    round=server_round,
+                    epoch=self.epoch,
+                    local_steps=shape.local_steps[rank],
+                    batch_size=shape.batch_sizes[rank],
+                    learning_rate=rate,
+                    seed=derived_seed(self.seed, "order", server_round, worker.index),
+                    deadline_seconds=self.deadline_seconds,
+                    momentum_policy=self.momentum_buffers,
+                    indices=self.plan.indices(self.rounds_done, rank),
+                    arrays=arrays,
+                    momentum=momentum.get(worker.index),
+                ),
+            )
+            for rank, worker in enumerate(self.workers)
+            if worker in active
+        ]
 
     def check(self, workers: Sequence[Worker]) -> RoundShape:
         """Return the shape of a round with these workers, if a run can begin with them.
@@ -139,7 +163,7 @@ class Planner:
         try:
             return round_shape(
                 self.step_policy,
-                [worker.participant(self.batch_size) for worker in self.training(workers)],
+                self._participants(self.training(workers)),
                 len(self.table),
                 self.mode,
                 self.local_steps_fast,
@@ -148,18 +172,41 @@ class Planner:
         except ValueError as error:
             raise UsageError(str(error)) from None
 
+    def _participants(self, training: Sequence[Worker]) -> list[Participant]:
+        """Return the workers that train; gamma is relative to the fastest of them."""
+        participants = [worker.participant(self.batch_size) for worker in training]
+        largest = max((p.speed_ratio or 0.0 for p in participants), default=0.0) or 1.0
+        ratios = [p.speed_ratio and p.speed_ratio / largest for p in participants]
+        return [replace(p, speed_ratio=r) for p, r in zip(participants, ratios, strict=True)]
+
     def mean_rounds_per_epoch(self, shape: RoundShape) -> float:
         """Return how many rounds an average epoch has: those of the paper's table, or N / S."""
         return shape.table_rounds or len(self.table) / sum(shape.samples_per_round)
 
-    def finish_round(self) -> None:
-        """Count the round under way as over."""
+    @property
+    def samples_planned_so_far(self) -> int:
+        """Those of all rounds that are over: trained on, given up or cut off."""
+        if self.epoch == 0:
+            return 0
+        rounds_left = self.plan.rounds - self.rounds_done
+        return self.samples_planned - rounds_left * sum(self.plan.shape.samples_per_round)
+
+    @property
+    def samples_given_up(self) -> int:
+        """The rest of them: of orders that failed, or of workers that were gone."""
+        return self.samples_planned_so_far - self.samples_trained - self.samples_cut_off
+
+    def finish_round(self, trained: int, cut_off: int = 0) -> None:
+        """Count the round under way as over, with so many samples trained on, and cut off."""
+        self.samples_trained += trained
+        self.samples_cut_off += cut_off
         self.rounds_done += 1
         self.rounds_total += 1
 
     def _plan_next_epoch(self, server_round: int, workers: Sequence[Worker]) -> None:
         training = self.training(workers)
-        participants = [worker.participant(self.batch_size) for worker in training]
+        _refuse_nobody(training)
+        participants = self._participants(training)
         plan = self.plan = plan_epoch(
             seed=self.seed,
             epoch=self.epoch + 1,
@@ -174,35 +221,11 @@ class Planner:
         self.sampling_stats = sampling_stats(
             plan, participants, self.table, server_round - 1, rounds_per_epoch
         )
+        self.began = self.began or len(training)
         self.epoch += 1
         self.samples_planned += plan.num_planned
         self.rounds_done = 0
-        self._workers = training
-        self._share_at_start = self.budget_share()
-
-    def _order(
-        self,
-        server_round: int,
-        rank: int,
-        worker: Worker,
-        arrays: ArrayRecord,
-        momentum: ArrayRecord | None,
-    ) -> TrainOrder:
-        epoch_share = (self.rounds_done + 1) / self.plan.rounds
-        rate = self.learning_rate.at(self.epoch, self._share_at_start, epoch_share)
-        return TrainOrder(
-            round=server_round,
-            epoch=self.epoch,
-            local_steps=self.plan.shape.local_steps[rank],
-            batch_size=self.plan.shape.batch_sizes[rank],
-            learning_rate=rate,
-            seed=derived_seed(self.seed, "order", server_round, worker.index),
-            deadline_seconds=self.deadline_seconds,
-            momentum_policy=self.momentum_buffers,
-            indices=self.plan.indices(self.rounds_done, rank),
-            arrays=arrays,
-            momentum=momentum,
-        )
+        self.workers = training
 
 
 def _refuse_nobody(workers: Sequence[Worker]) -> None:

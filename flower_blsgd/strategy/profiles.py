@@ -1,9 +1,9 @@
 """Messages to nodes of one or several workers: their profiles, and speeds where needed."""
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -18,7 +18,7 @@ from ..protocol import (
     ProfileQuery,
     WorkerProfile,
 )
-from ..protocol.records import ProtocolError
+from ..protocol.records import ProtocolError, by_rank
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,6 +26,9 @@ UNKNOWN_DEVICE = "unknown device"
 """Device of a node whose ClientApp does not answer the profile query."""
 
 _NO_HANDLER = "No query function registered"
+_NOT_MEASURED = "its ClientApp does not measure; give seconds-per-step in its node config"
+
+Read = TypeVar("Read")
 
 Address = tuple[int, int | None]
 """Node id, and the local rank within a node that has several devices."""
@@ -55,13 +58,13 @@ def node_messages(
             messages.append(Message(content, node_id, message_type))
         else:
             of_hosts.setdefault(node_id, {})[local_rank] = content
-    for node_id, by_rank in of_hosts.items():
-        messages.append(Message(to_host(by_rank).to_records(), node_id, message_type))
+    for node_id, own in of_hosts.items():
+        messages.append(Message(to_host(own).to_records(), node_id, message_type))
     return messages
 
 
 def replies_to(
-    grid: Grid, messages: Sequence[Message], timeout: float = 600.0
+    grid: Grid, messages: Sequence[Message], timeout: float | None = 600.0
 ) -> dict[int, Message]:
     """Send messages, wait for at most so many seconds, and return the replies by node id."""
     received = grid.send_and_receive(messages, timeout=timeout) if messages else []
@@ -77,52 +80,87 @@ def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Fai
         That of the node; None if it did not answer in time.
     local_rank : int, optional
         The worker's rank within a node that has several devices.
-
-    Raises
-    ------
-    ProtocolError
-        If the reply is not one of such a node.
     """
     if reply is None:
-        return Failure(0, "it did not answer in time")
+        return Failure.late()
     if reply.has_error():
         return Failure(reply.error.code, reply.error.reason or "")
     if local_rank is None:
         return reply.content
-    host = HostReply.from_content(reply.content)
+    try:
+        host = HostReply.from_content(reply.content)
+    except ProtocolError as error:
+        return Failure.of(error)
     missing = Failure(0, "its node's reply does not mention it")
     return host.parts.get(local_rank) or host.failures.get(local_rank, missing)
 
 
+def read_answer(
+    reply: Message | None, local_rank: int | None, read: Callable[[RecordDict], Read]
+) -> Read | Failure:
+    """Return what `read` makes of one worker's answer, or why there is nothing; see `answer_of`.
+
+    Whatever a node sends, it costs no more than the share of its own workers.
+    """
+    try:
+        answer = answer_of(reply, local_rank)
+        return answer if isinstance(answer, Failure) else read(answer)
+    except Exception as error:
+        return Failure.of(error)
+
+
 def query_profiles(
-    grid: Grid, node_ids: Sequence[int], retry: bool = True
+    grid: Grid,
+    node_ids: Sequence[int],
+    *,
+    seconds: float = 600.0,
+    level: int = logging.ERROR,
 ) -> dict[Address, WorkerProfile]:
     """Query the profiles of nodes, and return those of the workers found.
 
-    A node that fails, does not answer in time or answers something else is logged and left out. A
-    ClientApp without a handler for the query counts as one fast worker, with a warning. One whose
-    process died is queried once more: it starts again under the same node id.
+    A worker that fails, does not answer within so many seconds or answers something else is
+    logged, at this level, and left out. A ClientApp without a handler for the query counts as one
+    fast worker, with a warning. A node with a process that died is queried once more: it starts
+    again under the same node id.
     """
     content = ProfileQuery().to_records()
-    replies = replies_to(grid, [Message(content, node_id, QUERY_PROFILE) for node_id in node_ids])
-    found: dict[Address, WorkerProfile] = {}
-    for node_id in node_ids:
-        answer = answer_of(replies.get(node_id), None)
-        if isinstance(answer, RecordDict):
-            found |= _workers_in(replies[node_id])
-        elif answer.code == ErrorCode.CLIENT_APP_CRASHED and retry:
-            found |= query_profiles(grid, [node_id], retry=False)
-        elif _NO_HANDLER in answer.reason:
-            found[node_id, None] = WorkerProfile(device=UNKNOWN_DEVICE)
-            _LOG.warning(
+    replies: dict[int, Message] = {}
+    queried = list(node_ids)
+    for _ in range(2):
+        messages = [Message(content, node_id, QUERY_PROFILE) for node_id in queried]
+        replies |= replies_to(grid, messages, seconds)
+        answers = {
+            (node_id, rank): answer
+            for node_id in node_ids
+            for rank, answer in _profiles_in(replies.get(node_id)).items()
+        }
+        failures = {address: a for address, a in answers.items() if isinstance(a, Failure)}
+        crashed = ErrorCode.CLIENT_APP_CRASHED
+        queried = sorted({node for (node, _), f in failures.items() if f.code == crashed})
+    found = {address: a for address, a in answers.items() if isinstance(a, WorkerProfile)}
+    for (node_id, rank), failure in failures.items():
+        if _NO_HANDLER in failure.reason:
+            found[node_id, rank] = WorkerProfile(device=UNKNOWN_DEVICE)
+            _LOG.log(
+                min(level, logging.WARNING),
                 "node %d has no profile and counts as one fast worker; add "
                 'app.query("profile")(flower_blsgd.answer_profile) to its ClientApp',
                 node_id,
             )
         else:
-            reason = answer.reason.rstrip() or answer.brief
-            _LOG.error("node %d does not take part: %s", node_id, reason)
+            reason = failure.reason.rstrip() or failure.brief
+            who = f"node {node_id}" if rank is None else f"device {rank} of node {node_id}"
+            _LOG.log(level, "%s does not take part: %s", who, reason)
     return found
+
+
+def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Failure]:
+    """Return the profile of each worker behind a node, by local rank, or why there is none."""
+    answer = answer_of(reply, None)
+    ranks: Iterable[int | None] = (None,)
+    if isinstance(answer, RecordDict) and HOST in answer.config_records:
+        ranks = by_rank(answer)[0] or ranks
+    return {rank: read_answer(reply, rank, WorkerProfile.from_content) for rank in ranks}
 
 
 def query_speeds(
@@ -146,48 +184,17 @@ def query_speeds(
     dict
         By worker: the seconds per step, or why they are not known.
     """
-    ranks: dict[int, list[int]] = {}
-    for node_id, local_rank in workers:
-        ranks.setdefault(node_id, []).extend([] if local_rank is None else [local_rank])
-    messages = []
-    for node_id, local_ranks in ranks.items():
-        query = ProfileQuery(True, batch_size, seconds, tuple(local_ranks))
-        messages.append(Message(query.to_records(), node_id, QUERY_PROFILE))
+    content = ProfileQuery(True, batch_size, seconds).to_records()
+    messages = node_messages([(address, content) for address in workers], QUERY_PROFILE)
     replies = replies_to(grid, messages)
-    return {
-        (node_id, local_rank): _speed_in(replies.get(node_id), local_rank)
-        for node_id, local_rank in workers
-    }
-
-
-def _workers_in(reply: Message) -> dict[Address, WorkerProfile]:
-    node_id = reply.metadata.src_node_id
-    try:
-        is_host = HOST in reply.content.config_records
-        failures = HostReply.from_content(reply.content).failures if is_host else {}
-        for local_rank, failure in failures.items():
-            reason = failure.reason.rstrip() or failure.brief
-            _LOG.error("device %d of node %d does not take part: %s", local_rank, node_id, reason)
-        profiles = WorkerProfile.by_local_rank(reply)
-    except ProtocolError as error:
-        _LOG.error("node %d does not take part: %s", node_id, error)
-        return {}
-    return {(node_id, rank): profile for rank, profile in profiles.items()}
-
-
-def _speed_in(reply: Message | None, local_rank: int | None) -> float | str:
-    try:
-        answer = answer_of(reply, local_rank)
-        if isinstance(answer, Failure):
-            return answer.brief
-        assert reply is not None
-        profile = WorkerProfile.by_local_rank(reply).get(local_rank)
-    except ProtocolError as error:
-        return str(error)
-    seconds = 0.0 if profile is None else profile.seconds_per_step
-    if not (math.isfinite(seconds) and seconds > 0):
-        return "its ClientApp does not measure; give seconds-per-step in its node config"
-    return seconds
+    speeds: dict[Address, float | str] = {}
+    for node_id, rank in workers:
+        profile = read_answer(replies.get(node_id), rank, WorkerProfile.from_content)
+        if isinstance(profile, Failure):
+            speeds[node_id, rank] = profile.brief
+        else:
+            speeds[node_id, rank] = profile.seconds_per_step or _NOT_MEASURED
+    return speeds
 
 
 def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:

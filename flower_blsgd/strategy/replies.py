@@ -1,17 +1,7 @@
 """Replies of a round: read and check them, so that only models that can be averaged count.
 
-What happens when a worker fails: it has weight 0 in the round, the others' weights are
-renormalised, its samples are given up for this epoch, and the log says why. Then,
-
-- if its process died, its node is gone, it did not answer in time, or its reply cannot be used:
-  it gets an order again in the next round, if its node is connected (`workers.WorkerRegistry`);
-- if its ClientApp raised: it is excluded until its node connects with a new node id, as the same
-  message would most likely raise again. A SuperNode that starts again gets a new id, unless its
-  key is registered; on the local grid the worker is excluded for the rest of the run. Excluded is
-  also a device of a node with several that the node does not start again;
-- if nobody is left with a completed step: `BiasedLocalSGD` raises AggregationError.
-
-What a node sends, whatever it is, costs no more than the share of its own workers.
+What a node sends, whatever it is, costs no more than the share of its own workers; what becomes of
+one that fails stands in ``docs/reliability.md``.
 """
 
 import itertools
@@ -22,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from ..algorithm.averaging import AnyArray, average_by_load
 from ..algorithm.sampling import LossTable
@@ -34,7 +23,7 @@ from ..protocol import (
     COUNTERS,
     METRICS,
     MOMENTUM,
-    MOMENTUM_LOADS,
+    MOMENTUM_ZEROED,
     NUM_EXAMPLES,
     SLOTS,
     TIMING_KEYS,
@@ -44,14 +33,19 @@ from ..protocol import (
     TrainReport,
     state_name,
 )
-from ..protocol.records import ProtocolError, records_of, unchecked_content, unchecked_record
+from ..protocol.records import (
+    ProtocolError,
+    records_of,
+    unchecked_content,
+    unchecked_record,
+)
 from .profiles import answer_of
 from .workers import Worker
 
 _LOG = logging.getLogger(__name__)
 
-RAISED = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
-"""Errors of a ClientApp that the same message would most likely raise again."""
+_MOST_SECONDS = 1e9
+"""Of computing, beyond any round: sums of such numbers and speeds stay finite."""
 
 _Kind = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype."""
@@ -166,15 +160,12 @@ class CheckedReply:
         average that their models are in, empty if none of them completed a step.
     momentum : mapping
         The optimizer's state, if it was sent; of such a node averaged likewise.
-    momentum_loads : mapping of str to float
-        The completed load behind each tensor of that state.
     """
 
     report: TrainReport
     metrics: MetricRecord
     tensors: Mapping[str, AnyArray]
     momentum: Mapping[str, AnyArray]
-    momentum_loads: Mapping[str, float]
 
 
 def check_reply(
@@ -190,17 +181,21 @@ def check_reply(
     report, metrics = _read_report(content, order, weighted_by_key)
     tensors = model_shape.checked(report.arrays)
     momentum = model_shape.checked_momentum(report.momentum) if report.momentum else {}
-    loads = dict.fromkeys(momentum, float(report.num_examples))
-    return CheckedReply(report, metrics, tensors, momentum, loads)
+    return CheckedReply(report, metrics, tensors, momentum)
 
 
 def _read_report(
     content: RecordDict, order: TrainOrder, weighted_by_key: str
 ) -> tuple[TrainReport, MetricRecord]:
     report = TrainReport.from_content(content, order)
+    if report.compute_seconds > _MOST_SECONDS:
+        raise ProtocolError(f"it computed for {report.compute_seconds:g} s")
     metrics = next(iter(records_of(content, MetricRecord).values()))
-    if not isinstance(metrics.get(weighted_by_key), int | float):
+    weight = metrics.get(weighted_by_key)
+    if not isinstance(weight, int | float):
         raise ProtocolError(f"its metrics have no number {weighted_by_key!r}")
+    if not (0 < weight < math.inf or (weight == 0 and not report.num_examples)):
+        raise ProtocolError(f"its metrics have {weighted_by_key!r} = {weight}")
     return report, metrics
 
 
@@ -219,14 +214,18 @@ class Outcome:
         What was ordered.
     reply : CheckedReply, optional
         None if the order failed.
-    failure : str
-        Why it failed, in one line; empty if it did not.
+    failure : Failure, optional
+        Why it failed; None if it did not.
+    momentum_zeroed : bool
+        Whether the optimizer's state was not finite, which the reply also says if its model
+        is not finite either.
     """
 
     worker: Worker
     order: TrainOrder
     reply: CheckedReply | None = None
-    failure: str = ""
+    failure: Failure | None = None
+    momentum_zeroed: bool = False
 
     @property
     def report(self) -> TrainReport | None:
@@ -238,50 +237,70 @@ class Outcome:
         """Completed steps times batch size; 0 if it failed."""
         return float(self.report.num_examples) if self.report else 0.0
 
+    @property
+    def cut_off(self) -> int:
+        """Samples of the order that a deadline left untrained; 0 if it failed."""
+        return len(self.order.indices) - self.report.num_examples if self.report else 0
+
 
 def read_replies(
     replies: Iterable[Message],
     orders: Orders,
     model_shape: ModelShape,
     weighted_by_key: str = NUM_EXAMPLES,
+    message_ids: Mapping[int, str] | None = None,
 ) -> list[Outcome]:
-    """Match replies with orders and check them.
+    """Match replies with orders and check them; count the failures of each worker.
 
     Parameters
     ----------
     replies : iterable of Message
-        In any order; those of nodes without an order are ignored.
+        In any order; those of nodes without an order are ignored, second ones and those to other
+        messages dropped and counted.
     orders : sequence of (Worker, TrainOrder)
         One per worker. The workers of one node share one reply.
     model_shape : ModelShape
         Of the global model.
     weighted_by_key : str (default: "num-examples")
         A metric that every reply must hold.
+    message_ids : mapping of int to str, optional
+        By node id: the message that it must answer, where that is known.
 
     Returns
     -------
     list of Outcome
         One per order, in worker order.
     """
-    by_node = {reply.metadata.src_node_id: reply for reply in replies}
     orders_of: dict[int, list[tuple[Worker, TrainOrder]]] = {}
     for worker, order in orders:
         orders_of.setdefault(worker.node_id, []).append((worker, order))
-    outcomes = []
+    by_node: dict[int, Message] = {}
+    for reply in replies:
+        node_id = reply.metadata.src_node_id
+        answered = (message_ids or {}).get(node_id) or reply.metadata.reply_to_message_id
+        if reply.metadata.reply_to_message_id != answered:
+            _drop(orders_of.get(node_id, ()), "reply of another round")
+        elif by_node.setdefault(node_id, reply) is not reply:
+            _drop(orders_of.get(node_id, ()), "second reply")
+    outcomes: list[Outcome] = []
     for node_id, given in orders_of.items():
-        answer = answer_of(by_node.get(node_id), None)
+        answer, zeroed = answer_of(by_node.get(node_id), None), False
         if isinstance(answer, RecordDict):
             try:
                 if given[0][0].local_rank is not None:
                     outcomes += _read_host(given, answer, model_shape, weighted_by_key)
                 else:
                     ((worker, order),) = given
-                    reply = check_reply(answer, order, model_shape, weighted_by_key)
-                    outcomes.append(Outcome(worker, order, reply))
+                    zeroed = _says_zeroed(answer)
+                    checked = check_reply(answer, order, model_shape, weighted_by_key)
+                    outcomes.append(Outcome(worker, order, checked, momentum_zeroed=zeroed))
                 continue
             except Exception as error:  # whatever a node sends costs its own share only
-                answer = Failure(0, str(error) or type(error).__name__)
-        outcomes += _failed(given, answer)
+                answer = Failure.of(error)
+        outcomes += _failed(given, answer, zeroed)
+    for outcome in outcomes:
+        if not outcome.failure:
+            outcome.worker.failures_in_a_row, outcome.worker.fresh = 0, False
     return sorted(outcomes, key=lambda outcome: outcome.worker.index)
 
 
@@ -317,63 +336,60 @@ def _read_host(
     if total and arrays is None:
         raise ProtocolError(f"its node sent no model {ARRAYS!r}")
     tensors = model_shape.checked(arrays) if arrays is not None and total else {}
-    momentum, loads = _host_momentum(host.shared, model_shape) if total else ({}, {})
+    momentum = model_shape.checked_momentum(
+        host.shared.array_records.get(MOMENTUM, ArrayRecord()) if total else ArrayRecord()
+    )
     outcomes = []
     for worker, order in given:
         rank = worker.local_rank or 0
         if failure := host.failures.get(rank):
             outcomes += _failed([(worker, order)], failure)
-            if failure.code == ErrorCode.NODE_UNAVAILABLE:  # its node will not start it again
-                worker.excluded = outcomes[-1].failure
         else:
-            reply = CheckedReply(*reports[rank], tensors, momentum, loads)
-            outcomes.append(Outcome(worker, order, reply))
+            reply = CheckedReply(*reports[rank], tensors, momentum)
+            zeroed = bool(reply.report.momentum_zeroed)
+            outcomes.append(Outcome(worker, order, reply, momentum_zeroed=zeroed))
     return outcomes
 
 
-def _host_momentum(
-    shared: RecordDict, model_shape: ModelShape
-) -> tuple[Mapping[str, AnyArray], Mapping[str, float]]:
-    arrays = shared.array_records.get(MOMENTUM, ArrayRecord())
-    loads: Any = shared.config_records.get(MOMENTUM_LOADS, ConfigRecord()).get(MOMENTUM_LOADS, [])
-    if len(loads) != len(arrays) or not all(type(load) is float and load > 0 for load in loads):
-        raise ProtocolError("its node does not say what load is behind its optimizers' state")
-    return model_shape.checked_momentum(arrays), dict(zip(sorted(arrays), loads, strict=True))
+def _says_zeroed(content: RecordDict) -> bool:
+    metrics = records_of(content, MetricRecord).values()
+    return any(record.get(MOMENTUM_ZEROED) == 1 for record in metrics)
 
 
-def _failed(given: Orders, failure: Failure) -> list[Outcome]:
-    """Return the outcomes of orders that failed; workers whose ClientApp raised are excluded."""
-    outcomes = [Outcome(worker, order, failure=failure.brief) for worker, order in given]
-    if failure.code not in RAISED:
-        for worker, order in given:
-            _LOG.warning(
-                "worker %s has weight 0 in round %d: %s", worker.label, order.round, failure.brief
-            )
-        return outcomes
-    for worker, _ in given:
-        worker.excluded = failure.brief
-    _LOG.error(
-        "%s raised in round %d and takes no part from now on:\n%s",
-        ", ".join(f"worker {worker.label}" for worker, _ in given),
-        given[0][1].round,
-        failure.reason.strip() or failure.brief,
-    )
-    return outcomes
+def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outcome]:
+    """Count failed orders, log what is new, and return their outcomes."""
+    first = [w for w, _ in given if w.note_failed_order(failure.kind, failure.brief)]
+    if first:
+        raised = failure.kind in ("raised", "out of memory")
+        _LOG.log(
+            logging.ERROR if raised else logging.WARNING,
+            "%s %s weight 0 in round %d: %s",
+            ", ".join(f"worker {worker.label}" for worker in first),
+            "has" if len(first) == 1 else "have",
+            given[0][1].round,
+            failure.reason.strip() if raised and failure.reason.strip() else failure.brief,
+        )
+    return [Outcome(worker, order, None, failure, zeroed) for worker, order in given]
+
+
+def _drop(given: Orders, kind: str) -> None:
+    """Count a reply that nobody asked for; if it is not from a worker, nobody cares."""
+    for worker, order in given:
+        if worker.note_failure(kind):
+            _LOG.warning("worker %s in round %d: %s, dropped", worker.label, order.round, kind)
 
 
 # --- losses, metrics, momentum ----------------------------------------------------------------
 
 
-def record_losses(outcomes: Sequence[Outcome], table: LossTable, server_round: int) -> int:
-    """Write the reported losses into the table; return the samples of orders that failed."""
-    given_up = 0
+def record_losses(outcomes: Sequence[Outcome], table: LossTable, server_round: int) -> None:
+    """Write the reported losses into the table, and which samples' orders failed."""
     for outcome in reversed(outcomes):  # the lowest worker index is written last and wins
         if outcome.report is None:
-            given_up += len(outcome.order.indices)
+            table.record_failure(outcome.order.indices)
         else:
             done = outcome.order.indices[: len(outcome.report.losses)]
             table.record(done, outcome.report.losses, server_round)
-    return given_up
 
 
 def average_metrics(
@@ -381,11 +397,14 @@ def average_metrics(
 ) -> MetricRecord:
     """Average the metrics of the workers that count, as Flower does, and add up their samples.
 
-    Times are left out: their average means nothing.
+    Times are left out, as their average means nothing, and metrics that have another form than
+    those of the first worker, as they have none.
     """
     contents = []
-    for reply in _counted(outcomes):
-        kept = {key: v for key, v in reply.metrics.items() if key not in TIMING_KEYS}
+    counted = [o.reply.metrics for o in outcomes if o.reply is not None and o.load > 0]
+    forms = {key: np.shape(v) for key, v in counted[0].items() if key not in TIMING_KEYS}
+    for own in counted:
+        kept = {k: v for k, v in own.items() if np.shape(v) == forms.get(k)}
         contents.append(unchecked_content({METRICS: unchecked_record(MetricRecord, kept)}))
     metrics = average(contents, weighted_by_key)
     metrics[weighted_by_key] = int(sum(outcome.load for outcome in outcomes))
@@ -398,11 +417,26 @@ def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
     Each tensor over those that have it: a worker may have trained other parameters. Counters of
     steps are averaged too and become fractions, as fits a mixture of states.
     """
-    # That of a node with several devices once.
-    once = {id(reply.momentum): reply for reply in _counted(outcomes)}.values()
-    loads = [reply.momentum_loads for reply in once]
-    return average_by_load([reply.momentum for reply in once], loads)[0] or None
+    counted = [outcome for outcome in outcomes if outcome.load > 0]
+    loads = [outcome.load for outcome in counted]
+    return average_by_load(*once_per_node(counted, loads, lambda reply: reply.momentum)) or None
 
 
-def _counted(outcomes: Sequence[Outcome]) -> list[CheckedReply]:
-    return [o.reply for o in outcomes if o.reply is not None and o.load > 0]
+def once_per_node(
+    outcomes: Sequence[Outcome],
+    shares: Sequence[float],
+    part: Callable[[CheckedReply], Mapping[str, AnyArray]],
+) -> tuple[list[Mapping[str, AnyArray]], list[float]]:
+    """Return a part of the replies in worker order, each with its share of a sum.
+
+    The workers of one node with several devices have the same object in their replies: it comes
+    once, with the sum of their shares.
+    """
+    found: dict[int, Mapping[str, AnyArray]] = {}
+    sums: dict[int, float] = {}
+    for outcome, share in zip(outcomes, shares, strict=True):
+        if outcome.reply is not None:
+            tensors = part(outcome.reply)
+            found[id(tensors)] = tensors
+            sums[id(tensors)] = sums.get(id(tensors), 0.0) + share
+    return list(found.values()), list(sums.values())

@@ -1,7 +1,7 @@
 """The record of a round: each worker's work, weight and times, and who waited for whom."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,8 +40,12 @@ class WorkerRound:
     compute_seconds, waiting_seconds, transfer_seconds : float
         They add up to the time from the first order sent to the last reply received. Waiting
         is the last worker's end of computing minus the own one.
+    momentum_zeroed : bool
+        Whether its optimizer's state was not finite at the end, and is zero now.
     failure : str
         Why its weight is 0; empty if the order did not fail.
+    failure_kind : str
+        What that is counted as, such as ``"died"`` or ``"late"``.
     """
 
     worker: int
@@ -58,12 +62,9 @@ class WorkerRound:
     waiting_seconds: float = 0.0
     transfer_seconds: float = 0.0
     summing_seconds: float = 0.0
+    momentum_zeroed: bool = False
     failure: str = ""
-
-    @property
-    def completed_load(self) -> float:
-        """Completed work in steps of the common batch size."""
-        return self.completed_steps * self.batch_scale
+    failure_kind: str = ""
 
     @property
     def trained(self) -> bool:
@@ -108,6 +109,13 @@ class RoundRecord:
     bytes_moved: int
     train_loss: float
     workers: tuple[WorkerRound, ...]
+
+
+def waiting_share(rows: Iterable[WorkerRound], seconds: float, fast: bool) -> float | None:
+    """Return a tier's waiting / (its workers x seconds of the rounds); None if none trains."""
+    its = [row for row in rows if row.trained and row.fast is fast]
+    waited = sum(row.waiting_seconds for row in its)
+    return waited / (len({row.worker for row in its}) * seconds) if its else None
 
 
 def split_times(
@@ -163,7 +171,7 @@ def round_record(
 ) -> RoundRecord:
     """Return the record of the round that just ended; the planner counts it as over already.
 
-    Outcomes are in worker order, at least one with a load. Times are Unix times in seconds: of the
+    Outcomes are in worker order. Times are Unix times in seconds: of the
     first order, of the last reply, and of the start and the end of those that summed models.
     """
     computing = {
@@ -183,13 +191,15 @@ def round_record(
             num_examples=outcome.report.num_examples if outcome.report else 0,
             weight=weight,
             loss=outcome.report.mean_loss if outcome.report else float("nan"),
-            failure=outcome.failure,
+            momentum_zeroed=outcome.momentum_zeroed,
+            failure=outcome.failure.brief if outcome.failure else "",
+            failure_kind=outcome.failure.kind if outcome.failure else "",
             **times.get(outcome.worker.index, {}),
         )
         for outcome, weight in zip(outcomes, weights, strict=True)
     ]
     samples = sum(row.num_examples for row in workers)
-    loss = sum(row.loss * row.num_examples for row in workers if row.num_examples) / samples
+    loss = sum(row.loss * row.num_examples for row in workers if row.num_examples)
     sent = {outcome.worker.node_id for outcome in outcomes}  # one model for all behind a node
     answered = {outcome.worker.node_id for outcome in outcomes if not outcome.failure}
     sums = [
@@ -214,6 +224,6 @@ def round_record(
         round_seconds=now - sent_at,
         averaging_seconds=now - received_at,
         bytes_moved=model_bytes * (len(sent) + len(answered)),
-        train_loss=loss,
+        train_loss=loss / samples if samples else float("nan"),
         workers=tuple(sorted([*workers, *sums], key=lambda row: row.worker)),
     )

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..algorithm.averaging import AnyArray, weighted_average
 from ..array_records import view_record
 from ..protocol import TRAIN_SUM, Failure, SumOrder, SumReport
-from ..protocol.records import ProtocolError
-from .profiles import answer_of, replies_to
+from .profiles import read_answer, replies_to
+from .replies import ModelShape
 from .workers import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ class SlowWorkerReduce:
         Where the workers are; one that shares memory, or the models would travel twice.
     workers : sequence of Worker
         Those that sum, at least one.
+    patience_seconds : float (default: 600)
+        How long to wait for their sums.
 
     Attributes
     ----------
@@ -41,6 +43,7 @@ class SlowWorkerReduce:
 
     grid: Grid
     workers: Sequence[Worker]
+    patience_seconds: float = 600.0
     summing: list[tuple[Worker, tuple[float, float]]] = field(default_factory=list, init=False)
 
     def __call__(
@@ -54,9 +57,9 @@ class SlowWorkerReduce:
         first, shares = counted[0][0], tuple(weight for _, weight in counted)
         out = out or {name: np.empty_like(tensor, order="C") for name, tensor in first.items()}
         flat_out, flat = _flat(out), [_flat(model) for model, _ in counted]
-        messages, orders, parts = [], {}, {}
+        asked = []
         for rank, worker in enumerate(self.workers):
-            part = parts[worker.node_id] = {
+            part = {
                 name: slice(
                     len(whole) * rank // len(self.workers),
                     len(whole) * (rank + 1) // len(self.workers),
@@ -64,30 +67,33 @@ class SlowWorkerReduce:
                 for name, whole in flat[0].items()
             }
             slices = (view_record({n: model[n][part[n]] for n in part}) for model in flat)
-            order = orders[worker.node_id] = SumOrder(shares, tuple(slices))
-            messages.append(Message(order.to_records(), worker.node_id, TRAIN_SUM))
-        replies = replies_to(self.grid, messages)
+            asked.append((worker, part, SumOrder(shares, tuple(slices))))
+        messages = [Message(o.to_records(), worker.node_id, TRAIN_SUM) for worker, _, o in asked]
+        replies = replies_to(self.grid, messages, self.patience_seconds)
         self.summing = []
-        for worker in self.workers:
-            node_id = worker.node_id
-            arrays = self._read(worker, orders[node_id], replies.get(node_id))
-            for name, part_of in parts[node_id].items():
-                flat_out[name][part_of] = arrays[name].numpy()
+        for worker, part, order in asked:
+            arrays = self._read(worker, order, replies.get(worker.node_id))
+            for name, part_of in part.items():
+                flat_out[name][part_of] = arrays[name]
         return {name: out[name] for name in first}
 
-    def _read(self, worker: Worker, order: SumOrder, reply: Message | None) -> ArrayRecord:
-        try:
-            answer = answer_of(reply, None)
-            if isinstance(answer, Failure):
-                raise ProtocolError(answer.brief)
-            assert reply is not None
-            report = SumReport.from_reply(reply, order.slices)
-        except Exception as error:  # whatever a node sends, it costs only time
-            reason = str(error) or type(error).__name__
-            _LOG.warning("%s did not sum its slice, so the server does: %s", worker.label, reason)
-            return view_record(weighted_average(order.models(), order.weights))
-        self.summing.append((worker, (report.started_at, report.ended_at)))
-        return report.arrays
+    def _read(
+        self, worker: Worker, order: SumOrder, reply: Message | None
+    ) -> Mapping[str, AnyArray]:
+        def read(content: RecordDict) -> Mapping[str, AnyArray]:
+            report = SumReport.from_content(content)
+            sums = ModelShape(order.slices[0]).checked(report.arrays)
+            self.summing.append((worker, (report.started_at, report.ended_at)))
+            return sums
+
+        sums = read_answer(reply, None, read)
+        if not isinstance(sums, Failure):
+            worker.fresh = False
+            return sums
+        if worker.note_failure(f"{sums.kind}, summing"):
+            what = "%s did not sum its slice, so the server does: %s"
+            _LOG.warning(what, worker.label, sums.brief)
+        return weighted_average(order.models(), order.weights)
 
 
 def _flat(model: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

@@ -1,16 +1,16 @@
 """The workers of a run: queried once, ranked once, recognised when they come back.
 
-A worker whose node is gone keeps its index and gets no order until it is back; `replies` says what
-becomes of an order that fails.
+A worker whose node is gone keeps its index and gets no order until it is back.
 """
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.local_steps import (
     FAST_SPEED_RATIO,
@@ -22,6 +22,7 @@ from ..algorithm.local_steps import (
 )
 from ..errors import UsageError
 from ..protocol import WorkerProfile
+from .patience import MULTIPLE_OF_START
 from .profiles import UNKNOWN_DEVICE, Address, query_profiles, query_speeds
 
 if TYPE_CHECKING:
@@ -29,7 +30,17 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
+MOST_FAILURES = 3
+"""A worker with so many failed orders in a row is left out: it gets none until the next epoch is
+planned, and then only if it answers a query."""
+
 _POLL_SECONDS = 0.5
+_FIRST_QUERY_SECONDS, _QUERY_AGAIN_SECONDS = 600.0, 60.0
+"""How long to wait for profiles; again it is at least a multiple of what the first query took."""
+
+_RETURN_SECONDS = 60.0
+"""How long nodes that are gone may take to come back, where too few workers are left."""
+
 _MUST_BE_EQUAL = (
     ("data_fingerprint", "holds other training data", "point both at the same data set"),
     ("model_fingerprint", "has another model", "install the same task and versions on both"),
@@ -37,6 +48,8 @@ _MUST_BE_EQUAL = (
 
 DEAD_BAND = 0.1, 0.25
 """With ``rebalance``, a gamma that fell or rose by no more than these shares is left alone."""
+
+UNKNOWN_NODE = -1
 
 _NEWEST_SHARE = 0.4
 """Of the moving average of a worker's speed: after five rounds at a new one, 92 % of it is in."""
@@ -52,39 +65,78 @@ class Worker:
         Its rank in every sum and every draw; it never changes.
     node_id : int
         The Flower node that it is now; a SuperNode gets a new one when it starts again,
-        unless its key is registered.
+        unless its key is registered. `UNKNOWN_NODE` for one of a checkpoint until it is back.
     profile : WorkerProfile
         What its node answered.
     present : bool
         Whether the node is connected.
     excluded : str
-        Why it takes no part any more; empty while it does, and again once its node connects with
-        a new id.
+        Why it takes no part; empty while it does.
     fast : bool
         Its tier: as named, else by its speed.
     speed_ratio : float, optional
         gamma, if the speeds are known.
     measured : bool
         Whether its seconds per step were measured by us, not given.
-    queried : bool
-        Whether it was told to measure them before training, with or without success.
     training_seconds_per_step : float
-        Moving average of what its orders took; 0 before the first.
+        Of its orders: a moving average or, for a policy that follows speeds, all of them in the
+        last epoch that it has any of; 0 before the first.
+    epoch_samples, epoch_seconds : int, float
+        Samples of this epoch that it trained on, and how long it computed for them.
     local_rank : int, optional
         Its rank within a node with several devices; None if the node is this worker.
+    no_momentum : str
+        Why the last checkpoint is without its momentum; empty if it has that.
+    failures : list of str
+        Their kinds, in the order in which they came.
+    failures_in_a_row : int
+        Orders that failed since the last that did not.
+    fresh : bool
+        Whether its process may have to start: it failed, or came back, since it last answered.
     """
 
     index: int
-    node_id: int
-    profile: WorkerProfile
-    present: bool = True
+    node_id: int = field(metadata={"wire": False})
+    profile: WorkerProfile = field(metadata={"wire": False})
+    present: bool = field(default=True, metadata={"wire": False})
     excluded: str = ""
     fast: bool = True
     speed_ratio: float | None = None
     measured: bool = False
-    queried: bool = False
     training_seconds_per_step: float = 0.0
+    epoch_samples: int = 0
+    epoch_seconds: float = 0.0
     local_rank: int | None = None
+    no_momentum: str = "it was not queried"
+    failures: list[str] = field(default_factory=list)
+    failures_in_a_row: int = 0
+    fresh: bool = field(default=False, metadata={"wire": False})
+
+    def note_failure(self, kind: str) -> bool:
+        """Count a failure; return whether it is the first of its kind."""
+        self.fresh = True
+        self.failures.append(kind)
+        return self.failures.count(kind) == 1
+
+    def forget_times(self) -> None:
+        """Forget what its orders took."""
+        self.training_seconds_per_step = self.epoch_seconds = 0.0
+        self.epoch_samples = 0
+
+    def note_failed_order(self, kind: str, reason: str) -> bool:
+        """Count it as `note_failure` does, and leave the worker out after too many in a row."""
+        self.failures_in_a_row += 1
+        if self.failures_in_a_row >= MOST_FAILURES:
+            self.excluded = reason
+        if self.failures_in_a_row == MOST_FAILURES:
+            what = "worker %s failed %d times in a row and is left out; it is queried again when an"
+            _LOG.error(f"{what} epoch begins: %s", self.label, MOST_FAILURES, reason)
+        return self.note_failure(kind)
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it takes no part because too many of its orders failed."""
+        return bool(self.excluded) and self.failures_in_a_row >= MOST_FAILURES
 
     @property
     def address(self) -> Address:
@@ -105,6 +157,16 @@ class Worker:
         source = "measured" if self.measured else "given"
         seconds = f"{self.profile.seconds_per_step:.2g} s a step {source}"
         return f"{seconds}, gamma {self.speed_ratio:.2f}"
+
+    def is_described_by(self, profile: WorkerProfile) -> bool:
+        """Return whether a profile says the same as its own, the speed apart if we measured it."""
+        if self.measured:
+            profile = replace(
+                profile,
+                seconds_per_step=self.profile.seconds_per_step,
+                seconds_per_step_alone=self.profile.seconds_per_step_alone,
+            )
+        return profile == self.profile
 
     def participant(self, batch_size: int) -> Participant:
         """Return what the algorithm needs to know of this worker."""
@@ -133,7 +195,8 @@ class WorkerRegistry:
     Parameters
     ----------
     min_workers : int
-        Nodes to wait for before the first round, >= 1.
+        Nodes to wait for before the first round, >= 1; and workers that must be left when an
+        epoch is planned, if so many began.
     fast_threshold : float (default: 0.7)
         An unnamed worker is fast if its speed ratio is above this.
     step_policy : StepPolicy, optional
@@ -143,6 +206,8 @@ class WorkerRegistry:
     clock : {"wall", "device"} (default: "wall")
         ``"wall"`` measures all at once, as they train; ``"device"`` one after another, each as
         if it had the machine for itself, and always.
+    no_hosts : str (default: "")
+        Why nodes with several devices cannot take part; empty if they can.
     """
 
     def __init__(
@@ -152,14 +217,21 @@ class WorkerRegistry:
         step_policy: StepPolicy | None = None,
         batch_size: int = 0,
         clock: Clock = "wall",
+        no_hosts: str = "",
     ) -> None:
         self._min_workers = min_workers
         self._fast_threshold = fast_threshold
         self._step_policy = step_policy
         self._batch_size = batch_size
         self._clock = clock
+        self._no_hosts = no_hosts
         self.workers: list[Worker] = []
+        self._begun = False
+        self._start_seconds = 0.0
+        self._query_seconds = _FIRST_QUERY_SECONDS
+        self._speeds_are_due = False
         self._silent_nodes: set[int] = set()
+        self._unlike_nodes: set[int] = set()
         self._warned_of_duplicates = False
 
     @classmethod
@@ -176,29 +248,109 @@ class WorkerRegistry:
         """The workers that can be given an order now, in worker order."""
         return [worker for worker in self.workers if worker.present and not worker.excluded]
 
-    def update(self, grid: Grid) -> None:
-        """Notice nodes that came or went; query new ones, and measure speeds that are needed.
+    @property
+    def start_seconds(self) -> float | None:
+        """How long a process takes to start, if that of a worker may have to."""
+        return self._start_seconds if any(worker.fresh for worker in self.active) else None
 
-        The first call waits until enough nodes are connected. A node without an answer is queried
-        again when it connects anew.
+    def update(self, grid: Grid) -> None:
+        """Notice nodes that came or went.
+
+        The first call waits until enough nodes are connected, queries them, and measures speeds
+        that are needed. Later a new node is queried at once if it may be a worker that comes back,
+        and by `gather`.
 
         Raises
         ------
         UsageError
-            If, at the start, two nodes hold other data or another model.
+            If, at the start, two nodes hold other data or another model, or one with several
+            devices cannot take part.
         """
-        online = self._wait(grid) if not self.workers else set(grid.get_node_ids())
+        online = set(grid.get_node_ids()) if self._begun else self._wait(grid)
         for worker in self.workers:
             if worker.present and worker.node_id not in online:
-                worker.training_seconds_per_step = 0.0  # it may come back on another device
+                worker.forget_times()  # it may come back on another device
                 _LOG.warning("%s is gone", worker.label)
+            elif not worker.present and worker.node_id in online:
+                _LOG.info("%s is back", worker.label)
+                worker.fresh = True
             worker.present = worker.node_id in online
-        known = {worker.node_id for worker in self.workers} | self._silent_nodes
-        if new := sorted(online - known):
-            started = bool(self.workers)
-            self.register(query_profiles(grid, new))
-            self._silent_nodes |= set(new) - {worker.node_id for worker in self.workers}
-            self._measure_speeds(grid, started)
+        for node_id in getattr(grid, "take_deaths", list)():  # of a local grid
+            for worker in self.workers:
+                if worker.node_id == node_id:
+                    worker.note_failure("died between orders")
+        new = sorted(online - {worker.node_id for worker in self.workers} - self._silent_nodes)
+        if not self._begun:
+            began = time.monotonic()
+            self._take_in(grid, new)
+            seconds = time.monotonic() - began
+            if seconds < _FIRST_QUERY_SECONDS:  # else one is silent
+                self._start_seconds = seconds
+            least = MULTIPLE_OF_START * self._start_seconds
+            self._query_seconds = max(_QUERY_AGAIN_SECONDS, least)
+            self._measure_speeds(grid, 0)
+        elif not all(worker.present for worker in self.workers):
+            self._take_in(grid, new)
+
+    def gather(
+        self, grid: Grid, training: Callable[[Sequence[Worker]], Sequence[Worker]], began: int
+    ) -> None:
+        """Query new nodes and workers that were left out; wait for nodes if too few are left.
+
+        Call it when the next epoch is planned.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the nodes are.
+        training : callable
+            Returns those of some workers that train.
+        began : int
+            How many trained at the start.
+
+        Raises
+        ------
+        AggregationError
+            If fewer that train are left than must be.
+        """
+        first_new, needed = len(self.workers), min(self._min_workers, began)
+        nodes = set(grid.get_node_ids()) - {w.node_id for w in self.workers} - self._unlike_nodes
+        nodes |= {
+            worker.node_id for worker in self.workers if worker.present and worker.is_left_out
+        }
+        self._take_in(grid, sorted(nodes))
+        give_up_at = time.monotonic() + _RETURN_SECONDS
+        while len(training(self.active)) < needed and not all(w.present for w in self.workers):
+            if time.monotonic() > give_up_at:
+                break
+            time.sleep(_POLL_SECONDS)
+            self.update(grid)
+        self._measure_speeds(grid, first_new)
+        left = training(self.active)
+        if len(left) < needed:
+            reasons = "; ".join(
+                f"{w.label}: {w.excluded or 'its node is gone'}"
+                for w in self.workers
+                if w not in self.active
+            )
+            raise AggregationError(
+                f"the next epoch cannot begin: {len(left)} of {began} workers "
+                f"are left, and min-workers = {self._min_workers} ({reasons})"
+            )
+
+    def _take_in(self, grid: Grid, nodes: Sequence[int]) -> None:
+        """Query nodes: what is found is registered, and who was left out takes part again."""
+        known = self._silent_nodes | {worker.node_id for worker in self.workers}
+        level = logging.ERROR if set(nodes) - known else logging.DEBUG
+        found = query_profiles(grid, nodes, seconds=self._query_seconds, level=level)
+        self._silent_nodes |= set(nodes)
+        for worker in self.workers:
+            profile = found.pop(worker.address, None)
+            if profile and worker.is_left_out and not self._mismatch(profile, worker.local_rank):
+                worker.excluded = ""
+                _LOG.info("%s answers and takes part again", worker.label)
+        self._speeds_are_due |= bool(found)
+        self.register(found)
 
     def _wait(self, grid: Grid) -> set[int]:
         logged = -1
@@ -210,19 +362,30 @@ class WorkerRegistry:
         return online
 
     def register(self, found: Mapping[Address, WorkerProfile]) -> None:
-        """Add workers, or recognise those that come back: they keep their index."""
-        started = bool(self.workers)
+        """Add workers, or recognise those that come back: they keep their index.
+
+        One of a checkpoint keeps its speed as well, unless it is on another device now.
+        """
+        first_new = len(self.workers)
+        started, resumed = self._begun, first_new > 0 and not self._begun
         ranked = sorted((rank_key(p, rank), node, rank) for (node, rank), p in found.items())
         for key, node_id, local_rank in ranked:
             profile, identity = found[node_id, local_rank], key[1:]
             same = [w for w in self.workers if rank_key(w.profile, w.local_rank)[1:] == identity]
             back = next((w for w in same if not w.present), None)
-            if started and (reason := self._mismatch(profile)):
+            reason = self._mismatch(profile, local_rank)
+            if reason and resumed and back:
+                raise UsageError(f"the run cannot be resumed: node {node_id} {reason}")
+            if reason and (started or resumed):
+                self._unlike_nodes.add(node_id)
                 _LOG.error("node %d does not take part: %s", node_id, reason)
+            elif back and back.node_id == UNKNOWN_NODE and back.is_described_by(profile):
+                back.node_id, back.local_rank, back.present = node_id, local_rank, True
             elif back is not None:
                 back.node_id, back.local_rank, back.profile = node_id, local_rank, profile
                 back.present, back.excluded, back.measured = True, "", False
-                back.queried = False
+                back.failures_in_a_row = 0
+                back.forget_times()
                 _LOG.info("%s is back", back.label)
             else:
                 if same and not self._warned_of_duplicates:
@@ -234,18 +397,20 @@ class WorkerRegistry:
                     )
                 index = len(self.workers)
                 self.workers.append(Worker(index, node_id, profile, local_rank=local_rank))
-        self._assign_tiers()
+        self._begun = bool(self.workers)
+        self.assign_tiers(first_new)
         if not started:
             for worker in self.workers:
-                if reason := self._mismatch(worker.profile):
+                if reason := self._mismatch(worker.profile, worker.local_rank):
                     raise UsageError(f"worker {worker.label} {reason}")
 
-    def _measure_speeds(self, grid: Grid, started: bool) -> None:
+    def _measure_speeds(self, grid: Grid, first_new: int) -> None:
         profiles = [w.profile for w in self.active if w.profile.device != UNKNOWN_DEVICE]
         needed = any(not profile.tier or self._decides_steps(profile) for profile in profiles)
-        if self._step_policy is None or not (needed or self._clock == "device"):
+        due, self._speeds_are_due = self._speeds_are_due, False
+        if self._step_policy is None or not due or not (needed or self._clock == "device"):
             return
-        unknown = [w for w in self.active if not w.profile.seconds_per_step and not w.queried]
+        unknown = [w for w in self.active if not w.profile.seconds_per_step]
         if self._clock == "wall":  # those that were measured compute meanwhile, as in a round
             groups = [[*unknown, *(w for w in self.active if w.measured)]] if unknown else []
         else:
@@ -255,18 +420,17 @@ class WorkerRegistry:
             _LOG.info("measuring the seconds per step: %s", ", ".join(w.label for w in group))
             speeds |= query_speeds(grid, [worker.address for worker in group], self._batch_size)
         for worker in unknown:
-            worker.queried = True
             seconds = speeds[worker.address]
             if isinstance(seconds, float):
                 worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 worker.measured = True
                 continue
             _LOG.warning("the speed of %s is not known: %s", worker.label, seconds)
-            if started and self._decides_steps(worker.profile):
+            if first_new and self._decides_steps(worker.profile):
                 # At the start the settings are refused; a run that goes on must not be.
                 worker.excluded = "its steps come from its speed, and that is not known"
                 _LOG.error("%s does not take part: %s", worker.label, worker.excluded)
-        self._assign_tiers()
+        self.assign_tiers(first_new)
 
     def _decides_steps(self, profile: WorkerProfile) -> bool:
         """Return whether the steps of a worker whose tier is named come from its speed."""
@@ -280,6 +444,12 @@ class WorkerRegistry:
         for outcome in outcomes:
             report, worker = outcome.report, outcome.worker
             if report is not None and report.num_examples and report.compute_seconds > 0:
+                worker.epoch_samples += report.num_examples
+                worker.epoch_seconds += report.compute_seconds
+                if self._step_policy is not None and self._step_policy.follows_speeds:
+                    seconds = worker.epoch_seconds * batch_size / worker.epoch_samples
+                    worker.training_seconds_per_step = seconds
+                    continue
                 seconds = report.compute_seconds * batch_size / report.num_examples
                 old = worker.training_seconds_per_step or seconds
                 worker.training_seconds_per_step = old + _NEWEST_SHARE * (seconds - old)
@@ -289,14 +459,12 @@ class WorkerRegistry:
 
         Call it between epochs: steps and tiers follow.
         """
+        for worker in self.workers:
+            worker.epoch_samples, worker.epoch_seconds = 0, 0.0
         timed = [worker for worker in self.active if worker.training_seconds_per_step]
-        measured = {worker.index: worker.training_seconds_per_step for worker in timed}
-        used = {
-            worker.index: worker.profile.seconds_per_step
-            for worker in timed
-            if worker.profile.seconds_per_step > 0
-        }
-        if not timed or not speeds_changed(used, measured, fall, rise):
+        measured = [worker.training_seconds_per_step for worker in timed]
+        used = [worker.profile.seconds_per_step or None for worker in timed]
+        if not speeds_changed(used, measured, fall, rise):
             return
         for worker in timed:
             known = worker.profile
@@ -308,23 +476,33 @@ class WorkerRegistry:
                 seconds_per_step_alone=known.seconds_per_step_alone or given,
             )
             worker.measured = True
-        self._assign_tiers()
+        self.assign_tiers()
         _LOG.info("speeds changed: %s", "; ".join(f"{w.label}: {w.speed}" for w in timed))
 
-    def _mismatch(self, profile: WorkerProfile) -> str:
-        """Return what a worker has that is not as the others'; empty if nothing is."""
+    def _mismatch(self, profile: WorkerProfile, local_rank: int | None) -> str:
+        """Return what keeps a worker from training with the others; empty if nothing does."""
+        if self._no_hosts and local_rank is not None:
+            return (
+                f"is behind a node with several devices, and {self._no_hosts}; "
+                "start one SuperNode for each device"
+            )
         for fingerprint, difference, way_out in _MUST_BE_EQUAL:
+            own = getattr(profile, fingerprint)
             first = next((w for w in self.workers if getattr(w.profile, fingerprint)), None)
-            if first is not None and getattr(profile, fingerprint) not in (
-                "",
-                getattr(first.profile, fingerprint),
-            ):
+            if own and first and own != getattr(first.profile, fingerprint):
                 return f"{difference} than {first.label}; {way_out}"
         return ""
 
-    def _assign_tiers(self) -> None:
-        seconds = [worker.profile.seconds_per_step or None for worker in self.workers]
-        for worker, ratio in zip(self.workers, speed_ratios(seconds), strict=True):
+    def assign_tiers(self, first: int = 0) -> None:
+        """Give workers from index `first` on their tier and their speed ratio, among those there.
+
+        All get them when an epoch is planned; within one nothing changes but for new workers.
+        """
+        there = self.active
+        ratios = speed_ratios([worker.profile.seconds_per_step or None for worker in there])
+        for worker, ratio in zip(there, ratios, strict=True):
+            if worker.index < first:
+                continue
             worker.speed_ratio = ratio
             named = worker.profile.tier
             # Without a known speed an unnamed worker counts as gamma 1.

@@ -33,7 +33,7 @@ def planner_of(num_samples: int = 24, batch_size: int = 2, **changes: object) ->
 def orders_of_two() -> Orders:
     """Return the orders of round 5: 2 and 1 steps of 2 samples, for nodes 0 and 1."""
     workers = WorkerRegistry.of_profiles([fast_profile(0), slow_profile(1)]).workers
-    return planner_of().orders(5, workers, toy_arrays(), None)
+    return planner_of().orders(5, workers, toy_arrays(), {})
 
 
 def sent(orders: Orders, node_id: int) -> Message:

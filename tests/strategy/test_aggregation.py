@@ -1,21 +1,31 @@
 """Average the models of a round: weights, FedNova's scales, the outer optimizer, flat buffers."""
 
+import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import MetricRecord
+from torch import Tensor, nn
 
+from flower_blsgd import LocalSGD
 from flower_blsgd.algorithm.averaging import (
     AnyArray,
     EqualWeighting,
+    LoadWeighting,
     NormalizedWeighting,
+    Weighting,
 )
-from flower_blsgd.algorithm.outer_optimizer import OuterSGD
+from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer, OuterSGD
 from flower_blsgd.array_records import tensors_of, view_record
 from flower_blsgd.strategy.aggregation import Aggregation
 from flower_blsgd.strategy.replies import CheckedReply, Outcome
+from flower_blsgd.worker.model_io import state_record
+
+from ..worker.helpers import order_for
 
 
 def model(weight: float, buffer: float = 0.0, counter: int = 0) -> dict[str, AnyArray]:
@@ -28,7 +38,7 @@ def model(weight: float, buffer: float = 0.0, counter: int = 0) -> dict[str, Any
 
 def outcome(tensors: dict[str, AnyArray], steps: int, batch_size: int = 2) -> Outcome:
     report = SimpleNamespace(num_examples=steps * batch_size, completed_steps=steps)
-    reply = CheckedReply(report, MetricRecord(), tensors, {}, {})  # type: ignore[arg-type]
+    reply = CheckedReply(report, MetricRecord(), tensors, {})  # type: ignore[arg-type]
     return Outcome(SimpleNamespace(), SimpleNamespace(), reply)  # type: ignore[arg-type]
 
 
@@ -74,3 +84,86 @@ def test_outer_optimizer_moves_parameters_only(names: Any, moved: set[str]) -> N
     for name in ("weight", "norm.running_mean"):
         assert set(found[name].tolist()) == {2.0 if name in moved else 4.0}
     assert found["norm.num_batches_tracked"] == 2
+
+
+# --- tied weights: two names in a state dict, one in named_parameters
+
+
+class TwoLayers(nn.Module):
+    """Two layers with one weight: tied, or one tensor used twice."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.first, self.bias = nn.Linear(2, 2), nn.Parameter(torch.zeros(2))
+        self.second = nn.Linear(2, 2, bias=False) if tied else None
+        self.first.weight.data = torch.tensor([[0.5, -0.25], [0.75, 1.0]])
+        self.first.bias.data = torch.zeros(2)
+        if self.second:
+            self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.second.weight if self.second else self.first.weight
+        return nn.functional.linear(self.first(inputs).tanh(), weight, self.bias)
+
+
+def trained(
+    tied: bool, names: Any, weighting: Weighting, outer: OuterOptimizer | None
+) -> dict[str, AnyArray]:
+    """Return the model after three rounds of two workers with 3 steps and 1."""
+    draw = torch.Generator().manual_seed(0)
+    data = torch.randn(12, 2, generator=draw), torch.arange(12) % 2
+    workers = [LocalSGD(TwoLayers(tied), data) for _ in range(2)]
+    aggregation, arrays = Aggregation(weighting, outer, names), state_record(workers[0].model)
+    for server_round in range(3):
+        outcomes = []
+        for worker, indices in zip(workers, (range(6), range(server_round, 10, 6)), strict=True):
+            order = order_for(arrays, indices, 2, momentum_policy="reset")
+            report = worker.run(order)
+            reply = CheckedReply(report, MetricRecord(), tensors_of(report.arrays), {})
+            outcomes.append(Outcome(SimpleNamespace(), order, reply))  # type: ignore[arg-type]
+        arrays = aggregation.next_model(arrays, outcomes)[0]
+    return tensors_of(arrays)
+
+
+RULES: dict[str, tuple[Weighting, Callable[[], OuterOptimizer | None]]] = {
+    "fednova": (NormalizedWeighting(0.9), lambda: None),
+    **{
+        name: (LoadWeighting(), functools.partial(make, 0.7, 0.5))
+        for name, make in OUTER_OPTIMIZERS.items()
+        if make
+    },
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_tied_weights_move_as_the_one_tensor_that_they_are(rule: str) -> None:
+    weighting, outer = RULES[rule]
+    expected = trained(False, None, weighting, outer())
+    assert not np.array_equal(
+        expected["first.weight"], trained(False, [], weighting, outer())["first.weight"]
+    )
+    parameters = [name for name, _ in TwoLayers(True).named_parameters()]
+    assert "second.weight" not in parameters
+    for names in (None, parameters, [*parameters, "second.weight"]):
+        found = trained(True, names, weighting, outer())
+        assert np.array_equal(found.pop("second.weight"), expected["first.weight"])
+        for name, tensor in expected.items():
+            assert np.array_equal(found[name], tensor), name
+
+
+def test_tensor_that_only_begins_like_a_parameter_is_none() -> None:
+    """Both begin with 0; the buffer is averaged, the parameter goes half the way."""
+    aggregation = Aggregation(EqualWeighting(), OuterSGD(0.5), ["weight"])
+    before = {"weight": np.zeros(2, np.float32), "mask": np.zeros(2, np.float32)}
+    for server_round in range(2):
+        after = {"weight": before["weight"] + 4, "mask": np.full(2, 6.0 + server_round, np.float32)}
+        before, _ = following(aggregation, before, [FAILED, outcome(after, 1)])
+        assert before["mask"].tolist() == [6.0 + server_round] * 2
+    assert before["weight"].tolist() == [4.0, 4.0]
+
+
+def test_tied_weights_move_together_behind_a_node_with_several_devices() -> None:
+    record = state_record(TwoLayers(True))
+    names = [name for name, _ in TwoLayers(True).named_parameters()]
+    rule = Aggregation(NormalizedWeighting(), None, names).at_nodes(record, 1)
+    assert set(rule["moving"]) == set(record)

@@ -132,9 +132,6 @@ def as_for_fedavg(message: Message, order: EvaluateOrder) -> Message:
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-UNABLE = [raises, other_slice, not_finite, as_for_fedavg]
-
-
 def test_worker_that_is_gone_or_left_out_gets_no_slice() -> None:
     setup = Setup(fast(0), fast(1), fast(2))
     setup.grid.disconnect(50)
@@ -154,9 +151,23 @@ def test_all_fail_and_the_mean_is_right() -> None:
     assert setup.on_server == [(0, 3), (3, 6), (6, 10)]
 
 
-@pytest.mark.parametrize("answer", UNABLE)
-def test_worker_that_cannot_evaluate_is_sent_one_slice_and_trains_on(answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [other_slice, not_finite, as_for_fedavg])
+def test_reply_that_cannot_be_used_costs_that_evaluation_only(answer: Answer) -> None:
     setup = Setup(fast(0), fast(1, answer), slow(2))
+    with captured_log() as log:
+        assert setup() == RIGHT
+    assert setup.on_server == [(5, 10)]
+    (warning,) = log.lines(30)
+    assert "fast-1 (cpu:1)" in warning
+    setup.nodes[1].answer = evaluates
+    assert setup() == RIGHT
+    assert setup.registry.workers[1].failures == ["unusable reply, evaluating"]
+    assert setup.slices == [[(0, 5)] * 2, [(5, 10)] * 2, []]
+    assert setup.on_server == [(5, 10)]
+
+
+def test_worker_that_raised_is_sent_one_slice_and_trains_on() -> None:
+    setup = Setup(fast(0), fast(1, raises), slow(2))
     with captured_log() as log:
         assert [setup() for _ in range(3)] == [RIGHT] * 3
     assert setup.slices == [[(0, 5), (0, 10), (0, 10)], [(5, 10)], []]
@@ -169,8 +180,11 @@ def test_worker_that_cannot_evaluate_is_sent_one_slice_and_trains_on(answer: Ans
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_worker_that_died_or_is_late_is_sent_its_slice_again(missing: bool) -> None:
-    setup = Setup(fast(0), fast(1, evaluates if missing else dies))
-    if missing:
+    setup = Setup(fast(0), fast(1))
+    assert setup.evaluation(2, toy_arrays(2.0)) == RIGHT
+    if not missing:
+        setup.nodes[1].answer = dies
+    else:
         setup.grid.fail_at(1, 3, "missing")
     with captured_log() as log:
         assert setup() == RIGHT
@@ -179,3 +193,4 @@ def test_worker_that_died_or_is_late_is_sent_its_slice_again(missing: bool) -> N
     setup.nodes[1].answer = evaluates
     assert setup.evaluation(4, toy_arrays(2.0)) == RIGHT
     assert setup.on_server == [(5, 10)]
+    assert setup.grid.timeouts[1:] == [3600.0, 30.0, 120.0]  # its process may be starting

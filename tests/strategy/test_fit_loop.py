@@ -157,6 +157,9 @@ def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
         ((0.6, 0.8), {"epochs": 5}, [1.0] * 6 + [0.1] * 2 + [0.01] * 2),
         ((0.5,), {"seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
         ((0.5,), {"epochs": 100, "seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
+        # Within an epoch of two rounds: after 1.2 and 1.6 of 2 epochs; after 2.8 and 5 of 7 seconds
+        ((0.6, 0.8), {"epochs": 2}, [1.0, 1.0, 1.0, 0.1]),
+        ((0.4, 0.71), {"seconds": 7.0}, [1.0] * 3 + [0.1] * 2 + [0.01] * 2),
     ],
     ids=str,
 )

@@ -5,6 +5,7 @@ import pytest
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
+from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler, UniformSampler
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.errors import UsageError
@@ -27,9 +28,9 @@ def three() -> list[Worker]:
 
 
 def play(planner: Planner, server_round: int, workers: list[Worker]) -> list[TrainOrder]:
-    orders = planner.orders(server_round, workers, toy_arrays(), None)
-    planner.finish_round()
-    return [order for _, order in orders]
+    orders = [order for _, order in planner.orders(server_round, workers, toy_arrays(), {})]
+    planner.finish_round(sum(len(order.indices) for order in orders))
+    return orders
 
 
 def rates_of(rate: LearningRate) -> list[float]:
@@ -41,7 +42,9 @@ def rates_of(rate: LearningRate) -> list[float]:
 def test_orders_carry_steps_batch_size_and_settings() -> None:
     planner = planner_of(momentum_buffers="average", deadline_seconds=2.5)
     arrays, momentum = toy_arrays(1.0), toy_arrays(2.0)
-    (fast_worker, fast), (slow_worker, slow) = planner.orders(9, workers_of(), arrays, momentum)
+    (fast_worker, fast), (slow_worker, slow) = planner.orders(
+        9, workers_of(), arrays, {0: momentum, 1: momentum}
+    )
     assert (fast_worker.fast, slow_worker.fast) == (True, False)
     assert (fast.local_steps, slow.local_steps) == (2, 1)
     assert (len(fast.indices), len(slow.indices)) == (4, 2)
@@ -137,6 +140,7 @@ def test_all_planned_workers_gone_begins_a_new_epoch_with_the_others() -> None:
     while not planner.epoch_ended:
         trained += sum(len(order.indices) for order in play(planner, 3, others))
     assert trained + planner.samples_given_up == planner.samples_planned
+    assert planner.samples_planned_so_far == planner.samples_planned
 
 
 @pytest.mark.parametrize("left", [0, 1])
@@ -161,7 +165,7 @@ def test_separated_sampler_needs_both_tiers(profile: WorkerProfile, missing: str
     with pytest.raises(UsageError, match=rf'{missing}.*use sampler = "uniform"'):
         planner_of().check(workers)
     with pytest.raises(UsageError, match=missing):
-        planner_of().orders(1, workers, toy_arrays(), None)
+        planner_of().orders(1, workers, toy_arrays(), {})
     assert planner_of(sampler=UniformSampler()).check(workers).batch_sizes == (2,)
 
 
@@ -172,13 +176,22 @@ def test_training_on_fast_workers_needs_one(slow_reduce: bool, sampler: object) 
     with pytest.raises(UsageError, match=r"no fast worker among slow-0.*name one fast"):
         planner.check(workers_of(slow_profile(0)))
     with pytest.raises(UsageError, match="no fast worker"):
-        planner.orders(1, workers_of(slow_profile(0)), toy_arrays(), None)
+        planner.orders(1, workers_of(slow_profile(0)), toy_arrays(), {})
     assert planner.check(workers_of()).local_steps == (2,)
     if slow_reduce:
         with pytest.raises(UsageError, match=r'no slow worker among fast-0.*train-on = "fast"'):
             planner.check(workers_of(fast_profile(0)))
     else:
         assert planner.check(workers_of(fast_profile(0))).local_steps == (2,)
+
+
+def test_speed_ratios_are_relative_to_the_fastest_worker_that_trains() -> None:
+    """The slow ones take 1 s a step, the fast ones 2 and 4 s: these do 32 and 16 steps."""
+    policy = SystemAwareSteps(32, all_by_speed=True)
+    planner = planner_of(300, step_policy=policy, train_on=TrainOn(fast_only=True))
+    fast = [fast_profile(i, seconds_per_step=s) for i, s in enumerate((2.0, 4.0))]
+    workers = workers_of(*fast, slow_profile(2, seconds_per_step=1.0))
+    assert planner.check(workers).local_steps == (32, 16)
 
 
 def test_batch_that_does_not_fit_is_refused() -> None:
@@ -191,8 +204,8 @@ def test_orders_go_to_those_that_train_only_and_end_with_the_last_of_them() -> N
     workers = workers_of()
     dealt = []
     for server_round in range(1, 7):  # 24 samples, 4 in a round
-        ((worker, order),) = planner.orders(server_round, workers, toy_arrays(), None)
-        planner.finish_round()
+        ((worker, order),) = planner.orders(server_round, workers, toy_arrays(), {})
+        planner.finish_round(len(order.indices))
         assert worker.fast
         dealt += order.indices.tolist()
     assert planner.epoch_ended

@@ -176,7 +176,9 @@ def test_late_worker_is_measured_and_the_speeds_of_the_others_stay() -> None:
     nodes[1].seconds = 99.0
     grid.connect(77, Clocked(slow_profile(2), 8.0))
     registry.update(grid)
-    registry.update(grid)
+    assert grid.together == [[50, 51]]
+    for _ in range(2):  # at the plan of two epochs
+        registry.gather(grid, list, 2)
     assert grid.together == [[50, 51], [77, 50, 51]]  # all compute, as in a round
     assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.25, 0.125]
 
@@ -188,6 +190,10 @@ def test_worker_that_comes_back_is_measured_anew() -> None:
     registry.update(grid)
     grid.connect(77, Clocked(slow_profile(1), 2.0))
     registry.update(grid)
+    assert len(registry.active) == 2
+    assert grid.together == [[50, 51]]
+    registry.gather(grid, list, 2)
+    registry.assign_tiers()  # as at the next epoch's plan
     assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.5]
 
 

@@ -2,17 +2,16 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from flower_blsgd.array_records import FlatTensors, flat_like
-from flower_blsgd.protocol import TrainReport
+from flower_blsgd.protocol import Failure, TrainReport
 from flower_blsgd.protocol.records import ProtocolError
-from flower_blsgd.runtime.flower_internals import CRASHED, NODE_GONE, NOT_LOADED, RAISED
 from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, average_momentum
 
-from ..in_process_grid import TRACEBACK, ToyWorker, tensors_of, toy_arrays
-from ..log_capture import captured_log
-from .orders import Orders, good_reply, orders_of_two, outcomes_of, sent
+from ..in_process_grid import ToyWorker, tensors_of, toy_arrays
+from .orders import Orders, good_reply, orders_of_two, outcomes_of
+from .test_round_metrics import rows_of
 
 
 def record_of(**tensors: np.ndarray) -> ArrayRecord:
@@ -132,10 +131,6 @@ def test_momentum_of_adamw_is_refused_by_name(state: ArrayRecord, reason: str) -
 # --- replies matched with orders
 
 
-def error_reply(orders: Orders, node_id: int, code: int, reason: str) -> Message:
-    return Message(Error(code, reason), reply_to=sent(orders, node_id))
-
-
 def test_read_matches_replies_with_orders_in_worker_order() -> None:
     orders = orders_of_two()
     stranger = ToyWorker()(Message(orders[0][1].to_records(), 77, "train"), 77)
@@ -144,44 +139,30 @@ def test_read_matches_replies_with_orders_in_worker_order() -> None:
     assert (first.worker.index, second.worker.index) == (0, 1)
     assert (first.load, second.load) == (4.0, 2.0)  # completed steps x batch size
     assert [o.reply.tensors["bias"][0] for o in (first, second) if o.reply] == [1.0, 4.0]
-    assert (first.failure, second.failure) == ("", "")
-
-
-@pytest.mark.parametrize("code", [RAISED, NOT_LOADED])
-def test_read_worker_that_raised_is_excluded_and_its_traceback_logged_once(code: int) -> None:
-    orders = orders_of_two()
-    with captured_log() as log:
-        _, second = outcomes_of(
-            orders, good_reply(orders, 0), error_reply(orders, 1, code, TRACEBACK)
-        )
-    assert second.load == 0
-    assert second.failure == second.worker.excluded == "RuntimeError: the fan stands still"
-    (line,) = log.lines()
-    assert TRACEBACK.strip() in line
-    assert "slow-1 (cpu:1)" in line
-    assert line.count("RuntimeError: the fan stands still") == 1
-
-
-@pytest.mark.parametrize("code", [CRASHED, NODE_GONE])
-@pytest.mark.parametrize("reason", ["killed by signal 9", "", "\n"])
-def test_read_worker_whose_process_died_may_come_back(code: int, reason: str) -> None:
-    orders = orders_of_two()
-    with captured_log() as log:
-        _, second = outcomes_of(orders, good_reply(orders, 0), error_reply(orders, 1, code, reason))
-    assert (second.load, second.worker.excluded) == (0, "")
-    assert second.failure == (reason.strip() or f"error {code}")
-    assert second.failure in log.warnings[0]
+    assert (first.failure, second.failure) == (None, None)
 
 
 # --- momentum
+
+
+@pytest.mark.parametrize(("says", "counted", "load"), [(0, False, 4), (1, True, 4), (2, False, 0)])
+@pytest.mark.parametrize("finite", [True, False])
+def test_momentum_that_was_zeroed_counts_whether_or_not_the_model_does(
+    says: int, counted: bool, load: int, finite: bool
+) -> None:
+    orders = orders_of_two()
+    reply = good_reply(orders, 0, 1.0 if finite else np.nan)
+    reply.content.metric_records["metrics"]["momentum-zeroed"] = says
+    outcomes = outcomes_of(orders, reply, good_reply(orders, 1))
+    assert [o.load for o in outcomes] == [load if finite else 0, 2]
+    assert [row.momentum_zeroed for row in rows_of(outcomes, [0.0, 1.0])] == [counted, False]
 
 
 def outcome_with(orders: Orders, node_id: int, **momentum: np.ndarray) -> Outcome:
     worker, order = orders[node_id]
     losses = np.zeros(len(order.indices), np.float32)
     report = TrainReport(order.local_steps, order.batch_size, 0, 0, 0, losses, toy_arrays())
-    loads = dict.fromkeys(momentum, float(report.num_examples))
-    return Outcome(worker, order, CheckedReply(report, MetricRecord(), {}, momentum, loads))
+    return Outcome(worker, order, CheckedReply(report, MetricRecord(), {}, momentum))
 
 
 def test_average_momentum_by_hand() -> None:
@@ -202,7 +183,7 @@ def test_average_momentum_by_hand() -> None:
 def test_average_momentum_of_one_is_a_whole_average() -> None:
     orders = orders_of_two()
     known = outcome_with(orders, 0, weight=np.full(2, 3.0, np.float32))
-    for other in (outcome_with(orders, 1), Outcome(*orders[1], failure="dead")):
+    for other in (outcome_with(orders, 1), Outcome(*orders[1], failure=Failure(0, "dead"))):
         average = average_momentum([known, other])
         assert average is not None
         assert average["weight"].tolist() == [3.0, 3.0]  # not half of it

@@ -133,7 +133,7 @@ def test_each_slow_worker_gets_an_equal_slice_of_every_tensor() -> None:
 
 
 def _not_finite(message: Message, reply: Message) -> Message:
-    right = SumReport.from_reply(reply, SumOrder.from_message(message).slices)
+    right = SumReport.from_content(reply.content)
     arrays = {name: array.numpy().copy() for name, array in right.arrays.items()}
     arrays["a"][-1] = np.nan
     return SumReport(view_record(arrays), right.started_at, right.ended_at).to_reply(message)
@@ -180,7 +180,7 @@ def play(
     config = RunConfig(
         algorithm=algorithm, batch_size=4, learning_rate=0.05, local_steps_fast=3, **changes
     )
-    strategy = make_strategy(config, NUM_SAMPLES, 2 + len(slow))
+    strategy = make_strategy(config, NUM_SAMPLES, 2)
     grid = InProcessGrid({10 + i: worker for i, worker in enumerate([*fast, *slow])})
     if grids is not None:
         grids.append(grid)
@@ -216,7 +216,7 @@ def test_byteps_records_tell_who_summed_and_how_long() -> None:
     records: list[RoundRecord] = []
 
     def wait(message: Message, reply: Message) -> Message:
-        right = SumReport.from_reply(reply, SumOrder.from_message(message).slices)
+        right = SumReport.from_content(reply.content)
         now = time.time()
         return SumReport(right.arrays, now, now + 1000.0).to_reply(message)
 
@@ -253,7 +253,7 @@ def test_byteps_goes_on_to_the_same_bits_when_slow_workers_fail_and_are_gone() -
         "slow-2 (cpu:2) is gone",
         "slow-3 (cpu:3) is gone",
     ]
-    assert sum("slow-2 (cpu:2) did not sum" in line for line in log.warnings) == 3
+    assert sum("slow-2 (cpu:2) did not sum" in line for line in log.warnings) == 1
     alone, _ = play("sync-sgd-fast-only")
     assert same_bits(summed, alone)
 

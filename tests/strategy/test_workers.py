@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from flower_blsgd import BiasedLocalSGD
-from flower_blsgd.algorithm.local_steps import SystemAwareSteps
+from flower_blsgd.algorithm.local_steps import BalancedBatches, SystemAwareSteps
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.cost_model import predict_run
@@ -118,9 +118,8 @@ def _sends_no_profile(message: Message, node_id: int) -> Message:
     return Message(RecordDict({"config": ConfigRecord()}), reply_to=message)
 
 
-def _sends_profiles_of_two_kinds(message: Message, node_id: int) -> Message:
-    record = fast_profile(0).to_reply(message).content.config_records["profile"]
-    return Message(RecordDict({"profile": record, "profile-1": record}), reply_to=message)
+def _has_several_devices_and_names_none(message: Message, node_id: int) -> Message:
+    return Message(RecordDict({"host": ConfigRecord()}), reply_to=message)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def _sends_profiles_of_two_kinds(message: Message, node_id: int) -> Message:
         (_silent, "did not answer in time"),
         (_raises, "no such disk"),
         (_sends_no_profile, "no profile"),
-        (_sends_profiles_of_two_kinds, "two kinds"),
+        (_has_several_devices_and_names_none, "no profile"),
     ],
 )
 def test_update_node_without_a_usable_answer_takes_no_part(
@@ -149,7 +148,8 @@ def test_update_node_without_a_usable_answer_takes_no_part(
 def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
     def two(message: Message, node_id: int) -> Message:
         record = WorkerProfile("cpu", "fast").to_reply(message).content["profile"]
-        return Message(RecordDict({"profile-0": record, "profile-1": record}), reply_to=message)
+        content = {"host": ConfigRecord(), "profile-0": record, "profile-1": record}
+        return Message(RecordDict(content), reply_to=message)
 
     with captured_log() as log:
         registry = registry_on(InProcessGrid({100: two}))
@@ -247,8 +247,73 @@ def test_node_that_is_new_gets_the_next_index() -> None:
     registry = registry_on(grid)
     grid.connect(300, ToyWorker(fast_profile(1)))
     registry.update(grid)
+    assert len(registry.workers) == 2
+    registry.gather(grid, list, 2)
     assert [w.profile.partition_id for w in registry.workers] == [0, 2, 1]  # nobody moves
     assert len(registry.active) == 3
+
+
+def test_late_node_that_does_not_fit_is_not_missed_where_fewer_began_than_are_needed() -> None:
+    grid = grid_of(fast_profile(0), None)
+    grid.handlers[101] = _raises
+    registry = registry_on(grid)
+    grid.connect(300, ToyWorker(fast_profile(1)))
+    registry.gather(grid, list, 1)
+    registry.workers[1].excluded = "its speed is not known"
+    registry.gather(grid, list, 1)
+    assert len(registry.active) == 1
+
+
+def _leaves(grid: InProcessGrid, strategy: BiasedLocalSGD) -> None:
+    grid.disconnect(100)
+
+
+def _is_excluded(grid: InProcessGrid, strategy: BiasedLocalSGD) -> None:
+    strategy.registry.workers[0].excluded = "RuntimeError: the fan stands still"
+
+
+@pytest.mark.parametrize("loses", [_leaves, _is_excluded])
+@pytest.mark.parametrize(("by_speed", "at_first"), [(False, [32, 32, 4]), (True, [32, 8, 4])])
+def test_speeds_are_relative_to_the_workers_that_are_there_at_the_epochs_plan(
+    loses: Callable[[InProcessGrid, BiasedLocalSGD], None], by_speed: bool, at_first: list[int]
+) -> None:
+    """1, 4 and 8 s a step. Without the first, gamma is 4 / 4 and 4 / 8: 32 and 16 steps."""
+    seconds = {"seconds_per_step": 1.0}, {"seconds_per_step": 4.0}, {"seconds_per_step": 8.0}
+    profiles = fast_profile(0, **seconds[0]), fast_profile(1, **seconds[1])
+    grid = grid_of(*profiles, slow_profile(2, **seconds[2]))
+    policy = SystemAwareSteps(32, all_by_speed=by_speed)
+    strategy = BiasedLocalSGD(300, 2, policy, min_available_nodes=2)
+
+    def steps_of_round(server_round: int) -> list[int]:
+        messages = strategy.configure_train(server_round, toy_arrays(), ConfigRecord(), grid)
+        orders = [TrainOrder.from_message(message) for message in messages]
+        strategy.aggregate_train(server_round, grid.send_and_receive(messages))
+        return [order.local_steps for order in orders]
+
+    assert steps_of_round(1) == at_first
+    loses(grid, strategy)
+    second = steps_of_round(2)
+    assert (strategy.planner.epoch, second) == (1, at_first[1:])  # within an epoch nothing changes
+    while not strategy.planner.epoch_ended:
+        steps_of_round(3)
+    assert steps_of_round(4) == [32, 16]
+    assert strategy.planner.epoch == 2
+
+
+def test_tiers_of_unnamed_workers_are_those_among_the_workers_that_are_there() -> None:
+    """1, 4 and 5 s a step: two slow ones; without the first both are fast (1 and 0.8)."""
+    grid = grid_of(unnamed(0, 1.0), unnamed(1, 4.0), unnamed(2, 5.0))
+    registry = registry_on(grid)
+    assert [worker.fast for worker in registry.workers] == [True, False, False]
+    grid.disconnect(100)
+    grid.connect(300, ToyWorker(unnamed(3, 8.0)))
+    registry.update(grid)  # within an epoch: only the new one gets a tier
+    assert [worker.fast for worker in registry.workers] == [True, False, False, False]
+    assert [worker.speed_ratio for worker in registry.active] == [0.25, 0.2, 0.5]
+    registry.assign_tiers()
+    assert [worker.fast for worker in registry.active] == [True, True, False]
+    assert [worker.speed_ratio for worker in registry.active] == [1.0, 0.8, 0.5]
+    assert [worker.index for worker in registry.workers] == [0, 1, 2, 3]
 
 
 # --- rebalancing, in whole runs
@@ -278,6 +343,20 @@ class Paced(ToyWorker):
             found.setdefault(order.epoch, set()).add(order.local_steps)
         assert all(len(steps) == 1 for steps in found.values()), "steps changed within an epoch"
         return [steps.pop() for steps in found.values()]
+
+
+class Stepped(ToyWorker):
+    """Reports these seconds per 2 samples, order after order, and then the last."""
+
+    def __init__(self, profile: WorkerProfile, seconds: list[float]) -> None:
+        super().__init__(profile)
+        self.seconds = seconds
+
+    def report(self, order: TrainOrder) -> TrainReport:
+        report = super().report(order)
+        seconds = self.seconds[min(len(self.orders), len(self.seconds)) - 1]
+        object.__setattr__(report, "compute_seconds", seconds * report.num_examples / 2)
+        return report
 
 
 def four_times_slower(epoch: int) -> float:
@@ -313,12 +392,36 @@ def test_worker_that_becomes_four_times_slower_does_fewer_steps_within_two_epoch
     assert "7.5 s a step measured, gamma 0.13" in logged
     prediction = predict_run(strategy, strategy.registry.active)
     assert prediction is not None
-    assert prediction.local_steps == (16, 2)
-    assert prediction.fast_waiting_share is not None
-    assert prediction.slow_waiting_share is not None
-    assert max(prediction.fast_waiting_share, prediction.slow_waiting_share) < 0.1
+    assert [row.local_steps for row in prediction.workers] == [16, 2]
+    shares = [prediction.waiting_share(fast) for fast in (True, False)]
+    assert all(share is not None and share < 0.1 for share in shares)
     per_round = 2 * (16 + 2)
     assert 6 * 240 - per_round < strategy.planner.samples_planned <= 6 * 240
+
+
+def test_batches_of_dlb_follow_the_throughput_of_the_last_epoch_exactly() -> None:
+    """Seconds per step of 2 samples: the slow one needs 1, 1, 1 and 13, so 4 in the mean.
+
+    An epoch of 64 samples has 4 rounds of 8 + 8. Its throughput is then a quarter of the other's,
+    and 16 samples split into 12.8 and 3.2: 13 and 3.
+    """
+    fast, slow = Stepped(fast_profile(0), [1.0]), Stepped(slow_profile(1), [1.0, 1.0, 1.0, 13.0])
+    strategy = BiasedLocalSGD(64, 8, BalancedBatches(), min_available_nodes=2)
+    strategy.fit(InProcessGrid({10: fast, 20: slow}), toy_arrays(), epochs=2)
+    sizes = [(order.epoch, order.batch_size) for order in slow.orders]
+    assert sizes == [(1, 8)] * 4 + [(2, 3)] * 4
+    assert [order.batch_size for order in fast.orders[4:]] == [13] * 4
+
+
+def test_worker_without_times_in_the_last_epoch_keeps_its_share() -> None:
+    """4 s a step in epoch 1, no answer in epoch 2: 13 and 3 of 16 samples in epochs 2 and 3."""
+    fast, slow = Stepped(fast_profile(0), [1.0]), Stepped(slow_profile(1), [4.0])
+    strategy = BiasedLocalSGD(64, 8, BalancedBatches(), min_available_nodes=2)
+    grid = InProcessGrid({10: fast, 20: slow})
+    for server_round in (5, 6, 7, 8):
+        grid.fail_at(1, server_round, "missing")
+    strategy.fit(grid, toy_arrays(), epochs=3)
+    assert [order.batch_size for order in fast.orders] == [8] * 4 + [13] * 8
 
 
 # --- rebalancing, its parts
@@ -329,7 +432,7 @@ def played(*seconds_per_step: float, worker: Any, examples: int = 4) -> list[Out
     outcomes = []
     for seconds in seconds_per_step:
         report = SimpleNamespace(num_examples=examples, compute_seconds=seconds * examples / 2)
-        reply = CheckedReply(report, MetricRecord(), {}, {}, {})  # type: ignore[arg-type]
+        reply = CheckedReply(report, MetricRecord(), {}, {})  # type: ignore[arg-type]
         outcomes.append(Outcome(worker, SimpleNamespace(), reply))  # type: ignore[arg-type]
     return outcomes
 

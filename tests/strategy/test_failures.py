@@ -1,0 +1,415 @@
+"""Workers that fail in any way: counted, logged once, left out of the average, asked again."""
+
+import logging
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from flwr.serverapp.exception import AggregationError
+
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.catalog import TrainOn
+from flower_blsgd.algorithm.sampling import UniformSampler
+from flower_blsgd.runtime.flower_internals import NOT_LOADED
+from flower_blsgd.strategy.round_metrics import RoundRecord
+
+from ..in_process_grid import (
+    BROKEN_REPLIES,
+    TRACEBACK,
+    Handler,
+    InProcessGrid,
+    ToyWorker,
+    fast_profile,
+    slow_profile,
+    toy_arrays,
+)
+from ..log_capture import captured_log
+
+NUM_SAMPLES = 60
+"""Six rounds an epoch, of 4, 4 and 2 samples."""
+
+KINDS = {
+    "raises": ("raised", "RuntimeError: the fan stands still"),
+    "out of memory": ("out of memory", "CUDA out of memory"),
+    "dies": ("died", "the process was killed"),
+    "gone": ("gone", "its connection broke"),
+    "missing": ("late", "did not answer in time"),
+    "of another round": ("late", "did not answer in time"),
+    "non-finite": ("not finite", "tensor 'weight' is not finite"),
+    "loss not finite": ("not finite", "a loss is not finite"),
+    "mis-shaped": ("unusable reply", "tensor 'weight' is float32 of shape (1, 2, 1)"),
+    "wrong dtype": ("unusable reply", "tensor 'weight' is float16"),
+    "missing tensor": ("unusable reply", "lacks tensor 'weight'"),
+    "extra tensor": ("unusable reply", "extra tensor 'smuggled'"),
+    "wrong losses": ("unusable reply", "came with 3 losses"),
+    "too many steps": ("unusable reply", "1000 steps were completed of 2 ordered"),
+    "other batch size": ("unusable reply", "came with 4 losses"),
+    "no weight": ("unusable reply", "'num-examples' = 0"),
+    "weight not finite": ("unusable reply", "'num-examples' = inf"),
+    "no such time": ("unusable reply", "computed for 1e+308 s"),
+}
+
+
+def test_every_broken_reply_is_in_the_table() -> None:
+    assert set(BROKEN_REPLIES) < set(KINDS)
+
+
+def three() -> dict[int, Handler]:
+    """Loads 2, 2, 1: weights 0.4, 0.4, 0.2 of the values 1, 2, 6: 2.4."""
+    return {
+        10: ToyWorker(fast_profile(0), 1.0),
+        20: ToyWorker(fast_profile(1), 2.0),
+        30: ToyWorker(slow_profile(2), 6.0),
+    }
+
+
+class Run:
+    """A run of three workers, with the rounds' records and what was logged."""
+
+    def __init__(self, grid: InProcessGrid, **changes: Any) -> None:
+        arguments = {"min_available_nodes": 3, "fraction_evaluate": 0.0, "seed": 5}
+        arguments |= {"sampler": UniformSampler()} | changes
+        self.grid = grid
+        self.strategy = BiasedLocalSGD(NUM_SAMPLES, 2, 2, local_steps_slow=1, **arguments)
+        self.records: list[RoundRecord] = []
+        self.models: list[float] = []
+        aggregate = self.strategy.aggregate_train
+
+        def note_model(server_round: int, replies: Any) -> Any:
+            arrays, metrics = aggregate(server_round, replies)
+            assert arrays is not None
+            self.models.append(float(arrays["weight"].numpy()[0, 0]))
+            return arrays, metrics
+
+        self.strategy.aggregate_train = note_model  # type: ignore[method-assign]
+
+    def play(self, epochs: int, **arguments: Any) -> "Run":
+        with captured_log() as self.log:
+            self.strategy.fit(
+                self.grid, toy_arrays(), epochs=epochs, on_round=self.records.append, **arguments
+            )
+        return self
+
+    @property
+    def failures(self) -> list[dict[str, int]]:
+        return [dict(Counter(worker.failures)) for worker in self.strategy.registry.workers]
+
+    def weights_of(self, worker: int) -> list[float]:
+        """Its weight in each round; nan where it had no order."""
+        found = [{row.worker: row.weight for row in record.workers} for record in self.records]
+        return [round(weights.get(worker, float("nan")), 3) for weights in found]
+
+
+@pytest.mark.parametrize("order", ["sent", "reversed", "shuffled"])
+@pytest.mark.parametrize("fault", KINDS)
+def test_failure_is_counted_logged_once_and_left_out_of_the_average(fault: str, order: Any) -> None:
+    kind, reason = KINDS[fault]
+    grid = InProcessGrid(three(), order)
+    for server_round in (2, 4):
+        grid.fail_at(1, server_round, fault)
+    run = Run(grid).play(epochs=1)
+    without = (2 * 1.0 + 1 * 6.0) / 3
+    assert run.models == pytest.approx([2.4, without, 2.4, without, 2.4, 2.4])
+    assert run.weights_of(0) == [0.4, 0.667, 0.4, 0.667, 0.4, 0.4]
+    assert run.weights_of(1) == [0.4, 0.0, 0.4, 0.0, 0.4, 0.4]
+    rows = [row for record in run.records for row in record.workers if row.failure]
+    assert [(row.worker, row.failure_kind) for row in rows] == [(1, kind)] * 2
+    assert all(reason in row.failure for row in rows)
+    assert run.strategy.planner.samples_given_up == 2 * 4
+    extra = {"reply of another round": 2} if fault == "of another round" else {}
+    assert run.failures == [{}, {kind: 2} | extra, {}]
+    lines = run.log.lines(logging.WARNING)
+    assert len(lines) == 1 + len(extra)
+    assert all("fast-1 (cpu:1)" in line and "round 2" in line for line in lines)
+    assert reason in lines[-1]
+    assert (TRACEBACK.strip() in lines[-1]) is (fault in ("raises", "out of memory"))
+
+
+def test_reply_that_comes_twice_counts_once() -> None:
+    grid = InProcessGrid(three())
+    grid.fail_at(1, 2, "twice")
+    run = Run(grid).play(epochs=1)
+    assert run.models == pytest.approx([2.4] * 6)
+    assert run.failures == [{}, {"second reply": 1}, {}]
+    assert run.strategy.planner.samples_given_up == 0
+    (line,) = run.log.warnings
+    assert "fast-1 (cpu:1)" in line
+    assert "second reply" in line
+
+
+def test_metrics_of_another_form_than_those_of_the_others_cost_nothing() -> None:
+    class Chatty(ToyWorker):
+        def __call__(self, message: Message, node_id: int) -> Message:
+            reply = super().__call__(message, node_id)
+            if message.metadata.message_type == "train":
+                reply.content.metric_records["metrics"]["train-loss"] = [1.0, 2.0]
+                reply.content.metric_records["metrics"]["more"] = 3.0
+            return reply
+
+    run = Run(InProcessGrid({**three(), 20: Chatty(fast_profile(1), 2.0)})).play(epochs=1)
+    assert run.models == pytest.approx([2.4] * 6)
+    assert run.failures == [{}] * 3
+
+
+def test_process_that_died_between_two_orders_is_counted_and_costs_none() -> None:
+    grid = InProcessGrid(three())
+    deaths = iter([[], [20], [30, 20]])
+    grid.take_deaths = lambda: next(deaths, [])  # type: ignore[attr-defined]
+    run = Run(grid).play(epochs=1)
+    assert run.models == pytest.approx([2.4] * 6)
+    kind = "died between orders"
+    assert run.failures == [{}, {kind: 2}, {kind: 1}]
+
+
+# --- again and again
+
+
+@pytest.mark.parametrize("fault", ["raises", "dies", "missing", "non-finite"])
+def test_three_failures_in_a_row_leave_a_worker_out_until_the_next_epoch(fault: str) -> None:
+    grid = InProcessGrid(three())
+    for server_round in (1, 3, 4, 5, 7):  # the first is not in a row with the others
+        grid.fail_at(1, server_round, fault)
+    run = Run(grid).play(epochs=3)
+    nan, left_out = float("nan"), [6, 8, 9, 10, 11, 12]
+    expected = [0.0, 0.4, 0.0, 0.0, 0.0, nan, 0.0, *[nan] * 5, *[0.4] * 6]
+    assert run.weights_of(1) == pytest.approx(expected, nan_ok=True)
+    assert run.failures == [{}, {KINDS[fault][0]: 5}, {}]
+    assert run.strategy.planner.samples_given_up == 4 * (5 + len(left_out))
+    queried = [m.metadata.dst_node_id for m in grid.sent_of_type("query.profile")]
+    assert queried == [10, 20, 30, 20, 20]  # once for each epoch that began without it
+    assert sum("is left out" in line for line in run.log.errors) == 1
+    assert len(run.log.lines(logging.WARNING)) == 2
+
+
+def test_worker_that_answers_no_query_stays_out_and_one_that_never_did_may_join() -> None:
+    class Silent(ToyWorker):
+        asked = 0
+
+        def __call__(self, message: Message, node_id: int) -> Message:
+            if message.metadata.message_type == "query.profile":
+                self.asked += 1
+                if self.asked == self.silent_at:
+                    raise OSError("no such disk")
+            return super().__call__(message, node_id)
+
+    late, deaf = Silent(slow_profile(2), 6.0), Silent(fast_profile(1), 2.0)
+    late.silent_at, deaf.silent_at = 1, 2
+    grid = InProcessGrid({10: ToyWorker(fast_profile(0), 1.0), 20: deaf, 30: late})
+    for server_round in (1, 2, 3):
+        grid.fail_at(1, server_round, "raises")
+    run = Run(grid, min_available_nodes=1).play(epochs=3)
+    assert (deaf.asked, late.asked) == (3, 2)
+    assert {order.epoch for order in deaf.orders} == {3}
+    assert {order.epoch for order in late.orders} == {2, 3}
+    (line,) = [line for line in run.log.errors if "does not take part" in line]
+    assert "node 30" in line
+
+
+@pytest.mark.parametrize("fault", ["missing", "dies", "gone"])
+def test_round_that_nobody_answered_is_given_up_and_the_third_in_a_row_ends_the_run(
+    fault: str,
+) -> None:
+    """Such as when the machine swaps, or a disk on the network stands still."""
+
+    def stalled(*rounds: int) -> Run:
+        grid = InProcessGrid(three())
+        for server_round in rounds:
+            for worker in range(3):
+                grid.fail_at(worker, server_round, fault)
+        return Run(grid)
+
+    run = stalled(2, 3, 5).play(epochs=2)
+    assert run.models == pytest.approx([2.4] * 12)
+    assert run.strategy.planner.samples_given_up == 3 * 10
+    assert [record.round for record in run.records] == list(range(1, 13))
+    assert run.grid.timeouts[1:7] == [3600.0, 30.0, 120.0, 120.0, 30.0, 120.0]
+    assert run.strategy.fit(run.grid, toy_arrays(), epochs=2).arrays is not None
+    run = stalled(2, 3, 4)
+    with pytest.raises(AggregationError, match="round 4: no worker succeeded"):
+        run.play(epochs=2)
+
+
+def test_error_of_the_users_code_on_all_workers_ends_the_run_at_once() -> None:
+    grid = InProcessGrid(three())
+    for worker in range(3):
+        grid.fail_at(worker, 2, "raises")
+    run = Run(grid)
+    with pytest.raises(AggregationError) as stopped:
+        run.play(epochs=3)
+    line = str(stopped.value)
+    assert "\n" not in line
+    assert "round 2" in line
+    for worker in ("fast-0 (cpu:0)", "fast-1 (cpu:1)", "slow-2 (cpu:2)"):
+        assert f"{worker}: RuntimeError: the fan stands still" in line
+    nodes = three()
+    for node in nodes.values():
+        node.steps = 0  # type: ignore[attr-defined]  # nobody completed a step
+    with pytest.raises(AggregationError, match="no worker succeeded"):
+        Run(InProcessGrid(nodes)).play(epochs=1)
+
+
+# --- too few workers
+
+
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.at: dict[float, Any] = {}
+        monkeypatch.setattr("flower_blsgd.strategy.workers.time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for when in [when for when in self.at if when <= self.now]:
+            self.at.pop(when)()
+
+
+@pytest.mark.parametrize(("needed", "goes_on"), [(2, True), (3, False)])
+def test_min_workers_stops_the_run_when_an_epoch_begins(
+    needed: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    grid = InProcessGrid(three())
+    run = Run(grid, min_available_nodes=needed)
+
+    def leave(*_: Any) -> bool:
+        if len(run.records) == 2:
+            grid.disconnect(20)
+        return False
+
+    if goes_on:
+        run.play(epochs=3, should_stop=leave)
+        assert len(run.records) > 12
+        return
+    with pytest.raises(AggregationError) as stopped:
+        run.play(epochs=3, should_stop=leave)
+    assert len(run.records) == 6  # the epoch was finished without it
+    assert 60 <= clock.now < 62
+    for fragment in ("2 of 3 workers are left", "min-workers = 3", "fast-1 (cpu:1): its node is"):
+        assert fragment in str(stopped.value)
+
+
+def test_run_waits_for_nodes_that_are_on_their_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes of a stream are gone at once, such as when a switch starts again."""
+    clock = Clock(monkeypatch)
+    nodes = three()
+    grid = InProcessGrid(nodes)
+    run = Run(grid, min_available_nodes=2)
+
+    def leave(*_: Any) -> bool:
+        if len(run.records) == 2:
+            gone = [grid.disconnect(node_id) for node_id in (10, 20, 30)]
+            back = dict(zip((11, 20, 31), gone, strict=True))  # two SuperNodes started again
+            clock.at[20.0] = lambda: grid.handlers.update(back)
+        return False
+
+    run.play(epochs=2, should_stop=leave)
+    assert clock.now < 21
+    assert len(run.strategy.registry.workers) == 3
+    assert run.strategy.planner.samples_given_up == 0
+    assert [len(record.workers) for record in run.records] == [3] * 12
+
+
+def test_only_workers_that_train_count_and_an_idle_one_is_no_reason_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both fast nodes are gone for 20 s; later the slow one, which never trains, for good."""
+    clock = Clock(monkeypatch)
+    grid = InProcessGrid(three())
+    run = Run(grid, train_on=TrainOn(fast_only=True))
+
+    def leave(*_: Any) -> bool:
+        if len(run.records) == 2:
+            back = {node_id: grid.disconnect(node_id) for node_id in (10, 20)}
+            clock.at[20.0] = lambda: grid.handlers.update(back)
+        if len(run.records) == 5:
+            grid.disconnect(30)
+        return False
+
+    run.play(epochs=2, should_stop=leave)
+    assert 20 <= clock.now < 21
+    assert [[row.worker for row in record.workers] for record in run.records] == [[0, 1]] * 15
+    assert run.strategy.planner.samples_given_up == 0
+
+
+# --- patience
+
+
+def test_patience_is_a_multiple_of_what_rounds_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds take 8 s, then 2 s, of 4 samples each on the fast workers."""
+    grid = InProcessGrid(three())
+    grid.fail_at(1, 4, "missing")
+    grid.fail_at(1, 5, "dies")
+    took = iter([8.0, 2.0, 2.0, 999.0, 2.0, 2.0])
+    now = [1000.0]
+    monkeypatch.setattr("flower_blsgd.strategy.biased_local_sgd.time.time", lambda: now[0])
+    send_and_receive = grid.send_and_receive
+
+    def slowly(messages: Any, *, timeout: float | None = None) -> Any:
+        messages = list(messages)
+        if messages[0].metadata.message_type == "train":
+            now[0] += next(took)
+        return send_and_receive(messages, timeout=timeout)
+
+    monkeypatch.setattr(grid, "send_and_receive", slowly)
+    Run(grid).play(epochs=1, timeout=777.0)
+    # Of the moving average 8, then 0.6 x 8 + 0.4 x 2 = 5.6, then 4.16; what was late says nothing.
+    # After a failure it is at least two minutes: a process may be starting.
+    assert grid.timeouts[1:] == pytest.approx([777.0, 80.0, 56.0, 41.6, 120.0, 120.0])
+
+
+def test_patience_is_long_for_what_is_new_and_never_below_a_deadline() -> None:
+    grid = InProcessGrid(three())
+    strategy = Run(grid, deadline_seconds=100.0).strategy
+
+    def leave(record: RoundRecord) -> None:
+        if record.round == 3:
+            grid.connect(31, grid.disconnect(30))  # a new process: it may have to compile again
+
+    strategy.fit(grid, toy_arrays(), epochs=1, on_round=leave)
+    queries_and_rounds = [600.0, 3600.0, 200.0, 200.0, 60.0, 3600.0, 200.0, 200.0]
+    assert grid.timeouts == queries_and_rounds
+
+
+def test_patience_follows_what_starting_took_where_a_process_may_have_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loading took 100 s: a process that died idle, or in an order, has three times as long."""
+    clock = Clock(monkeypatch)
+
+    class Loads(ToyWorker):
+        def __call__(self, message: Message, node_id: int) -> Message:
+            if message.metadata.message_type == "query.profile":
+                clock.now += 100.0
+            return super().__call__(message, node_id)
+
+    grid = InProcessGrid({**three(), 20: Loads(fast_profile(1), 2.0)})
+    deaths = iter([[], [], [30]])
+    grid.take_deaths = lambda: next(deaths, [])  # type: ignore[attr-defined]
+    for server_round in (4, 5, 6):
+        grid.fail_at(1, server_round, "dies")
+    Run(grid).play(epochs=2)
+    epoch_1 = [600.0, 3600.0, 30.0, 300.0, 30.0, 300.0, 300.0]
+    assert grid.timeouts == [*epoch_1, 300.0, 300.0, *[30.0] * 5]  # it was queried again
+
+
+def test_worker_that_hangs_in_its_first_order_has_the_longest_patience_once() -> None:
+    grid = InProcessGrid(three())
+    grid.fail_at(1, 1, "missing")
+    grid.fail_at(1, 2, "missing")
+    Run(grid).play(epochs=1)
+    assert grid.timeouts == [600.0, 3600.0, 120.0, 120.0, 30.0, 30.0, 30.0]
+
+
+def test_app_that_does_not_load_is_one_that_raised() -> None:
+    from flower_blsgd.protocol import Failure
+
+    assert Failure(NOT_LOADED, "ImportError: no such module").kind == "raised"
+    assert Failure(0, "").kind == "unusable reply"
+    assert np.isfinite(Run(InProcessGrid(three())).strategy.patience_seconds())
