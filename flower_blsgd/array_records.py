@@ -217,9 +217,7 @@ class Layout:
         return runs
 
 
-@functools.lru_cache(maxsize=256)
-def _layout_of(kinds: tuple[Kind, ...]) -> Layout:
-    return Layout(kinds)
+_layout_of = functools.lru_cache(maxsize=256)(Layout)
 
 
 NewMemory = Callable[[Layout], AnyArray]

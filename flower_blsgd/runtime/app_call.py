@@ -81,15 +81,13 @@ def handler_of(app: ClientApp, context: Context) -> Handler:
         before = _snapshot(context.state)
         try:
             return _checked(app(message, context), message)
-        except UsageError as error:  # the user's mistake, not the program's
-            context.state = before
-            return Message(Error(RAISED, str(error)), reply_to=message)
-        except Exception:
-            context.state = before  # what a failed call left is not kept, as in Flower's simulation
-            return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
-        except BaseException:  # it was interrupted
-            context.state = before
-            raise
+        except BaseException as error:
+            context.state = before  # as in Flower's simulation
+            if not isinstance(error, Exception):  # it was interrupted
+                raise
+            # A UsageError is the user's mistake, not the program's.
+            reason = str(error) if isinstance(error, UsageError) else traceback.format_exc()
+            return Message(Error(RAISED, reason), reply_to=message)
 
     return handle
 

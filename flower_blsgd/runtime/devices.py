@@ -29,7 +29,9 @@ from ..errors import UsageError
 Tier = Literal["", "fast", "slow"]
 
 _LARGEST_ID = 9999
+_DIGITS = "[0-9]{1,9}"
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?")
+_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _OPTIONS = "fast, slow, steps=N (N >= 1), slowdown=X (X >= 1), seconds-per-step=X or name=TEXT"
 
 
@@ -55,25 +57,23 @@ class Machine:
             return self.given_accelerators
         return _accelerators()
 
-    def check_cores(self, cores: Sequence[int]) -> None:
-        """Refuse cores that this process may not use."""
-        missing = [core for core in cores if core not in self.cores]
-        if missing:
-            raise UsageError(
-                f"workers: core {missing[0]} of cpu:{missing[0]} is not there; "
-                f"this process may use cores {format_ids(self.cores)}"
-            )
-
     def has_accelerator(self, device: str) -> bool:
         """Return whether torch sees an accelerator; ``"cuda"`` stands for any card."""
         kinds = {name.partition(":")[0] for name in self.accelerators}
         return device in self.accelerators or device in kinds
 
-    def check_accelerator(self, device: str) -> None:
-        """Refuse an accelerator that this machine does not have."""
-        if not self.has_accelerator(device):
+    def check(self, worker: "WorkerSpec") -> None:
+        """Refuse a worker whose cores or device this process may not use."""
+        if missing := [core for core in worker.cores if core not in self.cores]:
+            raise UsageError(
+                f"workers: core {missing[0]} of cpu:{missing[0]} is not there; "
+                f"this process may use cores {format_ids(self.cores)}"
+            )
+        if worker.device != "cpu" and not self.has_accelerator(worker.device):
             have = ", ".join(["cpu", *self.accelerators])
-            raise UsageError(f"workers: device {device} is not there; this machine has {have}")
+            raise UsageError(
+                f"workers: device {worker.device} is not there; this machine has {have}"
+            )
 
 
 def format_ids(ids: Sequence[int]) -> str:
@@ -99,13 +99,16 @@ def this_machine() -> Machine:
 
 def cpu_name() -> str:
     """Return the processor's name, as far as the system says."""
+    return _said(_CPUINFO, "model name") or platform.processor() or platform.machine()
+
+
+def _said(file: Path, name: str) -> str:
+    """Return the first value of a name in a file of the kernel; empty without it, or Linux."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        found = re.search(rf"^{name}\s*:(.*)$", file.read_text(), re.MULTILINE)
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return ""
+    return found[1].strip() if found else ""
 
 
 def accelerator_names(machine: Machine) -> tuple[str, ...]:
@@ -148,13 +151,14 @@ _CGROUPS = (
         for name in ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
     ),
 )
-_MEMINFO = Path("/proc/meminfo")
 
 
 def free_bytes() -> int | None:
     """Return the bytes that can still be used, also under a container's limit; None if unknown."""
-    amounts = (_free_on_machine(), *(_free_in_group(*files) for files in _CGROUPS))
-    return min((amount for amount in amounts if amount is not None), default=None)
+    on_machine = _said(_MEMINFO, "MemAvailable")  # such as "8123456 kB"
+    amounts = [int(on_machine.split()[0]) * 1024] if on_machine else []
+    in_groups = (_free_in_group(*files) for files in _CGROUPS)
+    return min((*amounts, *(free for free in in_groups if free is not None)), default=None)
 
 
 def require_bytes(needed: int, what: str, way_out: str = "") -> None:
@@ -184,17 +188,6 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} bytes"
-
-
-def _free_on_machine() -> int | None:
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:  # not Linux
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _free_in_group(limit: Path, used: Path, statistics: Path) -> int | None:
@@ -263,7 +256,9 @@ class WorkerSpec:
         return {"device": self.device_with_cores, **known}
 
 
-def parse_workers(text: str, machine: Machine | None = None) -> list[WorkerSpec]:
+def parse_workers(
+    text: str, machine: Machine | None = None, anywhere: bool = False
+) -> list[WorkerSpec]:
     """Read a worker specification and check it against a machine.
 
     Parameters
@@ -272,6 +267,8 @@ def parse_workers(text: str, machine: Machine | None = None) -> list[WorkerSpec]
         The specification, or ``"auto"``.
     machine : Machine, optional
         What there is; this machine by default.
+    anywhere : bool (default: False)
+        The devices need not be there: for plans.
 
     Returns
     -------
@@ -294,6 +291,8 @@ def parse_workers(text: str, machine: Machine | None = None) -> list[WorkerSpec]
             f'workers = "{text}" names no worker; try "1x cpu:0 fast; 1x cpu:1 slow" or "auto"'
         )
     workers = _expand(groups, machine)
+    for worker in workers if not anywhere else ():
+        machine.check(worker)
     for name, count in Counter(worker.name for worker in workers).items():
         if name and count > 1:
             raise UsageError(f'workers: name={name} comes twice in "{text}"; names must differ')
@@ -323,14 +322,14 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
 
     Every accelerator is a fast worker; one slow CPU worker has the cores left after one per
     accelerator and one for the server, or else the last core. Without an accelerator: two halves
-    of the cores, the second slow with ``slowdown=4``; a single core carries both.
+    of the cores, the second called slow; a single core carries both. None is slowed on purpose.
     """
     cores = machine.cores
     if not machine.accelerators:
         half = (len(cores) + 1) // 2
         return [
             WorkerSpec("cpu", cores[:half], "fast"),
-            WorkerSpec("cpu", cores[half:] or cores, "slow", slowdown=4.0),
+            WorkerSpec("cpu", cores[half:] or cores, "slow"),
         ]
     workers = [WorkerSpec(device, tier="fast") for device in machine.accelerators]
     left = cores[len(workers) + 1 :] or cores[-1:]
@@ -375,7 +374,7 @@ def _parse_group(text: str, part: str, position: int) -> _Group:
     assert head is not None
     count = 1
     if head[1] is not None:
-        if not head[1].isdecimal() or not 1 <= int(head[1]) <= _LARGEST_ID:
+        if not re.fullmatch(_DIGITS, head[1]) or not 1 <= int(head[1]) <= _LARGEST_ID:
             raise refuse(head[1], head.start(1), "a number of workers, such as 2x")
         count = int(head[1])
     words = [(m[0], m.start()) for m in re.compile(r"\S+").finditer(part, head.end())]
@@ -402,7 +401,7 @@ def _parse_group(text: str, part: str, position: int) -> _Group:
 def _parse_ids(text: str) -> tuple[int, ...] | None:
     ids: set[int] = set()
     for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = re.fullmatch(f"({_DIGITS})(?:-({_DIGITS}))?", part)
         if match is None:
             return None
         first, last = int(match[1]), int(match[2] or match[1])
@@ -418,7 +417,7 @@ def _option(word: str) -> dict[str, Any] | None:
         return {"tier": word}
     key, _, value = word.partition("=")
     number = float(value) if _NUMBER.fullmatch(value) else math.nan
-    if key == "steps" and value.isdecimal() and number >= 1:
+    if key == "steps" and re.fullmatch(_DIGITS, value) and number >= 1:
         return {"steps": int(value)}
     if key == "slowdown" and 1 <= number < math.inf:
         return {"slowdown": number}
@@ -438,23 +437,20 @@ def _expand(groups: Sequence[_Group], machine: Machine) -> list[WorkerSpec]:
     workers = []
     for group in groups:
         if group.worker.device == "cpu":
-            machine.check_cores(group.ids)
             own = split_evenly(group.ids, group.count) if group.ids else shares
             cores = itertools.islice(own, group.count)
             members = [replace(group.worker, cores=part) for part in cores]
         else:
-            members = [replace(group.worker, device=card) for card in _cards(group, machine)]
+            members = [replace(group.worker, device=card) for card in _cards(group)]
         if group.worker.name and group.count > 1:
             members = [replace(w, name=f"{w.name}-{i}") for i, w in enumerate(members)]
         workers += members
     return workers
 
 
-def _cards(group: _Group, machine: Machine) -> list[str]:
+def _cards(group: _Group) -> list[str]:
     kind = group.worker.device
     names = [f"{kind}:{number}" for number in group.ids] if group.ids else [kind]
-    for name in names:
-        machine.check_accelerator(name)
     if len(names) > group.count:
         raise UsageError(
             f"workers: {group.count} worker cannot hold {len(names)} devices; "

@@ -1,5 +1,6 @@
 """Find a Flower app on disk, and merge its run config with what the user overrides."""
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,7 @@ from ..errors import UsageError, nearest
 Value = bool | int | float | str
 
 _PACKAGE = Path(__file__).parents[1]
+_DEEPEST = 20
 _ASSIGNMENT = re.compile(r"""([^\s=]+)=("[^"]*"|'[^']*'|\S*)""")
 
 
@@ -147,7 +149,7 @@ def _known(app: FlowerApp, overrides: dict[str, Value]) -> dict[str, Value]:
 
 def _config_file(app: FlowerApp, source: str) -> Path | None:
     for path in (Path(source), app.path / "configs" / f"{source}.toml"):
-        if path.is_file():
+        if os.path.isfile(path):  # pathlib's raises where the name is too long: it is key=value
             return path
     return None
 
@@ -166,7 +168,7 @@ def _value(app: FlowerApp, key: str, raw: str) -> Value:
         return raw
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return raw
     return value if isinstance(value, Value) else raw
 
@@ -188,7 +190,7 @@ def _pyproject(folder: Path) -> dict[str, Any]:
 def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from None
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
@@ -196,6 +198,8 @@ def _toml(file: Path) -> dict[str, Any]:
 
 def _flat(table: Mapping[str, Any], file: str, prefix: str = "") -> dict[str, Value]:
     flat: dict[str, Value] = {}
+    if prefix.count(".") > _DEEPEST:
+        raise UsageError(f"{file}: {prefix:.40}... is a table within too many others")
     for key, value in table.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, file, f"{prefix}{key}.")

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import TracebackType
 
 from flwr.app import Context, Error, Message, RecordDict
 
@@ -35,7 +34,6 @@ _FIRST_NODE_ID = 100
 _FILES, _FILES_PER_WORKER = 256, 12
 """Open files: a socket, and two for each of the few blocks that a worker has."""
 _RUN_ID = 1
-_MAX_DEATHS = 3
 _JOIN_SECONDS = 10.0
 
 
@@ -50,8 +48,8 @@ class LocalGrid(MailboxGrid):
     dies in any way.
 
     If a worker's process dies, the message that it had fails at once with an error reply, the
-    others go on, and the process starts again with empty state. A process that dies three times
-    without answering a message in between is not started again: its worker leaves the grid.
+    others go on, and the process starts again with empty state. So does one that has not answered
+    when the time of `send_and_receive` is over.
 
     Parameters
     ----------
@@ -96,10 +94,11 @@ class LocalGrid(MailboxGrid):
             payload = ship(setup, BufferPool("sharing the data with the workers"))
         start_fork_server()  # beside what is done until the first message
         self._nodes: dict[int, WorkerNode] = {}
+        self._idle_deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank, worker in enumerate(self.workers):
             context = self._context(rank, run_config)
             job = Job(worker, threads, context, client_app, app_dir, payload)
-            self._nodes[context.node_id] = WorkerNode(job, self._mailbox)
+            self._nodes[context.node_id] = WorkerNode(job, self._mailbox, self._idle_deaths)
         nodes = list(self._nodes.values())
         # Not of `weakref`: at the end of the program multiprocessing waits for its processes.
         self._finalizer = Finalize(self, _close_all, (nodes,), exitpriority=0)
@@ -116,29 +115,16 @@ class LocalGrid(MailboxGrid):
     def __enter__(self) -> "LocalGrid":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End all worker processes and wait until they are gone. May be called twice."""
         self._finalizer()
 
-    @property
-    def process_ids(self) -> dict[int, int]:
-        """The process of every node that has one now."""
-        found = {node_id: node.process_id for node_id, node in self._nodes.items()}
-        return {node_id: pid for node_id, pid in found.items() if pid is not None}
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of all shared buffers for messages that exist now, here and there."""
-        nodes = self._nodes.values()
-        return self._pool.num_bytes + sum(node.attached_bytes for node in nodes)
+    def take_deaths(self) -> list[int]:
+        """Return the nodes whose process died while it had no message, each death once."""
+        return [self._idle_deaths.get() for _ in range(self._idle_deaths.qsize())]
 
     def set_run(self, run: Run) -> None:
         """Set the run that this grid operates in."""
@@ -150,8 +136,8 @@ class LocalGrid(MailboxGrid):
         return self._run
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes whose worker has not been given up."""
-        return [node_id for node_id, node in self._nodes.items() if not node.given_up]
+        """Return all nodes: one whose process died starts it again."""
+        return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to their workers; each works on one at a time.
@@ -181,12 +167,15 @@ class LocalGrid(MailboxGrid):
             raise
         return ids
 
+    def _stop_late(self) -> None:
+        for node in self._nodes.values():
+            node.stop_late()
+
 
 class WorkerNode:
     """Keeps a worker process going for its node; every message gets a reply.
 
-    A thread takes one message after another. If the process dies, the message that it handled
-    fails at once, and it starts again with empty state.
+    A thread takes one message after another.
 
     Parameters
     ----------
@@ -195,50 +184,46 @@ class WorkerNode:
     mailbox : Mailbox
         Takes every reply, error replies included. A message whose reply nobody waits for any
         more is not begun.
+    idle_deaths : SimpleQueue
+        Takes the node's id whenever its process died while it had no message.
     """
 
-    def __init__(self, job: Job, mailbox: Mailbox) -> None:
-        self._job, self._mailbox = job, mailbox
+    def __init__(self, job: Job, mailbox: Mailbox, idle_deaths: "queue.SimpleQueue[int]") -> None:
+        self._job, self._mailbox, self._idle_deaths = job, mailbox, idle_deaths
         worker, node_id = job.worker, job.context.node_id
         self.label = worker.name or f"{worker.device_with_cores} (node {node_id})"
         self._waiting: queue.SimpleQueue[tuple[Message, Payload] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: WorkerProcess | None = None
-        self._deaths = 0
+        self._handled = ""  # the id of a message
         # A grid that is collected may close us in any thread, also in one that has the lock.
         self._lock, self._closing = threading.RLock(), False
-        self.given_up = False
-        """Whether it died too often and is not started again."""
-
-    @property
-    def process_id(self) -> int | None:
-        """The process, if it runs."""
-        process = self._process
-        return process.process_id if process is not None else None
-
-    @property
-    def attached_bytes(self) -> int:
-        """Bytes of the shared buffers that the process made."""
-        process = self._process
-        return process.attached_bytes if process is not None else 0
 
     def submit(self, message: Message, payload: Payload) -> None:
         """Have the node handle a message; the process starts with the first one."""
         with self._lock:
             if self._closing:
-                self._fail(message, NODE_GONE, " is closed")
+                self._fail(message)
                 return
             self._waiting.put((message, payload))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, daemon=True)
                 self._thread.start()
 
+    def stop_late(self) -> None:
+        """Kill the process if it handles a message that is late; it starts again."""
+        with self._lock:
+            process = self._process  # which our thread may bury meanwhile
+            if process is not None and self._handled in self._mailbox.late:
+                _LOG.warning("worker %s did not answer in time and is killed", self.label)
+                process.kill()
+
     def begin_close(self) -> None:
         """Take no more messages, and ask the process to end."""
         with self._lock:
-            self._closing = True
-            if self._process is not None:
-                self._process.terminate()
+            self._closing, process = True, self._process
+            if process is not None:
+                process.terminate()
             self._waiting.put(None)
 
     def finish_close(self) -> None:
@@ -264,42 +249,40 @@ class WorkerNode:
             return False
         message, payload = waiting
         if self._mailbox.expects(message.metadata.message_id):
+            with self._lock:
+                self._handled = message.metadata.message_id
             try:
-                sent = self._send(message, payload)
+                process = self._living_process()
+                process.send(payload)
                 del waiting, payload  # before the reply is there
-                if sent:
-                    self._receive(message)
+                self._receive(message, process)
             except Exception as error:  # without an answer the sender would wait for ever
-                self._fail(message, CRASHED, f": {type(error).__name__}: {error}")
+                self._fail(message, f"{type(error).__name__}: {error}")
+            with self._lock:
+                self._handled = ""
         return True
 
-    def _send(self, message: Message, payload: Payload) -> bool:
-        """Send a message to a process that lives; if there can be none the message fails."""
-        if self._process is not None and self._process.ended:
+    def _living_process(self) -> WorkerProcess:
+        """Return the process; if it died, or never began, a new one."""
+        process = self._process
+        if process is not None and process.ended:
+            if not process.killed:
+                self._idle_deaths.put(self._job.context.node_id)
             self._bury()
         if self._closing:
-            self._fail(message, NODE_GONE, " is closed")
-        elif self.given_up:
-            self._fail(message, NODE_GONE, f" died {_MAX_DEATHS} times and is given up")
-        else:
-            (self._process or self._start_process()).send(payload)
-            return True
-        return False
+            raise EOFError
+        return self._process or self._start_process()
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: Message, process: WorkerProcess) -> None:
         """Wait for the reply to the message that was sent, and pass it on."""
-        assert self._process is not None
         try:
-            reply = self._process.receive()
+            reply = process.receive()
         except (EOFError, OSError):
             if self._closing:
-                self._fail(message, NODE_GONE, " is closed")
-                return
-            self._fail(message, CRASHED, f": the process {self._bury()}")
-            if not self.given_up:
-                self._start_process()  # beside the rest of the round
+                raise
+            self._fail(message, f"the process {self._bury()}")
+            self._start_process()  # beside the rest of the round
         else:
-            self._deaths = 0
             self._mailbox.receive(reply)
 
     def _start_process(self) -> WorkerProcess:
@@ -311,23 +294,18 @@ class WorkerNode:
         return process
 
     def _bury(self) -> str:
-        """Count a death of the process, and return how it died."""
+        """Give back what is left of the process, and return how it died."""
         process = self._process
         assert process is not None
         how = process.end()  # it may live, and only the way to it be broken
         self._process = None
-        self._deaths += 1
-        self.given_up = self._deaths >= _MAX_DEATHS
-        in_short = how.rpartition("\n")[2]
-        if self.given_up:
-            given_up = "worker %s died %d times in a row: given up; the process %s"
-            _LOG.error(given_up, self.label, _MAX_DEATHS, in_short)
-        else:
-            _LOG.warning("worker %s starts again: the process %s", self.label, in_short)
+        _LOG.warning("worker %s starts again: the process %s", self.label, how.rpartition("\n")[2])
         return how
 
-    def _fail(self, message: Message, code: int, reason: str) -> None:
-        error = Error(code, f"worker {self.label}{reason}")
+    def _fail(self, message: Message, reason: str = "") -> None:
+        error = Error(CRASHED, f"worker {self.label}: {reason}")
+        if self._closing:
+            error = Error(NODE_GONE, f"worker {self.label} is closed")
         self._mailbox.receive(Message(error, reply_to=message))
 
     def _on_line(self, line: str) -> None:

@@ -1,10 +1,14 @@
 """Replies that wait until they are taken, and what all grids that have them share."""
 
+import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+
+_SLICE_SECONDS = 1.0
+"""A wait is counted in such slices: one in which the machine slept is as long as any other."""
 
 
 class Mailbox:
@@ -15,10 +19,10 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._expected: set[str] = set()
         self._replies: dict[str, Message] = {}
-        self._waiting: list[tuple[set[str], threading.Event]] = []
+        self._late: dict[str, int] = {}
 
     def expect(self, message_id: str) -> None:
         """Keep the reply to this message when it comes."""
@@ -29,13 +33,11 @@ class Mailbox:
         """Take a reply; one that nobody expects is dropped."""
         message_id = reply.metadata.reply_to_message_id
         with self._lock:
+            self._late.pop(message_id, None)
             if message_id in self._expected:
                 self._expected.discard(message_id)
                 self._replies[message_id] = reply
-                for missing, complete in self._waiting:
-                    missing.discard(message_id)
-                    if not missing:
-                        complete.set()
+                self._lock.notify_all()
 
     def expects(self, message_id: str) -> bool:
         """Whether somebody still waits for the reply to this message."""
@@ -43,23 +45,40 @@ class Mailbox:
             return message_id in self._expected
 
     def wait(self, message_ids: Sequence[str], timeout: float | None) -> None:
-        """Wait until all these replies are there, at most `timeout` seconds."""
-        complete = threading.Event()  # one wake-up for all of them
+        """Wait until all these replies are there, at most `timeout` seconds.
+
+        Time in which this process did not run, as the machine was suspended, does not count.
+        """
+        left = math.inf if timeout is None else timeout
         with self._lock:
-            missing = {message_id for message_id in message_ids if message_id not in self._replies}
-            if not missing:
-                return
-            self._waiting.append((missing, complete))
-        try:
-            complete.wait(timeout)
-        finally:
-            with self._lock:
-                self._waiting.remove((missing, complete))
+            while left > 0 and not all(i in self._replies for i in message_ids):
+                if not self._lock.wait(min(left, _SLICE_SECONDS)):
+                    left -= _SLICE_SECONDS
 
     def forget(self, message_ids: Iterable[str]) -> None:
         """Drop these replies if they come later."""
         with self._lock:
             self._expected.difference_update(message_ids)
+
+    def give_up(self, node_of: Mapping[str, int]) -> bool:
+        """Drop the replies that have not come; return whether there are any, given their nodes."""
+        with self._lock:
+            late = {i: node_id for i, node_id in node_of.items() if i in self._expected}
+            self._expected.difference_update(late)
+            self._late |= late
+        return bool(late)
+
+    def settle(self, node_id: int, working_on: Collection[str] = ()) -> None:
+        """Note that a node will answer none of its late messages but these."""
+        with self._lock:
+            late = self._late.items()
+            self._late = {i: node for i, node in late if node != node_id or i in working_on}
+
+    @property
+    def late(self) -> dict[str, int]:
+        """The messages that were given up and not answered since, and their nodes."""
+        with self._lock:
+            return dict(self._late)
 
     def take(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that are there, each once."""
@@ -78,6 +97,11 @@ class MailboxGrid(Grid):
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+
+    @property
+    def fast_nodes(self) -> Collection[int]:
+        """The nodes that messages reach within milliseconds."""
+        return set(self.get_node_ids())
 
     def create_message(
         self,
@@ -101,7 +125,13 @@ class MailboxGrid(Grid):
 
         A reply that comes later is dropped.
         """
+        messages = list(messages)
+        nodes = [message.metadata.dst_node_id for message in messages]
         ids = list(self.push_messages(messages))
         self._mailbox.wait(ids, timeout)
-        self._mailbox.forget(ids)
+        if self._mailbox.give_up(dict(zip(ids, nodes, strict=True))):
+            self._stop_late()
         return self._mailbox.take(ids)
+
+    def _stop_late(self) -> None:
+        """Stop those that work on messages whose replies nobody waits for; not every grid can."""

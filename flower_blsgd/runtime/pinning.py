@@ -14,7 +14,6 @@ import logging
 import math
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
@@ -131,12 +130,15 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         try:
             resource_tracker.ensure_running()  # it unblocks signals in the end
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_OWN)
             multiprocessing.set_forkserver_preload(list(_preloaded))
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+
+_SERVERS_OWN = [signal.SIGINT, signal.SIGTERM]
+"""Ctrl-C, and what ends a job or a service, reach all processes; the server decides for all."""
 
 _preloaded: dict[str, None] = {}
 """What the fork server imports; an ordered set."""
@@ -172,18 +174,13 @@ class StartedProcess:
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for its exit code, negative for a signal; None if it still runs after `seconds`."""
-        if self._code is None:
-            self._code = self._seen_by_fd(seconds) if self.fd >= 0 else self._polled(seconds)
+        if self._code is None and self.fd < 0:
+            self._code = self._polled(seconds)
+        elif self._code is None and wait([self.fd], seconds):
+            # Its parent says a moment later how it ended, unless that is gone.
+            code = self._polled(_EXIT_CODE_SECONDS)
+            self._code = _UNKNOWN_EXIT_CODE if code is None else code
         return self._code
-
-    def _seen_by_fd(self, seconds: float | None) -> int | None:
-        if not _readable(self.fd, seconds):
-            return None
-        code = self._exit_code()
-        if code is None:  # its parent says a moment later how it ended, unless that is gone
-            wait([self._process.sentinel], _EXIT_CODE_SECONDS)
-            code = self._exit_code()
-        return _UNKNOWN_EXIT_CODE if code is None else code
 
     def _polled(self, seconds: float | None) -> int | None:
         deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -205,12 +202,6 @@ class StartedProcess:
             if code is not None:
                 self._process.join()  # multiprocessing keeps nothing of it any more
             return code
-
-
-def _readable(fd: int, seconds: float | None) -> bool:
-    waiting = select.poll()
-    waiting.register(fd, select.POLLIN)
-    return bool(waiting.poll(None if seconds is None else seconds * 1000))
 
 
 def start_worker(
@@ -306,8 +297,9 @@ def _run_worker(
     output: Connection,
 ) -> None:
     """Run a program in the process that was started for it, as if that had been started anew."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the server decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    for number in _SERVERS_OWN:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVERS_OWN)
     with output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, TypeGuard
@@ -78,17 +78,15 @@ class Block:
         Its name between two processes.
     fd : int
         A file descriptor of the memory; taken over.
-    size : int
-        Bytes.
     copy_on_write : bool (default: False)
         What is written here stays here.
     """
 
-    def __init__(self, number: int, fd: int, size: int, copy_on_write: bool = False) -> None:
-        self.number, self.fd, self.size = number, fd, size
+    def __init__(self, number: int, fd: int, copy_on_write: bool = False) -> None:
+        self.number, self.fd, self.size = number, fd, os.fstat(fd).st_size
         weakref.finalize(self, os.close, fd)
         mode = mmap.MAP_PRIVATE if copy_on_write else mmap.MAP_SHARED
-        self._map = mmap.mmap(fd, size, mode)
+        self._map = mmap.mmap(fd, self.size, mode)
         self._memory: weakref.ref[BlockMemory] | None = None
         self.layout: Layout | None = None
         """What it was last used for: there are zeros between these arrays."""
@@ -119,7 +117,7 @@ class Block:
 
     def copy_on_write(self) -> "Block":
         """Return the same memory, mapped once more: what is written there stays there."""
-        return Block(self.number, os.dup(self.fd), self.size, copy_on_write=True)
+        return Block(self.number, os.dup(self.fd), copy_on_write=True)
 
 
 class BufferPool:
@@ -135,11 +133,6 @@ class BufferPool:
         self._purpose = purpose
         self._blocks: dict[int, Block] = {}
         self._lock = threading.Lock()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all its blocks."""
-        return sum(block.size for block in list(self._blocks.values()))
 
     def new_memory(self, layout: Layout) -> BlockMemory:
         """Return memory for a record of this layout, with zeros between its arrays.
@@ -174,7 +167,7 @@ class BufferPool:
         for block in free:  # of a model that is sent no more
             self._blocks.pop(block.number).given_up = True
         require_bytes(size, self._purpose)
-        block = Block(next(_numbers), _anonymous_file(size), size)
+        block = Block(next(_numbers), _anonymous_file(size))
         self._blocks[block.number] = block
         return block
 
@@ -200,17 +193,13 @@ class Payload:
     ----------
     content : bytes
         The pickled object.
-    memories : list of BlockMemory
-        What its arrays lie in; none of it changes while the payload lives.
+    memories : dict of int to BlockMemory
+        The blocks that the receiver must have, by number. None of it changes while the payload
+        lives.
     """
 
     content: bytes
-    memories: list[BlockMemory] = field(default_factory=list)
-
-    @property
-    def blocks(self) -> dict[int, Block]:
-        """The blocks that the receiver must have, by number."""
-        return {memory.block.number: memory.block for memory in self.memories}
+    memories: dict[int, BlockMemory]
 
 
 _Placed = tuple[Layout, BlockMemory]
@@ -257,7 +246,7 @@ def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None)
     # By a table of types, not by `persistent_id`, which is asked of every text and number.
     pickler.dispatch_table = {**copyreg.dispatch_table, ArrayRecord: reduce}
     pickler.dump(content)
-    return Payload(buffer.getvalue(), list(memories.values()))
+    return Payload(buffer.getvalue(), memories)
 
 
 @functools.lru_cache(maxsize=256)
@@ -325,7 +314,7 @@ def ship(content: object, pool: BufferPool) -> Payload:
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, buffer: io.BytesIO, pool: BufferPool) -> None:
         super().__init__(buffer)
-        self.memories: list[BlockMemory] = []
+        self.memories: dict[int, BlockMemory] = {}
         self._pool = pool
 
     def reducer_override(self, content: Any) -> Any:
@@ -336,7 +325,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
             return super().reducer_override(content)
         memory = self._pool.new_memory(Layout.of([("", array.dtype.str, array.shape)]))
         np.ndarray(array.shape, array.dtype, memory)[...] = array
-        self.memories.append(memory)
+        self.memories[memory.block.number] = memory
         return _tensor_at, (memory.block.number, array.dtype.str, array.shape, not is_array)
 
 
@@ -379,11 +368,6 @@ class Channel:
         self.attached: dict[int, Block] = {}
         """The other end's blocks that are mapped here, by number."""
 
-    @property
-    def attached_bytes(self) -> int:
-        """Bytes of the other end's blocks that are mapped here."""
-        return sum(block.size for block in list(self.attached.values()))
-
     def send(self, payload: Payload) -> None:
         """Send an object.
 
@@ -392,15 +376,15 @@ class Channel:
         OSError
             If it cannot be sent. The way is broken then: `receive` fails on both ends.
         """
-        blocks = payload.blocks
+        blocks = {number: memory.block for number, memory in payload.memories.items()}
         new = [block for number, block in blocks.items() if number not in self._sent]
         given_up = [number for number, block in self._sent.items() if block.given_up]
         referred_to = {number for number, block in self.attached.items() if block.referred_to}
-        for block in blocks.values():  # first: `close` must find it also if sending fails
-            self._sent[block.number] = block
+        self._sent |= blocks  # first: `close` must find them also if sending fails
+        for block in blocks.values():
             block.peers.add(self)
-        sizes = [(block.number, block.size) for block in new]
-        envelope = (payload.content, sizes, given_up, referred_to)
+        numbers = [block.number for block in new]
+        envelope = (payload.content, numbers, given_up, referred_to)
         try:
             self._connection.send_bytes(pickle.dumps(envelope, pickle.HIGHEST_PROTOCOL))
             for block in new:
@@ -422,25 +406,20 @@ class Channel:
             Whatever unpickling an object raises; the next one can be received.
         """
         try:
-            content = self._receive()
+            envelope = pickle.loads(self._connection.recv_bytes())
+            content, new, given_up, referred_to = envelope
+            for number, block in self._sent.items():
+                if number not in referred_to:
+                    block.peers.discard(self)
+            for number in given_up:
+                self.attached.pop(number, None)
+            for number in new:
+                self.attached[number] = Block(number, recv_handle(self._connection))
         except (EOFError, OSError):
             raise
         except Exception as error:  # half an envelope was read: nothing that follows makes sense
             raise OSError(f"the pipe is out of step: {type(error).__name__}: {error}") from error
         return _Unpickler(io.BytesIO(content), self).load()
-
-    def _receive(self) -> bytes:
-        envelope = pickle.loads(self._connection.recv_bytes())
-        content: bytes = envelope[0]
-        new, given_up, referred_to = envelope[1:]
-        for number, block in self._sent.items():
-            if number not in referred_to:
-                block.peers.discard(self)
-        for number in given_up:
-            self.attached.pop(number, None)
-        for number, size in new:
-            self.attached[number] = Block(number, recv_handle(self._connection), size)
-        return content
 
     def fileno(self) -> int:
         """Return the pipe's file descriptor."""

@@ -29,7 +29,6 @@ from .flower_internals import NOT_LOADED, RAISED, load_client_app, release_recor
 from .pinning import start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
 
-_CLOSE_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 2.0
 _POLL_MILLISECONDS = 500
 _REPORTED_LINES = 20
@@ -84,6 +83,7 @@ class WorkerProcess:
 
     def __init__(self, job: Job, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
+        self.killed = False  # by us
         self._closing = threading.RLock()  # a grid that is collected closes us in any thread
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_REPORTED_LINES)
         with contextlib.ExitStack() as on_failure:
@@ -105,19 +105,11 @@ class WorkerProcess:
             self.send(job.setup)
 
     @property
-    def process_id(self) -> int | None:
-        """The process, if it runs."""
-        return self._process.pid if self._process.wait(0.0) is None else None
-
-    @property
     def ended(self) -> bool:
-        """Whether it is gone, or the way to it is broken; only while it handles no message."""
-        return bool(self._events.poll(0)) or self._process.wait(0.0) is not None
-
-    @property
-    def attached_bytes(self) -> int:
-        """Bytes of the shared buffers that the process made."""
-        return self._channel.attached_bytes
+        """Whether it is gone, or killed, or out of reach; only while it handles no message."""
+        if self.killed or self._events.poll(0):
+            return True
+        return self._process.fd < 0 and self._process.wait(0.0) is not None
 
     def send(self, payload: Payload) -> None:
         """Send a message, which `receive` returns the reply to, or fails."""
@@ -144,30 +136,36 @@ class WorkerProcess:
         return reply
 
     def terminate(self) -> None:
-        """Ask it to end."""
-        self._process.send_signal(signal.SIGTERM)
+        """End it at once: it ignores SIGTERM, which a whole group may get."""
+        self._process.send_signal(signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it at once, also one that hangs; `receive` fails."""
+        self.killed = True
+        self._process.send_signal(signal.SIGKILL)
 
     def end(self) -> str:
         """End it, which is dying or out of reach; return its last lines, and last how it died."""
         self._process.wait(_LAST_WORDS_SECONDS)
-        self.terminate()
         self.close()
         code = self._process.wait() or 0
         how = f"exit code {code}"
         if -code in set(signal.Signals):
             how = f"signal {signal.Signals(-code).name}"
+        died = f"died ({how})"
+        if code == -signal.SIGKILL and not self.killed:
+            died += ", as the kernel ends it where memory runs out"
         last = "\n".join(self._last_lines)
-        return f"its last lines were:\n{last}\ndied ({how})" if last else f"died ({how})"
+        return f"its last lines were:\n{last}\n{died}" if last else died
 
     def close(self) -> None:
-        """Wait until it is gone, kill it if it does not go, and give everything back.
+        """End it, wait until it is gone, and give everything back.
 
         May be called twice, and from two threads.
         """
         with self._closing:
-            if self._process.wait(_CLOSE_SECONDS) is None:
-                self._process.send_signal(signal.SIGKILL)
-                self._process.wait()
+            self.terminate()
+            self._process.wait()
             self._channel.close()
             self._listener.join(_LAST_WORDS_SECONDS)
 

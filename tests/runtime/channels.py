@@ -3,12 +3,12 @@
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from flower_blsgd.runtime.shared_memory import BufferPool, Channel, pack
+from flower_blsgd.runtime.shared_memory import Block, BufferPool, Channel, pack
 
 SHARED_NAME = "memfd:blsgd"
 
@@ -40,6 +40,16 @@ def two_sides(views: bool = True) -> Iterator[tuple[Side, Side]]:
     finally:
         here.channel.close()
         there.channel.close()
+
+
+def bytes_of(pool: BufferPool) -> int:
+    """Return the bytes of all blocks that a pool has made."""
+    return sum_of(pool._blocks.values())
+
+
+def sum_of(blocks: Iterable[Block]) -> int:
+    """Return the bytes of blocks that other threads may add to."""
+    return sum(block.size for block in list(blocks))
 
 
 def open_files() -> int:

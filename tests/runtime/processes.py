@@ -11,6 +11,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_blsgd.runtime.devices import WorkerSpec
 from flower_blsgd.runtime.local_grid import LocalGrid
+from flower_blsgd.runtime.worker_process import WorkerProcess
+
+from .channels import bytes_of, sum_of
 
 PATIENCE_SECONDS = 60.0
 """Costs nothing when all is well; a machine that has other work may need much of it."""
@@ -113,6 +116,27 @@ def make_grid(
     if isinstance(workers, int):
         workers = [WorkerSpec("cpu")] * workers
     return LocalGrid(workers, client_app, app_dir, run_config, threads)
+
+
+def running(grid: LocalGrid) -> dict[int, WorkerProcess]:
+    """Return the process of every node that has one now."""
+    found = {node_id: node._process for node_id, node in grid._nodes.items()}
+    return {
+        node_id: process
+        for node_id, process in found.items()
+        if process is not None and process._process.wait(0.0) is None
+    }
+
+
+def process_ids(grid: LocalGrid) -> dict[int, int]:
+    """Return the process ids of `running`."""
+    return {node_id: process._process.pid for node_id, process in running(grid).items()}
+
+
+def shared_bytes(grid: LocalGrid) -> int:
+    """Return the bytes of all shared buffers for messages that exist now, here and there."""
+    attached = (process._channel.attached.values() for process in running(grid).values())
+    return bytes_of(grid._pool) + sum(map(sum_of, attached))
 
 
 def order(node_id: int = 100, do: str = "echo", **values: object) -> Message:

@@ -1,11 +1,14 @@
 """What this machine has, and the grammar that names workers on it."""
 
 import dataclasses
+import math
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +20,7 @@ from flower_blsgd.runtime.devices import (
     Machine,
     WorkerSpec,
     parse_workers,
+    sharing_note,
     usable_cores,
     worker_from_node_config,
 )
@@ -90,6 +94,7 @@ def test_parse_cpu_without_cores(
 
 # --- what is refused ------------------------------------------------------------------------
 
+NINES = "9" * 5000
 UNREADABLE = [
     # text, the token that cannot be read, its character counted from 1
     ("CPU", "CPU", 1),
@@ -113,10 +118,14 @@ UNREADABLE = [
     ("cpu steps = 3", "steps", 5),
     ("cpu\n;\ncpu\nslo", "slo", 11),
     ("cpu:0-999999999999", "0-999999999999", 5),  # not a list that fills the memory
+    # more digits than Python reads
+    (NINES, NINES, 1),
+    *((f"{NINES}x cpu", NINES, 1), (f"cpu:{NINES}", NINES, 5)),
+    (f"cpu steps={NINES}", f"steps={NINES}", 5),
 ]
 
 
-@pytest.mark.parametrize(("text", "token", "character"), UNREADABLE)
+@pytest.mark.parametrize(("text", "token", "character"), UNREADABLE, ids=range(len(UNREADABLE)))
 def test_parse_error_points_at_the_character(text: str, token: str, character: int) -> None:
     with pytest.raises(UsageError) as raised:
         parse_workers(text, BOX)
@@ -151,6 +160,8 @@ words = st.sampled_from(
         *("cpu", "cpu:0", "cpu:1-3", "cuda", "cuda:0", "cuda:0-1", "npu", "auto", "Cpu", "ß", "²"),
         *("2x", "3", "x", "0x", "fast", "slow", ";", ":", ",", "-", "="),
         *("steps=", "steps=3", "slowdown=1.5", "seconds-per-step=.1", "name=a", "name=b"),
+        *("9" * 5000, "9" * 5000 + "x", "steps=" + "9" * 5000, "slowdown=1e999", "slowdown=nan"),
+        *("steps=1e3", "seconds-per-step=1e-999", "cpu:0-9999", "name=\x1b[2J", "\0", "\n"),
     ]
 )
 texts = st.lists(st.tuples(words, st.sampled_from(["", " ", "  ", "\t"])), max_size=8).map(
@@ -177,6 +188,11 @@ def test_parse_gives_workers_or_points_at_the_place(text: str) -> None:
             assert set(worker.cores) <= set(BOX.cores)
             assert bool(worker.cores) == (worker.device == "cpu")
             assert worker.device in ("cpu", "cuda", *BOX.accelerators)
+            assert worker.steps is None or 1 <= worker.steps < 2**31
+            assert 1 <= worker.slowdown < math.inf
+            assert worker.seconds_per_step is None or 0 < worker.seconds_per_step < math.inf
+        written = " ; ".join(as_text(worker, count=True) for worker in workers)
+        assert parse_workers(written, BOX) == workers
 
 
 # --- round trips ----------------------------------------------------------------------------
@@ -263,9 +279,10 @@ def test_node_config_refused(config: dict[str, str], reason: str) -> None:
 @pytest.mark.parametrize(
     ("machine", "workers"),
     [
-        (Machine((0, 1), ()), [cpu(0, tier="fast"), cpu(1, tier="slow", slowdown=4.0)]),
-        (Machine((1, 4, 6), ()), [cpu(1, 4, tier="fast"), cpu(6, tier="slow", slowdown=4.0)]),
-        (Machine((5,), ()), [cpu(5, tier="fast"), cpu(5, tier="slow", slowdown=4.0)]),
+        # Nobody is slowed on purpose.
+        (Machine((0, 1), ()), [cpu(0, tier="fast"), cpu(1, tier="slow")]),
+        (Machine((1, 4, 6), ()), [cpu(1, 4, tier="fast"), cpu(6, tier="slow")]),
+        (Machine((5,), ()), [cpu(5, tier="fast"), cpu(5, tier="slow")]),
         (  # a core for each of them and the server, and the others for the slow worker
             Machine(tuple(range(8)), ("cuda:0", "cuda:1")),
             [WorkerSpec(f"cuda:{card}", tier="fast") for card in (0, 1)]
@@ -277,6 +294,26 @@ def test_node_config_refused(config: dict[str, str], reason: str) -> None:
 )
 def test_auto(machine: Machine, workers: list[WorkerSpec]) -> None:
     assert parse_workers("auto", machine) == workers
+    shared = "note: several workers share CPU core 5" if machine.cores == (5,) else ""
+    assert sharing_note(workers).startswith(shared)
+    assert bool(sharing_note(workers)) is bool(shared)
+
+
+@pytest.mark.parametrize(
+    ("machine", "fast", "slow"),
+    [
+        (Machine((0, 1), ()), (0,), (1,)),
+        (Machine((0, 1, 2, 3), ()), (0, 1), (2, 3)),
+        (Machine(tuple(range(16)), ("cuda:0",)), tuple(range(8)), tuple(range(8, 16))),
+        (Machine((5,), ()), (5,), (5,)),
+    ],
+)
+def test_config_of_the_demonstration_slows_a_worker_on_any_machine(
+    machine: Machine, fast: tuple[int, ...], slow: tuple[int, ...]
+) -> None:
+    config = Path(__file__).parents[2] / "configs" / "digits.toml"
+    workers = parse_workers(tomllib.loads(config.read_text())["workers"], machine)
+    assert workers == [cpu(*fast, tier="fast"), cpu(*slow, tier="slow", slowdown=4.0)]
 
 
 # --- the machine ------------------------------------------------------------------------------

@@ -134,6 +134,8 @@ def test_config_several_pairs_in_one_argument(app: FlowerApp) -> None:
     config, name = run_config(app, [text], [])
     assert (config["epochs"], config["learning-rate"], name) == (4, 0.1, "")
     assert config["workers"] == "1x cpu:0 fast; 1x cpu:0 slow steps=4"
+    long = "; ".join(["1x cpu:0 fast"] * 400)  # no file may have such a name
+    assert run_config(app, [f"workers='{long}'"], [])[0]["workers"] == long
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,7 @@ def test_config_several_pairs_in_one_argument(app: FlowerApp) -> None:
         ("out=", "out", ""),
         ("workers=1x cpu:0 fast; 1x cpu:0 slow", "workers", "1x cpu:0 fast; 1x cpu:0 slow"),
         ("epochs=five", "epochs", "five"),
+        *((f"epochs={text}", "epochs", text) for text in ("9" * 5000, "[" * 3000)),
     ],
 )
 def test_config_single_setting_is_read(
@@ -171,6 +174,8 @@ def test_config_single_setting_is_read(
         (["list.toml"], [], "list.toml: epochs is a list"),
         (["broken.toml"], [], "broken.toml is not valid TOML"),
         (["bytes.toml"], [], "bytes.toml is not valid TOML"),
+        *(([f"{name}.toml"], [], f"{name}.toml is not valid TOML") for name in ("digits", "deep")),
+        (["tables.toml"], [], "tables.toml: a.a.a.*is a table within too many others"),
     ],
 )
 def test_config_mistakes_are_refused_with_the_way_out(
@@ -185,6 +190,9 @@ def test_config_mistakes_are_refused_with_the_way_out(
     Path("list.toml").write_text("epochs = [1]\n")
     Path("broken.toml").write_text("epochs = \n")
     Path("bytes.toml").write_bytes(b"out = '\xff'\n")
+    Path("digits.toml").write_text("epochs = " + "9" * 5000)  # more than Python reads
+    Path("deep.toml").write_text("epochs = " + "[" * 3000)
+    Path("tables.toml").write_text("a" + ".a" * 3000 + " = 1")
     with pytest.raises(UsageError) as refused:
         run_config(app, sources, settings)
     assert re.search(line.replace("?", r"\?"), str(refused.value))

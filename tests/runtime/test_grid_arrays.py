@@ -19,7 +19,15 @@ from flower_blsgd.runtime.flower_internals import CRASHED, RAISED
 from flower_blsgd.runtime.local_grid import LocalGrid
 
 from .channels import mapped_sizes, open_files
-from .processes import answer_of, ask, ask_one, is_alive, wait_until
+from .processes import (
+    answer_of,
+    ask,
+    ask_one,
+    is_alive,
+    process_ids,
+    shared_bytes,
+    wait_until,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -114,16 +122,16 @@ def test_views_that_a_client_keeps_stay_as_they_are(app_dir: Path) -> None:
     with start(app_dir, VIEWING) as grid:
         for i in range(4):
             ask_one(grid, order("look", views(i)))
-        one = grid.shared_bytes
+        one = shared_bytes(grid)
         for i in range(3):
             ask_one(grid, order("keep-view", views(10 + i)))
         for i in range(4):
             ask_one(grid, order("look", views(50 + i)))
-        assert grid.shared_bytes == 3 * 8 * SIZE + one
+        assert shared_bytes(grid) == 3 * 8 * SIZE + one
         ask_one(grid, order("drop-views"))
         for i in range(12):
             ask_one(grid, order("look", views(i)))
-            assert grid.shared_bytes == 3 * 8 * SIZE + one  # used again, none new
+            assert shared_bytes(grid) == 3 * 8 * SIZE + one  # used again, none new
 
 
 @needs_proc
@@ -137,8 +145,8 @@ def test_fifty_rounds_take_no_more_than_five(viewing: LocalGrid) -> None:
         assert model["x"].numpy()[0] == i + 1
         del replies, got
         if i >= 5:
-            pid = viewing.process_ids[100]
-            seen.add((viewing.shared_bytes, open_files(), len(mapped_sizes(pid))))
+            pid = process_ids(viewing)[100]
+            seen.add((shared_bytes(viewing), open_files(), len(mapped_sizes(pid))))
     assert len(seen) == 1
 
 
@@ -152,7 +160,7 @@ def test_failures_take_no_memory(viewing: LocalGrid, do: str) -> None:
         assert reply.error.code == RAISED
         assert "Traceback" in reply.error.reason
         if i >= 4:
-            seen.add((viewing.shared_bytes, open_files()))
+            seen.add((shared_bytes(viewing), open_files()))
     assert len(seen) <= 2
     assert answer_of(ask_one(viewing, order("look", views(7))))["first"] == 7.0
 
@@ -198,9 +206,9 @@ def test_memory_of_a_large_model(app_dir: Path) -> None:
             assert mean[0] == mean[-1] == i + 2
             model = view_record({"x": mean})
             del replies, one, two, mean
-        assert grid.shared_bytes <= (2 * 2 + 1) * model_bytes * 1.05
+        assert shared_bytes(grid) <= (2 * 2 + 1) * model_bytes * 1.05
         for node in (100, 101):
-            mapped = sum(mapped_sizes(grid.process_ids[node]))
+            mapped = sum(mapped_sizes(process_ids(grid)[node]))
             assert mapped <= 3 * model_bytes * 1.05  # the model, its reply, its momentum
 
 
@@ -214,7 +222,7 @@ def test_too_little_memory_for_the_orders(app_dir: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(devices, "free_bytes", lambda: 10_000)
         with pytest.raises(UsageError, match=r"needs 40.0 kB, but only 10.0 kB is free"):
             grid.push_messages([order("look", plain(1))])
-        assert (open_files(), grid.process_ids, grid.shared_bytes) == (files, {}, 0)
+        assert (open_files(), process_ids(grid), shared_bytes(grid)) == (files, {}, 0)
         monkeypatch.undo()
         assert answer_of(ask_one(grid, order("look", plain(1))))["first"] == 1.0
 
@@ -256,7 +264,7 @@ def test_grids_rounds_and_restarts_leak_no_files(app_dir: Path) -> None:
         assert open_files() <= busy + 2
         for _ in range(3):
             ask_one(grid, order("echo", plain(1)))
-            os.kill(pid := grid.process_ids[100], signal.SIGKILL)
+            os.kill(pid := process_ids(grid)[100], signal.SIGKILL)
             assert wait_until(lambda pid=pid: not is_alive(pid))
             ask_one(grid, order("echo", plain(1)))
         assert wait_until(lambda: open_files() <= busy + 2)  # the thread that buries it may go on

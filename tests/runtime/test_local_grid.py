@@ -29,7 +29,7 @@ from flower_blsgd.runtime.flower_internals import (
     become_server,
     empty_run,
 )
-from flower_blsgd.runtime.local_grid import LocalGrid
+from flower_blsgd.runtime.local_grid import _LOG, LocalGrid
 
 from .channels import open_files
 from .processes import (
@@ -41,6 +41,7 @@ from .processes import (
     make_grid,
     not_held,
     order,
+    process_ids,
     processes_below,
     query,
     report,
@@ -218,11 +219,11 @@ def test_node_config_and_run_config_reach_the_app(grid: LocalGrid) -> None:
 def test_no_process_before_the_first_message(app_dir: Path) -> None:
     before = processes_below()
     with make_grid(app_dir, 2) as grid:
-        assert grid.process_ids == {}
+        assert process_ids(grid) == {}
         assert processes_below() == before
         assert list(grid.get_node_ids()) == [100, 101]
         said = report(grid, 101)
-        assert grid.process_ids == {101: said["pid"]}
+        assert process_ids(grid) == {101: said["pid"]}
 
 
 def test_current_folder_shadows_neither_the_app_nor_the_standard_library(
@@ -280,7 +281,7 @@ def test_app_that_does_not_load(app_dir: Path, client_app: str, reason: str) -> 
             assert reply.error.code == NOT_LOADED
             assert "Traceback" in reply.error.reason
             assert reason in reply.error.reason
-        assert set(grid.process_ids) == set(grid.get_node_ids()) == {100}
+        assert set(process_ids(grid)) == set(grid.get_node_ids()) == {100}
 
 
 # --- a process that dies --------------------------------------------------------------------
@@ -289,7 +290,7 @@ def test_app_that_does_not_load(app_dir: Path, client_app: str, reason: str) -> 
 def test_process_that_dies_in_a_handler(app_dir: Path) -> None:
     with make_grid(app_dir, 2) as grid:
         ask(grid, order(100), order(101))
-        before, other = grid.process_ids[100], grid.process_ids[101]
+        before, other = process_ids(grid)[100], process_ids(grid)[101]
         ways = {"exit": "exit code 3", "sys-exit": "exit code 5", "segv": "signal SIGSEGV"}
         for round_, (do, how) in enumerate(ways.items(), 1):
             dead, queued, unaffected = ask(grid, order(100, do=do), order(100), order(101))
@@ -297,7 +298,7 @@ def test_process_that_dies_in_a_handler(app_dir: Path) -> None:
             assert how in dead.error.reason
             assert not is_alive(before)
             assert list(grid.get_node_ids()) == [100, 101]
-            before = grid.process_ids[100]
+            before = process_ids(grid)[100]
             assert answer_of(queued) == ConfigRecord({"count": 1, "pid": before})
             assert answer_of(unaffected) == ConfigRecord({"count": 1 + round_, "pid": other})
         assert answer_of(ask_one(grid, order(100)))["count"] == 2
@@ -325,40 +326,70 @@ def test_death_is_noticed_while_a_forked_child_lives(
             gate.touch()
 
 
-def test_three_deaths_in_a_row_take_a_worker_off_the_grid(app_dir: Path) -> None:
-    with make_grid(app_dir, 2) as grid:
-        for _ in range(2):  # two deaths and an answer: not in a row
-            ask(grid, order(100, do="exit"), order(100, do="exit"), order(100), order(101))
-        assert list(grid.get_node_ids()) == [100, 101]
-
-        replies = ask(grid, *[order(100, do="exit") for _ in range(3)], order(101))
-        assert [reply.error.code for reply in replies[:3]] == [CRASHED] * 3
-        assert wait_until(lambda: list(grid.get_node_ids()) == [101])
-        assert set(grid.process_ids) == {101}
-
-        gone, served = ask(grid, order(100), order(101))
-        assert gone.error.code == NODE_GONE
-        assert "3 times" in gone.error.reason
-        assert not served.has_error()
-
-
-def test_app_that_ends_its_process_on_import(app_dir: Path) -> None:
+def test_process_that_always_dies_is_started_for_every_message(app_dir: Path) -> None:
     (app_dir / "ends.py").write_text("import os\nos._exit(4)\n")
     with make_grid(app_dir, client_app="ends:app") as grid:
         replies = ask(grid, *[order() for _ in range(4)])
-        assert [reply.error.code for reply in replies] == [CRASHED] * 3 + [NODE_GONE]
+        assert [reply.error.code for reply in replies] == [CRASHED] * 4
         assert "exit code 4" in replies[0].error.reason
-        assert list(grid.get_node_ids()) == []
+        assert list(grid.get_node_ids()) == [100]
+
+
+def test_process_that_hangs_is_killed_when_its_time_is_over_and_starts_again(
+    app_dir: Path,
+) -> None:
+    with make_grid(app_dir, 2) as grid:
+        pids = [answer_of(reply)["pid"] for reply in ask(grid, order(100), order(101))]
+        os.kill(pids[0], signal.SIGSTOP)
+        assert list(grid.send_and_receive([order(100)], timeout=0.2)) == []
+        fresh, other = map(answer_of, ask(grid, order(100), order(101)))
+        assert (fresh["count"], other) == (1, ConfigRecord({"count": 2, "pid": pids[1]}))
+        assert not is_alive(pids[0])
+        # One that computes for ever, and one whose order waits behind another that it is late with.
+        assert list(grid.send_and_receive([order(100, do="hold-the-gil")], timeout=0.2)) == []
+        os.kill(pids[1], signal.SIGSTOP)
+        (first,) = grid.push_messages([order(101)])
+        assert list(grid.send_and_receive([order(101, text="never begun")], timeout=0.2)) == []
+        os.kill(pids[1], signal.SIGCONT)  # nobody is late with the first: it was never given up
+        (reply,) = pull(grid, first)
+        assert answer_of(reply)["pid"] == pids[1]
+        assert {answer_of(reply)["count"] for reply in ask(grid, order(100), order(101))} == {1, 4}
+
+
+def test_kill_that_comes_with_the_reply_costs_the_next_message_nothing(
+    app_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_grid(app_dir) as grid:
+        (node,), mailbox = grid._nodes.values(), grid._mailbox
+        for _ in range(3):
+            killed = answer_of(ask_one(grid, order()))["pid"]
+            assert wait_until(lambda: not node._handled)
+            node._handled = "late"
+            mailbox.expect("late")
+            mailbox.give_up({"late": 100})
+            node.stop_late()
+            mailbox.settle(100)
+            fresh = answer_of(ask_one(grid, order()))
+            assert (fresh["count"], fresh["pid"] != killed) == (1, True)
+        assert grid.take_deaths() == []
+        # Its thread buries the process at any time.
+        node._handled, process = "late", node._process
+        mailbox.expect("late")
+        mailbox.give_up({"late": 100})
+        monkeypatch.setattr(_LOG, "warning", lambda *_: setattr(node, "_process", None))
+        node.stop_late()
+        node._process = process
 
 
 def test_process_killed_between_two_messages(app_dir: Path) -> None:
     with make_grid(app_dir) as grid:
         killed = answer_of(ask_one(grid, order()))["pid"]
         os.kill(killed, signal.SIGKILL)
-        assert wait_until(lambda: not grid.process_ids)
+        assert wait_until(lambda: not process_ids(grid))
         fresh = answer_of(ask_one(grid, order()))
         assert fresh["count"] == 1
-        assert fresh["pid"] == grid.process_ids[100] != killed
+        assert fresh["pid"] == process_ids(grid)[100] != killed
+        assert (grid.take_deaths(), grid.take_deaths()) == ([100], [])
 
 
 def test_process_that_cannot_start(app_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,12 +426,12 @@ def test_close_ends_all_processes_and_gives_everything_back(app_dir: Path) -> No
     files, threads, before = open_files(), threading.active_count(), processes_below()
     grid = make_grid(app_dir, 3)
     ask(grid, order(100), order(101))  # the third one never starts
-    pids = set(grid.process_ids.values())
+    pids = set(process_ids(grid).values())
     assert len(pids) == 2
     assert processes_below() - before == pids
 
     grid.close()
-    assert grid.process_ids == {}
+    assert process_ids(grid) == {}
     assert processes_below() == before
     assert wait_until(lambda: (open_files(), threading.active_count()) == (files, threads))
     grid.close()
@@ -412,7 +443,7 @@ def test_close_answers_those_who_still_wait(app_dir: Path, tmp_path: Path) -> No
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(lambda: list(grid.send_and_receive([busy, order()])))
         assert wait_until(begun.exists)
-        (pid,) = grid.process_ids.values()
+        (pid,) = process_ids(grid).values()
         grid.close()
         assert not is_alive(pid)  # it was in the middle of a handler
         assert [reply.error.code for reply in waiting.result(60)] == [NODE_GONE, NODE_GONE]
@@ -439,10 +470,7 @@ def test_reply_that_cannot_be_taken_in_costs_that_message_only(
         assert answer_of(ask_one(grid, large()))["pid"] != first["pid"]
 
 
-def test_close_kills_a_process_that_does_not_go(
-    app_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_process, "_CLOSE_SECONDS", 0.5)
+def test_close_kills_a_process_that_does_not_go(app_dir: Path) -> None:
     with make_grid(app_dir) as grid:
         pid = answer_of(ask_one(grid, order(do="ignore-sigterm")))["pid"]
     assert not is_alive(pid)
@@ -465,7 +493,7 @@ PARENT = """
     import os, signal, sys, time
     from pathlib import Path
     sys.path.insert(0, {tests!r})
-    from tests.runtime.processes import ask, make_grid, order
+    from tests.runtime.processes import ask, make_grid, order, process_ids
 
     folder, when, do = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run behind &
@@ -479,7 +507,7 @@ PARENT = """
             grid.push_messages(
                 order(100 + i, do, touch=str(file), **forever) for i, file in enumerate(begun)
             )
-            while len(grid.process_ids) < 2:
+            while len(process_ids(grid)) < 2:
                 time.sleep(0.01)
             while when == "serving" and not all(file.exists() for file in begun):
                 time.sleep(0.01)
@@ -488,7 +516,7 @@ PARENT = """
                     os.close(1)
                     time.sleep(90)
                     os._exit(0)
-            print(*grid.process_ids.values(), flush=True)
+            print(*process_ids(grid).values(), flush=True)
             time.sleep(60)
 
     try:

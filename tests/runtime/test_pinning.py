@@ -23,6 +23,7 @@ from .processes import (
     is_helper,
     make_app,
     make_grid,
+    process_ids,
     query,
     report,
     wait_until,
@@ -164,9 +165,9 @@ def test_a_fork_server_that_is_killed_leaves_its_workers_and_is_replaced(app_dir
         second = report(grid, 101)
         assert is_helper(second["parent"])
         os.kill(first["pid"], signal.SIGKILL)
-        assert wait_until(lambda: set(grid.process_ids) == {101})
+        assert wait_until(lambda: set(process_ids(grid)) == {101})
         assert report(grid)["parent"] == second["parent"]
-    assert not grid.process_ids
+    assert not process_ids(grid)
 
 
 SCRIPT = """

@@ -27,7 +27,7 @@ from flower_blsgd.runtime.shared_memory import (
     pack,
 )
 
-from .channels import Side, mapped_sizes, open_files, two_sides
+from .channels import Side, bytes_of, mapped_sizes, open_files, two_sides
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/fd").is_dir(), reason="this system has no /proc"
@@ -193,8 +193,8 @@ def test_a_record_of_several_messages_is_placed_once() -> None:
     payloads = [
         pack(order(arrays=record, c=ConfigRecord({"i": i})), pool, placed_records) for i in range(5)
     ]
-    assert pool.num_bytes == big().nbytes
-    assert len({number for payload in payloads for number in payload.blocks}) == 1
+    assert bytes_of(pool) == big().nbytes
+    assert len({number for payload in payloads for number in payload.memories}) == 1
     assert all(len(payload.content) < 2000 for payload in payloads)
 
 
@@ -211,9 +211,9 @@ def test_a_record_that_is_gone_does_not_lend_its_place_to_the_next() -> None:
 def test_arrays_that_are_in_the_pool_already_are_not_copied() -> None:
     with two_sides() as (here, there):
         shared = in_pool(here.pool, 2.0)
-        size = here.pool.num_bytes
+        size = bytes_of(here.pool)
         here.send(shared)
-        assert here.pool.num_bytes == size
+        assert bytes_of(here.pool) == size
         got = there.receive()["x"].numpy()
         shared["x"].numpy()[0] = 3.0
         assert got[:2].tolist() == [3.0, 2.0]
@@ -237,7 +237,7 @@ def test_receivers_block_waits_for_every_view(hold: Callable[[ArrayRecord], obje
     with two_sides() as (here, there):
         for i in range(3):  # settle
             exchange(here, there, i)
-        size = here.pool.num_bytes
+        size = bytes_of(here.pool)
         assert size == big().nbytes
 
         here.send(view_record({"x": big(77)}))
@@ -250,13 +250,13 @@ def test_receivers_block_waits_for_every_view(hold: Callable[[ArrayRecord], obje
         for i in range(4):
             exchange(here, there, i)
             assert content_of(kept) == expected
-        assert here.pool.num_bytes == 2 * size  # one is kept, one goes to and fro
+        assert bytes_of(here.pool) == 2 * size  # one is kept, one goes to and fro
 
         del kept
         gc.collect()
         for i in range(4):
             exchange(here, there, i)
-        assert here.pool.num_bytes == 2 * size
+        assert bytes_of(here.pool) == 2 * size
 
 
 def content_of(kept: Any) -> bytes:
@@ -293,7 +293,7 @@ def test_a_block_that_comes_again_before_its_end_was_told_is_still_kept() -> Non
         del second
         for i in range(6):
             exchange(here, there, i)
-        assert here.pool.num_bytes == 2 * big().nbytes
+        assert bytes_of(here.pool) == 2 * big().nbytes
 
 
 @settings(deadline=None, max_examples=60)
@@ -326,7 +326,7 @@ def test_nothing_that_is_kept_ever_changes(steps: list[tuple[str, int, int]]) ->
             if size == 2:
                 kept.pop((name, (slot + 1) % 4), None)
         limit = sum(8 * s for s in sizes) * 12 + (4 << 20)
-        assert here.pool.num_bytes + there.pool.num_bytes <= limit
+        assert bytes_of(here.pool) + bytes_of(there.pool) <= limit
 
 
 # --- blocks that are given up ---------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_blocks_of_a_model_that_is_sent_no_more_are_unmapped_on_both_sides() -> 
                 there.send(None)
                 here.receive()
             gc.collect()
-            assert here.pool.num_bytes == megabytes << 20
+            assert bytes_of(here.pool) == megabytes << 20
         ours = list(mapped_sizes())
         for size in maps:
             ours.remove(size)
@@ -361,12 +361,12 @@ def test_a_free_block_is_used_or_given_up_if_it_is_much_too_large_but_never_whil
     for size in (10 << 20, 9 << 20, 5 << 20):  # half of it, or less
         assert placed(pool, np.zeros(size, np.uint8)).block.size == 10 << 20
     assert placed(pool, np.zeros(4 << 20, np.uint8)).block.size == 4 << 20
-    assert pool.num_bytes == 4 << 20
+    assert bytes_of(pool) == 4 << 20
     kept = placed(pool, big(1))
     placed(pool, np.zeros(20 << 20, np.uint8))
     assert not kept.block.given_up
     placed(pool, np.zeros(50 << 20, np.uint8))
-    assert pool.num_bytes == big().nbytes + (50 << 20)
+    assert bytes_of(pool) == big().nbytes + (50 << 20)
 
 
 def test_memory_that_is_used_again_has_zeros_between_the_arrays() -> None:
@@ -376,7 +376,7 @@ def test_memory_that_is_used_again_has_zeros_between_the_arrays() -> None:
     del memory
     layout = Layout.of([("a", "float32", (3, 5)), ("b", "uint8", (65,)), ("c", "int64", ())])
     again = pool.new_memory(layout)
-    assert pool.num_bytes == 1024  # the same block
+    assert bytes_of(pool) == 1024  # the same block
     # 60 bytes end at 64, 65 at 192, 8 at 256
     assert [again[a:b].any() for a, b in ((60, 64), (129, 192), (200, 256))] == [False] * 3
 
@@ -393,9 +393,9 @@ def test_close_frees_what_the_other_end_held_or_could_not_be_sent() -> None:
         with pytest.raises(OSError, match="Broken pipe"):
             here.send(view_record({"x": big()}))
         gc.collect()
-        assert here.pool.num_bytes == 2 * big().nbytes
+        assert bytes_of(here.pool) == 2 * big().nbytes
     both = [placed(here.pool, big(3)), placed(here.pool, big(4))]
-    assert here.pool.num_bytes == 2 * big().nbytes
+    assert bytes_of(here.pool) == 2 * big().nbytes
     assert both[0].block is not both[1].block
 
 
@@ -414,4 +414,4 @@ def test_a_content_that_cannot_be_read_does_not_break_the_channel() -> None:
         here.receive()
         for i in range(4):
             exchange(here, there, i)
-        assert here.pool.num_bytes <= 2 * big().nbytes
+        assert bytes_of(here.pool) <= 2 * big().nbytes

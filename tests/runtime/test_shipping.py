@@ -20,8 +20,8 @@ from flower_blsgd.runtime.flower_internals import NOT_LOADED
 from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.runtime.shared_memory import BufferPool, Payload, ship
 
-from .channels import mapped_sizes, two_sides
-from .processes import answer_of, ask, ask_one
+from .channels import bytes_of, mapped_sizes, two_sides
+from .processes import answer_of, ask, ask_one, process_ids, shared_bytes
 from .test_grid_arrays import order
 
 COUNT = 40_000
@@ -88,7 +88,7 @@ def test_every_array_arrives(make: Callable[[], np.ndarray]) -> None:
 def test_one_tensor_stays_one_and_what_a_receiver_writes_nobody_else_sees() -> None:
     tensor, pool = torch.zeros(COUNT), BufferPool()
     payload = ship({"a": tensor, "b": [tensor]}, pool)
-    assert pool.num_bytes == 4 * COUNT
+    assert bytes_of(pool) == 4 * COUNT
     first, second = (received(payload) for _ in range(2))
     first["a"][:] = 1.0
     assert first["b"][0].sum() == COUNT
@@ -169,8 +169,8 @@ def test_a_large_tensor_is_shared_and_copied_on_write(app_dir: Path) -> None:
         assert call(grid, 100, what="read")["sum"] == 2.5 * elements
         assert call(grid, 101, what="read")["sum"] == elements
         assert data.sum() == elements
-        assert (64 << 20) in mapped_sizes(grid.process_ids[100])
-        assert grid.shared_bytes == 0  # it is not for messages
+        assert (64 << 20) in mapped_sizes(process_ids(grid)[100])
+        assert shared_bytes(grid) == 0  # it is not for messages
 
 
 @pytest.mark.processes
