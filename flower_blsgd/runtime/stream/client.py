@@ -2,13 +2,15 @@
 
 import contextlib
 import ctypes
+import functools
 import logging
 import queue
-import socket
+import ssl
 import threading
 import time
 import traceback
 from collections.abc import Iterator
+from typing import Any, Literal
 
 import grpc
 from flwr.app import Context, Error, Message
@@ -17,7 +19,7 @@ from flwr.clientapp import ClientApp
 from ...array_records import ArrayView, PrivateArray
 from ..app_call import handler_of, takes_views
 from ..flower_internals import RAISED, inside_lifespan, release_records_at_once
-from .codec import Bytes, Tensors, chunks_of, decode_arrays, encode_reply, read_frames
+from .codec import Bytes, FrameError, Tensors, chunks_of, decode_arrays, encode_reply, read_frames
 from .security import (
     CLIENT_OPTIONS,
     HOLDING_KEY,
@@ -39,8 +41,16 @@ from .session import (
 _LOG = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 10.0
-_GIVE_UP_SECONDS = 20.0
-_PAUSE_SECONDS = 0.05
+"""How long a node tries before it gets plain messages."""
+
+_REFUSED_SECONDS = 60.0
+_AWAY_SECONDS = 300.0
+"""A session that lost its server ends after so long: refused where the server listened, which is
+what a killed process leaves, or otherwise out of reach. Until then the node takes no other run. It
+ends at once where another program listens, such as the next run on a fixed port."""
+
+_ATTEMPT_SECONDS = 5.0
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 3.0
 
 _WAIT_SECONDS = 0.5
 """No wait of a handler is longer: Flower ends a node with a signal that only runs in between."""
@@ -100,6 +110,7 @@ class Session:
         self._outgoing: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
         self._call: grpc.Call | None = None
         self._connected = False
+        self._address = ""  # that was connected last
         self._over = threading.Event()
         self._result = SessionResult(connected=False, reason="no answer")
 
@@ -144,7 +155,8 @@ class Session:
         except SessionOverError:
             raise
         except BaseException:  # such as SystemExit: the server would wait for ever
-            error = Message(Error(RAISED, traceback.format_exc()), reply_to=message)
+            text = traceback.format_exc().encode(errors="backslashreplace").decode()
+            error = Message(Error(RAISED, text), reply_to=message)
             return encode_reply(error, {}, {}, wire_dtype)
 
     def _interrupt(self, worker: threading.Thread) -> None:
@@ -176,35 +188,79 @@ class Session:
         FrameError
             If what the server sends cannot be read.
         """
-        credentials = grpc.ssl_channel_credentials(self._request.certificate)
         reason = f"it cannot reach {' or '.join(self._addresses)}"
-        last_contact = time.monotonic()
-        with grpc.secure_channel(_target(self._addresses), credentials, CLIENT_OPTIONS) as channel:
-            while not self._over.is_set():
-                patience = _GIVE_UP_SECONDS if self._connected else _CONNECT_SECONDS
-                left = last_contact + patience - time.monotonic()
-                if left <= 0:
-                    break
-                was_connected, code = self._talk(channel, left)
-                if code is SESSION_ENDED:
-                    return SessionResult(self._connected)
-                if code is grpc.StatusCode.UNAUTHENTICATED:
-                    reason = "the server refused it: its token is not valid any more"
-                    break
-                if was_connected:
-                    last_contact = time.monotonic()
-                    reason = f"its connection broke ({code.name.lower()})"
-                    _LOG.info("the stream broke (%s)", code.name.lower())
-                self._over.wait(_PAUSE_SECONDS)
+        last_contact = not_refused = time.monotonic()
+        pause = _SHORTEST_PAUSE_SECONDS
+        while not self._over.is_set():
+            with self._connection() as channel:
+                if channel is not None:
+                    not_refused = time.monotonic()
+                    was_connected, code = self._talk(channel)
+                    if code is SESSION_ENDED:
+                        return SessionResult(self._connected)
+                    if code is grpc.StatusCode.UNAUTHENTICATED:
+                        reason = "the server refused it: its token is not valid any more"
+                        break
+                    if was_connected:
+                        last_contact, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
+                        reason = f"its connection broke ({code.name.lower()})"
+                        _LOG.info("the stream broke (%s)", code.name.lower())
+                else:
+                    found = _listener(self._address, self._request.certificate)
+                    if found == "another":
+                        reason = "another program listens where the server did"
+                        break
+                    if found != "nobody":
+                        not_refused = time.monotonic()
+            now = time.monotonic()
+            patience = _AWAY_SECONDS if self._connected else _CONNECT_SECONDS
+            if now - last_contact > patience or now - not_refused > _REFUSED_SECONDS:
+                break
+            self._over.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return SessionResult(self._connected, reason)
 
-    def _talk(self, channel: grpc.Channel, seconds: float) -> tuple[bool, grpc.StatusCode]:
-        """Connect, within so many seconds, and use the connection until it breaks.
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[grpc.Channel | None]:
+        """Give a channel to the first address that answers with the right certificate, if any.
+
+        Each attempt is a new one, at all addresses: what the last one waits for may be lost.
+        """
+        credentials = grpc.ssl_channel_credentials(self._request.certificate)
+        seconds = min(_ATTEMPT_SECONDS, _CONNECT_SECONDS)
+        ready: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def note(answer: Any, address: str) -> None:
+            # There is no such method, and nobody but the server can say so.
+            if answer.code() is grpc.StatusCode.UNIMPLEMENTED:
+                ready.put(address)
+
+        with contextlib.ExitStack() as stack:
+            channels: dict[str, grpc.Channel] = {}
+            for address in self._addresses:
+                channel = grpc.secure_channel(address, credentials, CLIENT_OPTIONS)
+                channels[address] = stack.enter_context(channel)
+                hello: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+                hello = channel.unary_unary(f"/{SERVICE}/Hello")
+                answer = hello.future(b"", timeout=seconds, wait_for_ready=True)
+                answer.add_done_callback(functools.partial(note, address=address))
+            try:
+                address = ready.get(timeout=seconds)
+            except queue.Empty:
+                yield None
+                return
+            self._address = address
+            for other in channels.keys() - {address}:
+                channels[other].close()
+            yield channels[address]
+
+    def _talk(self, channel: grpc.Channel) -> tuple[bool, grpc.StatusCode]:
+        """Use a connection until it breaks.
 
         Returns
         -------
         was_connected : bool
-            Whether there was a connection.
+            Whether the server let this node in.
         code : StatusCode
             How it ended.
         """
@@ -222,14 +278,11 @@ class Session:
         method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             f"/{SERVICE}/{METHOD}"
         )
-        call = method(_chunks(outgoing), metadata=metadata, wait_for_ready=True)
+        call = method(_chunks(outgoing), metadata=metadata)
         self._call = call
         if self._over.is_set():
             call.cancel()
-        too_late = threading.Timer(seconds, call.cancel)
-        too_late.start()
         welcome = WELCOME_KEY in dict(call.initial_metadata())
-        too_late.cancel()
         self._connected |= welcome
         try:
             for message, elements in read_frames(call):
@@ -252,26 +305,25 @@ class Session:
             models = {}  # nothing counts from them
         held.update(models)
         message_id = message.metadata.message_id
+        if not message_id:
+            raise FrameError("a message came without an id")
         if message_id not in self._replies:
             self._replies[message_id] = []
             self._work.put((message, models))
 
 
-def _target(addresses: list[str]) -> str:
-    """Return gRPC's name of these addresses, which it tries one after another.
-
-    They must be of one family: IPv4 addresses are mapped, which needs no IPv6 on this machine.
-    """
-    if len(addresses) == 1:
-        return addresses[0]
-    flags = socket.AI_V4MAPPED | socket.AI_ALL
-    found: list[str] = []
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        with contextlib.suppress(OSError):  # a name that is not known here
-            known = socket.getaddrinfo(host.strip("[]"), None, socket.AF_INET6, flags=flags)
-            found += [f"[{sockaddr[0]}]:{port}" for *_, sockaddr in known]
-    return "ipv6:" + ",".join(dict.fromkeys(found))  # getaddrinfo repeats itself
+def _listener(address: str, certificate: bytes) -> Literal["", "nobody", "another"]:
+    """Return who listens at an address instead of the server; empty if it may be the server."""
+    host, _, port = address.rpartition(":")
+    try:
+        place = host.strip("[]"), int(port)
+        shown = ssl.get_server_certificate(place, timeout=_ATTEMPT_SECONDS)
+        expected = ssl.PEM_cert_to_DER_cert(certificate.decode())
+        return "" if ssl.PEM_cert_to_DER_cert(shown) == expected else "another"
+    except ConnectionRefusedError:
+        return "nobody"
+    except (OSError, ValueError):  # out of reach, broken off, or none was connected yet
+        return ""
 
 
 def _chunks(outgoing: "queue.SimpleQueue[list[bytes] | None]") -> Iterator[bytes]:

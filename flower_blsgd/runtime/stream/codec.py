@@ -11,11 +11,12 @@ feedback), so it is late and not lost.
 """
 
 import functools
+import itertools
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,11 @@ CHUNK_BYTES = 1 << 20
 """The longest gRPC message; gRPC refuses longer ones."""
 
 LONGEST_BODY_BYTES = 1 << 36
+LONGEST_HEADER_BYTES = 1 << 26
+"""Of a message beside the elements of its arrays. As Python objects it is many times as large."""
+
+_LONGEST_METADATA_BYTES = 1 << 16
+_LONGEST_DTYPE, _MOST_DIMENSIONS = 32, 64
 _SMALL_BYTES = 16 << 20
 
 _PREFIX = struct.Struct("<QQ")  # the bytes of the frame, and those of its protobuf
@@ -48,16 +54,29 @@ class FrameError(ValueError):
 # --- frames -------------------------------------------------------------------------------------
 
 
-def frame_of(message: Message, records: Mapping[str, "EncodedRecord"]) -> list[bytes]:
+def frame_of(
+    message: Message, records: Mapping[str, "EncodedRecord"], held: dict[str, int] | None = None
+) -> list[bytes]:
     """Return a message as the parts of a frame.
 
     Parameters
     ----------
     message : Message
-        The message.
+        To a node it has its id.
     records : mapping of str to EncodedRecord
         Its records of arrays.
+    held : dict of str to int, optional
+        The versions that the receiver holds, by the name of the record; brought up to date.
+
+    Raises
+    ------
+    FrameError
+        If it is too long without its arrays.
     """
+    held = {} if held is None else held
+    readable = {n: not r.version or held.get(n, 0) == r.version - 1 for n, r in records.items()}
+    held.update({name: record.version for name, record in records.items()})
+    records = {n: record if readable[n] else record.whole for n, record in records.items()}
     content = None
     if message.has_content():
         content = RecordDict(
@@ -68,6 +87,11 @@ def frame_of(message: Message, records: Mapping[str, "EncodedRecord"]) -> list[b
         )
     error = message.error if message.has_error() else None
     header = message_to_proto(make_message(message.metadata, content, error)).SerializeToString()
+    if len(header) > LONGEST_HEADER_BYTES:
+        raise FrameError(
+            f"a message has {len(header)} bytes beside its arrays, and a stream carries "
+            f'{LONGEST_HEADER_BYTES}; put them into an ArrayRecord, or use transport = "messages"'
+        )
     elements = [records[name].elements for name in content or () if name in records]
     first_bytes = _aligned(_PREFIX.size + len(header))
     prefix = _PREFIX.pack(first_bytes + sum(map(len, elements)), len(header))
@@ -103,9 +127,9 @@ def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
     """
     incoming = iter(chunks)
     for first in incoming:
-        chunk, header_bytes, frame = first, *_begin(first)
+        header_bytes, frame = _begin(first)
         filled = 0
-        while True:
+        for chunk in itertools.chain([first], incoming):
             end = filled + len(chunk)
             if end > len(frame):
                 raise FrameError(f"a frame of {len(frame)} bytes came with more")
@@ -113,18 +137,21 @@ def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
             filled = end
             if filled == len(frame):
                 break
-            following = next(incoming, None)
-            if following is None:
-                return
-            chunk = following
+        else:
+            return
         header_end = _PREFIX.size + header_bytes
         try:
             proto = ProtoMessage.FromString(frame[_PREFIX.size : header_end].tobytes())
+            if proto.metadata.ByteSize() > _LONGEST_METADATA_BYTES:
+                raise FrameError(f"its metadata have {proto.metadata.ByteSize()} bytes")
             message = message_from_proto(proto)
         except Exception as error:  # protobuf's own, and whatever Flower's reading raises
             raise FrameError(f"a frame's message cannot be read: {error}") from None
-        yield message, frame[_aligned(header_end) :]
-        del message, frame
+        elements = frame[_aligned(header_end) :]
+        if elements.size and not message.has_content():
+            raise FrameError(f"{elements.size} bytes of a frame belong to no array")
+        yield message, elements
+        del message, frame, elements
 
 
 def _begin(chunk: bytes) -> tuple[int, Bytes]:
@@ -132,18 +159,13 @@ def _begin(chunk: bytes) -> tuple[int, Bytes]:
     if len(chunk) < _PREFIX.size:
         raise FrameError(f"a frame cannot begin with {len(chunk)} bytes")
     body_bytes, header_bytes = _PREFIX.unpack_from(chunk)
-    if body_bytes > LONGEST_BODY_BYTES or not _fits_in_memory(body_bytes):
+    # Of a small one asking would take longer than reading it.
+    free = free_bytes() if body_bytes >= _SMALL_BYTES else None
+    if body_bytes > LONGEST_BODY_BYTES or (free is not None and body_bytes > free):
         raise FrameError(f"a frame of {body_bytes} bytes is more than can be taken")
-    if _aligned(_PREFIX.size + header_bytes) > body_bytes:
+    if header_bytes > LONGEST_HEADER_BYTES or _aligned(_PREFIX.size + header_bytes) > body_bytes:
         raise FrameError(f"a message of {header_bytes} bytes is not in its frame")
     return header_bytes, np.empty(body_bytes, np.uint8)
-
-
-def _fits_in_memory(num_bytes: int) -> bool:
-    if num_bytes < _SMALL_BYTES:
-        return True  # asking takes longer than reading it
-    free = free_bytes()
-    return free is None or num_bytes <= free
 
 
 def _aligned(num_bytes: int) -> int:
@@ -256,11 +278,16 @@ def decode_arrays(
     Raises
     ------
     FrameError
-        If they are not in these bytes, or are changes to something else.
+        If they are not in these bytes, all of them and nothing else, or are changes to something
+        else.
     """
+    if not message.has_content():
+        raise FrameError("a message came without content")
     models = {}
     for name, described in message.content.array_records.items():
         models[name], elements = _decoded(described, elements, functools.partial(base_of, name))
+    if elements.size:
+        raise FrameError(f"{elements.size} bytes of a frame belong to no array")
     for name, model in models.items():
         message.content[name] = record_of({key: array_type(t) for key, t in model.items()})
     return models
@@ -274,10 +301,13 @@ def _decoded(
     held = base() if forms else {}
     tensors: dict[str, AnyArray] = {}
     for name, array in described.items():
+        # Before numpy parses the one, and a product of as many numbers is made of the other.
+        if len(array.dtype) > _LONGEST_DTYPE or len(array.shape) > _MOST_DIMENSIONS or array.data:
+            raise FrameError("an array of a frame is described as none is sent")
         try:
             dtype = np.dtype(array.dtype if array.stype == _WHOLE else np.uint16)
             length = dtype.itemsize * math.prod(array.shape)
-            fits = min(array.shape, default=0) >= 0 and length <= len(elements)
+            fits = min(array.shape, default=0) >= 0 and _aligned(length) <= len(elements)
             if not is_plain(dtype) or not fits:
                 raise FrameError(f"no array of {dtype} with shape {array.shape} is in its frame")
             tensor = elements[:length].view(dtype).reshape(array.shape)
@@ -286,7 +316,8 @@ def _decoded(
         elements = elements[_aligned(length) :]
         if array.stype != _WHOLE:
             expected = "float32", tensor.shape
-            if array.stype not in ("bfloat16", "float16") or expected != _kind(held.get(name)):
+            known = array.stype in ("bfloat16", "float16") and array.dtype == "float32"
+            if not known or expected != _kind(held.get(name)):
                 raise FrameError(f"array {name!r} of a frame is a change to another model")
             change = from_16_bits(np.atleast_1d(tensor), array.stype).reshape(tensor.shape)
             tensor = np.asarray(held[name] + change)  # the sum of 0-d arrays is none
@@ -402,35 +433,11 @@ class Broadcast:
 # --- messages and replies -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EncodedMessage:
-    """A message to a node, ready to be sent.
-
-    Parameters
-    ----------
-    message : Message
-        The message; it has its id.
-    records : mapping of str to EncodedRecord
-        Its records of arrays.
-    """
+class EncodedMessage(NamedTuple):
+    """A message to a node with its records of arrays: what `frame_of` makes a frame of."""
 
     message: Message
-    records: Mapping[str, EncodedRecord] = field(repr=False)
-
-    def frame(self, held: dict[str, int]) -> list[bytes]:
-        """Return the message as a frame.
-
-        Parameters
-        ----------
-        held : dict of str to int
-            The versions that the receiver holds, by the name of the record; brought up to date.
-        """
-        records = {}
-        for name, record in self.records.items():
-            readable = not record.version or held.get(name, 0) == record.version - 1
-            records[name] = record if readable else record.whole
-            held[name] = record.version
-        return frame_of(self.message, records)
+    records: Mapping[str, EncodedRecord]
 
 
 def encode_messages(
@@ -464,12 +471,9 @@ def encode_messages(
             shared[name, id(record)] = sent
         return shared[name, id(record)]
 
-    return [
-        EncodedMessage(
-            message, {n: encoded(n, r) for n, r in message.content.array_records.items()}
-        )
-        for message in messages
-    ]
+    records = (message.content.array_records.items() for message in messages)
+    encodings = [{name: encoded(name, record) for name, record in of_one} for of_one in records]
+    return [EncodedMessage(*pair) for pair in zip(messages, encodings, strict=True)]
 
 
 def encode_reply(

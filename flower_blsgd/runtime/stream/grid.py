@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, cast, get_args
 
 from flwr.app import Context, Error, Message
@@ -32,10 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 Transport = Literal["auto", "stream", "messages"]
 
-_WATCH_SECONDS, _POLL_SECONDS = 0.1, 0.5
-_LOST_SECONDS = 1.5
-"""How long a round waits for a broken connection to come back."""
-
+_POLL_SECONDS = 0.5
 _END_SECONDS = 1.5
 _ANY_HOST = ("", "0.0.0.0", "[::]")
 
@@ -121,9 +118,11 @@ class StreamGrid(MailboxGrid):
     milliseconds. The node must serve sessions (`serve_sessions`). One that does not, or that
     cannot connect, gets Flower's plain messages, and the log names it.
 
-    If a connection breaks, the node has 1.5 seconds to come back before its messages get an
-    error reply, as from a node that is gone; the others go on. It is on the grid again as soon
-    as it is connected again. A SuperNode that starts anew gets a session by itself.
+    If a connection breaks, its node is off the grid until it is connected again, at any later
+    time, and goes on where it was. What was sent to it waits for it until the caller's timeout,
+    while the others go on; what it computed meanwhile arrives if somebody still waits for it.
+    Its messages get an error reply when Flower says that it is gone. A SuperNode that starts
+    anew gets a session by itself.
 
     Parameters
     ----------
@@ -199,11 +198,6 @@ class StreamGrid(MailboxGrid):
         time.sleep(0.2)  # until what ends them is sent
 
     @property
-    def port(self) -> int:
-        """The port that the server listens on."""
-        return self._server.port
-
-    @property
     def wire_errors(self) -> Mapping[str, float]:
         """How far the nodes' models are from the true ones, by the name of the record.
 
@@ -220,6 +214,11 @@ class StreamGrid(MailboxGrid):
     def transports(self) -> Mapping[int, str]:
         """How each node on the grid is reached: ``"stream"`` or ``"messages"``."""
         return self._members.transports
+
+    @property
+    def fast_nodes(self) -> Collection[int]:
+        """The nodes that are on the stream."""
+        return {node_id for node_id, how in self.transports.items() if how == "stream"}
 
     def wait_until_connected(self) -> None:
         """Wait until every node that is there now is connected, or known to be unable to be."""
@@ -246,8 +245,9 @@ class StreamGrid(MailboxGrid):
         return self._grid.run
 
     def get_node_ids(self) -> Iterable[int]:
-        """Get the nodes that can be reached now."""
-        return list(self.transports)
+        """Get the nodes that can be reached now, but for those still busy with a late message."""
+        busy = set(self._mailbox.late.values())
+        return [node_id for node_id in self.transports if node_id not in busy]
 
     def get_nodes(self) -> Iterable[Any]:
         """Get what the SuperLink knows of these nodes."""
@@ -275,7 +275,7 @@ class StreamGrid(MailboxGrid):
                     continue
                 ids.append(give_message_id(message))
                 self._mailbox.expect(ids[-1])
-                if transports.get(node_id) == "stream":
+                if self._members.has_session(node_id):
                     streamed.append(message)
                 else:
                     self._refuse(message, f"node {node_id} is not connected")
@@ -304,29 +304,21 @@ class StreamGrid(MailboxGrid):
         self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
 
     def _watch(self) -> None:
-        """Open sessions with nodes that come, and fail the messages of nodes that are gone.
+        """Open sessions with nodes that come, and note those that ended.
 
         The regular calls are also how this process learns that the run was stopped.
         """
-        next_poll = 0.0
         while not self._closed.is_set():
-            self._members.fail_lost(_LOST_SECONDS)
-            if time.monotonic() >= next_poll:
-                try:
-                    with self._grid_lock:
-                        self._poll()
-                except Exception as error:  # the SuperLink may be back at the next poll
-                    _LOG.warning("the SuperLink does not answer: %s", error)
-                next_poll = time.monotonic() + _POLL_SECONDS
-            self._closed.wait(_WATCH_SECONDS)
-
-    def _poll(self) -> None:
-        self._members.update()
-        self._members.take_answers()
-        if self._plain_messages:
-            for reply in self._grid.pull_messages(list(self._plain_messages)):
-                self._plain_messages.discard(reply.metadata.reply_to_message_id)
-                self._mailbox.receive(reply)
+            try:
+                with self._grid_lock:
+                    self._members.update()
+                    self._members.take_answers()
+                    for reply in self._grid.pull_messages(list(self._plain_messages)):
+                        self._plain_messages.discard(reply.metadata.reply_to_message_id)
+                        self._mailbox.receive(reply)
+            except Exception as error:  # the SuperLink may be back at the next poll
+                _LOG.warning("the SuperLink does not answer: %s", error)
+            self._closed.wait(_POLL_SECONDS)
 
 
 class Membership:
@@ -356,6 +348,7 @@ class Membership:
         self._addresses, self._wire_dtype = addresses, wire_dtype
         self._online: set[int] = set()
         self._sessions: dict[str, int] = {}  # by the id of the message that opened it
+        self._activated: dict[int, str] = {}  # when each SuperNode started, as Flower says
         self._requested_at: dict[int, deque[float]] = {}
         self._plain: set[int] = set()
         self._excluded: set[int] = set()
@@ -367,21 +360,35 @@ class Membership:
         found = {node_id: "stream" for node_id, link in links if link.connected}
         return found | dict.fromkeys(self._plain & self._online, "messages")
 
+    def has_session(self, node_id: int) -> bool:
+        """Whether a node's session lasts, be it connected or away."""
+        link = self._server.links.get(node_id)
+        return link is not None and link.was_connected and not link.over
+
     def awaited(self, nodes: Iterable[int]) -> list[int]:
         """Return which of these nodes may still connect, but have not yet."""
         return sorted(set(nodes) - set(self.transports) - self._excluded)
 
     def update(self) -> None:
         """Ask Flower who is there, and open a session with every node that has none."""
-        self._online = set(self._grid.get_node_ids())
+        nodes_there = cast(Any, self._grid).get_nodes()  # which a deployment's grid has
+        activated = {node.node_id: node.last_activated_at for node in nodes_there}
+        self._online = set(activated)
+        restarted = {n for n, at in activated.items() if self._activated.get(n, at) != at}
+        for message_id, node_id in list(self._sessions.items()):
+            if node_id in restarted:
+                del self._sessions[message_id]  # the new SuperNode does not know of it
+                self._server.links[node_id].close("its SuperNode started again")
+        self._plain, self._excluded = self._plain - restarted, self._excluded - restarted
+        for node_id in restarted:  # nor of what the old one had to do
+            self._server.mailbox.settle(node_id)
+        self._activated |= activated
         busy = set(self._sessions.values()) | self._plain | self._excluded
         nodes = sorted(self._online - busy)
         if nodes:
             sent = self._grid.push_messages([self._request(node_id) for node_id in nodes])
             for node_id, message_id in zip(nodes, sent, strict=True):
-                if (
-                    message_id is not None
-                ):  # else the node has left since, and Flower did not take it
+                if message_id is not None:  # else the node has left since
                     self._sessions[message_id] = node_id
 
     def _request(self, node_id: int) -> Message:
@@ -430,10 +437,3 @@ class Membership:
         ):
             self._excluded = self._excluded | {node_id}
             _LOG.error("node %d is left out: %s", node_id, reason)
-
-    def fail_lost(self, seconds: float) -> None:
-        """Fail the messages of nodes whose connection broke so long ago."""
-        for link in list(self._server.links.values()):
-            lost_at = link.lost_at
-            if lost_at is not None and time.monotonic() - lost_at > seconds:
-                link.fail_pending("its connection broke and did not come back in time")

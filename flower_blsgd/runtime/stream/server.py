@@ -4,7 +4,6 @@ import hmac
 import logging
 import queue
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,9 +15,11 @@ from ..mailbox import Mailbox
 from .codec import (
     Bytes,
     EncodedMessage,
+    FrameError,
     acknowledgement_of,
     chunks_of,
     decode_reply,
+    frame_of,
     read_frames,
 )
 from .security import (
@@ -39,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 4096
 _REFUSALS_LOGGED = 20
+_MOST_UNREAD = 10_000
+"""Frames that wait for a node to read them. A node that only sends is cut off."""
 
 
 Outgoing = queue.SimpleQueue[list[bytes] | None]
@@ -48,9 +51,9 @@ Outgoing = queue.SimpleQueue[list[bytes] | None]
 class Link:
     """Carries one node's messages over whichever connection it has, as long as its session lasts.
 
-    A message that was sent when the connection broke is sent again on the next one, unless the
-    node says that it has it. If none comes in time, every message gets an error reply, so that
-    nobody waits for it.
+    A message waits for as long as somebody waits for its reply: it goes out on the next connection
+    where there is none, and again where the last one broke, unless the node says that it has it.
+    When the session is over every message gets an error reply.
 
     Parameters
     ----------
@@ -65,9 +68,6 @@ class Link:
     ----------
     was_connected : bool
         Whether there ever was a connection.
-    lost_at : float or None
-        `time.monotonic` when the last connection broke; None while there is one, and before the
-        first.
     over : str
         Why the session is over; empty while it lasts.
     """
@@ -75,7 +75,6 @@ class Link:
     def __init__(self, node_id: int, token: bytes, mailbox: Mailbox) -> None:
         self.node_id, self.token = node_id, token
         self.was_connected = False
-        self.lost_at: float | None = None
         self.over = ""
         self._mailbox = mailbox
         self._lock = threading.Lock()
@@ -92,8 +91,9 @@ class Link:
         """Send a message, now or on the next connection; fail it if there will be none."""
         with self._lock:
             if not self.over:
+                self._drop_unexpected()
                 if self._outgoing is not None:
-                    self._outgoing.put(message.frame(self._held))
+                    self._outgoing.put(frame_of(*message, self._held))
                 self._pending[message.message.metadata.message_id] = message
                 return
         self._fail(message, self.over)
@@ -109,19 +109,25 @@ class Link:
             The ids of messages that the node has.
         """
         with self._lock:
+            again, self.was_connected = self.was_connected, True
             previous, self._outgoing = self._outgoing, outgoing
             self._held = {}  # what was under way may not have arrived
+            self._drop_unexpected()
+            self._mailbox.settle(self.node_id, holding)
             for message_id, message in self._pending.items():
                 if message_id not in holding:
-                    outgoing.put(message.frame(self._held))
-            self.lost_at = None
+                    outgoing.put(frame_of(*message, self._held))
         if self.over:
             outgoing.put(None)
         if previous is not None:  # its break was not noticed
             previous.put(None)
-        if self.was_connected:
+        if again:
             _LOG.info("node %d is connected again", self.node_id)
-        self.was_connected = True
+
+    def _drop_unexpected(self) -> None:
+        """Drop what nobody waits for any more, such as an order of an earlier round."""
+        expects = self._mailbox.expects
+        self._pending = {i: message for i, message in self._pending.items() if expects(i)}
 
     def chunks(self, outgoing: Outgoing) -> Iterator[bytes]:
         """Yield all that goes out on a connection, until it is closed or the session is over."""
@@ -131,15 +137,27 @@ class Link:
                     return
                 yield chunk
 
-    def receive(self, outgoing: Outgoing, reply: Message, elements: Bytes) -> None:
-        """Take a reply that came on a connection.
+    def read(
+        self, outgoing: Outgoing, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> None:
+        """Take what the node sends on a connection, until that ends."""
+        try:
+            for reply, elements in read_frames(messages):
+                self._receive(outgoing, reply, elements)
+        except Exception as error:
+            if context.is_active():  # else the connection broke
+                _LOG.error("the connection of node %d is closed: %s", self.node_id, error)
+                self.close(f"what it sent cannot be read: {error}")
+        finally:
+            with self._lock:
+                if self._outgoing is outgoing:
+                    self._outgoing = None
+            outgoing.put(None)
 
-        Raises
-        ------
-        FrameError
-            If it cannot be read.
-        """
+    def _receive(self, outgoing: Outgoing, reply: Message, elements: Bytes) -> None:
         message_id = reply.metadata.reply_to_message_id
+        if outgoing.qsize() > _MOST_UNREAD:
+            raise FrameError("it sends and does not read")
         with self._lock:
             message = self._pending.get(message_id)
         if message is not None:  # else it has failed already, or this is the second copy
@@ -147,24 +165,16 @@ class Link:
             with self._lock:
                 self._pending.pop(message_id, None)
             self._mailbox.receive(answer)
+        elif self._mailbox.late.get(message_id) == self.node_id:  # not another node's
+            self._mailbox.receive(reply)  # it is late no more
         outgoing.put(acknowledgement_of(reply))
-
-    def detach(self, outgoing: Outgoing) -> None:
-        """Note that a connection is over."""
-        with self._lock:
-            if self._outgoing is outgoing:
-                self._outgoing = None
-                self.lost_at = time.monotonic()
 
     def close(self, reason: str) -> None:
         """End the session: fail what is pending, and at once what is submitted from now on."""
         self.end(reason)
-        self.fail_pending(reason)
-
-    def fail_pending(self, reason: str) -> None:
-        """Fail what is pending; the node may come back."""
         with self._lock:
             failed, self._pending = list(self._pending.values()), {}
+        self._mailbox.settle(self.node_id)
         for message in failed:
             self._fail(message, reason)
 
@@ -208,7 +218,7 @@ class StreamServer:
 
     def __init__(self, address: str, mailbox: Mailbox) -> None:
         self.links: dict[int, Link] = {}
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._refusals = 0
         self.certificate, credentials = new_certificate()
         self._server = grpc.server(
@@ -225,7 +235,7 @@ class StreamServer:
 
     def open_session(self, node_id: int) -> Link:
         """Let a node connect, with a new token; one that it had before becomes invalid."""
-        link = Link(node_id, new_token(), self._mailbox)
+        link = Link(node_id, new_token(), self.mailbox)
         previous = self.links.get(node_id)
         self.links[node_id] = link
         if previous is not None:
@@ -248,9 +258,8 @@ class StreamServer:
         if not context.add_callback(lambda: outgoing.put(None)):
             return  # it is over already
         link.attach(outgoing, str(shown.get(HOLDING_KEY, "")).split(","))
-        arguments = link, outgoing, messages, context
         # First, since it also detaches: what follows raises if the call is cancelled by now.
-        threading.Thread(target=_read, args=arguments, daemon=True).start()
+        threading.Thread(target=link.read, args=(outgoing, messages, context), daemon=True).start()
         context.send_initial_metadata(((WELCOME_KEY, ""),))
         yield from link.chunks(outgoing)
         if link.over:  # a status, since a frame may be half sent
@@ -275,19 +284,3 @@ class StreamServer:
             )
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token of this run")
         raise AssertionError("abort raises")
-
-
-def _read(
-    link: Link, outgoing: Outgoing, messages: Iterator[bytes], context: grpc.ServicerContext
-) -> None:
-    """Pass on what a node sends, until its connection ends."""
-    try:
-        for reply, elements in read_frames(messages):
-            link.receive(outgoing, reply, elements)
-    except Exception as error:
-        if context.is_active():  # else the connection broke
-            _LOG.error("the connection of node %d is closed: %s", link.node_id, error)
-            link.close(f"what it sent cannot be read: {error}")
-    finally:
-        link.detach(outgoing)
-        outgoing.put(None)

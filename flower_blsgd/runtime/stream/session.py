@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -15,6 +16,7 @@ SESSION_MESSAGE = "train.session"
 
 _RECORD = "session"
 _VERSION = 2
+_LONGEST_REASON = 1000  # characters
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,17 @@ class SessionRequest:
                 f"the server opens sessions of version {record.get('version')!r} and this node "
                 f"knows {_VERSION}; install the same flower-blsgd on both"
             )
-        try:
-            return cls(**{name: value for name, value in record.items() if name != "version"})  # type: ignore[arg-type]
-        except TypeError as error:
-            raise ValueError(f"the request for a session cannot be read: {error}") from None
+        found = {name: value for name, value in record.items() if name != "version"}
+        kinds = {name: type(value) for name, value in found.items()}
+        addresses = found.get("addresses")
+        if (
+            kinds != {"addresses": list, "certificate": bytes, "token": bytes, "wire_dtype": str}
+            or not addresses
+            or not all(isinstance(address, str) for address in cast(list[object], addresses))
+            or found["wire_dtype"] not in ("float32", "bfloat16", "float16")
+        ):
+            raise ValueError("the request for a session cannot be read")
+        return cls(**found)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,8 @@ class SessionResult:
     def from_reply(cls, reply: Message) -> "SessionResult":
         """Read the answer; one that cannot be read counts as never connected."""
         record = reply.content.config_records.get(_RECORD, ConfigRecord())
-        return cls(record.get("connected") is True, str(record.get("reason", "no answer")))
+        reason = " ".join(str(record.get("reason", "no answer"))[:_LONGEST_REASON].split())
+        return cls(record.get("connected") is True, reason)
 
 
 # --- what lives as long as a session ------------------------------------------------------------

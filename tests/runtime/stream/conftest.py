@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_blsgd.runtime.stream import client, grid
+from flower_blsgd.runtime.stream import client
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +17,4 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Tests of these very times set their own.
     """
-    monkeypatch.setattr(grid, "_LOST_SECONDS", 30.0)
     monkeypatch.setattr(client, "_CONNECT_SECONDS", 60.0)
-    monkeypatch.setattr(client, "_GIVE_UP_SECONDS", 60.0)

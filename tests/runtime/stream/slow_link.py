@@ -32,6 +32,8 @@ class SlowLink:
         chunks = 2 * delay_seconds * bytes_per_second / _CHUNK_BYTES if limited else 256
         self._most_chunks = 4 + int(chunks)  # more waits at its sender
         self._open = True
+        self._flows = threading.Event()
+        self._flows.set()
         self._cut_after: dict[str, int] = {}
         self._sockets: list[socket.socket] = []
         self.connections = 0
@@ -62,12 +64,18 @@ class SlowLink:
         """Whether `cut_after` still has something to do."""
         return bool(self._cut_after)
 
+    def stall(self) -> None:
+        """Pass nothing on and tell nobody, as a link that is down, until `restore`."""
+        self._flows.clear()
+
     def restore(self) -> None:
         """Let connections through again."""
         self._open = True
+        self._flows.set()
 
     def close(self) -> None:
         """End everything."""
+        self._flows.set()
         self.cut()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -106,6 +114,7 @@ class SlowLink:
         while (item := on_the_way.get())[1]:
             due, data = item
             time.sleep(max(0.0, due - time.monotonic()))
+            self._flows.wait()
             with contextlib.suppress(OSError):
                 sink.sendall(data)
                 self.passed[direction] += len(data)

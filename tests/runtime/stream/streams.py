@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,12 @@ class FakeFlower(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return [node_id for node_id in self.nodes if node_id not in self.offline]
+
+    def get_nodes(self) -> Iterable[Any]:
+        return [
+            SimpleNamespace(node_id=node_id, last_activated_at="")
+            for node_id in self.get_node_ids()
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []

@@ -87,7 +87,7 @@ class CodecNode:
         self._received: dict[str, dict[str, Tensors]] = {}
 
     def receive(self, encoded: EncodedMessage) -> Message:
-        frame = encoded.frame(self.versions)
+        frame = frame_of(*encoded, self.versions)
         self.bytes_received = sum(map(len, frame))
         message, elements = over_the_wire(frame)
         models = decode_arrays(message, elements, lambda name: self.held.get(name, {}))

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable
 
@@ -13,8 +12,8 @@ from flwr.app import Context, Message, RecordDict
 from flower_blsgd.array_records import view_record
 from flower_blsgd.runtime.flower_internals import NODE_GONE
 from flower_blsgd.runtime.stream import client
-from flower_blsgd.runtime.stream import grid as grid_module
 from flower_blsgd.runtime.stream.client import Session
+from flower_blsgd.runtime.stream.codec import frame_of
 from flower_blsgd.runtime.stream.security import new_certificate, new_token
 from flower_blsgd.runtime.stream.session import SessionRequest
 
@@ -36,7 +35,6 @@ from .streams import (
 )
 
 MEGABYTE = 1 << 20
-LOST_SECONDS = grid_module._LOST_SECONDS
 
 
 class Counted:
@@ -101,38 +99,55 @@ def test_replies_to_messages_that_wait_at_the_node_survive_a_cut(
     assert counted.calls == [0, 1, 2]
 
 
-def test_connection_that_does_not_come_back_fails_what_is_pending_and_the_node_comes_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(grid_module, "_LOST_SECONDS", LOST_SECONDS)
-    cut = threading.Event()
+def test_what_nobody_waits_for_any_more_is_dropped_and_the_node_takes_part_again() -> None:
+    """An order that was lost is not sent later, and a late reply is nobody's."""
+    begun, late = threading.Event(), threading.Event()
 
     def work(message: Message) -> None:
         if message.content["config"]["x"] == 1:
-            cut.wait(60)
-        elif message.content["config"]["x"] == 3:
-            time.sleep(0.5)  # for as long as the grid needs to look for lost connections
+            begun.set()
+            late.wait(60)
 
     counted = Counted(work)
     with streaming(counted.app, kind=LinkedGrid) as grid:
         exchange(grid, order(x=0))
-        (sent,) = grid.push_messages([order(x=1)])
-        assert wait_until(lambda: len(counted.calls) == 2)
-        cut_at = time.monotonic()
+        (computing,) = grid.push_messages([order(x=1)])
+        assert begun.wait(60)
         grid.link.cut()
-        (reply,) = collect(grid, [sent])
-        assert time.monotonic() - cut_at > LOST_SECONDS
-        cut.set()
-        assert reply.error.code == NODE_GONE
-        assert "node 7" in reply.error.reason
-        assert list(grid.get_node_ids()) == []
-        (refused,) = exchange(grid, order(x=2))
-        assert refused.error.code == NODE_GONE
+        assert wait_until(lambda: not list(grid.get_node_ids()))
+        # It waits for its connection for as long as the caller has patience.
+        assert list(grid.send_and_receive([order(x=2)], timeout=0.3)) == []
+        grid._mailbox.forget([computing])
+        late.set()
         grid.link.restore()
         assert wait_until(lambda: list(grid.get_node_ids()) == [7])
         assert config_of(exchange(grid, order(x=3))[0]) == {"x": 3}
+        assert list(grid.pull_messages([computing])) == []
+        assert not grid._server.links[7]._pending
         assert len(flower_of(grid).pushed) == 1, "the session is still the first"
     assert counted.calls == [0, 1, 3]
+
+
+def test_messages_of_a_node_that_flower_says_is_gone_fail_at_once() -> None:
+    begun, go = threading.Event(), threading.Event()
+    counted = Counted(lambda m: m.content["config"]["x"] and (begun.set(), go.wait(60)))
+    with streaming(counted.app, kind=LinkedGrid) as grid:
+        exchange(grid, order(x=0))
+        computing = grid.push_messages([order(x=1)])
+        assert begun.wait(60)
+        grid.link.cut()
+        assert wait_until(lambda: not list(grid.get_node_ids()))
+        waiting = grid.push_messages([order(x=2)])
+        flower_of(grid).offline.add(7)
+        for reply in collect(grid, [*computing, *waiting]):
+            assert reply.error.code == NODE_GONE
+            assert "node 7" in reply.error.reason
+        (refused,) = exchange(grid, order(x=3))
+        assert refused.error.code == NODE_GONE
+        go.set()
+        grid.link.restore()
+        flower = flower_of(grid)
+        assert wait_until(lambda: flower.nodes[7].answered_at), "its session is not over"
 
 
 def test_message_that_comes_twice_is_computed_once() -> None:
@@ -143,7 +158,7 @@ def test_message_that_comes_twice_is_computed_once() -> None:
         (sent,) = grid.push_messages([order(x=1)])
         link = grid._server.links[7]
         (message,) = link._pending.values()
-        link._outgoing.put(message.frame({}))
+        link._outgoing.put(frame_of(*message, {}))
         last = grid.push_messages([order(x=2)])
         go.set()
         collect(grid, [sent, *last])
@@ -152,7 +167,7 @@ def test_message_that_comes_twice_is_computed_once() -> None:
 
 def test_others_go_on_while_one_is_away() -> None:
     with streaming(made_app(echo), kind=LinkedGrid) as grid:
-        grid._members._addresses = [f"127.0.0.1:{grid.port}"]  # past the link
+        grid._members._addresses = [f"127.0.0.1:{grid._server.port}"]  # past the link
         flower_of(grid).add(8, made_app(echo))
         assert wait_until(lambda: sorted(grid.get_node_ids()) == [7, 8])
         grid.link.cut()
@@ -164,7 +179,8 @@ def test_others_go_on_while_one_is_away() -> None:
 
 
 def test_session_that_gave_up_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_GIVE_UP_SECONDS", 0.8)
+    monkeypatch.setattr(client, "_AWAY_SECONDS", 0.8)
+    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
     with streaming(made_app(echo), kind=LinkedGrid) as grid:
         exchange(grid, order(x=0))  # now the node too knows that it was connected
         grid.link.cut()
@@ -173,6 +189,18 @@ def test_session_that_gave_up_is_opened_again(monkeypatch: pytest.MonkeyPatch) -
         grid.link.restore()
         assert wait_until(lambda: list(grid.get_node_ids()) == [7])
         assert config_of(exchange(grid, order(x=1))[0]) == {"x": 1}
+
+
+def test_node_that_gets_garbage_ends_its_session_and_gets_a_new_one() -> None:
+    with captured_log() as log, streaming(made_app(echo)) as grid:
+        (sent,) = grid.push_messages([order(x=0)])
+        collect(grid, [sent])
+        grid._server.links[7]._outgoing.put([b"no frame at all, but it came from the server"])
+        flower = flower_of(grid)
+        assert wait_until(lambda: len(flower.pushed) == 2), "the session has not ended"
+        assert wait_until(lambda: grid._server.links[7].connected)
+        assert config_of(exchange(grid, order(x=1))[0]) == {"x": 1}
+    assert any("the stream broke" in line for line in log.errors)
 
 
 def lone_session(*addresses: str) -> Session:
@@ -185,14 +213,14 @@ def test_node_does_not_talk_to_a_server_with_another_certificate(
 ) -> None:
     monkeypatch.setattr(client, "_CONNECT_SECONDS", 1.0)
     with streaming(made_app(echo)) as grid, captured_log() as log:
-        result = lone_session(f"127.0.0.1:{grid.port}").connect()
+        result = lone_session(f"127.0.0.1:{grid._server.port}").connect()
         assert not result.connected
         assert not [line for line in log.warnings if "refused" in line], "it saw no token"
 
 
 def test_node_tries_all_addresses_and_the_superlinks_host() -> None:
     with streaming(made_app(echo)) as grid:
-        link = SlowLink(grid.port)
+        link = SlowLink(grid._server.port)
         members = grid._members
         members._addresses = ["192.0.2.1:9", "no-such-host.invalid:9", f"127.0.0.1:{link.port}"]
         flower_of(grid).add(8, made_app(echo))
@@ -203,7 +231,6 @@ def test_node_tries_all_addresses_and_the_superlinks_host() -> None:
         assert wait_until(lambda: 9 in grid.get_node_ids())
         assert link.connections == 2
     link.close()
-    assert client._target(["[::1]:5", "10.0.0.1:5"]) == "ipv6:[::1]:5,[::ffff:10.0.0.1]:5"
 
 
 def test_node_that_cannot_connect_gets_plain_messages_and_says_where_it_tried(

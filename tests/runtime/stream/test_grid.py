@@ -12,6 +12,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from flower_blsgd import StreamGrid, UsageError, stream
@@ -26,6 +27,7 @@ from ...log_capture import captured_log
 from ..processes import wait_until
 from .streams import (
     LOOPBACK,
+    PATIENCE_SECONDS,
     FakeFlower,
     answer,
     collect,
@@ -211,6 +213,27 @@ def test_call_that_fails_in_any_way_is_an_error_reply_and_the_session_goes_on() 
 # --- what a strategy relies on ------------------------------------------------------------------
 
 
+def test_node_that_is_late_gets_nothing_new_until_it_has_answered() -> None:
+    answers = threading.Event()
+
+    def hang(message: Message, _: Context) -> RecordDict:
+        if message.content["config"]["n"] == 1:
+            answers.wait(PATIENCE_SECONDS)
+        return message.content
+
+    try:
+        with streaming(made_app(hang), made_app(echo)) as grid:
+            assert list(grid.send_and_receive([order(n=1)], timeout=0.2)) == []
+            assert list(grid.get_node_ids()) == [8]
+            exchange(grid, order(8, n=2))
+            answers.set()
+            assert wait_until(lambda: list(grid.get_node_ids()) == [7, 8])
+            (reply,) = exchange(grid, order(n=3))
+            assert config_of(reply) == {"n": 3}
+    finally:
+        answers.set()
+
+
 def test_app_without_sessions_gets_plain_messages_beside_the_stream() -> None:
     plain = ClientApp()
 
@@ -221,6 +244,7 @@ def test_app_without_sessions_gets_plain_messages_beside_the_stream() -> None:
     model = random_model(10_000)
     with captured_log() as log, streaming(made_app(echo), plain) as grid:
         assert dict(grid.transports) == {7: "stream", 8: "messages"}
+        assert grid.fast_nodes == {7}
         messages = [order(7, model), order(8, model)]
         for message, reply in zip(messages, exchange(grid, *messages), strict=True):
             assert same_bits(reply, model)
@@ -316,7 +340,7 @@ def test_deployment_streams_and_frees_its_port(
             assert list(fast.get_node_ids()) == [7]
             assert config_of(exchange(fast, order(x=1))[0]) == {"x": 1}
             assert len(handlers) == number
-            settings["stream-address"] = f"127.0.0.1:{fast.port}"
+            settings["stream-address"] = f"127.0.0.1:{fast._server.port}"
         assert wait_until(lambda number=number: len(flower.nodes[7].answered_at) == number)
     with stream(flower, context(transport="messages")) as fast:
         assert fast is flower
@@ -340,12 +364,12 @@ def test_exit_handler_ends_the_sessions_of_a_stopped_run(
 
 def test_nodes_get_the_address_that_was_given_or_this_machines() -> None:
     with StreamGrid(FakeFlower(), "192.0.2.1:0") as grid:  # of a router: listen everywhere
-        assert grid._members._addresses == [f"192.0.2.1:{grid.port}"]
-        with socket.create_connection(("127.0.0.1", grid.port), 60):
+        assert grid._members._addresses == [f"192.0.2.1:{grid._server.port}"]
+        with socket.create_connection(("127.0.0.1", grid._server.port), 60):
             pass
     with StreamGrid(FakeFlower(), ":0") as grid:
         assert list(grid.get_node_ids()) == []
-        assert f"127.0.0.1:{grid.port}" in grid._members._addresses
+        assert f"127.0.0.1:{grid._server.port}" in grid._members._addresses
 
 
 def test_deployment_is_flowers_http_grid_alone_and_it_knows_the_superlinks_address() -> None:
@@ -359,5 +383,7 @@ def test_deployment_is_flowers_http_grid_alone_and_it_knows_the_superlinks_addre
     grid = HttpGrid(**values)  # type: ignore[arg-type]
     assert is_deployment(grid)
     assert "127.0.0.1:9999" in superlink_of(grid)
+    assert hasattr(grid, "get_nodes")
+    assert NodeInfo(last_activated_at="2026-01-01").last_activated_at
     assert not is_deployment(FakeFlower())
     assert superlink_of(FakeFlower()) == ""

@@ -3,6 +3,7 @@
 import queue
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -27,6 +28,7 @@ class Network:
         self.members = Membership(cast(Grid, self), self.server, ["10.0.0.5:9100"], "float32")
         self.requests: dict[int, Message] = {}
         self.takes_messages = True
+        self.activated: dict[int, str] = {}
         self._online: list[int] = []
         self._answers: list[Message] = []
 
@@ -42,8 +44,11 @@ class Network:
         link.attach(queue.SimpleQueue(), [])
         return link
 
-    def get_node_ids(self) -> list[int]:
-        return self._online
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(node_id=n, last_activated_at=self.activated.get(n, "10:00"))
+            for n in self._online
+        ]
 
     def push_messages(self, messages: list[Message]) -> list[str | None]:
         if not self.takes_messages:
@@ -135,6 +140,19 @@ def test_sessions_that_lasted_do_not_count(
         network.answer(7, SessionResult(True, "its connection broke (unavailable)"))
 
 
+def test_supernode_that_starts_again_with_its_id_gets_a_new_session(network: Network) -> None:
+    """A registered one that was killed: nobody will answer the message that opened the old one."""
+    network.poll(7, 8)
+    old, other = network.connect(7), network.connect(8)
+    assert network.poll(8) == []
+    network.activated[7] = "11:00"
+    assert network.poll(7, 8) == [7]
+    assert old.over
+    assert not other.over
+    assert network.server.links[7].token != old.token
+    assert network.poll(7, 8) == []
+
+
 def test_app_that_cannot_even_start_is_left_out_and_named(network: Network) -> None:
     network.poll(7)
     with captured_log() as log:
@@ -144,6 +162,25 @@ def test_app_that_cannot_even_start_is_left_out_and_named(network: Network) -> N
     (error,) = log.errors
     assert "node 7" in error
     assert "No module named torch" in error
+    network.activated[7] = "11:00"  # somebody repaired it
+    assert network.poll(7) == [7]
+
+
+def test_supernode_that_starts_again_is_asked_for_a_stream_and_owes_nothing(
+    network: Network,
+) -> None:
+    network.poll(7, 8)
+    for node_id in (7, 8):
+        network.answer(node_id, SessionResult(False, "no way to 10.0.0.5:9100"))
+    assert network.members.transports == {7: "messages", 8: "messages"}
+    mailbox = network.server.mailbox
+    for message_id in ("a", "b"):
+        mailbox.expect(message_id)
+    mailbox.give_up({"a": 7, "b": 8})
+    network.activated[7] = "11:00"
+    assert network.poll(7, 8) == [7]
+    assert network.members.transports == {8: "messages"}
+    assert mailbox.late == {"b": 8}
 
 
 def test_request_that_flower_did_not_take_is_sent_again(network: Network) -> None:
@@ -153,16 +190,3 @@ def test_request_that_flower_did_not_take_is_sent_again(network: Network) -> Non
     assert network.members.take_answers() == 0
     network.takes_messages = True
     assert network.poll(7) == [7]
-
-
-def test_lost_connections_fail_after_the_given_time_only(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network.poll(7, 8, 9)
-    failed = []
-    for node_id, seconds_ago in ((7, 2.0), (8, 0.5), (9, None)):
-        link = network.server.links[node_id]
-        link.lost_at = None if seconds_ago is None else time.monotonic() - seconds_ago
-        monkeypatch.setattr(link, "fail_pending", lambda reason, n=node_id: failed.append(n))
-    network.members.fail_lost(1.5)
-    assert failed == [7]

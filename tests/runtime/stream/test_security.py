@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import grpc
 import numpy as np
@@ -18,10 +19,12 @@ from flower_blsgd.array_records import record_of
 from flower_blsgd.errors import UsageError
 from flower_blsgd.runtime.flower_internals import give_message_id
 from flower_blsgd.runtime.mailbox import Mailbox
+from flower_blsgd.runtime.stream import server as server_module
 from flower_blsgd.runtime.stream.codec import (
     CHUNK_BYTES,
     Broadcast,
     EncodedRecord,
+    FrameError,
     encode_messages,
     frame_of,
     read_frames,
@@ -337,7 +340,7 @@ def test_call_that_is_cancelled_while_it_is_attached_is_a_lost_connection(
     monkeypatch.setattr(link, "attach", lambda *a: (begun.set(), a[0].get(), attach(*a)))
     with server.call(link):
         assert begun.wait(60)
-    assert wait_until(lambda: link.lost_at is not None), "its messages would wait for ever"
+    assert wait_until(lambda: link.was_connected and not link.connected), "it would be on the grid"
 
 
 def test_node_that_connects_again_gets_the_next_model_whole(server: Server) -> None:
@@ -352,7 +355,7 @@ def test_node_that_connects_again_gets_the_next_model_whole(server: Server) -> N
         with server.connect(link) as caller:
             forms = [form_of_the_next(caller) for _ in range(2)]
             assert forms == ["numpy.ndarray", "bfloat16"]
-            link.fail_pending("nobody waits for them")
+            server.mailbox.forget(list(link._pending))
 
 
 def lying(array: Array) -> Callable[[Message], list[bytes]]:
@@ -377,6 +380,19 @@ GARBAGE: dict[str, Callable[[Message], list[bytes]]] = {
     "change to nothing": lying(Array("float32", (0,), "bfloat16", b"")),
     "unknown form": lying(Array("float32", (0,), "pickle", b"")),
 }
+
+
+def test_node_that_sends_and_never_reads_is_cut_off(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each frame makes one that waits for it."""
+    monkeypatch.setattr(server_module, "_MOST_UNREAD", 10)
+    link, outgoing = server.open_session(7), queue.SimpleQueue[Any]()
+    ((reply, elements),) = read_frames(reply_to(order()))
+    for _ in range(11):
+        link._receive(outgoing, reply, elements)
+    with pytest.raises(FrameError, match="does not read"):
+        link._receive(outgoing, reply, elements)
 
 
 @pytest.mark.parametrize("name", GARBAGE)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -17,8 +18,10 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 
 from flower_blsgd import serve_sessions
+from flower_blsgd.runtime.mailbox import Mailbox
 from flower_blsgd.runtime.stream import client
 from flower_blsgd.runtime.stream.grid import StreamGrid
+from flower_blsgd.runtime.stream.server import StreamServer
 from flower_blsgd.runtime.stream.session import (
     SESSION_MESSAGE,
     SessionRequest,
@@ -28,6 +31,7 @@ from flower_blsgd.runtime.stream.session import (
 
 from ..processes import is_alive, wait_until
 from .streams import (
+    LOOPBACK,
     FakeFlower,
     LinkedGrid,
     answer,
@@ -150,24 +154,41 @@ def test_callbacks_of_the_session_are_called_at_its_end_last_first() -> None:
     assert ended == ["last", "first"]
 
 
-def test_node_leaves_a_server_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing says that the session is over, and nobody listens any more."""
-    monkeypatch.setattr(client, "_GIVE_UP_SECONDS", 1.5)
+@pytest.mark.parametrize("now", ["nobody listens", "another listens", "out of reach"])
+def test_node_leaves_a_server_that_is_gone_for_good(
+    monkeypatch: pytest.MonkeyPatch, now: str
+) -> None:
+    """Nothing says that the session is over, but what is where the server was says something."""
+    limit = {"nobody listens": "_REFUSED_SECONDS", "out of reach": "_AWAY_SECONDS"}.get(now)
+    if limit:
+        monkeypatch.setattr(client, limit, 0.5)
+    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
     begun = threading.Event()
     flower = FakeFlower({7: made_app(lambda *_: begun.set() or sleep_in_a_loop() or answer())})
-    grid = LinkedGrid(flower, "127.0.0.1:0", connect_seconds=60)
+    grid = (LinkedGrid if now == "out of reach" else StreamGrid)(
+        flower, LOOPBACK, connect_seconds=60
+    )
     grid.wait_until_connected()
     grid.push_messages([order()])
     assert begun.wait(60)  # now the node too knows that it was connected
     grid._closed.set()  # it looks after nobody either
-    grid.link.cut()
+    if isinstance(grid, LinkedGrid):
+        grid.link.cut()  # what connects is let in and thrown out again
+    else:
+        grid._server.stop(0)
+    next_run = (
+        StreamServer(f"127.0.0.1:{grid._server.port}", Mailbox()) if "another" in now else None
+    )
     (session,) = flower.pushed
     assert wait_until(lambda: flower.nodes[7].replies)
     record = flower.nodes[7].replies[session.metadata.message_id].content["session"]
     assert record["connected"]
     assert record["reason"]
-    grid.link.close()
+    if isinstance(grid, LinkedGrid):
+        grid.link.close()
     grid._server.stop(0)
+    if next_run:
+        next_run.stop(0)
     flower.close()
 
 
@@ -204,10 +225,22 @@ def test_session_request_and_result_arrive() -> None:
         assert not SessionResult.from_reply(Message(content, reply_to=request)).connected
 
 
-@pytest.mark.parametrize("name", ["version", "addresses", "certificate", "token"])
-def test_request_that_lacks_something_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *({name: None} for name in ("version", "addresses", "certificate", "token")),
+        *({"addresses": value} for value in ([], "10.0.0.5:9100", [1, 2])),
+        *({"token": "text"}, {"certificate": 1}, {"wire_dtype": "int8"}, {"more": 1}),
+    ],
+    ids=str,
+)
+def test_request_that_lacks_something_or_lies_is_refused(lie: dict[str, Any]) -> None:
     content = REQUEST.to_records()
-    del content["session"][name]
+    for name, value in lie.items():
+        if value is None:
+            del content["session"][name]
+        else:
+            content["session"][name] = value
     with pytest.raises(ValueError, match=r"cannot be read|version None"):
         SessionRequest.from_message(over_flower(content))
 

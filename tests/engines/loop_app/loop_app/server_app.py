@@ -19,7 +19,7 @@ def main(grid: Grid, context: Context) -> None:
     with flower_blsgd.stream(grid, context) as fast, (notes / "rounds.jsonl").open("a") as file:
         while True:
             messages = [Message(RecordDict(), node, "train") for node in fast.get_node_ids()]
-            replies = list(fast.send_and_receive(messages, timeout=30))
+            replies = list(fast.send_and_receive(messages, timeout=5))
             answers = [dict(r.content["metrics"]) for r in replies if r.has_content()]
             errors = [str(r.error.reason) for r in replies if r.has_error()]
             processes = {str(a["partition"]): a["process"] for a in answers}
