@@ -1,0 +1,1 @@
+"""What a run continues from: its whole state, on disk and back."""

@@ -1,0 +1,312 @@
+"""What the rounds to come depend on, taken from a strategy and its workers, and put back.
+
+After `restore` into a new strategy with new workers the next round has the orders that it would
+have had, and each worker its momentum. What a checkpoint holds is checked before anything changes.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.serverapp import Grid
+
+from ..algorithm.epoch_plan import EpochPlan, RoundShape, SamplingStats
+from ..algorithm.own_parts import check_lists
+from ..algorithm.sampling import LossTable, SampleList
+from ..array_records import AnyArray, tensors_of, view_record
+from ..errors import UsageError, first_line
+from ..protocol import CONFIG, MOMENTUM, QUERY_MOMENTUM, Failure, HostOrders, WorkerProfile
+from ..protocol.records import from_wire, to_wire
+from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..strategy.planner import Planner
+from ..strategy.profiles import answer_of, node_messages, replies_to
+from ..strategy.replies import ModelShape
+from ..strategy.workers import UNKNOWN_NODE, Worker
+from .store import Checkpoint
+
+_LOG = logging.getLogger(__name__)
+
+_LEAST_MOMENTUM_SECONDS, _MOST_MOMENTUM_SECONDS = 60.0, 600.0
+"""Workers have as long to send their momentum as for an order, within these bounds."""
+
+_MOST_ROUNDS = 2**30
+
+Tensors = Mapping[str, AnyArray]
+
+
+# --- capture ------------------------------------------------------------------------------------
+
+
+def capture(
+    strategy: BiasedLocalSGD,
+    grid: Grid,
+    server_round: int,
+    arrays: ArrayRecord,
+    with_momentum: bool = True,
+) -> Checkpoint:
+    """Return the state of a run between two rounds.
+
+    Where workers keep momentum, those that the grid reaches quickly are queried for it, but for
+    those that were late last: they may hang.
+
+    Parameters
+    ----------
+    strategy : BiasedLocalSGD
+        At least one round of it is over.
+    grid : Grid
+        Where its workers are.
+    server_round : int
+        The round that is over, counted from 1.
+    arrays : ArrayRecord
+        The global model after it, which does not change any more.
+    with_momentum : bool (default: True)
+        Whether to query the workers. After a round that failed their momentum is another one.
+    """
+    planner, plan, model = strategy.planner, strategy.planner.plan, tensors_of(arrays)
+    kept = getattr(strategy.aggregation.outer_optimizer, "kept", {})
+    averaged = strategy.averaged_momentum
+    parts: dict[str, Tensors] = {
+        "model": model,
+        "table": {name: array.copy() for name, array in _arrays_of(planner.table).items()},
+        "plan": {str(i): samples.indices for i, samples in enumerate(plan.sample_lists)},
+        "stats": {n: np.asarray(v) for n, v in vars(planner.sampling_stats).items()},
+        "outer": {n: tensor.copy() for n, tensor in kept.items()},
+        "averaged": tensors_of(averaged) if averaged else {},
+        **_momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum),
+    }
+    values = {
+        "round": server_round,
+        "progress": _progress_of(planner),
+        "rounds": plan.rounds,
+        "shape": to_wire(plan.shape),
+        "planned-for": [worker.index for worker in planner.workers],
+        "members": [list(sample_list.members) for sample_list in plan.sample_lists],
+        "model": list(model),
+        "workers": [
+            {**to_wire(worker), "profile": to_wire(worker.profile)}
+            for worker in strategy.registry.workers
+        ],
+    }
+    tensors = {f"{part}/{name}": t for part, named in parts.items() for name, t in named.items()}
+    return Checkpoint(values, tensors)
+
+
+def _momentum_by_worker(
+    strategy: BiasedLocalSGD, grid: Grid, model_shape: ModelShape, query: bool
+) -> dict[str, Tensors]:
+    """Return what each worker that answers keeps, checked; note of the others why there is none."""
+    if strategy.planner.momentum_buffers != "keep":
+        return {}
+    # Of those that had no order that succeeded since the last resume.
+    found: dict[int, Tensors] = {i: tensors_of(r) for i, r in strategy.resumed_momentum.items()}
+    fast_nodes = getattr(grid, "fast_nodes", ()) if query else ()  # of others it takes seconds
+    workers = [
+        worker
+        for worker in strategy.registry.workers
+        if worker.present and worker.node_id in fast_nodes and worker.index not in found
+        if not (worker.failures_in_a_row and worker.failures[-1] == "late")
+    ]
+    seconds = max(_LEAST_MOMENTUM_SECONDS, strategy.patience_seconds(_MOST_MOMENTUM_SECONDS))
+    to_host = functools.partial(HostOrders, patience_seconds=seconds)
+    content = RecordDict({CONFIG: ConfigRecord()})
+    contents = [(worker.address, content) for worker in workers]
+    replies = replies_to(grid, node_messages(contents, QUERY_MOMENTUM, to_host), seconds)
+    reasons: dict[int, str] = {}
+    for worker in workers:
+        try:
+            answer = answer_of(replies.get(worker.node_id), worker.local_rank)
+            if isinstance(answer, Failure):
+                raise ValueError(answer.brief)
+            found[worker.index] = model_shape.checked_momentum(answer.array_records[MOMENTUM])
+        except Exception as error:  # whatever a worker sends, it costs only its momentum
+            reasons[worker.index] = reason = first_line(error)
+            if worker.no_momentum != reason:
+                _LOG.warning("no momentum of %s in a checkpoint: %s", worker.label, reason)
+    for worker in strategy.registry.workers:
+        reason = reasons.get(worker.index, "it was not queried")
+        worker.no_momentum = "" if worker.index in found else reason
+    return {f"momentum-{index}": tensors for index, tensors in found.items()}
+
+
+def _arrays_of(table: LossTable) -> dict[str, AnyArray]:
+    return {name: array for name, array in vars(table).items() if isinstance(array, np.ndarray)}
+
+
+def _kinds(tensors: Tensors) -> dict[str, Any]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _progress_of(planner: Planner) -> dict[str, int]:
+    """Return the planner's counters by name; its settings are fields."""
+    settings = {field.name for field in dataclasses.fields(planner)}
+    counters = {name: v for name, v in vars(planner).items() if name not in settings}
+    return {name: value for name, value in counters.items() if type(value) is int}
+
+
+# --- restore ------------------------------------------------------------------------------------
+
+
+def restore(
+    strategy: BiasedLocalSGD, checkpoint: Checkpoint, model: ArrayRecord
+) -> tuple[ArrayRecord, int]:
+    """Put a strategy that has not begun into the state of a checkpoint.
+
+    The workers are recognised when they connect, by their identity; one that is on the same device
+    as before keeps its speed. Momentum travels with each worker's next order.
+
+    Parameters
+    ----------
+    strategy : BiasedLocalSGD
+        New, with the settings of the run.
+    checkpoint : Checkpoint
+        Whatever it holds.
+    model : ArrayRecord
+        With the names, shapes and dtypes that the run's model must have.
+
+    Returns
+    -------
+    tuple of ArrayRecord and int
+        The global model, and the round that is over.
+
+    Raises
+    ------
+    UsageError
+        If it does not fit the strategy or the model, or is no such state; nothing has changed then.
+    """
+    try:
+        return _restore(strategy, checkpoint, model)
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as e:
+        raise UsageError(
+            f"{checkpoint.source} cannot be resumed from: {first_line(e)[:200]}; resume with the "
+            "settings and the data that it was written with, or start the run anew"
+        ) from None
+
+
+def _restore(
+    strategy: BiasedLocalSGD, checkpoint: Checkpoint, model: ArrayRecord
+) -> tuple[ArrayRecord, int]:
+    values, planner = checkpoint.values, strategy.planner
+    parts: dict[str, dict[str, AnyArray]] = {}
+    for key, tensor in checkpoint.tensors.items():
+        part, _, name = key.partition("/")
+        parts.setdefault(part, {})[name] = tensor
+    workers = [_worker_from(row, index) for index, row in enumerate(values["workers"])]
+    progress, server_round = values["progress"], values["round"]
+    plan = _plan_from(values, parts.pop("plan", {}), planner.num_samples)
+    _check_progress(progress, server_round, plan, planner)
+    planned_for = [workers[index] for index in _indices(values["planned-for"])]
+    if [worker.index for worker in planned_for] != sorted({w.index for w in planned_for}):
+        raise ValueError("its plan is not for the workers in their order")
+    stats = parts.pop("stats", {})
+    if any(value.shape or value.dtype.kind not in "fi" for value in stats.values()):
+        raise ValueError("it has no figures of its epoch's samples")
+    sampling_stats = SamplingStats(**{name: value.item() for name, value in stats.items()})
+    table = parts.pop("table", {})
+    _check_table(table, planner.table, server_round)
+    shape, own = ModelShape(model), parts.pop("model", {})
+    arrays = view_record(shape.checked(view_record({name: own[name] for name in values["model"]})))
+    averaged = shape.checked_momentum(view_record(parts.pop("averaged", {})))
+    outer, velocity = strategy.aggregation.outer_optimizer, parts.pop("outer", {})
+    _check_velocity(velocity, tensors_of(arrays))
+    momentum = {
+        i: view_record(shape.checked_momentum(view_record(parts.pop(f"momentum-{i}", {}))))
+        for i, worker in enumerate(workers)
+        if not worker.no_momentum
+    }
+    if parts or len(own) != len(arrays) or (velocity and not hasattr(outer, "kept")):
+        raise ValueError(f"it holds tensors that this run does not have: {sorted(parts)[:3]}")
+
+    # All is checked: nothing fails from here on.
+    for name, value in progress.items():
+        setattr(planner, name, value)
+    planner.plan, planner.sampling_stats, planner.workers = plan, sampling_stats, planned_for
+    for name, array in _arrays_of(planner.table).items():
+        array[...] = table[name]
+    if outer and velocity:
+        outer.kept.update({name: tensor.copy() for name, tensor in velocity.items()})
+    strategy.registry.workers = workers
+    strategy.averaged_momentum = view_record(averaged) if averaged else None
+    if planner.momentum_buffers == "keep":
+        strategy.resumed_momentum = momentum
+        if lost := ", ".join(worker.label for worker in workers if worker.no_momentum):
+            _LOG.warning("momentum is not in the checkpoint and begins with zero: %s", lost)
+    return arrays, server_round
+
+
+def _worker_from(row: Any, index: int) -> Worker:
+    profile = WorkerProfile(**from_wire(WorkerProfile, row["profile"]))
+    fields = from_wire(Worker, row)
+    printed = (profile.name, profile.device, *fields["failures"])
+    negative = any(isinstance(value, int | float) and value < 0 for value in fields.values())
+    if negative or fields["index"] != index or not all(text.isprintable() for text in printed):
+        raise ValueError(f"it holds no worker {index}")
+    return Worker(**fields, node_id=UNKNOWN_NODE, present=False, profile=profile)
+
+
+def _plan_from(values: Mapping[str, Any], lists: Tensors, num_samples: int) -> EpochPlan:
+    rounds, members = values["rounds"], [tuple(_indices(ranks)) for ranks in values["members"]]
+    fields = from_wire(RoundShape, values["shape"]).items()
+    own: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields}
+    shape = RoundShape(**own)
+    workers = len(values["planned-for"])
+    if (
+        type(rounds) is not int
+        or not 1 <= rounds < _MOST_ROUNDS
+        or not workers == len(shape.local_steps) == len(shape.batch_sizes) > 0
+        or min(*shape.local_steps, *shape.batch_sizes, shape.table_rounds or 1) < 1
+        or lists.keys() != {str(i) for i in range(len(members))}
+    ):
+        raise ValueError("its plan of the epoch does not fit its workers")
+    sample_lists = [SampleList(lists[str(i)], of_list) for i, of_list in enumerate(members)]
+    check_lists(sample_lists, rounds, shape.samples_per_round, num_samples)
+    return EpochPlan(values["progress"]["epoch"], rounds, shape, tuple(sample_lists))
+
+
+def _check_progress(progress: Any, server_round: Any, plan: EpochPlan, planner: Planner) -> None:
+    kinds = {name: type(value) for name, value in _progress_of(planner).items()}
+    if {name: type(value) for name, value in progress.items()} != kinds:
+        raise ValueError("its counters are not those of a run")
+    epoch, done, total = (progress[n] for n in ("epoch", "rounds_done", "rounds_total"))
+    most = max(progress["samples_planned"], server_round)
+    if (
+        not 1 <= epoch <= total + (done == 0)  # the first round of an epoch may have failed
+        or not done <= min(plan.rounds, total)
+        or not 1 <= total <= server_round < _MOST_ROUNDS
+        or not plan.num_planned <= most < 2**63
+        or not all(0 <= value <= most for value in progress.values())
+    ):
+        raise ValueError("its counters do not fit together")
+
+
+def _check_table(table: Tensors, own: LossTable, server_round: int) -> None:
+    if _kinds(table) != _kinds(_arrays_of(own)):
+        raise ValueError(f"its loss table is not one of {len(own)} samples")
+    seen, losses = table["rounds"] > 0, table["losses"]
+    if not (np.isfinite(losses) == seen).all() or not (np.isposinf(losses) != seen).all():
+        raise ValueError("its loss table holds losses that are none")
+    if table["rounds"].min() < 0 or table["rounds"].max() > server_round:
+        raise ValueError("its loss table counts rounds that have not been")
+
+
+def _check_velocity(velocity: Tensors, model: Tensors) -> None:
+    for name, tensor in velocity.items():
+        floating = tensor.dtype.kind in "fc" and np.isfinite(tensor).all()
+        if not floating or tensor.shape != model[name].shape:
+            raise ValueError(f"its outer optimizer cannot have such a state of {name!r}")
+
+
+def _indices(values: Any) -> Sequence[int]:
+    if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
+        raise ValueError(f"{str(values)[:40]} are no indices")
+    return values

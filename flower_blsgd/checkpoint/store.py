@@ -1,0 +1,228 @@
+"""Checkpoints on disk: written by a thread of their own, whole or not at all, checked when read.
+
+A checkpoint is one safetensors file, with its checksum in the name and its values, as JSON, in the
+header.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from ..array_records import AnyArray, tensors_of
+from ..errors import UsageError, first_line
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+FOLDER = "checkpoint"
+BEST_MODEL = "best_model.safetensors"
+
+_PART = ".part-"
+_NAME = re.compile(r"round-([0-9]{9,10})\.([0-9a-f]{64})\.safetensors")
+
+
+@dataclass
+class Checkpoint:
+    """The state of a run after some round.
+
+    Parameters
+    ----------
+    values : dict
+        What JSON can hold, without nan and infinity.
+    tensors : dict of str to ndarray
+        By name; none of it changes any more.
+    source : str (default: "this checkpoint")
+        The file that it comes from, for errors.
+    """
+
+    values: dict[str, Any]
+    tensors: dict[str, AnyArray]
+    source: str = "this checkpoint"
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in ``checkpoint/`` of its folder, and its best model.
+
+    A thread writes them, so that training does not wait for the disk; one that waits for it is
+    replaced by a newer one. If writing fails, one line in the log says so, and the last complete
+    checkpoint stays.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    keep : int
+        How many stay, the newest ones; with 0 `save` does nothing.
+
+    Attributes
+    ----------
+    blocking_seconds : float
+        How long the callers of `save` and `save_best` were held up.
+    saved_round : int
+        The round of the last checkpoint that was completed here; 0 before the first.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._run_folder, self._folder, self._keep = folder, folder / FOLDER, keep
+        self._writer = ThreadPoolExecutor(1)  # its thread starts with the first
+        self._last: dict[str, Future[None]] = {}
+        self._failing = False
+        self.blocking_seconds = 0.0
+        self.saved_round = 0
+
+    def save(self, checkpoint: Checkpoint, server_round: int) -> None:
+        """Hand a checkpoint over to be written."""
+        if self._keep:
+            self._hand_over(FOLDER, self._write, checkpoint, server_round)
+
+    def save_best(self, arrays: ArrayRecord, server_round: int, accuracy: float) -> None:
+        """Hand the best model so far over to be written to ``best_model.safetensors``."""
+        about = {"round": str(server_round), "accuracy": repr(accuracy)}
+        self._hand_over(BEST_MODEL, self._write_best, arrays, about)
+
+    def close(self) -> None:
+        """Wait until all that was handed over is written, and take no more. May be called twice."""
+        self._writer.shutdown()
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole; None if there is none at all.
+
+        Raises
+        ------
+        UsageError
+            If there are some and all are damaged, or one has another format version.
+        """
+        reason = ""
+        for server_round, path in self._found():
+            try:
+                return _read(path, server_round)
+            except UsageError:
+                raise
+            except Exception as error:  # whatever a damaged file makes a reader raise
+                reason = f"{path} is damaged: {first_line(error)}"
+                _LOG.warning("%s; the checkpoint before it is used", reason)
+        if reason:
+            raise UsageError(f"no checkpoint can be read ({reason}); start the run anew")
+        return None
+
+    def _hand_over(self, what: str, write: Callable[..., None], *arguments: Any) -> None:
+        began = time.perf_counter()
+        if what in self._last:
+            self._last[what].cancel()  # has no effect once it has begun
+        self._last[what] = self._writer.submit(self._try, write, *arguments)
+        self.blocking_seconds += time.perf_counter() - began
+
+    def _try(self, write: Callable[..., None], *arguments: Any) -> None:
+        try:
+            write(*arguments)
+            self._failing = False
+        except Exception as error:  # training goes on, whatever the disk does
+            if not self._failing:
+                failed = "%s could not be written to (%s); training goes on"
+                _LOG.warning(failed, self._folder, first_line(error))
+            self._failing = True
+
+    def _write(self, checkpoint: Checkpoint, server_round: int) -> None:
+        about = {
+            "format_version": str(FORMAT_VERSION),
+            "round": str(server_round),
+            "values": json.dumps(checkpoint.values, allow_nan=False),
+        }
+        with self._part() as part:
+            digest = _write_tensors(part, checkpoint.tensors, about)
+            path = self._folder / f"round-{server_round:09d}.{digest}.safetensors"
+            _complete(part, path)
+        self.saved_round = server_round
+        # Those of later rounds are damaged: the run was resumed from one before them.
+        before = [other for other_round, other in self._found() if other_round < server_round]
+        for _, other in self._found():
+            if other not in (path, *before[: self._keep - 1]):
+                other.unlink(missing_ok=True)
+
+    def _write_best(self, arrays: ArrayRecord, about: dict[str, str]) -> None:
+        with self._part() as part:
+            _write_tensors(part, tensors_of(arrays), about)
+            _complete(part, self._run_folder / BEST_MODEL)
+
+    @contextlib.contextmanager
+    def _part(self) -> Iterator[Path]:
+        """Yield a path to write to; if it still is there at the end it is removed."""
+        self._folder.mkdir(exist_ok=True)
+        for left in self._folder.glob(f"{_PART}*"):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        part = self._folder / f"{_PART}{uuid.uuid4().hex}"
+        try:
+            yield part
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _found(self) -> list[tuple[int, Path]]:
+        """Return the checkpoints that there are with their rounds, the newest first."""
+        paths = sorted(self._folder.glob("round-*"), reverse=True)
+        named = [(_NAME.fullmatch(path.name), path) for path in paths]
+        return [(int(name[1]), path) for name, path in named if name]
+
+
+def _complete(part: Path, path: Path) -> None:
+    """Give a file that is on the disk its name, there as well."""
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str]) -> str:
+    """Write a safetensors file to the disk; return its SHA-256 as text."""
+    save_file({name: np.asarray(t, order="C") for name, t in tensors.items()}, path, about)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path, server_round: int) -> Checkpoint:
+    """Read a checkpoint, and check its form; a damaged one raises anything.
+
+    Raises
+    ------
+    UsageError
+        If it is whole, but has another format version.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > memory:
+            raise ValueError("it is no plain file, or larger than the memory")
+        if f".{hashlib.file_digest(file, 'sha256').hexdigest()}." not in path.name:
+            raise ValueError("its checksum is wrong")
+    with safe_open(path, "numpy") as tensors:
+        about = tensors.metadata()
+        if (of_file := about["format_version"]) != str(FORMAT_VERSION):
+            raise UsageError(
+                f"{path} has format version {of_file[:20]}, and this flower-blsgd reads "
+                f"{FORMAT_VERSION}; resume with the version that wrote it, or start the run anew"
+            )
+        if about["round"] != str(server_round):
+            raise ValueError("it is of another round")
+        values = dict(json.loads(about["values"]))
+        found = {name: tensors.get_tensor(name) for name in tensors.offset_keys()}
+        return Checkpoint(values, found, str(path))

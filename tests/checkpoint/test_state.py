@@ -1,0 +1,565 @@
+"""A run that is captured, and goes on with a new strategy and new workers, to the bit."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from flower_blsgd import BiasedLocalSGD, LocalSGD
+from flower_blsgd.algorithm.catalog import ALGORITHMS
+from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS
+from flower_blsgd.algorithm.sampling import EpochRequest, LossTable, SampleList, UniformSampler
+from flower_blsgd.checkpoint.state import capture, restore
+from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import MOMENTUM, HostOrders, ProfileQuery, WorkerProfile
+from flower_blsgd.run import make_local_grid, make_strategy
+from flower_blsgd.runtime.devices import parse_workers, usable_cores
+from flower_blsgd.runtime.flower_internals import become_server
+from flower_blsgd.tasks import load_task
+from flower_blsgd.worker.model_io import state_record
+from flower_blsgd.worker.profile import answer_sum
+
+from ..hosts.host_nodes import HostNode
+from ..in_process_grid import (
+    InProcessGrid,
+    TorchWorker,
+    ToyWorker,
+    fast_profile,
+    same_bits,
+    slow_profile,
+    toy_arrays,
+)
+from ..log_capture import captured_log
+from ..small_training import DECAY, NUM_SAMPLES, data, make_model
+
+
+class Worker(TorchWorker):
+    """Trains, sums, and answers what a checkpoint asks, as our ClientApp does."""
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        if message.metadata.message_type == "query.momentum":
+            kept = self.state.array_records.get(MOMENTUM, ArrayRecord())
+            return Message(RecordDict({MOMENTUM: kept}), reply_to=message)
+        if message.metadata.message_type == "train.sum":
+            return answer_sum(message)
+        return super().__call__(message, node_id)
+
+
+class FastGrid(InProcessGrid):
+    """A grid whose messages are cheap."""
+
+    @property
+    def fast_nodes(self) -> set[int]:
+        return set(self.get_node_ids())
+
+
+def worker_of(profile: WorkerProfile, optimizer: str = "sgd") -> Worker:
+    sgd = LocalSGD(make_model(True), data(), optimizer=optimizer, momentum=0.9, weight_decay=DECAY)
+    return Worker(profile, sgd)
+
+
+def grid_of(optimizer: str = "sgd", first_id: int = 10) -> FastGrid:
+    profiles = [
+        fast_profile(0, seconds_per_step=1.0),
+        fast_profile(1, seconds_per_step=1.25),
+        slow_profile(2, seconds_per_step=3.0),
+    ]
+    handlers = [worker_of(profile, optimizer) for profile in profiles]
+    return FastGrid(dict(zip(range(first_id, 99), handlers, strict=False)))
+
+
+def first_model() -> ArrayRecord:
+    return ArrayRecord(make_model(True).state_dict())
+
+
+def play(
+    strategy: BiasedLocalSGD, grid: Grid, arrays: ArrayRecord, first: int, last: int
+) -> list[ArrayRecord]:
+    """Return the models after these rounds."""
+    models = []
+    for server_round in range(first, last + 1):
+        orders = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        found, _ = strategy.aggregate_train(server_round, grid.send_and_receive(orders))
+        assert found is not None
+        models.append(arrays := found)
+    return models
+
+
+def config_of(**changes: Any) -> RunConfig:
+    settings: dict[str, Any] = {
+        "batch_size": 2,
+        "local_steps_fast": 3,
+        "local_steps_slow": "auto",
+        "epochs": 4,
+        "seed": 3,
+        "min_workers": 3,
+        "warmup_epochs": 1.5,
+        "decay_epochs": "50%, 3",
+    }
+    return RunConfig(**(settings | changes))
+
+
+def strategy_of(config: RunConfig) -> BiasedLocalSGD:
+    names = [name for name, _ in make_model(True).named_parameters()]
+    strategy = make_strategy(config, NUM_SAMPLES, config.min_workers, names)
+    planner = strategy.planner
+    planner.budget_share = lambda: (planner.epoch - 1) / config.epochs
+    return strategy
+
+
+def over_the_disk(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    store = CheckpointStore(folder, 1)
+    store.save(checkpoint, checkpoint.values["round"])
+    store.close()
+    read = store.newest()
+    assert read is not None
+    return read
+
+
+def assert_goes_on_to_the_bit(
+    folder: Path, config: RunConfig, k: int, new_grid: Callable[[], FastGrid] | None = None
+) -> None:
+    """Capture after round k, and compare the five rounds after it with those of a resumed run."""
+    new_grid = new_grid or (lambda: grid_of(config.optimizer))
+    whole, grid = strategy_of(config), new_grid()
+    models = play(whole, grid, first_model(), 1, k)
+    checkpoint = capture(whole, grid, k, models[-1])
+    models += play(whole, grid, models[-1], k + 1, k + 5)
+    resumed = strategy_of(config)
+    read = over_the_disk(checkpoint, folder)
+    with captured_log() as log:
+        arrays, server_round = restore(resumed, read, first_model())
+    assert log.lines(30) == []
+    assert server_round == k
+    assert same_bits(arrays, models[k - 1])
+    at_once = capture(resumed, new_grid(), k, arrays)  # before any worker is back
+    assert at_once.values == read.values
+    np.testing.assert_equal(at_once.tensors, read.tensors)
+    again = play(resumed, new_grid(), arrays, k + 1, k + 5)
+    for found, wanted in zip(again, models[k:], strict=True):
+        assert same_bits(found, wanted)
+    assert not any(map(same_bits, models[1:], models[:-1]))
+    for name, value in vars(whole.planner.table).items():
+        np.testing.assert_array_equal(vars(resumed.planner.table)[name], value)
+    counters = {n: v for n, v in vars(whole.planner).items() if isinstance(v, int | float)}
+    assert {name: getattr(resumed.planner, name) for name in counters} == counters
+    np.testing.assert_equal(
+        vars(resumed.planner.sampling_stats), vars(whole.planner.sampling_stats)
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+POLICIES, OUTER = ("keep", "reset", "average"), tuple(OUTER_OPTIMIZERS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_resumed_run_has_the_same_models_to_the_bit(
+    tmp_path: Path, algorithm: str, policy: str
+) -> None:
+    """Each algorithm with each policy and each outer optimizer; in an epoch, or at its end."""
+    place = list(ALGORITHMS).index(algorithm) + POLICIES.index(policy)
+    if algorithm == "fednova":
+        policy = "reset"  # which it needs
+    config = config_of(
+        algorithm=algorithm,
+        momentum_buffers=policy,
+        outer_optimizer=OUTER[place % 3],
+        clock="device" if algorithm == "dlb" else "wall",  # on which its batches would follow time
+    )
+    assert_goes_on_to_the_bit(tmp_path, config, k=3 + place % 2)
+
+
+@pytest.mark.parametrize("policy", ["keep", "average"])
+def test_resumed_adamw_has_its_moments_and_steps(tmp_path: Path, policy: str) -> None:
+    config = config_of(optimizer="adamw", momentum_buffers=policy, sampler="unified")
+    assert_goes_on_to_the_bit(tmp_path, config, k=5)
+
+
+def test_resumed_devices_behind_one_node_have_each_its_own_momentum(tmp_path: Path) -> None:
+    def one_host() -> FastGrid:
+        return FastGrid({10: HostNode(*grid_of().handlers.values(), partition_id=0)})
+
+    assert_goes_on_to_the_bit(tmp_path, config_of(min_workers=1), 3, one_host)
+
+
+@pytest.mark.processes
+def test_resumed_on_the_local_grid(tmp_path: Path) -> None:
+    """Momentum comes through shared memory, which nobody may write to before it is on the disk."""
+    config = RunConfig(batch_size=64, local_steps_fast=4, local_steps_slow=2, threads=1)
+    specs = parse_workers(f"1x cpu:{usable_cores()[0]} fast; 1x cpu:{usable_cores()[0]} slow")
+    first = state_record(load_task("digits").initial_model(1))
+    whole, resumed = (make_strategy(config, 1437, 2) for _ in range(2))
+    with make_local_grid(config, workers=specs) as grid:
+        models = play(whole, grid, first, 1, 2)
+        checkpoint = capture(whole, grid, 2, models[-1])
+        models += play(whole, grid, models[-1], 3, 5)
+    with make_local_grid(config, workers=specs) as grid:
+        arrays, _ = restore(resumed, over_the_disk(checkpoint, tmp_path), first)
+        again = play(resumed, grid, arrays, 3, 5)
+    assert all(map(same_bits, again, models[2:]))
+    assert any(name.startswith("momentum-1/") for name in checkpoint.tensors)
+
+
+# --- workers
+
+
+def test_worker_that_left_keeps_its_place_and_its_losses_stay_given_up(tmp_path: Path) -> None:
+    config = config_of(min_workers=2)
+    whole, grid = strategy_of(config), grid_of()
+    models = play(whole, grid, first_model(), 1, 2)
+    gone = grid.disconnect(11)
+    models += play(whole, grid, models[-1], 3, 3)
+    checkpoint = capture(whole, grid, 3, models[-1])
+    models += play(whole, grid, models[-1], 4, 6)
+    resumed, others = strategy_of(config), grid_of()
+    with captured_log() as log:
+        arrays, _ = restore(resumed, over_the_disk(checkpoint, tmp_path), first_model())
+    assert log.lines(30) == [
+        "momentum is not in the checkpoint and begins with zero: fast-1 (cpu:1)"
+    ]
+    again = others.disconnect(11)
+    for found, wanted in zip(play(resumed, others, arrays, 4, 6), models[3:], strict=True):
+        assert same_bits(found, wanted)
+    assert resumed.planner.samples_given_up == whole.planner.samples_given_up > 0
+    for strategy, of, handler in ((whole, grid, gone), (resumed, others, again)):
+        of.connect(77, handler)
+        play(strategy, of, first_model(), 7, 7)
+        assert [w.index for w in strategy.registry.active] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"), [("dies", "died"), ("wrong losses", "unusable reply")]
+)
+def test_worker_that_was_left_out_is_queried_again_at_the_next_plan(
+    tmp_path: Path, failure: str, kind: str
+) -> None:
+    """It has the momentum that it had, also if it trained while its replies could not be used."""
+    config = config_of(min_workers=2, algorithm="sync-sgd")  # whose first epoch has 8 rounds
+    whole, grid = strategy_of(config), grid_of()
+    for server_round in (1, 2, 3):
+        grid.fail_at(1, server_round, failure)
+    with captured_log():
+        models = play(whole, grid, first_model(), 1, 3)
+    checkpoint = capture(whole, grid, 3, models[-1])
+    models += play(whole, grid, models[-1], 4, 10)
+    resumed, others = strategy_of(config), grid_of()
+    with captured_log():
+        arrays, _ = restore(resumed, over_the_disk(checkpoint, tmp_path), first_model())
+    again = play(resumed, others, arrays, 4, 8)
+    assert [worker.index for worker in resumed.registry.active] == [0, 2]
+    again += play(resumed, others, again[-1], 9, 10)
+    assert all(map(same_bits, again, models[3:]))
+    for strategy in (whole, resumed):
+        left_out = strategy.registry.workers[1]
+        assert (left_out.excluded, left_out.failures) == ("", [kind] * 3)
+
+
+class Measuring(ToyWorker):
+    """Says that a step takes so long, when it is told to measure."""
+
+    def __init__(self, place: int, seconds: float, device: str = "cpu:0") -> None:
+        super().__init__(WorkerProfile(device, "slow" if place else "fast", partition_id=place))
+        self.seconds, self.asked = seconds, 0
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        if message.metadata.message_type != "query.profile":
+            return super().__call__(message, node_id)
+        measure = ProfileQuery.from_message(message).calibrate
+        self.asked += measure
+        assert self.profile is not None
+        seconds = self.seconds if measure else 0.0
+        return replace(self.profile, seconds_per_step=seconds).to_reply(message)
+
+
+def test_measured_speed_is_taken_from_the_checkpoint_unless_the_device_is_another() -> None:
+    def strategy_of_two() -> BiasedLocalSGD:
+        return BiasedLocalSGD(200, 2, local_steps=8, min_available_nodes=2, seed=1)
+
+    whole = strategy_of_two()
+    grid = FastGrid({10: Measuring(0, 1.0), 11: Measuring(1, 4.0)})
+    checkpoint = capture(whole, grid, 1, play(whole, grid, toy_arrays(), 1, 1)[-1])
+    for device, asked, steps in (("cpu:0", 0, (8, 2)), ("cpu:9", 1, (8, 4))):
+        workers = [Measuring(0, 9.0), Measuring(1, 2.0, device)]
+        resumed = strategy_of_two()
+        arrays, _ = restore(resumed, checkpoint, toy_arrays())
+        rounds = 1 + whole.planner.plan.rounds  # into the epoch after
+        play(resumed, FastGrid(dict(zip((20, 21), workers, strict=True))), arrays, 2, rounds)
+        assert (workers[0].asked, workers[1].asked) == (asked, asked)
+        assert resumed.planner.plan.shape.local_steps == steps
+
+
+def test_other_data_than_those_of_the_checkpoint_are_refused() -> None:
+    def grid_with(fingerprint: str) -> FastGrid:
+        profiles = fast_profile(0, data_fingerprint=fingerprint), slow_profile(1)
+        return FastGrid({10 + i: ToyWorker(profile) for i, profile in enumerate(profiles)})
+
+    strategy, grid = BiasedLocalSGD(200, 2, local_steps_slow=8), grid_with("a")
+    checkpoint = capture(strategy, grid, 1, play(strategy, grid, toy_arrays(), 1, 1)[-1])
+    resumed = BiasedLocalSGD(200, 2, local_steps_slow=8)
+    arrays, _ = restore(resumed, checkpoint, toy_arrays())
+    with pytest.raises(UsageError, match="cannot be resumed: node 10 holds other training data"):
+        play(resumed, grid_with("b"), arrays, 2, 2)
+    resumed, with_another = BiasedLocalSGD(200, 2, local_steps_slow=8), grid_with("a")
+    with_another.connect(12, ToyWorker(fast_profile(3, data_fingerprint="b")))
+    with captured_log() as log:
+        play(resumed, with_another, restore(resumed, checkpoint, toy_arrays())[0], 2, 2)
+    assert log.lines(40)[0].startswith("node 12 does not take part: holds other training data")
+    assert [worker.node_id for worker in resumed.registry.workers] == [10, 11]
+
+
+def test_momentum_of_workers_that_do_not_send_it_begins_with_zero_and_one_line_says_so() -> None:
+    config = config_of(local_steps_slow=1)
+    strategy, grid = strategy_of(config), grid_of()
+    knows_nothing = grid.handlers[12]
+
+    def foreign(message: Message, node_id: int) -> Message:
+        if message.metadata.message_type == "query.momentum":
+            return ClientApp()(message, Context(1, node_id, {}, RecordDict(), {}))
+        return knows_nothing(message, node_id)
+
+    grid.handlers[12] = foreign
+    arrays = play(strategy, grid, first_model(), 1, 1)[-1]
+    with captured_log() as log:
+        checkpoints = [capture(strategy, grid, 1, arrays) for _ in range(2)]
+    (line,) = log.lines(30)
+    assert line.startswith("no momentum of slow-2 (cpu:2) in a checkpoint: ")
+    assert grid.timeouts[-1] == 60.0
+    slow = InProcessGrid(grid.handlers)  # as Flower's own: each message would take seconds
+    checkpoints.append(capture(strategy_of_first_round(slow), slow, 1, arrays))
+    assert slow.sent_of_type("query.momentum") == []
+    labels = ("slow-2 (cpu:2)", "slow-2 (cpu:2)", "fast-0 (cpu:0), fast-1 (cpu:1), slow-2 (cpu:2)")
+    for checkpoint, lost in zip(checkpoints, labels, strict=True):
+        with captured_log() as log:
+            restore(strategy_of(config), checkpoint, first_model())
+        assert log.lines(30) == [f"momentum is not in the checkpoint and begins with zero: {lost}"]
+
+
+def test_momentum_of_a_resumed_run_is_sent_until_it_arrives_and_is_in_its_checkpoints() -> None:
+    config = config_of(min_workers=2, local_steps_slow=1)
+    strategy, grid = strategy_of(config), grid_of()
+    checkpoint = capture(strategy, grid, 3, play(strategy, grid, first_model(), 1, 3)[-1])
+    resumed, grid = strategy_of(config), grid_of()
+    arrays, _ = restore(resumed, checkpoint, first_model())
+    handler = grid.handlers[11]
+
+    def deaf(message: Message, node_id: int) -> Message:
+        if message.metadata.message_type == "query.profile":
+            return handler(message, node_id)
+        raise RuntimeError("busy")
+
+    grid.handlers[11] = deaf
+    with captured_log():
+        arrays = play(resumed, grid, arrays, 4, 4)[-1]
+        again = capture(resumed, grid, 4, arrays)
+    assert list(resumed.resumed_momentum) == [1]
+    assert [m.metadata.dst_node_id for m in grid.sent_of_type("query.momentum")] == [10, 12]
+    with captured_log() as log:
+        restore(strategy_of(config), again, first_model())
+    assert log.lines(30) == []
+    of_worker = [key for key in checkpoint.tensors if key.startswith("momentum-1/")]
+    assert of_worker
+    assert all((again.tensors[key] == checkpoint.tensors[key]).all() for key in of_worker)
+    grid.handlers[11] = handler
+    play(resumed, grid, arrays, 5, 6)
+    arrived = [order.momentum is not None for order in handler.orders]
+    assert arrived == [True, False]
+    assert resumed.resumed_momentum == {}
+
+
+def test_queries_for_momentum_wait_as_long_as_orders_and_not_for_those_that_hang() -> None:
+    config = config_of(min_workers=1, local_steps_slow=1)
+    strategy, grid = strategy_of(config), FastGrid({10: HostNode(*grid_of().handlers.values())})
+    arrays = play(strategy, grid, first_model(), 1, 1)[-1]
+    strategy.patience_seconds = lambda most: min(most, 100.0)  # type: ignore[method-assign]
+    slow = strategy.registry.workers[2]
+    slow.failures, slow.failures_in_a_row = ["late"], 1
+    checkpoint = capture(strategy, grid, 1, arrays)
+    (query,) = grid.sent_of_type("query.momentum")
+    orders = HostOrders.from_message(query)
+    assert (grid.timeouts[-1], orders.patience_seconds, [*orders.contents]) == (
+        100.0,
+        100.0,
+        [0, 1],
+    )
+    assert [row["no-momentum"] for row in checkpoint.values["workers"]] == [
+        *("", "", "it was not queried")
+    ]
+
+
+def strategy_of_first_round(grid: InProcessGrid) -> BiasedLocalSGD:
+    strategy = strategy_of(config_of(local_steps_slow=1))
+    play(strategy, grid, first_model(), 1, 1)
+    return strategy
+
+
+class Reversed(UniformSampler):
+    """Deals to the last participant first, and has a list of nobody."""
+
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        (one,) = super().sample_lists(request, table)
+        return [SampleList(one.indices, one.members[::-1]), SampleList(one.indices[:0], ())]
+
+
+class Plain:
+    """An outer optimizer that is none by name, and keeps nothing."""
+
+    def step(self, before: Any, averaged: Any, parameters: Any) -> dict[str, Any]:
+        return {name: 0.5 * (before[name] + averaged[name]) for name in averaged}
+
+
+def test_parts_of_ones_own_and_huge_losses_are_resumed() -> None:
+    """Losses of 1e17 are more than a float has whole numbers."""
+
+    def own() -> BiasedLocalSGD:
+        parts: dict[str, Any] = {"sampler": Reversed(), "outer_optimizer": Plain()}
+        return BiasedLocalSGD(48, 4, 2, local_steps_slow=1, min_available_nodes=2, **parts)
+
+    def grid() -> FastGrid:
+        workers = (ToyWorker(p, losses=huge) for p in (fast_profile(0), slow_profile(1)))
+        return FastGrid(dict(enumerate(workers, 10)))
+
+    def huge(indices: np.ndarray) -> np.ndarray:
+        return np.full(len(indices), 1e17, np.float32)
+
+    whole, nodes = own(), grid()
+    models = play(whole, nodes, toy_arrays(), 1, 6)
+    checkpoint = capture(whole, nodes, 6, models[-1])
+    assert whole.planner.epoch > 1
+    models += play(whole, nodes, models[-1], 7, 9)
+    resumed = own()
+    arrays, _ = restore(resumed, checkpoint, toy_arrays())
+    assert all(map(same_bits, play(resumed, grid(), arrays, 7, 9), models[6:]))
+
+
+# --- what is refused
+
+
+@pytest.fixture(scope="module")
+def captured() -> Checkpoint:
+    become_server(1)
+    config = config_of(outer_optimizer="nesterov")
+    strategy, grid = strategy_of(config), grid_of()
+    arrays = play(strategy, grid, first_model(), 1, 3)[-1]
+    return capture(strategy, grid, 3, arrays)
+
+
+def changed(value: Any, *path: Any) -> Callable[[Checkpoint], None]:
+    def change(checkpoint: Checkpoint) -> None:
+        inner = checkpoint.values
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+
+    return change
+
+
+def with_tensor(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
+    def apply(checkpoint: Checkpoint) -> None:
+        checkpoint.tensors[name] = change(checkpoint.tensors[name].copy())
+
+    return apply
+
+
+def with_first(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(tensor: np.ndarray) -> np.ndarray:
+        tensor.flat[0] = value
+        return tensor
+
+    return change
+
+
+NONSENSE: dict[str, Callable[[Checkpoint], object]] = {
+    "round 0": changed(0, "round"),
+    "round as text": changed("3", "round"),
+    "round before its epochs": changed(1, "round"),
+    "no progress": changed([], "progress"),
+    "epoch 0": changed(0, "progress", "epoch"),
+    "epoch true": changed(True, "progress", "epoch"),
+    "a counter that nobody has": changed(1, "progress", "batch_size"),
+    "more rounds than the epoch has": changed(5, "progress", "rounds_done"),
+    "samples of no epoch": changed(1, "progress", "samples_planned"),
+    "a million rounds": changed(10**6, "rounds"),
+    "no steps": changed([0, 0, 0], "shape", "local-steps"),
+    "steps of a worker less": changed([3, 2], "shape", "local-steps"),
+    "half a step": changed([3, 2.5, 1], "shape", "local-steps"),
+    "a worker that is none": changed([0, 1, 7], "planned-for"),
+    "a worker twice": changed([0, 1, 1], "planned-for"),
+    "a member of no list": changed([[0, 1]], "members"),
+    "a member of two lists": changed([[0, 1], [1, 2]], "members"),
+    "statistics missing": lambda c: c.tensors.pop("stats/all_loss_mean"),
+    "statistics of several": with_tensor("stats/all_loss_mean", lambda t: np.array([t, t])),
+    "workers missing": changed([], "workers"),
+    "another tier": changed("medium", "workers", 0, "profile", "tier"),
+    "negative seconds": changed(-1.0, "workers", 0, "profile", "seconds-per-step"),
+    "infinite ratio": changed(float("inf"), "workers", 0, "speed-ratio"),
+    "index of another": changed(1, "workers", 0, "index"),
+    "failures as a number": changed(3, "workers", 0, "failures"),
+    "a failure that cannot be printed": changed(["\x1b[31m"], "workers", 0, "failures"),
+    "more trained than planned": changed(10**9, "progress", "samples_trained"),
+    "text for a number": changed("x", "workers", 0, "training-seconds-per-step"),
+    "deep nesting": changed([[[[]]]], "planned-for"),
+    "a tensor of the model less": changed(["0.weight"], "model"),
+    "model not finite": with_tensor("model/0.weight", with_first(np.nan)),
+    "model of another shape": with_tensor("model/0.weight", lambda t: t.T.copy()),
+    "model of another dtype": with_tensor("model/0.weight", lambda t: t.astype(np.float64)),
+    "sample that is not there": with_tensor("plan/0", with_first(NUM_SAMPLES)),
+    "negative sample": with_tensor("plan/0", with_first(-1)),
+    "samples as int64": with_tensor("plan/0", lambda t: t.astype(np.int64)),
+    "a sample less": with_tensor("plan/0", lambda t: t[1:]),
+    "losses nan": with_tensor("table/losses", with_first(np.nan)),
+    "losses minus infinity": with_tensor("table/losses", with_first(-np.inf)),
+    "losses of more samples": with_tensor("table/losses", lambda t: np.append(t, t[:1])),
+    "rounds to come": with_tensor("table/rounds", with_first(4)),
+    "velocity not finite": with_tensor("outer/0.weight", with_first(np.inf)),
+    "velocity of another shape": with_tensor("outer/0.weight", lambda t: t[:1]),
+    "momentum of another shape": with_tensor("momentum-1/0.weight", lambda t: t[:1]),
+    "momentum not finite": with_tensor("momentum-1/0.weight", with_first(np.nan)),
+    "a tensor of the model too many": lambda c: c.tensors.update({"model/x": np.zeros(1)}),
+    "momentum of nobody": lambda c: c.tensors.update({"momentum-9/x": np.zeros(1)}),
+    "a tensor too many": lambda c: c.tensors.update({"x": np.zeros(1)}),
+    "no tensors": lambda c: c.tensors.clear(),
+    "no values": lambda c: c.values.clear(),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_nonsense_is_refused_in_one_line_and_changes_nothing(
+    captured: Checkpoint, what: str
+) -> None:
+    checkpoint = copy.deepcopy(captured)
+    NONSENSE[what](checkpoint)
+    strategy = strategy_of(config_of(outer_optimizer="nesterov"))
+    with pytest.raises(UsageError, match="this checkpoint cannot be resumed from: ") as refused:
+        restore(strategy, checkpoint, first_model())
+    assert len(str(refused.value).splitlines()) == 1
+    assert strategy.registry.workers == []
+    assert (strategy.planner.epoch, strategy.planner.table.rounds.max()) == (0, 0)
+    assert strategy.resumed_momentum == {}
+    outer = strategy.aggregation.outer_optimizer
+    assert outer is not None
+    assert not outer.kept
+
+
+def test_state_of_an_outer_optimizer_that_this_run_does_not_have_is_refused(
+    captured: Checkpoint,
+) -> None:
+    with pytest.raises(UsageError, match="tensors that this run does not have"):
+        restore(strategy_of(config_of()), captured, first_model())
