@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.data import image_data, text_data
+from flower_blsgd.data import splits
 from flower_blsgd.data.cache import Prepared, Write, prepared
 from flower_blsgd.data.source import DataSource
-from flower_blsgd.data.text_data import LARGEST_VOCABULARY
+from flower_blsgd.data.text_data import LARGEST_VOCABULARY, TOKENIZER_FILE
 from flower_blsgd.tasks.task import prepare_task
 
 CLASSES = 10
@@ -54,17 +54,16 @@ def make_up(cache: Path, config: RunConfig, train: int, test: int) -> None:
     """
 
     def made_up(
-        name: str, source: DataSource, options: Mapping[str, Any], write: Write, again: bool = False
+        source: DataSource, options: Mapping[str, Any], write: Write, again: bool = False
     ) -> Prepared:
         classes = options["classes"] or CLASSES
         images = "side" in options
         draw = _images(options["side"]) if images else _tokens(options["max_tokens"])
-        return prepared(name, source, options, _writer(classes, draw, train, test), again)
+        return prepared(source, options, _writer(classes, draw, train, test), again)
 
     with (
         patch.dict(os.environ, BLSGD_CACHE=str(cache)),
-        patch.object(image_data, "prepared", made_up),
-        patch.object(text_data, "prepared", made_up),
+        patch.object(splits, "prepared", made_up),
     ):
         prepare_task(config.task, config.data, config.model, **config.task_options)
 
@@ -78,7 +77,7 @@ def _writer(classes: int, draw: Draw, train: int, test: int) -> Write:
             np.save(folder / f"{part}_inputs.npy", draw(generator, count))
             labels = generator.integers(0, classes, count, np.int64)
             np.save(folder / f"{part}_labels.npy", labels)
-        (folder / text_data.TOKENIZER_FILE).write_text(NO_TOKENIZER)
+        (folder / TOKENIZER_FILE).write_text(NO_TOKENIZER)
         skipped = {"train": 0, "test": 0}
         return {"num_classes": classes, "skipped": skipped, "vocabulary": LARGEST_VOCABULARY}
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from flower_blsgd.models.pretrained import import_transformers
 from flower_blsgd.models.resnets import (
-    CIFAR100_MEAN,
-    CIFAR100_STD,
+    CIFAR100_CHANNELS,
     PixelNormalize,
     WideResNet,
     depth_and_width,
@@ -80,7 +79,7 @@ def sequences(count: int, words: int = 128) -> Data:
 
 def wide_resnet(name: str) -> nn.Module:
     """Return one by name, for bytes of 32x32 in NCHW."""
-    pixels = PixelNormalize(CIFAR100_MEAN, CIFAR100_STD)
+    pixels = PixelNormalize(*CIFAR100_CHANNELS)
     return WideResNet(*depth_and_width(name), CLASSES, pixels)
 
 
@@ -89,7 +88,7 @@ class DistilBert(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        transformers = import_transformers("DistilBERT", "text")
+        transformers = import_transformers("distilbert", "text")
         settings = transformers.DistilBertConfig(vocab_size=WORDS, num_labels=CLASSES)
         self.inner = transformers.DistilBertForSequenceClassification(settings)
 
