@@ -22,9 +22,12 @@ train: $(VENV)/.installed  ## Train on real images with a fast and a slow worker
 test: check  ## Lint, types and all tests
 	@$(BIN)/python scripts/run_tests.py
 
-fuzz: $(VENV)/.installed-dev  ## Tests of properties, with new random examples
+fuzz: $(VENV)/.installed-dev  ## New random examples: settings, 100,000 records, 10,000 files
 	@HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -m hypothesis \
 	    $$(grep -rlE '^from hypothesis' tests --include='test_*.py')
+
+soak: $(VENV)/.installed-dev  ## An hour of failures at random; writes docs/results/soak
+	@$(BIN)/python -m tests.faults.soak $(ARGS)
 
 simulation: $(VENV)/.installed-dev  ## Train the same app in Flower's simulation
 	@$(BIN)/python scripts/flower_engine.py simulation -c configs/digits.toml
@@ -57,4 +60,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP_INSTALL) --editable '.[simulation,vision,text,dev]'
 	@touch $@
 
-.PHONY: help train test fuzz simulation deployment check format
+.PHONY: help train test fuzz soak simulation deployment check format

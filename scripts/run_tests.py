@@ -1,8 +1,8 @@
 """Run all tests in two processes side by side.
 
-Tests of Flower's own engines mostly wait, and those of the stream leave threads of gRPC behind;
-both run in one process beside all others. What it prints comes at the end. The exit status is 0
-if all passed.
+Tests of Flower's own engines and of failures mostly wait, and those of the stream leave threads of
+gRPC behind; they run in one process beside all others. What it prints comes at the end. The exit
+status is 0 if all passed.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-BESIDE = ["tests/engines", "tests/runtime/stream"]
+BESIDE = ["tests/faults", "tests/engines", "tests/runtime/stream"]
 OTHERS = [f"--ignore={path}" for path in BESIDE]
 
 
@@ -26,7 +26,7 @@ def main() -> int:
                 beside.terminate()
             beside.wait()
             log.seek(0)
-            sys.stdout.write(f"\ntests of engines and streams:\n{log.read()}")
+            sys.stdout.write(f"\ntests of failures, engines and streams:\n{log.read()}")
     return status
 
 

@@ -1,0 +1,133 @@
+"""Runs with real worker processes that fail in every way: they finish, and say what happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from .faults import (
+    NAN_MOMENTUM,
+    OVERFLOW,
+    POISONS,
+    Fault,
+    Faults,
+    fail_at,
+    hang_at,
+    kill_at,
+    poison_at,
+    slow_at,
+)
+from .training import nothing_left_behind, train
+
+pytestmark = pytest.mark.processes
+
+FAST, OTHER, SLOW = 0, 1, 2
+"""The workers' places."""
+
+COUNTED_AS = {
+    **dict.fromkeys(("nan model", "nan tensor", "nan loss", OVERFLOW, NAN_MOMENTUM), "not finite"),
+    **dict.fromkeys(("raises", "no message", "another round"), "raised"),
+    **dict.fromkeys(("killed", "exits"), "died"),
+    **dict.fromkeys(("hangs", "stopped"), "late"),
+    "out of memory": "out of memory",
+}
+"""All other kinds of `faults` are replies that cannot be used."""
+
+LATE_MAYBE = "late"
+"""Of a machine that has other work, any worker may be: see `training.PATIENCE_SECONDS`."""
+
+
+def failures_of(summary: dict[str, Any]) -> dict[tuple[int, int], str]:
+    """Return the kind of each failure by round and place of the worker."""
+    places = {"fast-0": FAST, "fast-1": OTHER, "slow-2": SLOW}
+    return {
+        (row["round"], places[row["worker"].split()[0]]): row["kind"] for row in summary["failures"]
+    }
+
+
+def check(summary: dict[str, Any], *faults: Fault) -> None:
+    found = failures_of(summary)
+    wanted = {
+        (server_round, fault.worker): COUNTED_AS.get(fault.kind, "unusable reply")
+        for fault in faults
+        for server_round in range(fault.first, fault.last + 1)
+        if fault.kind not in ("slow", "paused")
+    }
+    assert {place: found.get(place) for place in wanted} == wanted
+    assert {found[place] for place in found.keys() - wanted.keys()} <= {LATE_MAYBE}
+    by_worker = summary["failures_by_worker"].values()
+    assert sum(sum(kinds.values()) for kinds in by_worker) >= len(wanted)
+    trained = (summary[f"samples{what}"] for what in ("", "_given_up", "_cut_off"))
+    assert summary["samples_planned"] == sum(trained)
+    assert summary["samples_given_up"] > 0
+    assert summary["interrupted"] is False
+    assert summary["accuracy"] > 0.9
+
+
+def test_every_kind_of_failure_costs_its_own_share_and_is_counted(tmp_path: Path) -> None:
+    """By two workers in turn, so that no two are in a row; one is left out, and comes back."""
+    kinds = (*POISONS, OVERFLOW, "raises", "out of memory", "killed", "exits", "no message")
+    single = [fail_at(i % 2, 4 + 2 * i, kind) for i, kind in enumerate((*kinds, "another round"))]
+    slow = slow_at(SLOW, 20, 0.3), slow_at(SLOW, 22, 0.3, "paused")
+    late = hang_at(SLOW, 42), fail_at(SLOW, 44, "stopped")
+    with nothing_left_behind():
+        summary = train(tmp_path / "run", Faults(*single, *slow, *late))
+    check(summary, *single, *slow, *late)
+    assert summary["rounds"] > 50
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.faults.faults import kill_server_at
+from tests.faults.training import train
+train(Path(sys.argv[1]), on_round=kill_server_at(11), epochs=2, checkpoint_minutes=1e-4)
+"""
+
+
+def test_server_killed_in_a_round_and_resumed_ends_with_the_same_model(tmp_path: Path) -> None:
+    """At a round of its second epoch, of three workers; `kill_server` does it at any moment."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, run],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len((run / "rounds.jsonl").read_text().splitlines()) == 11
+    with nothing_left_behind():
+        train(run, resume=str(run), epochs=2)
+        train(whole, epochs=2)
+    for name in ("model.safetensors", "best_model.safetensors"):
+        resumed, undisturbed = load_file(run / name), load_file(whole / name)
+        assert resumed.keys() == undisturbed.keys()
+        assert all(resumed[n].tobytes() == t.tobytes() for n, t in undisturbed.items())
+
+
+def test_momentum_that_is_averaged_and_three_failures_in_a_row(tmp_path: Path) -> None:
+    """Who fails three times is left out until the next epoch; they have 8 or 9 rounds."""
+    faults = (
+        *(poison_at(FAST, 3, NAN_MOMENTUM), kill_at(OTHER, 4), poison_at(SLOW, 5, OVERFLOW)),
+        *(fail_at(OTHER, 11, "raises", rounds=3), kill_at(SLOW, 20, rounds=3)),
+    )
+    with nothing_left_behind():
+        summary = train(tmp_path / "run", Faults(*faults), epochs=4, momentum_buffers="average")
+    check(summary, *faults)
+    took_part: dict[int, list[tuple[int, set[int]]]] = {}
+    for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        workers = {worker["worker"] for worker in row["workers"]}
+        took_part.setdefault(row["epoch"], []).append((row["round"], workers))
+    for epoch, worker, last_failure in ((2, OTHER, 13), (3, SLOW, 22)):
+        later = [workers for number, workers in took_part[epoch] if number > last_failure]
+        assert later
+        assert not any(worker in workers for workers in later)
+        assert all(worker in workers for _, workers in took_part[epoch + 1])
