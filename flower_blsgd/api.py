@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from .config import RunConfig
 from .errors import UsageError
-from .results.folder import EpochRow
+from .results.folder import EpochRow, read_config
 from .results.metrics import RunMetrics
 from .results.recorder import ProgressView
 from .run import make_local_grid, train_on
@@ -27,6 +26,8 @@ from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, register_task
 from .worker.evaluation import evaluate_sums
 from .worker.step import use_precision
+
+_NOT_SAVED = "the run's task was given as an object, which is not saved; pass it along: "
 
 OnRoundEnd = Callable[[RoundRecord], object]
 OnEpochEnd = Callable[[EpochRow], object]
@@ -56,9 +57,10 @@ class TrainResult:
 
 
 def train(
-    task: Task | str = "digits",
+    task: Task | str = "",
     *,
-    workers: str = "auto",
+    workers: str = "",
+    resume: str | Path = "",
     on_round_end: OnRoundEnd | None = None,
     on_epoch_end: OnEpochEnd | None = None,
     quiet: bool = False,
@@ -72,10 +74,15 @@ def train(
 
     Parameters
     ----------
-    task : Task or str (default: "digits")
-        Data, model, loss and metric; or a task's name, or ``module:function``.
-    workers : str (default: "auto")
-        Such as ``"1x cuda:0 fast; 2x cpu slow"``.
+    task : Task or str (default: "")
+        Data, model, loss and metric; or a task's name, or ``module:function``. Empty for that of
+        the run that is resumed, else "digits".
+    workers : str (default: "")
+        Such as ``"1x cuda:0 fast; 2x cpu slow"``. Empty for those of the run that is resumed,
+        else "auto".
+    resume : str or Path (default: "")
+        The folder of a run that ended early, such as ``"runs/latest"``: it goes on there, with
+        its own settings but for those that are given here and may change.
     on_round_end : callable, optional
         Called with a `RoundRecord` after every round, for loggers; the workers wait meanwhile.
         What it raises ends the run.
@@ -106,14 +113,20 @@ def train(
     ...     "digits", workers="2x cpu fast; 1x cpu slow", epochs=20
     ... )  # doctest: +SKIP
     """
+    of_run = read_config(Path(resume)).to_run_config() if resume else {}
+    if task == "" and (task := str(of_run.get("task", "digits"))) == GIVEN_IN_PYTHON:
+        raise UsageError(_NOT_SAVED + "train(task, resume=...)")
     given = task if isinstance(task, Task) else None
     if given is None and not isinstance(task, str):
         raise UsageError(f"task = {task!r} must be a Task or a text")
     name = task if isinstance(task, str) else register_task(task)
-    values = {key.replace("_", "-"): value for key, value in settings.items()}
-    if given is not None:
+    values = {"workers": "auto", **of_run, "task": name, "resume": str(resume)}
+    values |= {key.replace("_", "-"): value for key, value in settings.items()}
+    if workers:
+        values["workers"] = workers
+    if given is not None and not resume:
         values.setdefault("name", "train")
-    config = RunConfig.from_run_config({**values, "task": name, "workers": workers})
+    config = RunConfig.from_run_config(values)
     grid = make_local_grid(
         config, None if given is None else functools.partial(register_task, given, name)
     )
@@ -269,23 +282,6 @@ def evaluate_run(
     return Evaluation(report.accuracy, report.loss, task.num_test, device)
 
 
-def read_config(folder: Path) -> RunConfig:
-    """Return the settings of a run.
-
-    Raises
-    ------
-    UsageError
-        If the folder holds none, or they cannot be read.
-    """
-    file = folder / "config.toml"
-    if not file.is_file():
-        raise UsageError(f"{folder} is no run: it has no config.toml; name a folder under runs/")
-    try:
-        return RunConfig.from_run_config(tomllib.loads(file.read_text()))
-    except (OSError, ValueError) as error:  # it is no text, no TOML, or has a wrong setting
-        raise UsageError(f"{file} cannot be read: {error}") from None
-
-
 def _tensors(folder: Path) -> dict[str, Tensor]:
     file = folder / "model.safetensors"
     if not file.is_file():
@@ -303,10 +299,7 @@ def _load_task(config: RunConfig, task: Task | None, data: str) -> Task:
     if task is not None:
         return task
     if config.task == GIVEN_IN_PYTHON:
-        raise UsageError(
-            "the run's task was given as an object, which is not saved; pass it along: "
-            "load(run, task=...)"
-        )
+        raise UsageError(_NOT_SAVED + "load(run, task=...)")
     return load_task(config.task, data or config.data, config.model, **config.task_options)
 
 

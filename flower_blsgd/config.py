@@ -18,7 +18,7 @@ from .algorithm.epoch_plan import EpochMode
 from .algorithm.local_steps import FAST_SPEED_RATIO, Clock
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import HIGH_LOSS_RATIO, TierName
-from .algorithm.schedules import LearningRate, parse_decay
+from .algorithm.schedules import LearningRate, Schedule, parse_decay
 from .errors import UsageError, nearest
 from .protocol import MOMENTUM_POLICIES
 from .tasks import OPTIONS
@@ -34,6 +34,14 @@ RETIRED = {
 
 RETIRED_VALUES = ("evaluate-on=auto", "evaluate-on=aside")
 """Values of earlier versions, in whose place the default is used."""
+
+CHANGEABLE = (
+    *("epochs", "seconds", "stop-at-accuracy", "patience", "workers", "min-workers", "profile"),
+    *("data", "threads", "micro-batch-size", "channels-last", "compile", "cuda-graph"),
+    *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
+    *("checkpoint-minutes", "keep-checkpoints", "trace"),
+)
+"""What may change when a run is resumed: how long it is, and where and how fast it computes."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +72,9 @@ def _above_zero(default: float) -> Any:
 
 def _is_address(text: str) -> bool:
     port = text.rpartition(":")[2]
-    return not text or (":" in text and port.isdecimal() and 0 < int(port) < 65_536)
+    return not text or (
+        ":" in text and bool(re.fullmatch("[0-9]{1,5}", port)) and 0 < int(port) < 65_536
+    )
 
 
 def _is_dropout(value: float | str) -> bool:
@@ -111,6 +121,7 @@ class RunConfig:
     batch_size: int = _at_least(2, 16)
     micro_batch_size: int = _at_least(0, 0)
     learning_rate: float = _above_zero(0.05)
+    schedule: Schedule = _one_of("steps", *get_args(Schedule))
     decay_epochs: str = "60%, 80%"
     warmup_epochs: float = _at_least(0, 0.0)
     optimizer: str = _one_of("sgd", "sgd", "adamw")
@@ -121,6 +132,7 @@ class RunConfig:
     outer_learning_rate: float = _above_zero(0.7)
     outer_momentum: float = _share(0.9)
     weight_decay: float = _at_least(0, 1e-4)
+    clip_norm: float = _at_least(0, 0.0)
     workers: str = "auto"
     min_workers: int = _at_least(1, 2)
     local_steps_fast: int = _at_least(1, 32)
@@ -146,16 +158,26 @@ class RunConfig:
     cuda_graph: bool = True
     evaluate_every_epochs: int = _at_least(1, 1)
     evaluate_on: str = _one_of("workers", "workers", "server")
+    stop_at_accuracy: float = _setting(0.0, "in [0, 1]", lambda v: 0 <= v <= 1)
+    patience: int = _at_least(0, 0)
+    checkpoint_minutes: float = _above_zero(10.0)
+    keep_checkpoints: int = _at_least(0, 2)
     trace: bool = False
     out: str = ""
+    resume: str = ""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            converted = _of_type(value, field.type)
             key = field.name.replace("_", "-")
+            wanted = str if get_origin(field.type) is Literal else field.type
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise UsageError(f"{key} must be {_type_name(wanted)} below 2**63")
+            if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
+                raise UsageError(f"{key} = {value!r} must be a text that can be written to a file")
+            converted = _of_type(value, wanted)
             if converted is None:
-                raise UsageError(f"{key} = {value!r} must be {_type_name(field.type)}")
+                raise UsageError(f"{key} = {value!r} must be {_type_name(wanted)}")
             object.__setattr__(self, field.name, converted)
             _check_range(field, key, converted)
         try:
@@ -179,7 +201,7 @@ class RunConfig:
         UsageError
             If a key is unknown (the nearest known ones are offered) or a value is refused.
         """
-        known = {key: name for name, key in _keys().items()}
+        known = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(cls)}
         values = without_retired(values)
         for key, value in values.items():
             if key not in known:
@@ -189,7 +211,7 @@ class RunConfig:
 
     def to_run_config(self) -> dict[str, Value]:
         """Return all settings with keys in kebab-case."""
-        return {key: getattr(self, name) for name, key in _keys().items()}
+        return {name.replace("_", "-"): value for name, value in vars(self).items()}
 
     @property
     def choices(self) -> Choices:
@@ -210,9 +232,11 @@ class RunConfig:
 
     @property
     def learning_rate_schedule(self) -> LearningRate:
-        """The learning rate with its decays and its warm-up."""
-        epochs, shares = parse_decay(self.decay_epochs)
-        return LearningRate(self.learning_rate, epochs, shares, warmup_epochs=self.warmup_epochs)
+        """The learning rate with its schedule and its warm-up."""
+        decays = parse_decay(self.decay_epochs)
+        return LearningRate(
+            self.learning_rate, *decays, warmup_epochs=self.warmup_epochs, schedule=self.schedule
+        )
 
 
 def check_ranges(**values: Any) -> None:
@@ -253,14 +277,8 @@ def without_retired(values: Mapping[str, Value]) -> dict[str, Value]:
     return {key: value for key, value in values.items() if key not in gone}
 
 
-def _keys() -> dict[str, str]:
-    return {f.name: f.name.replace("_", "-") for f in dataclasses.fields(RunConfig)}
-
-
 def _of_type(value: Any, wanted: Any) -> Any:
     """Return the value in the wanted type, or None if it has another."""
-    if get_origin(wanted) is Literal:
-        wanted = str
     if float in (wanted, *get_args(wanted)) and type(value) is int:
         return float(value)
     if float in get_args(wanted) and isinstance(value, str):
@@ -272,8 +290,6 @@ def _of_type(value: Any, wanted: Any) -> Any:
 
 
 def _type_name(wanted: Any) -> str:
-    if get_origin(wanted) is Literal:
-        return "a text"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     kind = "number" if float in get_args(wanted) else "whole number"
     return names.get(wanted, f'a {kind} or "auto"')

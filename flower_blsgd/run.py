@@ -18,6 +18,7 @@ from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.folder import RunFolder
 from .results.recorder import ProgressView, RunRecorder
 from .results.speed_profile import SpeedProfile, with_profile
+from .resume import Checkpoints, Past, past_of
 from .runtime.devices import WorkerSpec, format_bytes, parse_workers, require_bytes, this_machine
 from .runtime.flower_app import built_in_app
 from .runtime.local_grid import LocalGrid
@@ -66,7 +67,14 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
     KeyboardInterrupt
         Likewise.
     """
-    began = time.time()
+    with past_of(config, complete=isinstance(grid, LocalGrid)) as past:
+        return _train(grid, past.config if past else config, view, past)
+
+
+def _train(
+    grid: Grid, config: RunConfig, view: ProgressView | None, past: Past | None
+) -> RunRecorder:
+    began, last_round = time.time(), 0
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
     task = load_own_task(config)
     model = task.initial_model(derived_seed(config.seed, "model"))
@@ -75,8 +83,8 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
     strategy = make_strategy(
         config,
         task.num_train,
-        len(workers) or config.min_workers,
-        [name for name, _ in model.named_parameters()],
+        min(config.min_workers, len(workers) or config.min_workers),
+        [name for name, _ in model.named_parameters(remove_duplicate=False)],
     )
     if workers:
         check_workers(config, workers, task.num_train)
@@ -90,46 +98,60 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         raise UsageError(
             "trace = true: workers write their traces on the local grid only; use blsgd run"
         )
-    RunFolder.refuse_unusable(config.out)
+    if not past:
+        RunFolder.refuse_unusable(config.out)
 
     view = view or ProgressView(config.epochs, seconds=config.seconds)
     report = RunRecorder(config, strategy, view, began)
+    if past:
+        arrays, last_round = past.take_up(strategy, report, arrays)
     evaluate = _evaluate_fn(grid, config, task, strategy.registry, report)
     with report.recording(task):
         strategy.registry.update(grid)  # connects, and measures speeds that are needed
         strategy.planner.check(strategy.registry.active)
-        report.open_folder()
+        report.open_folder(RunFolder(past.folder) if past else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, report)
-        active = strategy.registry.active
-        for worker in active:
-            if worker.speed:
-                report.say(f"  {worker.label}: {worker.speed}")
-        if any(worker.profile.seconds_per_step for worker in active):
-            overhead = 0.0
-            if workers and config.profile:  # other grids ignore it, and may not have the file
-                overhead = SpeedProfile.read(Path(config.profile)).overhead_seconds.median
-            prediction = predict_run(strategy, active, overhead)
-            if prediction is not None:  # the speeds of all that train are known
-                report.predicted = predicted_figures(prediction, config.clock)
+        # Other grids ignore a profile, and may not have the file.
+        _predict(strategy, report, config.profile if workers else "")
         traces = report.folder.path / "trace"
         train_config = ConfigRecord({TRACE_FOLDER: str(traces.resolve())} if config.trace else {})
-        strategy.fit(
-            grid,
-            arrays,
-            epochs=config.epochs,
-            seconds=config.seconds or None,
-            seconds_of=report.seconds_of,
-            train_config=train_config,
-            evaluate_fn=evaluate,
-            evaluate_every_epochs=config.evaluate_every_epochs,
-            on_round=report.add_round,
-            on_epoch=report.add_epoch,
-        )
+        checkpoints = Checkpoints(grid, strategy, report)
+        with checkpoints.written(locked=past is not None):
+            if not report.why_over:  # else it was killed before its results were written
+                strategy.fit(
+                    grid,
+                    arrays,
+                    epochs=config.epochs,
+                    seconds=config.seconds or None,
+                    seconds_of=report.seconds_of,
+                    train_config=train_config,
+                    evaluate_fn=checkpoints.evaluated_by(evaluate),
+                    evaluate_every_epochs=config.evaluate_every_epochs,
+                    on_round=report.add_round,
+                    on_epoch=checkpoints.end_epoch,
+                    between_rounds=checkpoints.between_rounds,
+                    start_round=last_round,
+                    training_seconds=report.budget_seconds,
+                    evaluate_first=report.evaluation_missing,
+                )
         if config.trace and traces.is_dir():  # it is of round 2
             report.say(f"traces of one round: {traces} (open them in ui.perfetto.dev)")
         _note_wire_errors(grid, report)
     return report
+
+
+def _predict(strategy: BiasedLocalSGD, report: RunRecorder, profile: str) -> None:
+    """Say how fast the workers are, and keep what is to be expected of them."""
+    active = strategy.registry.active
+    for worker in active:
+        if worker.speed:
+            report.say(f"  {worker.label}: {worker.speed}")
+    if any(worker.profile.seconds_per_step for worker in active):
+        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
+        prediction = predict_run(strategy, active, overhead)
+        if prediction is not None:  # the speeds of all that train are known
+            report.predicted = predicted_figures(prediction, report.config.clock)
 
 
 def make_local_grid(
@@ -236,6 +258,11 @@ def make_strategy(
 
 def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples: int) -> None:
     """Raise UsageError if a run with these settings could not begin with these workers."""
+    if len(workers) < config.min_workers != RunConfig.min_workers:
+        raise UsageError(
+            f"min-workers = {config.min_workers}: workers names {len(workers)}; name more, or use "
+            f"at most {len(workers)}"
+        )
     strategy = make_strategy(config, num_samples, len(workers))
     profiles = [profile_of(worker, partition) for partition, worker in enumerate(workers)]
     registry = WorkerRegistry.of_profiles(assume_speeds(profiles), config.fast_threshold)

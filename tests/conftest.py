@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from flower_blsgd.runtime.flower_internals import become_server
 
 # `make test` draws the same examples every time, `make fuzz` new ones, and more of them. No test
-# sets these itself; a busy machine is no failure.
+# sets these itself, but for the numbers in tests/fuzz; a busy machine is no failure.
 settings.register_profile(
     "repeatable",
     derandomize=True,

@@ -252,6 +252,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "config.toml").write_bytes(b"\xff\xfe"),
         "toml cannot be read",
     ),
+    "nested": (
+        lambda run: (run / "config.toml").write_text("epochs = " + "[" * 3000),
+        "toml cannot be read",
+    ),
     "of another version": (_other_setting, "epochz = 3: unknown key; did you mean epoch or epochs"),
 }
 

@@ -137,6 +137,9 @@ def test_values_that_stand_for_a_number() -> None:
         ("outer_learning_rate", 0.0, "above 0"),
         ("outer_momentum", 1.0, "in [0, 1)"),
         ("name", "a/b", "letters, digits"),
+        ("stream_address", ":" + "9" * 5000, '"HOST:PORT"'),
+        ("data", "a\0b", "a text that can be written to a file"),
+        ("out", "a\udcff", "a text that can be written to a file"),
     ],
 )
 def test_value_of_wrong_type_or_out_of_range_is_refused_by_key_value_and_rule(
@@ -145,6 +148,13 @@ def test_value_of_wrong_type_or_out_of_range_is_refused_by_key_value_and_rule(
     line = refused(**{key: value})
     assert line.startswith(f"{key.replace('_', '-')} = {value!r} must be ")
     assert rule in line
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**400])
+def test_number_that_no_engine_can_pass_on_is_refused(value: int) -> None:
+    """Also where a number is asked for that may have a fraction."""
+    assert refused(seed=value) == "seed must be a whole number below 2**63"
+    assert refused(learning_rate=value) == "learning-rate must be a number below 2**63"
 
 
 @pytest.mark.parametrize(
@@ -242,10 +252,13 @@ def test_learning_rate_schedule_reads_shares_epochs_and_warmup() -> None:
     rate = RunConfig(
         learning_rate=0.5, decay_epochs="50%, 7", warmup_epochs=2.0
     ).learning_rate_schedule
-    assert rate.at(1, 0.0, 1.0) == 0.25
+    assert rate.at(1, 0.0) == 0.25
     assert rate.at(3, 0.0) == 0.5
     assert rate.at(3, 0.5) == pytest.approx(0.05)
     assert rate.at(8, 0.9) == pytest.approx(0.005)
+    assert (
+        RunConfig(learning_rate=0.5, schedule="linear").learning_rate_schedule.at(8, 0.75) == 0.125
+    )
 
 
 def test_write_defaults_replaces_only_its_own_table(tmp_path: Path) -> None:

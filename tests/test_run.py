@@ -33,6 +33,7 @@ from server.blsgd_server import app as server_app
 from .in_process_grid import Handler, InProcessGrid, fast_profile, slow_profile
 from .log_capture import captured_log
 from .results.profiles import made_profile
+from .runtime.processes import process_ids
 
 CORE = usable_cores()[0]
 NODES = ({"tier": "fast", "partition-id": 0}, {"tier": "slow", "partition-id": 1})
@@ -286,7 +287,7 @@ def test_table_mode_has_the_rounds_of_the_papers_table(
     planner = strategy.planner
     shape = planner.check(workers)
     assert planner.mean_rounds_per_epoch(shape) == TABLE[algorithm][place]
-    orders = planner.orders(1, workers, ArrayRecord(), None)
+    orders = planner.orders(1, workers, ArrayRecord(), {})
     assert planner.plan.rounds == TABLE[algorithm][place]
     assert len(orders) == (8 if algorithm in ("sync-sgd-fast-only", "byteps") else 10)
 
@@ -294,7 +295,7 @@ def test_table_mode_has_the_rounds_of_the_papers_table(
 # --- workers that fail
 
 
-def test_run_goes_on_without_a_worker_that_raised() -> None:
+def test_run_goes_on_without_a_worker_that_raised(capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of()
     grid = grid_of(config)
     grid.fail_at(1, 2, "raises")
@@ -306,9 +307,12 @@ def test_run_goes_on_without_a_worker_that_raised() -> None:
         {
             "round": 2,
             "worker": f"slow-1 (cpu:{CORE})",
+            "kind": "raised",
             "reason": "RuntimeError: the fan stands still",
         }
     ]
+    assert summary["failures_by_worker"] == {f"slow-1 (cpu:{CORE})": {"raised": 1}}
+    assert f"\nfailures: slow-1 (cpu:{CORE}) raised 1\n" in capsys.readouterr().out
     text = "\n".join(log.lines())
     assert text.count("Traceback") == 1
     assert f"slow-1 (cpu:{CORE})" in text
@@ -328,7 +332,7 @@ def test_run_that_stops_keeps_what_was_reached(reason: type[BaseException]) -> N
         view = Interrupted(2, Console(file=io.StringIO()))
     else:
         for worker in (0, 1):
-            grid.fail_at(worker, 6, "dies")
+            grid.fail_at(worker, 6, "raises")
     with pytest.raises(reason):
         train_on(grid, config, view)
     folder = Path("runs") / "digits-1"
@@ -391,7 +395,7 @@ def test_refused_where_memory_is_short_of_the_shared_buffers(
     reason = r"sharing the model \(605\.2 kB\) with 3 workers needs 4\.8 MB, .* fewer workers"
     with grid, pytest.raises(UsageError, match=reason):
         train_on(grid, config)
-    assert grid.process_ids == {}
+    assert process_ids(grid) == {}
     assert list(Path.cwd().iterdir()) == []
 
 
@@ -447,7 +451,7 @@ def test_local_grid_has_the_workers_and_speeds_of_the_settings(tmp_path: Path) -
     made_profile(RunConfig(workers=BOTH), parse_workers(BOTH), machine=None).write(Path(path))
     with make_local_grid(RunConfig(workers=BOTH)) as grid:
         assert list(grid.workers) == parse_workers(BOTH)
-        assert grid.process_ids == {}
+        assert process_ids(grid) == {}
     for clock, speeds in (("wall", [0.02, 0.05]), ("device", [0.01, 0.04])):
         with make_local_grid(RunConfig(workers=BOTH, profile=path, clock=clock)) as grid:
             assert [worker.seconds_per_step for worker in grid.workers] == speeds

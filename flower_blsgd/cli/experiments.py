@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..runtime.devices import Machine, WorkerSpec, parse_workers, sharing_note, this_machine
+from ..runtime.devices import WorkerSpec, parse_workers, sharing_note
 from .options import (
     add_settings,
     add_workers,
@@ -72,7 +72,7 @@ def _console() -> Console:
 
 def _calibrate(options: argparse.Namespace) -> None:
     from ..experiments.plan import plan_runs, speed_table
-    from ..results.speed_profile import ProfileKey, SpeedProfile, refuse_unwritable
+    from ..results.speed_profile import SpeedProfile, profile_key, refuse_unwritable
 
     config = own_settings(options)
     path = _profile_path(config)
@@ -85,7 +85,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         except UsageError as error:
             reason = str(error).partition(";")[0]
             raise UsageError(f"{reason}; --again measures anew and replaces it") from None
-        if reason := profile.mismatch(ProfileKey.here(config), parse_workers(config.workers)):
+        if reason := profile.mismatch(profile_key(config), parse_workers(config.workers)):
             _say(f"{path} does not hold here: {reason}; measuring anew")
             profile = None
         else:
@@ -97,13 +97,13 @@ def _calibrate(options: argparse.Namespace) -> None:
     num_samples = _load(config).num_train
     overhead = profile.overhead_seconds.median
     plan = plan_runs(config, workers, num_samples, [config.algorithm], overhead)
-    _console().print(speed_table(profile, plan, plan.rows[0], config.clock))
+    _console().print(speed_table(profile, plan, config.clock))
     _say(f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
 
 
 def _measure(config: RunConfig) -> "SpeedProfile":
     from ..experiments.calibration import calibrate
-    from ..results.speed_profile import ProfileKey
+    from ..results.speed_profile import profile_key
     from ..run import check_workers, make_local_grid
     from ..worker.model_io import state_record
 
@@ -115,7 +115,7 @@ def _measure(config: RunConfig) -> "SpeedProfile":
         _say(note)
     arrays = state_record(task.fresh_model(0))
     with make_local_grid(config, workers=workers) as grid, terminated_like_interrupted():
-        return calibrate(grid, ProfileKey.here(config), arrays, task.num_train, _say)
+        return calibrate(grid, profile_key(config), arrays, task.num_train, _say)
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -128,7 +128,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.num_samples is not None and options.num_samples < 1:
         raise UsageError(f"--num-samples {options.num_samples} must be at least 1")
     # Speeds that are given hold for devices that are not here, too.
-    workers = parse_workers(config.workers, _AnyMachine())
+    workers = parse_workers(config.workers, anywhere=True)
     unknown = [worker for worker in workers if worker.seconds_per_step is None]
     overhead, source = 0.0, "the seconds per step that were given"
     if unknown:
@@ -152,47 +152,25 @@ def _plan(options: argparse.Namespace) -> None:
         _say(f"note: {note}")
 
 
-class _AnyMachine(Machine):
-    """Has every device: for plans of hardware that is not there."""
-
-    def __init__(self) -> None:
-        super().__init__(this_machine().cores, ())
-
-    def check_cores(self, cores: object) -> None:
-        """Accept any cores."""
-
-    def check_accelerator(self, device: str) -> None:
-        """Accept any accelerator."""
-
-
 def _compare(options: argparse.Namespace) -> None:
-    from ..experiments.compare import (
-        PROFILE,
-        alone_in,
-        check_folder,
-        open_folder,
-        overridden,
-        read_algorithms,
-        read_seeds,
-        train_all,
-        train_quietly,
-        with_budget,
-    )
+    from ..experiments import compare
     from ..experiments.comparison_report import terminal_table, write_comparison
+    from ..results.folder import alone_in
 
     config = own_settings(options)
-    algorithms, seeds = read_algorithms(options.algorithms), read_seeds(options.seeds)
-    if note := overridden(config):
+    algorithms = compare.read_algorithms(options.algorithms)
+    seeds = compare.read_seeds(options.seeds)
+    if note := compare.overridden(config):
         raise UsageError(f"{note}; leave it empty to compare them")
     if options.target is not None and not 0 < options.target <= 1:
         raise UsageError(f"--target {options.target} must be an accuracy above 0, up to 1")
     if options.budget is not None:
-        config = with_budget(config, options.budget)
+        config = compare.with_budget(config, options.budget)
     folder = Path(options.out or f"runs/compare-{config.name}")
-    own = folder / PROFILE
+    own = folder / compare.PROFILE
     given = config.profile
     config = replace(config, profile="", algorithm=algorithms[0])
-    check_folder(folder, config)
+    compare.check_folder(folder, config)
     workers = parse_workers(config.workers)
     task = _load(config)
     _refuse_unable(config, algorithms, workers, task.num_train)  # before it is measured
@@ -200,14 +178,17 @@ def _compare(options: argparse.Namespace) -> None:
     if any(worker.seconds_per_step is None for worker in workers):
         profile = _profile_of(config, own, given)
         _refuse_unable(config, algorithms, profile.given_to(workers, config.clock), task.num_train)
-    open_folder(folder, config)
-    with alone_in(folder):
+    compare.open_folder(folder, config)
+    busy = f"another blsgd compare is at work in {folder}; wait for it, or name another with --out"
+    with alone_in(folder, busy):
         if profile is not None:
             profile.write(own)
             config = replace(config, profile=str(own))
         with terminated_like_interrupted():
             try:
-                runs, failures = train_all(config, algorithms, seeds, folder, train_quietly, _say)
+                runs, failures = compare.train_all(
+                    config, algorithms, seeds, folder, compare.train_quietly, _say
+                )
             except (KeyboardInterrupt, SystemExit):
                 _say("interrupted; the same command goes on with what is not finished")
                 raise
@@ -240,13 +221,13 @@ def _refuse_unable(
 
 def _profile_of(config: RunConfig, own: Path, given: str) -> "SpeedProfile":
     """Return the speeds for all runs: those a comparison began with, else given, else measured."""
-    from ..results.speed_profile import ProfileKey, SpeedProfile
+    from ..results.speed_profile import SpeedProfile, profile_key
 
     if not own.exists() and not given:
         return _measure(config)
     path = own if own.exists() else Path(given)
     profile = SpeedProfile.read(path)
-    if reason := profile.mismatch(ProfileKey.here(config), parse_workers(config.workers)):
+    if reason := profile.mismatch(profile_key(config), parse_workers(config.workers)):
         raise UsageError(
             f"the speeds in {path} do not hold here: {reason}; name another folder with --out, "
             "or measure with blsgd calibrate"

@@ -4,14 +4,19 @@ What a command needs is imported when that command runs: the others start withou
 """
 
 import argparse
+import atexit
 import importlib
 import logging
+import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UsageError
 from .options import (
+    TERMINATED,
     add_settings,
     add_workers,
     config_name,
@@ -49,20 +54,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _set_up_logging(options.verbose)
         options.command(options)
     except UsageError as error:
-        return _fail(error, USAGE_ERROR)
-    except KeyboardInterrupt:
-        return _fail("interrupted; all workers have ended", _INTERRUPTED)
+        return _fail(error, USAGE_ERROR, error)
+    except KeyboardInterrupt as error:
+        return _fail("interrupted; all workers have ended", _INTERRUPTED, error)
+    except SystemExit as error:
+        if error.code != TERMINATED:  # as of --help
+            raise
+        return _fail("terminated; all workers have ended", TERMINATED, error)
     except Exception as error:
         from flwr.app.exception import AppExitException
 
         if not isinstance(error, AppExitException):  # as a round without a usable reply
             raise
-        return _fail(error, 1)
+        return _fail(error, 1, error)
     return 0
 
 
-def _fail(reason: object, code: int) -> int:
+def _fail(reason: object, code: int, error: BaseException) -> int:
+    """Print why a command ends, and last the command that a run may have left as a note."""
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends it no sooner
     print(f"blsgd: {reason}", file=sys.stderr)
+    cause: BaseException | None = error
+    while cause is not None:  # the note is on the first, where Ctrl-C came again
+        for note in getattr(cause, "__notes__", ()):
+            print(note, file=sys.stderr)
+        cause = cause.__context__
     return code
 
 
@@ -101,6 +117,13 @@ def add_run(command: argparse.ArgumentParser) -> None:
     add_settings(command)
     add_workers(command)
     command.add_argument(
+        "--resume",
+        metavar="RUN",
+        nargs="?",
+        const="runs/latest",
+        help="go on with a run that ended early, in its folder (default: runs/latest)",
+    )
+    command.add_argument(
         "--trace",
         action="store_true",
         help="let every worker write torch's profiler trace of one round into the results folder",
@@ -111,6 +134,7 @@ def _run(options: argparse.Namespace) -> None:
     from flwr.app import Context, RecordDict
 
     from ..config import RunConfig, without_retired
+    from ..results.folder import read_config
     from ..runtime.devices import parse_workers, sharing_note
     from ..runtime.flower_app import find_app, run_config
     from ..runtime.flower_internals import SERVER_NODE_ID, load_server_app
@@ -121,11 +145,17 @@ def _run(options: argparse.Namespace) -> None:
     migrate = without_retired if is_ours else dict
     config, file_name = run_config(app, options.run_config, options.set, migrate)
     if is_ours:
+        if resume := options.resume or config["resume"]:
+            app = replace(app, config=read_config(Path(str(resume))).to_run_config())
+            config, file_name = run_config(app, options.run_config, options.set, migrate)
+            config["resume"] = resume
         config["workers"] = options.workers or config["workers"]
         config["trace"] = options.trace or config["trace"]
         config["name"] = config["name"] or config_name(file_name)
     elif options.trace:
         raise UsageError(f"--trace: {app.name} has no setting trace, so its workers write none")
+    elif options.resume:
+        raise UsageError(f"--resume: {app.name} has no setting resume, so it goes on with none")
     # Ours is checked here, before the machine is looked at; another app checks its own.
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
     if not is_ours:  # its log is all that it shows, as with `flwr run`

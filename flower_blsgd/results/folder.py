@@ -3,31 +3,39 @@
 import contextlib
 import csv
 import dataclasses
+import errno
+import io
 import itertools
 import json
 import math
 import os
 import shutil
+import tomllib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
+from filelock import FileLock, Timeout
 from flwr.app import ArrayRecord
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from ..algorithm.epoch_plan import SamplingStats
+from ..checkpoint.store import BEST_MODEL, FOLDER
+from ..config import RunConfig
 from ..errors import UsageError
-from ..strategy.round_metrics import RoundRecord
+from ..strategy.round_metrics import RoundRecord, WorkerRound
 
 RUNS = "runs"
 LATEST = "latest"
+MODEL = "model.safetensors"
 
 _OWN_NAMES = {
-    *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors"),
-    *("learning_curve.png", "timeline.png", "sampling.png", "trace"),
+    *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
+    *("learning_curve.png", "timeline.png", "sampling.png", "trace", FOLDER),
 }
 
 
@@ -47,6 +55,12 @@ class EpochRow:
     samples: int
     mean_loss_age_rounds: float
     sampling: SamplingStats
+
+    @classmethod
+    def of_plain(cls, values: Mapping[str, Any]) -> "EpochRow":
+        """Return the row of which JSON held these values."""
+        sampling = SamplingStats(**_with_nan(SamplingStats, values["sampling"]))
+        return cls(**{**_with_nan(cls, values), "sampling": sampling})
 
 
 class RunFolder:
@@ -83,28 +97,53 @@ class RunFolder:
             raise UsageError(f"out = {out or RUNS!r} cannot be made: {reason}")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write ``config.toml``: all settings, resolved."""
-        (self.path / "config.toml").write_text(tomli_w.dumps(dict(config)))
+        """Write ``config.toml``: all settings, resolved, but for ``resume``.
+
+        UsageError if nothing can be written.
+        """
+        with self._refusing(), written_whole(self.path / "config.toml") as part:
+            part.write_text(tomli_w.dumps({**config, "resume": ""}))
 
     def add_round(self, record: RoundRecord) -> None:
         """Append a line to ``rounds.jsonl``."""
-        with (self.path / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(_plain(dataclasses.asdict(record))) + "\n")
+        _append(self.path / "rounds.jsonl", _line(record))
 
     def add_epoch(self, row: EpochRow) -> None:
         """Append a line to ``epochs.csv``; the columns of `sampling` have its own names."""
-        columns = dataclasses.asdict(row)
-        columns |= columns.pop("sampling")
-        with (self.path / "epochs.csv").open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(columns))
-            if not file.tell():
-                writer.writeheader()
-            writer.writerow(_plain(columns))
+        path = self.path / "epochs.csv"
+        _append(path, _csv([row], header=not path.exists() or not path.stat().st_size))
+
+    def rounds_until(self, last_round: int) -> list[RoundRecord]:
+        """Return the rounds that were written, without lines that are torn, as after a kill."""
+        records: list[RoundRecord] = []
+        with contextlib.suppress(OSError):
+            for line in (self.path / "rounds.jsonl").read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
+                    record = _round_of_plain(json.loads(line))
+                    if (records[-1].round if records else 0) < record.round <= last_round:
+                        records.append(record)
+        return records
+
+    def cut_back(self, records: Sequence[RoundRecord], rows: Sequence[EpochRow]) -> None:
+        """Leave these rounds and epochs, and no summary; UsageError if nothing can be written."""
+        with self._refusing():
+            with written_whole(self.path / "rounds.jsonl") as part:
+                part.write_text("".join(map(_line, records)))
+            with written_whole(self.path / "epochs.csv") as part:
+                part.write_text(_csv(rows, header=True) if rows else "", newline="")
+            (self.path / "summary.json").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written to: {error.strerror}") from None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""
         with written_whole(self.path / "summary.json") as part:
-            part.write_text(json.dumps(_plain(dict(summary)), indent=2) + "\n")
+            part.write_text(json.dumps(plain(dict(summary)), indent=2) + "\n")
 
     def add_assets(self, assets: Mapping[str, Path]) -> None:
         """Copy what a saved model needs, each file whole or not at all.
@@ -123,10 +162,62 @@ class RunFolder:
                 ) from None
 
     def write_model(self, arrays: ArrayRecord) -> None:
-        """Write ``model.safetensors``, the state dict, whole or not at all."""
-        tensors = {name: np.asarray(a.numpy(), order="C") for name, a in arrays.items()}
-        with written_whole(self.path / "model.safetensors") as part:
-            save_file(tensors, part)
+        """Write ``model.safetensors``, the state dict, whole or not at all; or raise OSError."""
+        tensors = {key: np.asarray(a.numpy(), order="C") for key, a in arrays.items()}
+        with written_whole(self.path / MODEL) as part:
+            try:
+                save_file(tensors, part)
+            except SafetensorError as error:  # it has the system's error as words only
+                raise OSError(errno.EIO, str(error)) from None
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return the settings of a run.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds none, or they cannot be read.
+    """
+    file = folder / "config.toml"
+    if not file.is_file():
+        raise UsageError(f"{folder} is no run: it has no config.toml; name a folder under runs/")
+    try:
+        return RunConfig.from_run_config(tomllib.loads(file.read_text()))
+    except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, a wrong setting
+        raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, refusal: str) -> Iterator[None]:
+    """Lock a folder that is there; UsageError with this text if another process has locked it.
+
+    The lock ends with the process, however that ends.
+    """
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(refusal) from None
+    except (OSError, NotImplementedError):  # a disk without locks, or one that is full
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _append(path: Path, text: str) -> None:
+    """Append a text, whole or not at all; OSError if it cannot be written."""
+    data = text.encode()
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            if file.write(data) < len(data):  # the disk became full in the middle
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 @contextlib.contextmanager
@@ -171,12 +262,49 @@ def _next_free(runs: Path, name: str) -> Path:
     return path
 
 
-def _plain(value: Any) -> Any:
+def _line(record: RoundRecord) -> str:
+    return json.dumps(plain(dataclasses.asdict(record))) + "\n"
+
+
+def _csv(rows: Sequence[EpochRow], header: bool) -> str:
+    text = io.StringIO(newline="")
+    for row in rows:
+        columns = dataclasses.asdict(row)
+        columns |= columns.pop("sampling")
+        writer = csv.DictWriter(text, list(columns))
+        if header:
+            writer.writeheader()
+        header = False
+        writer.writerow(plain(columns))
+    return text.getvalue()
+
+
+def plain(value: Any) -> Any:
     """Return a value that JSON can hold: nan and infinity become null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _with_nan(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass of which JSON held `values`: null was nan, or None.
+
+    LookupError or TypeError if one lacks, or is no number where it must be.
+    """
+    found = {**values}
+    for field in dataclasses.fields(kind):
+        value = values[field.name]
+        if field.type is float and value is None:
+            found[field.name] = math.nan
+        elif field.type in (int, float) and type(value) not in (int, float):
+            raise TypeError(f"{field.name} is {value!r}")
+    return found
+
+
+def _round_of_plain(values: dict[str, Any]) -> RoundRecord:
+    workers = tuple(WorkerRound(**_with_nan(WorkerRound, one)) for one in values["workers"])
+    return RoundRecord(**{**_with_nan(RoundRecord, values), "workers": workers})

@@ -5,6 +5,7 @@ import platform
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,7 @@ from ..algorithm.local_steps import Clock
 from ..config import RunConfig
 from ..protocol import WorkerProfile
 from ..strategy.biased_local_sgd import BiasedLocalSGD
-from ..strategy.round_metrics import RoundRecord, WorkerRound
+from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
 from ..tasks import GIVEN_IN_PYTHON
 from .folder import EpochRow
 
@@ -50,9 +51,10 @@ def on_own_devices(
         times of a worker that did a step are not known.
     """
     rows = [row for row in record.workers if row.completed_steps]
-    compute = {
-        row.worker: row.completed_load * seconds_per_step.get(row.worker, 0.0) for row in rows
-    }
+    loads = {row.worker: row.completed_steps * row.batch_scale for row in rows}
+    compute = {worker: load * seconds_per_step.get(worker, 0.0) for worker, load in loads.items()}
+    if record.workers and all(row.failure for row in record.workers):
+        return record  # it was waited for in vain, whatever the device
     if not rows or not all(compute[row.worker] > 0 and row.compute_seconds > 0 for row in rows):
         return None
     # Workers that share cores may run one after another, so all of this is computing, not only
@@ -62,9 +64,11 @@ def on_own_devices(
     transfer_and_averaging = max(0.0, record.round_seconds - (last_end - first_start))
     longest = max(compute.values())
     workers = [
-        replace(row, compute_seconds=own, waiting_seconds=longest - own)
-        if (own := compute.get(row.worker))
-        else replace(row, waiting_seconds=0.0)
+        replace(
+            row,
+            compute_seconds=compute.get(row.worker, row.compute_seconds),
+            waiting_seconds=longest - compute.get(row.worker, longest),
+        )
         for row in record.workers
     ]
     return replace(record, round_seconds=longest + transfer_and_averaging, workers=tuple(workers))
@@ -133,17 +137,10 @@ class RunMetrics:
         the clock's times are not known.
         """
         rounds = self._on_clock[-1:] if last_round else self._on_clock
-        waited = seconds = 0.0
-        workers = set()
-        for record in rounds:
-            if record is None:
-                return None
-            seconds += record.round_seconds
-            for row in record.workers:
-                if row.trained and row.fast is fast:
-                    workers.add(row.worker)
-                    waited += row.waiting_seconds
-        return waited / (len(workers) * seconds) if workers else None
+        known = [record for record in rounds if record is not None]
+        seconds = sum(record.round_seconds for record in known)
+        rows = (row for record in known for row in record.workers)
+        return waiting_share(rows, seconds, fast) if len(known) == len(rounds) else None
 
     def longer_for_slow(self) -> float | None:
         """Return by how much waiting for slow workers made the rounds longer, as a share.
@@ -190,7 +187,8 @@ def summary_of(
 ) -> dict[str, Any]:
     """Return what ``summary.json`` says of all rounds and epochs; what was not measured is None.
 
-    The strategy knows the samples given up and the workers.
+    The strategy knows the samples that were not trained on, and the workers. Of the rounds that
+    are over, ``samples_planned = samples + samples_given_up + samples_cut_off``.
     """
     evaluated = [(row.accuracy, row.loss) for row in epochs if row.accuracy is not None]
     accuracy, loss = evaluated[-1] if evaluated else (None, None)
@@ -208,6 +206,11 @@ def summary_of(
         "task": config.task,
         "accuracy": accuracy,
         "best_accuracy": max((value for value, _ in evaluated), default=None),
+        "best_model_chosen_on": (
+            "the validation share" if config.validation_share else "the test set"
+        )
+        if evaluated and config.keep_checkpoints
+        else None,
         "loss": loss,
         "training_seconds": metrics.training_seconds,
         "device_seconds": metrics.device_seconds,
@@ -215,7 +218,9 @@ def summary_of(
         "epochs": len(epochs),
         "rounds": len(metrics.records),
         "samples": metrics.samples,
+        "samples_planned": strategy.planner.samples_planned_so_far,
         "samples_given_up": strategy.planner.samples_given_up,
+        "samples_cut_off": strategy.planner.samples_cut_off,
         "summing_seconds": sum(row.summing_seconds for _, row in rows),
         "fast_waiting_share": metrics.waiting_share(fast=True),
         "slow_waiting_share": metrics.waiting_share(fast=False),
@@ -224,11 +229,21 @@ def summary_of(
             for index, its in sorted(by_worker.items())
         ],
         "failures": [
-            {"round": number, "worker": row.label, "reason": row.failure}
+            {
+                "round": number,
+                "worker": row.label,
+                "kind": row.failure_kind,
+                "reason": row.failure,
+            }
             for number, row in rows
             if row.failure
         ],
-        "versions": _versions(),
+        "failures_by_worker": {
+            worker.label: dict(Counter(worker.failures))
+            for worker in strategy.registry.workers
+            if worker.failures
+        },
+        "versions": versions(),
         "seed": config.seed,
     }
 
@@ -255,10 +270,12 @@ def _worker(
         "waiting_seconds": sum(row.waiting_seconds for row in rows),
         "transfer_seconds": sum(row.transfer_seconds for row in rows),
         "failures": sum(bool(row.failure) for row in rows),
+        "momentum_zeroed": sum(row.momentum_zeroed for row in rows),
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return those of Python and of what a run's bits depend on."""
     # The names of a model's tensors depend on the version of transformers.
     used = [*_PACKAGES, *(["transformers"] if "transformers" in sys.modules else [])]
     found = {"python": platform.python_version()}
@@ -292,6 +309,11 @@ def last_lines(
     ]
     if metrics.records:
         lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
+    if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
+        kinds = {
+            name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failed.items()
+        }
+        lines.append(f"failures: {'; '.join(f'{name} {text}' for name, text in kinds.items())}")
     if summary["predicted"] and summary["measured"]:
         lines.append(plan_line(summary["predicted"], summary["measured"]))
     return lines
@@ -324,13 +346,16 @@ def _fast_only(config: RunConfig, folder: Path) -> str:
     """Return how to repeat the run without training on slow workers."""
     if config.task == GIVEN_IN_PYTHON:
         return "train(task, train_on='fast', sampler='uniform', ...)"
-    # The environment may not be activated.
+    words = ["-c", str(folder / "config.toml"), "-s", "train-on=fast", "-s", "sampler=uniform"]
+    words += ["-s", f"out={config.out}-fast-only"] if config.out else []
+    return blsgd_run(*words)
+
+
+def blsgd_run(*words: str) -> str:
+    """Return the command line of ``blsgd run``, also where the environment is not activated."""
     blsgd = shutil.which("blsgd") and "blsgd"
     blsgd = blsgd or os.path.relpath(Path(sys.executable).with_name("blsgd"))
-    words = [blsgd, "run", "-c", str(folder / "config.toml")]
-    words += ["-s", "train-on=fast", "-s", "sampler=uniform"]
-    words += ["-s", f"out={config.out}-fast-only"] if config.out else []
-    return shlex.join(words)
+    return shlex.join([blsgd, "run", *words])
 
 
 def plan_line(predicted: Figures, measured: Figures) -> str:

@@ -4,7 +4,6 @@ Each function writes a PNG file, with a title that says which run it is.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,28 +177,21 @@ def _draw_rounds(axes: Axes, shown: Sequence[RoundRecord], y_of: Mapping[int, in
 
 def _draw_shares(axes: Axes, records: Sequence[RoundRecord], y_of: Mapping[int, int]) -> None:
     percent = 100 / sum(record.round_seconds for record in records)
-    shares: dict[int, dict[str, float]] = {worker: defaultdict(float) for worker in y_of}
-    for record in records:
-        whole = percent * record.round_seconds
-        for row in record.workers:
-            share = shares[row.worker]
-            if row.failure:
-                share["failed"] += whole
-                share["failures"] += 1
-                continue
-            share["answered"] += whole if row.trained else 0.0
-            share["computed"] += percent * row.compute_seconds
-            share["summed"] += percent * row.summing_seconds
-            share["waited"] += percent * row.waiting_seconds
-    for worker, share in shares.items():
-        y, computed, waited = y_of[worker], share["computed"], share["waited"]
-        axes.barh(y, share["answered"], color=_MOVE, height=_HEIGHT)
+    for worker, y in y_of.items():
+        its = [(r.round_seconds, row) for r in records for row in r.workers if row.worker == worker]
+        failed = [seconds for seconds, row in its if row.failure]
+        answered = percent * (sum(seconds for seconds, row in its if row.trained) - sum(failed))
+        useful = [row for _, row in its if not row.failure]
+        computed = percent * sum(row.compute_seconds for row in useful)
+        summed = percent * sum(row.summing_seconds for row in useful)
+        waited = percent * sum(row.waiting_seconds for row in useful)
+        axes.barh(y, answered, color=_MOVE, height=_HEIGHT)
         axes.barh(y, computed, color=_COMPUTE, height=_HEIGHT)
-        axes.barh(y, share["summed"], color=_SUM, height=_HEIGHT)
+        axes.barh(y, summed, color=_SUM, height=_HEIGHT)
         axes.barh(y, waited, left=computed, color=_WAIT, height=_HEIGHT)
-        if share["failures"]:
-            axes.barh(y, share["failed"], left=share["answered"], height=_HEIGHT, **_FAILED)
-            text = f"failed {share['failures']:.0f}x"
+        if failed:
+            axes.barh(y, percent * sum(failed), left=answered, height=_HEIGHT, **_FAILED)
+            text = f"failed {len(failed)}x"
             axes.text(102, y, text, va="center", color=VERMILION, fontsize=9)
         for part, middle, color in (
             (computed, computed / 2, "white"),

@@ -1,8 +1,12 @@
 """Record a run and show its progress: each round and epoch as it ends, then files and summary."""
 
 import contextlib
+import dataclasses
+import math
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,12 +17,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..config import RunConfig
+from ..errors import UsageError
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
-from .folder import EpochRow, RunFolder
-from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of
+from .folder import EpochRow, RunFolder, plain
+from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
+
+_SECONDS = ("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds")
 
 
 class ProgressView:
@@ -43,7 +50,7 @@ class ProgressView:
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self._live: Progress | None = None
         self._began = time.monotonic()
-        self._share_done = 0.0
+        self._share_done = self._share_before = 0.0
         self._pace = ""
 
     def say(self, line: str) -> None:
@@ -72,16 +79,20 @@ class ProgressView:
         self._pace = (
             f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
         )
-        if not self._share_done:  # the workers' start says nothing of the time that is left
+        if not self._share_done:  # the workers' start says nothing of the time left
             self._began = time.monotonic() - record.round_seconds
-        in_epoch = record.round_in_epoch / record.rounds_in_epoch
-        by_epochs = (record.epoch - 1 + in_epoch) / self._epochs
-        by_seconds = metrics.budget_seconds / self._seconds if self._seconds else 0.0
-        self._share_done = min(1.0, max(by_epochs, by_seconds))
+            before = metrics.budget_seconds - metrics.last_budget_seconds
+            self._share_before = self._share(record, record.round_in_epoch - 1, before)
+        share = self._share(record, record.round_in_epoch, metrics.budget_seconds)
+        self._share_done = min(1.0, share)
         if self._live is not None:
             at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
             text = self._line(f"epoch {record.epoch}{self._of_epochs}", at)
             self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
+
+    def _share(self, record: RoundRecord, rounds_done: int, budget_seconds: float) -> float:
+        by_epochs = (record.epoch - 1 + rounds_done / record.rounds_in_epoch) / self._epochs
+        return max(by_epochs, budget_seconds / self._seconds if self._seconds else 0.0)
 
     def epoch(self, row: EpochRow) -> None:
         """Print the line of an epoch that is over."""
@@ -97,8 +108,10 @@ class ProgressView:
             self._live = None
 
     def _line(self, *parts: str) -> str:
-        spent, done = time.monotonic() - self._began, self._share_done
-        left = timedelta(seconds=round(spent * (1 / done - 1))) if done else "?"
+        spent, done = time.monotonic() - self._began, self._share_done - self._share_before
+        left = "?"
+        if done > 0:
+            left = str(timedelta(seconds=round(spent * (1 - self._share_done) / done)))
         return "  ".join([*parts, self._pace, f"{left} left"])
 
 
@@ -123,27 +136,39 @@ class RunRecorder:
     ----------
     summary : dict
         The content of ``summary.json``; empty until the run is over.
-    evaluation_seconds : float
-        How long training waited for evaluation.
+    wall_seconds, setup_seconds : float
+        From the first order to the last model, and before it; of all processes of a resumed run.
+    evaluation_seconds, checkpoint_seconds : float
+        How long training waited for them.
     predicted : dict, optional
         What was expected, by the names of `measured_figures`; None if nothing could be.
+    stopped_early : str, optional
+        Why the run ended before its budget; None if it did not.
+    at_once : bool
+        Whether a run that is interrupted ends without writing what was reached.
+    arrays : ArrayRecord, optional
+        The model that is saved at the end; None before an epoch is over.
     """
 
     def __init__(
         self, config: RunConfig, strategy: BiasedLocalSGD, view: ProgressView, began_at: float
     ) -> None:
         self.config = config
-        self.evaluation_seconds = 0.0
+        self.wall_seconds = self.setup_seconds = 0.0
+        self.evaluation_seconds = self.checkpoint_seconds = 0.0
         self.summary: dict[str, Any] = {}
+        self.stopped_early: str | None = None
+        self.at_once = False
         self.predicted: Figures | None = None
         self._strategy = strategy
         self._view = view
         self._began_at = began_at
-        self._first_order_at = began_at
-        self._last_model_at = began_at
+        self._last_model_at = 0.0
+        self._resumed: list[int] = []
+        self._unwritten: set[str] = set()
         self._metrics = RunMetrics(config.clock)
         self._rows: list[EpochRow] = []
-        self._arrays: ArrayRecord | None = None
+        self.arrays: ArrayRecord | None = None
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
         self._shown_steps: dict[int, int] = {}
@@ -176,7 +201,7 @@ class RunRecorder:
         except BaseException:
             self._view.end()
             with contextlib.suppress(Exception):  # the first error is the one to be raised
-                if self._folder is not None:
+                if self._folder is not None and not self.at_once:
                     self._finish(interrupted=True)
             raise
         self._view.end()
@@ -186,13 +211,83 @@ class RunRecorder:
         """Print a line."""
         self._view.say(line)
 
-    def open_folder(self) -> None:
-        """Make the results folder, with what the model needs; UsageError if it cannot be made."""
+    def open_folder(self, resumed: RunFolder | None = None) -> None:
+        """Make the results folder, with what the model needs, or take that of a run that goes on.
+
+        UsageError if it cannot be made or written to; then nothing is written at the end either.
+        """
         config = self.config
         name = config.name or config.task.rpartition(":")[2]
-        self._folder = RunFolder.new(config.out, name)
-        self._folder.write_config(config.to_run_config())
-        self._folder.add_assets(self._assets)
+        folder = resumed or RunFolder.new(config.out, name)
+        folder.write_config(config.to_run_config())
+        folder.add_assets(self._assets)
+        if resumed:
+            folder.cut_back(self._metrics.records, self._rows)
+            if missing := self._resumed[-1] - len(self._metrics.records):
+                self.say(f"warning: {missing} rounds are missing in rounds.jsonl and all figures")
+        self._folder = folder
+
+    # --- a run that goes on
+
+    def state(self) -> dict[str, Any]:
+        """Return what `take_up` needs, as JSON can hold it."""
+        state = {
+            "config": dataclasses.replace(self.config, resume="").to_run_config(),
+            "versions": versions(),
+            "epochs": [dataclasses.asdict(row) for row in self._rows],
+            "seconds": {name: getattr(self, name) for name in _SECONDS},
+            "resumed": self._resumed,
+        }
+        return dict(plain(state))
+
+    def take_up(
+        self, folder: RunFolder, state: Mapping[str, Any], last_round: int, arrays: ArrayRecord
+    ) -> None:
+        """Go on with the run in a folder, of which `state` was returned after a round.
+
+        Nothing is written before `open_folder`. LookupError, TypeError or ValueError if the state
+        is none.
+        """
+        planner = self._strategy.planner
+        self._metrics.seconds_per_step = self._seconds_per_step_alone()
+        for record in folder.rounds_until(last_round):
+            self._metrics.add(record)
+        for name in _SECONDS:
+            setattr(self, name, float(state["seconds"][name]))
+        self._resumed = [*map(int, state["resumed"]), last_round]
+        self._rows = [EpochRow.of_plain(row) for row in state["epochs"]]
+        if self._budget_used_up() or planner.epoch_ended:
+            self.arrays = arrays
+        else:  # a budget in seconds may have ended the run within an epoch, whose row is not final
+            self._rows = [row for row in self._rows if row.epoch < planner.epoch]
+        if not self._budget_used_up():
+            self.stopped_early = self._reason_to_stop()
+
+    @property
+    def evaluation_missing(self) -> bool:
+        """Whether the run goes on between its last round, or that of an epoch, and evaluation."""
+        planner, rows = self._strategy.planner, self._rows
+        ended = planner.epoch_ended or bool(self._budget_used_up())
+        return ended and planner.epoch > (rows[-1].epoch if rows else 0)
+
+    @property
+    def why_over(self) -> str:
+        """Why a run that is to go on has nothing left to do; empty if it has."""
+        over = self._budget_used_up() or self.stopped_early or ""
+        return "" if self.evaluation_missing else over
+
+    def _budget_used_up(self) -> str:
+        config, planner = self.config, self._strategy.planner
+        if planner.epoch_ended and planner.epoch >= config.epochs:
+            return f"{planner.epoch} of {config.epochs} epochs are done"
+        if config.seconds and self.budget_seconds >= config.seconds:
+            return f"{self.budget_seconds:.1f} of {config.seconds:g} seconds of training are over"
+        return ""
+
+    @property
+    def budget_seconds(self) -> float:
+        """What all rounds so far count against a budget in seconds."""
+        return self._metrics.budget_seconds
 
     def count_evaluation(self, seconds: float) -> None:
         """Add seconds that training waited for evaluation."""
@@ -206,37 +301,67 @@ class RunRecorder:
     def add_round(self, record: RoundRecord) -> None:
         """Write a round, and show it."""
         now = time.time()
-        if not self._metrics.records:
-            self._first_order_at = now - record.round_seconds
+        if not self._last_model_at:
+            self._last_model_at = now - record.round_seconds
+            self.setup_seconds += self._last_model_at - self._began_at
+        self.wall_seconds += now - self._last_model_at
         self._last_model_at = now
         self._metrics.seconds_per_step = self._seconds_per_step_alone()
         self._metrics.add(record)
         self._show_steps(record)
-        self.folder.add_round(record)
+        self._write("rounds.jsonl", self.folder.add_round, record)
         self._view.round(record, self._metrics)
 
-    def add_epoch(self, end: EpochEnd) -> None:
-        """Write the end of an epoch, and show it."""
-        self._arrays = end.arrays
-        last, planner = self._metrics.records[-1], self._strategy.planner
+    def add_epoch(self, end: EpochEnd) -> bool:
+        """Write the end of an epoch, and show it; return whether the run is to stop early."""
+        self.arrays = end.arrays
+        planner = self._strategy.planner
+        # There is none where a run goes on whose rounds were lost.
+        last = self._metrics.records[-1] if self._metrics.records else None
         metrics: Mapping[str, Any] = end.metrics or {}
         row = EpochRow(
             epoch=end.epoch,
-            wall_seconds=self._last_model_at - self._first_order_at,
+            wall_seconds=self.wall_seconds,
             training_seconds=self._metrics.training_seconds,
             device_seconds=self._metrics.device_seconds,
             accuracy=metrics.get("accuracy"),
             loss=metrics.get("loss"),
-            learning_rate=last.learning_rate,
-            train_loss=last.train_loss,
+            learning_rate=last.learning_rate if last else math.nan,
+            train_loss=last.train_loss if last else math.nan,
             rounds=len(self._metrics.records),
             samples=self._metrics.samples,
             mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
             sampling=planner.sampling_stats,
         )
         self._rows.append(row)
-        self.folder.add_epoch(row)
+        self._write("epochs.csv", self.folder.add_epoch, row)
         self._view.epoch(row)
+        if not self._budget_used_up():
+            self.stopped_early = self._reason_to_stop()
+        if self.stopped_early:
+            self.say(f"stopping early: {self.stopped_early}")
+        return self.stopped_early is not None
+
+    @property
+    def best_epoch(self) -> EpochRow | None:
+        """The first epoch with the highest accuracy; None before an evaluation."""
+        evaluated = [row for row in self._rows if row.accuracy is not None]
+        return max(evaluated, key=lambda row: row.accuracy or 0.0, default=None)
+
+    def _reason_to_stop(self) -> str | None:
+        """Return why the evaluations end the run before its budget; None if they do not."""
+        config, best = self.config, self.best_epoch
+        if best is None or best.accuracy is None:
+            return None
+        if config.stop_at_accuracy and best.accuracy >= config.stop_at_accuracy:
+            return f"accuracy {best.accuracy:.2%} (stop-at-accuracy = {config.stop_at_accuracy:g})"
+        since = sum(row.accuracy is not None and row.epoch > best.epoch for row in self._rows)
+        if config.patience and since >= config.patience:
+            return (
+                f"{since} evaluations without more than the {best.accuracy:.2%} of epoch "
+                f"{best.epoch} (patience = {config.patience})"
+            )
+        return None
 
     def _show_steps(self, record: RoundRecord) -> None:
         """Print the local steps of every worker in its first round, and where they changed."""
@@ -274,18 +399,46 @@ class RunRecorder:
             **summary_of(self.config, self._strategy, self._metrics, self._rows),
             "predicted": self.predicted,
             "measured": measured_figures(self._metrics),
-            "wall_seconds": self._last_model_at - self._first_order_at,
-            "setup_seconds": self._first_order_at - self._began_at,
-            "evaluation_seconds": self.evaluation_seconds,
+            **{name: getattr(self, name) for name in _SECONDS},
             "interrupted": interrupted,
+            "stopped_early": self.stopped_early,
+            "resumed": self._resumed,
         }
-        if self._arrays is not None:
-            self.folder.write_model(self._arrays)
-        self.folder.write_summary(self.summary)
-        if self._metrics.records:
-            self._draw()
+        if self.arrays is not None:
+            self._save_model(self.arrays)
+        self._write("summary.json", self.folder.write_summary, self.summary)
         for line in last_lines(self.summary, self._metrics, self.config, self.folder.path):
             self.say(line)
+        if self._metrics.records:
+            self._write("pictures", self._draw)
+
+    def _save_model(self, arrays: ArrayRecord) -> None:
+        """Save the model in the results folder, else in a temporary one; UsageError if in none."""
+        wanted = self.folder.path
+        try:
+            self.folder.write_model(arrays)
+        except OSError as error:
+            reason = f"the model cannot be saved in {wanted} ({_words(error)})"
+            elsewhere = "a temporary folder"
+            try:
+                elsewhere = tempfile.mkdtemp(prefix="blsgd-")
+                self._folder = RunFolder(Path(elsewhere))
+                self.folder.write_config({**self.config.to_run_config(), "out": ""})
+                self.folder.write_model(arrays)
+            except (OSError, UsageError) as second:
+                shutil.rmtree(elsewhere, ignore_errors=True)
+                raise UsageError(f"{reason}, nor in {elsewhere} ({_words(second)})") from None
+            self.say(f"warning: {reason}; it is in {elsewhere}, with its settings and summary")
+
+    def _write(self, what: str, write: Callable[..., None], *arguments: Any) -> None:
+        """Write something, or say once that it cannot be written."""
+        try:
+            write(*arguments)
+        except OSError as error:
+            if what not in self._unwritten:
+                self._unwritten.add(what)
+                where = f"{what} cannot be written to {self.folder.path} ({_words(error)})"
+                self.say(f"warning: {where}; training goes on")
 
     def _draw(self) -> None:
         # Importing matplotlib takes a second.
@@ -296,3 +449,7 @@ class RunRecorder:
         draw_learning_curve(self._rows, title, path / "learning_curve.png", self._metrics.clock)
         draw_timeline(self._metrics.records, title, path / "timeline.png")
         draw_sampling(self._rows, title, path / "sampling.png")
+
+
+def _words(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

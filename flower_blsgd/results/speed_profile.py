@@ -3,8 +3,9 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..algorithm.local_steps import Clock
 from ..config import RunConfig
@@ -19,7 +20,7 @@ _FORMAT = 1
 class Spread:
     """Several measurements of one time: median, lowest and highest in seconds, and how many.
 
-    ValueError or TypeError if these are no such numbers.
+    ValueError, TypeError or OverflowError if these are no such numbers.
     """
 
     median: float
@@ -28,7 +29,8 @@ class Spread:
     count: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.median <= self.high < math.inf or self.count < 1:
+        in_order = 0 <= self.low <= self.median <= self.high and math.isfinite(self.high)
+        if not in_order or type(self.count) is not int or self.count < 1:
             raise ValueError("no such times")
 
 
@@ -52,51 +54,32 @@ class WorkerSpeed:
     loaded: Spread
 
     def __post_init__(self) -> None:
-        if not 0 < self.slowdown < math.inf or not self.alone.median * self.loaded.median > 0:
+        known = isinstance(self.device, str) and self.slowdown > 0 and math.isfinite(self.slowdown)
+        if not known or not self.alone.median * self.loaded.median > 0:
             raise ValueError("no such speed")
 
 
-@dataclass(frozen=True)
-class ProfileKey:
-    """What the speeds depend on: they hold for nothing else.
+ProfileKey = dict[str, Any]
+"""What the speeds depend on, by name: they hold for nothing else."""
 
-    Parameters
-    ----------
-    cpu : str
-        The processor's name.
-    cores : int
-        How many this process may use.
-    accelerators : list of str
-        Their names.
-    task, model, batch_size, ...
-        As in the settings.
-    """
+_ADDED = (
+    *("precision", "channels_last", "compile", "cuda_graph", "micro_batch_size", "clip_norm"),
+    "max_tokens",
+)
+"""Settings that an older profile may lack: then it was measured with their defaults."""
 
-    cpu: str
-    cores: int
-    accelerators: list[str]
-    task: str
-    model: str
-    batch_size: int
-    threads: int
-    optimizer: str
-    precision: str = "float32"
-    channels_last: bool = False
-    compile: bool = False
-    cuda_graph: bool = True
-    micro_batch_size: int = 0
-    max_tokens: int = 128
+_SETTINGS = ("task", "model", "batch_size", "threads", "optimizer", *_ADDED)
 
-    @classmethod
-    def here(cls, config: RunConfig, machine: Machine | None = None) -> "ProfileKey":
-        """Return the key of a run with these settings on this machine."""
-        machine = machine or this_machine()
-        return cls(
-            cpu=cpu_name(),
-            cores=len(machine.cores),
-            accelerators=list(accelerator_names(machine)),
-            **{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)},
-        )
+
+def profile_key(config: RunConfig, machine: Machine | None = None) -> ProfileKey:
+    """Return the key of a run with these settings on this machine."""
+    machine = machine or this_machine()
+    return {
+        "cpu": cpu_name(),
+        "cores": len(machine.cores),
+        "accelerators": list(accelerator_names(machine)),
+        **{name: getattr(config, name) for name in _SETTINGS},
+    }
 
 
 @dataclass(frozen=True)
@@ -105,8 +88,8 @@ class SpeedProfile:
 
     Parameters
     ----------
-    key : ProfileKey
-        What it holds for.
+    key : dict
+        What it holds for, see `profile_key`.
     workers : tuple of WorkerSpeed
         In the order of the worker specification.
     overhead_seconds : Spread
@@ -139,8 +122,9 @@ class SpeedProfile:
             values = json.loads(path.read_text())
             if values["format"] != _FORMAT:
                 raise ValueError("another format")
-            known = {f.name for f in fields(ProfileKey)}
-            key = ProfileKey(**{k: v for k, v in values["key"].items() if k in known})
+            default = RunConfig()
+            given = {name: getattr(default, name) for name in _ADDED} | values["key"]
+            key = {name: given[name] for name in ("cpu", "cores", "accelerators", *_SETTINGS)}
             workers = tuple(
                 WorkerSpeed(w["device"], w["slowdown"], Spread(**w["alone"]), Spread(**w["loaded"]))
                 for w in values["workers"]
@@ -151,16 +135,15 @@ class SpeedProfile:
                 f"profile = {str(path)!r} cannot be read: {error.strerror}; blsgd calibrate "
                 "writes one"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError):
             raise UsageError(
                 f"profile = {str(path)!r} is not a speed profile; blsgd calibrate writes one"
             ) from None
 
     def mismatch(self, key: ProfileKey, workers: Sequence[WorkerSpec]) -> str:
         """Return why this profile does not hold here, in words; empty if it does."""
-        for name, value in asdict(key).items():
-            measured = getattr(self.key, name)
-            if measured != value:
+        for name, value in key.items():
+            if (measured := self.key[name]) != value:
                 setting = name.replace("_", "-")
                 return f"it was measured with {setting} = {measured!r}, and here it is {value!r}"
         theirs = ", ".join(_named(worker.device, worker.slowdown) for worker in self.workers)
@@ -207,7 +190,7 @@ def with_profile(
     if not config.profile:
         return list(workers), None
     profile = SpeedProfile.read(Path(config.profile))
-    if reason := profile.mismatch(ProfileKey.here(config), workers):
+    if reason := profile.mismatch(profile_key(config), workers):
         raise UsageError(
             f"profile = {config.profile!r} does not hold here: {reason}; measure with "
             "blsgd calibrate, or leave profile empty"

@@ -158,7 +158,7 @@ def test_calibrate_measures_once_and_writes_where_plan_looks(
     lines = printed("calibrate", *here, "-s", "batch-size=32")
     assert "does not hold here: it was measured with batch-size = " in "\n".join(lines)
     assert len(measured) == 3
-    assert SpeedProfile.read(Path("profiles/digits.json")).key.batch_size == 32
+    assert SpeedProfile.read(Path("profiles/digits.json")).key["batch_size"] == 32
     Path("mine.json").write_text("{}")
     printed("calibrate", "--workers", BOTH, "-s", "profile=mine.json", "--again")
     SpeedProfile.read(Path("mine.json"))  # what is none is replaced

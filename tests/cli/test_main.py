@@ -36,6 +36,7 @@ FOREIGN = ROOT / "tests" / "foreign_app"
         ("data=/some/where", "data = '/some/where'", "leave data empty"),
         ("batch-size=1438", "batch-size = 1438", "1437 samples; use a smaller batch"),
         ("batch-size=719", "batch-size = 719", "batch-size = 718"),  # the largest that fits
+        ("min-workers=5", "min-workers = 5: workers names 2", "use at most 2"),
         ("out=old", "out = 'old' exists", "name a folder that does not"),
         ("profile=none.json", "profile = 'none.json'", "blsgd calibrate writes one"),
     ],
@@ -102,6 +103,9 @@ def test_wrong_command_is_one_line_that_points_at_the_help(
         (["run", "elsewhere"], "no pyproject.toml"),
         (["run", "mine"], "is not a Flower app"),
         (["run", str(FOREIGN), "--workers", BOTH, "--trace"], "plain-app has no setting trace"),
+        (["run", str(FOREIGN), "--workers", BOTH, "--resume"], "plain-app has no setting resume"),
+        (["run", "--resume"], "runs/latest is no run: it has no config.toml"),
+        (["run", "-s", "resume=mine"], "mine is no run: it has no config.toml"),
         (["run", str(FOREIGN), "-s", "epochs=3"], "epochs = 3: unknown key"),
         (["run", str(FOREIGN), "-s", "replicas=3"], "replicas = 3: unknown key"),  # ours only
         (["devices", "--workers", "cuda:7"], "cuda:7 is not there"),
@@ -199,9 +203,10 @@ def test_run_shows_flowers_log_of_another_app_and_where_it_is_verbose(
     [
         (AggregationError("round 3: no worker succeeded"), 1, "round 3: no worker succeeded"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (SystemExit(143), 143, "terminated"),
         (ZeroDivisionError(), None, ""),  # a bug of ours is not hidden
     ],
-    ids=["failed", "interrupted", "bug"],
+    ids=["failed", "interrupted", "terminated", "bug"],
 )
 def test_run_that_fails_ends_with_one_line_and_its_own_code(
     folder: Path,
@@ -216,7 +221,12 @@ def test_run_that_fails_ends_with_one_line_and_its_own_code(
     def fails(grid: LocalGrid, context: Any) -> None:
         close = grid._finalizer
         monkeypatch.setattr(grid, "close", lambda: (closed.append(True), close())[1])
-        raise error
+        error.add_note("blsgd run --resume runs/it")
+        try:
+            raise error
+        finally:
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt  # Ctrl-C comes again
 
     monkeypatch.setattr(LOAD_SERVER_APP, lambda *_: fails)
     if code is None:
@@ -224,9 +234,9 @@ def test_run_that_fails_ends_with_one_line_and_its_own_code(
             cli.main(["run", "--workers", BOTH])
     else:
         assert cli.main(["run", "--workers", BOTH]) == code
-        line = capsys.readouterr().err
-        assert line.count("\n") == 1
+        line, *last = capsys.readouterr().err.splitlines()
         assert expected in line
+        assert last == ["blsgd run --resume runs/it"]
     assert closed == [True]
 
 

@@ -1,11 +1,10 @@
 """Speed profiles made by hand."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
+from flower_blsgd.results.speed_profile import SpeedProfile, Spread, WorkerSpeed, profile_key
 from flower_blsgd.runtime.devices import Machine, WorkerSpec
 
 MACHINE = Machine((0, 1, 2, 3), given_accelerators=())
@@ -27,7 +26,7 @@ def made_profile(
 ) -> SpeedProfile:
     """Return a profile that holds for these settings and workers, but for the keys given."""
     return SpeedProfile(
-        replace(ProfileKey.here(config or RunConfig(), machine), **key),
+        profile_key(config or RunConfig(), machine) | key,
         tuple(
             WorkerSpeed(worker.device_with_cores, worker.slowdown, around(a), around(b))
             for worker, a, b in zip(workers, alone, loaded, strict=True)

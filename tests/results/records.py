@@ -61,7 +61,7 @@ def two_rounds() -> tuple[RoundRecord, RoundRecord]:
     """Two rounds of two fast workers and a slow one, of 10 s and 6 s."""
     first = record(
         row(0, completed_steps=4, num_examples=64, weight=0.5, compute_seconds=6.0,
-            waiting_seconds=3.0, transfer_seconds=1.0),
+            waiting_seconds=3.0, transfer_seconds=1.0, momentum_zeroed=True),
         row(1, completed_steps=4, num_examples=64, weight=0.25, compute_seconds=4.0,
             waiting_seconds=5.0, transfer_seconds=1.0),
         row(2, fast=False, local_steps=1, completed_steps=1, num_examples=16, weight=0.25,
@@ -71,7 +71,7 @@ def two_rounds() -> tuple[RoundRecord, RoundRecord]:
     second = record(
         row(0, completed_steps=4, num_examples=64, weight=0.75, compute_seconds=5.0,
             waiting_seconds=0.0, transfer_seconds=1.0),
-        row(1, completed_steps=0, weight=0.0, failure="the process died"),
+        row(1, completed_steps=0, weight=0.0, failure="the process died", failure_kind="died"),
         row(2, fast=False, local_steps=2, completed_steps=2, num_examples=32, weight=0.25,
             compute_seconds=4.0, waiting_seconds=1.0, transfer_seconds=1.0),
         round=2,

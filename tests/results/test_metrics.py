@@ -155,6 +155,11 @@ def test_round_with_times_that_are_not_known(steps: int, compute: float, speed: 
     assert on_own_devices(one, {0: speed}) is None
 
 
+def test_round_that_nobody_answered_took_its_time_on_any_device() -> None:
+    one = record(row(0, completed_steps=0, failure="it did not answer in time"))
+    assert on_own_devices(one, {0: 0.5}) is one
+
+
 spans = st.lists(
     st.tuples(st.floats(0, 5), st.floats(0.01, 5), st.integers(1, 8), st.floats(0.01, 2)),
     min_size=1,

@@ -66,7 +66,11 @@ class Run:
         strategy: Any = SimpleNamespace(
             planner=SimpleNamespace(
                 sampling_stats=stats(),
+                samples_planned_so_far=245,
                 samples_given_up=3,
+                samples_cut_off=2,
+                epoch=1,
+                epoch_ended=True,
                 table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
             ),
             registry=WorkerRegistry.of_profiles(profiles),
@@ -103,9 +107,10 @@ class Run:
         self.recorder.add_round(second)
         self.end_epoch(1, metrics)
 
-    def end_epoch(self, epoch: int, metrics: MetricRecord | None = None) -> None:
+    def end_epoch(self, epoch: int, metrics: MetricRecord | None = None) -> bool:
         arrays = ArrayRecord({"w": Array(np.full(3, 2.0, np.float32))})
-        self.recorder.add_epoch(EpochEnd(epoch, 2 * epoch, arrays, metrics))
+        self.recorder._strategy.planner.epoch = epoch
+        return self.recorder.add_epoch(EpochEnd(epoch, 2 * epoch, arrays, metrics))
 
     @property
     def lines(self) -> list[str]:
@@ -155,10 +160,13 @@ def test_summary_hand_worked(run: Run) -> None:
     assert summary == run.recorder.summary
     assert summary.keys() == {
         *("algorithm", "steps", "sampler", "weights", "train_on", "task", "clock", "seed"),
-        *("accuracy", "best_accuracy", "loss", "epochs", "rounds", "samples", "samples_given_up"),
+        *("accuracy", "best_accuracy", "loss", "epochs", "rounds", "samples"),
+        *("samples_planned", "samples_given_up", "samples_cut_off"),
         *("wall_seconds", "setup_seconds", "training_seconds", "device_seconds"),
         *("evaluation_seconds", "summing_seconds", "fast_waiting_share", "slow_waiting_share"),
-        *("workers", "failures", "versions", "predicted", "measured", "interrupted"),
+        *("workers", "failures", "failures_by_worker", "versions"),
+        *("predicted", "measured", "interrupted", "stopped_early", "resumed"),
+        *("best_model_chosen_on", "checkpoint_seconds"),
     }
     # The first order left at 1030 - 10, the last model was there at 1038.
     assert summary["setup_seconds"] == 20.0
@@ -166,10 +174,11 @@ def test_summary_hand_worked(run: Run) -> None:
     assert (summary["training_seconds"], summary["evaluation_seconds"]) == (16.75, 1.5)
     assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.75, 0.75, 0.25)
     assert (summary["epochs"], summary["rounds"], summary["samples"]) == (1, 2, 240)
-    assert summary["samples_given_up"] == 3
+    counts = ("samples_planned", "samples_given_up", "samples_cut_off")
+    assert [summary[key] for key in counts] == [245, 3, 2]
     assert (summary["fast_waiting_share"], summary["slow_waiting_share"]) == (0.25, 0.0625)
     assert summary["failures"] == [
-        {"round": 2, "worker": "fast-1 (cpu:1)", "reason": "the process died"}
+        {"round": 2, "worker": "fast-1 (cpu:1)", "kind": "died", "reason": "the process died"}
     ]
     assert summary["interrupted"] is False
     for key, values in {
@@ -187,6 +196,7 @@ def test_summary_hand_worked(run: Run) -> None:
         "waiting_seconds": [3.0, 5.0, 1.0],
         "transfer_seconds": [2.0, 1.0, 2.0],
         "failures": [0, 1, 0],
+        "momentum_zeroed": [1, 0, 0],
     }.items():
         assert [worker.pop(key) for worker in summary["workers"]] == values, key
     assert summary["workers"] == [{}] * 3
@@ -240,10 +250,10 @@ def test_round_and_epoch_are_written_and_shown_at_once(run: Run) -> None:
 @pytest.mark.parametrize(
     ("spent", "epoch", "round_in_epoch", "left"),
     [
-        # 4 epochs of 2 rounds
-        (60.0, 1, 1, "0:07:00"),  # 1/8 done
-        (5.0, 3, 2, "0:00:02"),  # 3/4 done: 1.67 s
-        (7_200.0, 2, 2, "2:00:00"),
+        # 4 epochs of 2 rounds; what was before, as of a run that goes on, took no time here
+        (60.0, 1, 1, "0:07:00"),
+        (5.0, 3, 2, "0:00:10"),
+        (7_200.0, 2, 2, "8:00:00"),
     ],
 )
 def test_time_left(start: Start, spent: float, epoch: int, round_in_epoch: int, left: str) -> None:
@@ -424,3 +434,34 @@ def test_run_that_ends_before_it_has_a_folder(start: Start, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="out = 'taken' exists"):
         start(out="taken")
     assert [path.name for path in tmp_path.rglob("*")] == ["taken"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "accuracies", "reason"),
+    [
+        ({"stop_at_accuracy": 0.75}, [0.5, 0.75], "accuracy 75.00% (stop-at-accuracy = 0.75)"),
+        (
+            {"patience": 2},
+            [0.5, 0.75, None, 0.75, None, 0.25],
+            "2 evaluations without more than the 75.00% of epoch 2 (patience = 2)",
+        ),
+        ({"patience": 2}, [0.5, 0.25, 0.625, 0.5], None),
+        ({"patience": 1, "epochs": 2}, [0.5, 0.25], None),  # the budget ends it
+        ({}, [1.0, 0.5, 0.5], None),
+    ],
+    ids=str,
+)
+def test_run_stops_early_and_says_why(
+    start: Start, settings: dict[str, Any], accuracies: list[float | None], reason: str | None
+) -> None:
+    run = start(**{"epochs": 9, **settings})
+    run.recorder.add_round(two_rounds()[0])
+    stops = [
+        run.end_epoch(number, accuracy and measured(accuracy))
+        for number, accuracy in enumerate(accuracies, 1)
+    ]
+    assert stops == [False] * (len(accuracies) - 1) + [reason is not None]
+    assert (f"stopping early: {reason}" in run.lines) == (reason is not None)
+    run.finish()
+    assert run.summary()["stopped_early"] == reason
+    assert run.summary()["interrupted"] is False

@@ -11,9 +11,9 @@ import pytest
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.speed_profile import (
-    ProfileKey,
     SpeedProfile,
     Spread,
+    profile_key,
     refuse_unwritable,
     with_profile,
 )
@@ -22,7 +22,7 @@ from flower_blsgd.runtime.devices import WorkerSpec
 from ..test_run import config_of, run
 from .profiles import MACHINE, WORKERS, made_profile
 
-HERE = ProfileKey.here(RunConfig(), MACHINE)
+HERE = profile_key(RunConfig(), MACHINE)
 
 
 # --- on disk
@@ -112,6 +112,7 @@ DAMAGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
     "no format": lambda read: read.pop("format"),
     "format of the future": lambda read: read.update(format=2),
     "key without a field": lambda read: read["key"].pop("cores"),
+    "key without a setting": lambda read: read["key"].pop("task"),
     "key that is a list": lambda read: read.update(key=[]),
     "slowdown is nan": lambda read: read["workers"][0].update(slowdown=float("nan")),
     "alone 0": lambda read: read["workers"][0]["alone"].update(low=0, median=0),
@@ -120,6 +121,9 @@ DAMAGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
     "median nan": lambda read: read["workers"][1]["loaded"].update(median=float("nan")),
     "median negative": lambda read: read["workers"][1]["loaded"].update(median=-0.01),
     "median a text": lambda read: read["workers"][1]["loaded"].update(median="0.01"),
+    "more than a number": lambda read: read["workers"][0].update(slowdown=10**400),
+    "device of none": lambda read: read["workers"][0].update(device=None),
+    "count of a half": lambda read: read["workers"][0]["alone"].update(count=1.5),
     "median above the highest": lambda read: read["workers"][1]["loaded"].update(median=1e9),
 }
 
@@ -147,6 +151,7 @@ def test_overhead_may_be_zero_and_settings_of_earlier_versions_are_left_out(
     def older(read: dict[str, Any]) -> None:
         read["overhead_seconds"].update(median=0.0, low=0.0)
         read["key"].update(processes_per_device=0, replicas="threads")
+        del read["key"]["clip_norm"]
 
     Path("x.json").write_bytes(changed(older))
     assert SpeedProfile.read(Path("x.json")) == replace(
@@ -161,8 +166,8 @@ def test_holds_for_what_it_was_measured_with() -> None:
     assert made_profile().mismatch(HERE, WORKERS) == ""
     # Tier, steps, name and seed do not change how long a step takes.
     others = [replace(worker, tier="", steps=3, name=f"w{worker.cores[0]}") for worker in WORKERS]
-    assert made_profile().mismatch(ProfileKey.here(RunConfig(seed=9), MACHINE), others) == ""
-    for field, value in vars(HERE).items():
+    assert made_profile().mismatch(profile_key(RunConfig(seed=9), MACHINE), others) == ""
+    for field, value in HERE.items():
         other = [*value, "x"] if isinstance(value, list) else f"{value}x"
         name = field.replace("_", "-")
         assert made_profile(**{field: other}).mismatch(HERE, WORKERS) == (

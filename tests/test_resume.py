@@ -1,0 +1,493 @@
+"""Runs that go on where they were: what is compared, what is refused, what stays on disk."""
+
+import contextlib
+import csv
+import functools
+import io
+import json
+import logging
+import resource
+import shutil
+import signal
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from flwr.serverapp.exception import AggregationError
+from rich.console import Console
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+import flower_blsgd
+from flower_blsgd import Task
+from flower_blsgd.config import CHANGEABLE, RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.results.folder import RunFolder, alone_in
+from flower_blsgd.results.recorder import ProgressView, RunRecorder
+from flower_blsgd.run import train_on
+from flower_blsgd.strategy.round_metrics import RoundRecord
+from flower_blsgd.strategy.workers import WorkerRegistry
+from flower_blsgd.tasks import register_task
+from flower_blsgd.tasks.task import correct
+
+from .in_process_grid import InProcessGrid
+from .log_capture import captured_log
+from .refusal import refusal
+from .results.records import epoch, record, row, two_rounds
+from .runtime.processes import wait_until
+from .test_run import NODES, node_of
+
+EVERY_ROUND = 1e-9
+FOUR = {**NODES[0], "seconds-per-step": 0.5}, {**NODES[1], "seconds-per-step": 1.0}
+
+
+class FastGrid(InProcessGrid):
+    """A grid whose messages are cheap, so that it is asked for momentum."""
+
+    @property
+    def fast_nodes(self) -> set[int]:
+        return set(self.get_node_ids())
+
+
+class View(ProgressView):
+    """Prints to a text, and does something after a round."""
+
+    def __init__(self, at: int = 0, do: Callable[[], object] = lambda: None) -> None:
+        self.screen = io.StringIO()
+        super().__init__(3, Console(file=self.screen, width=1000))
+        self._at, self._do = at, do
+
+    def round(self, record: RoundRecord, metrics: Any) -> None:
+        super().round(record, metrics)
+        if record.round == self._at:
+            self._do()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.screen.getvalue().splitlines()
+
+
+def config_of(**changes: Any) -> RunConfig:
+    """Return settings of 3 epochs of 4 rounds of 12 samples."""
+    settings: dict[str, Any] = {
+        "task": "points",
+        "epochs": 3,
+        "batch_size": 4,
+        "local_steps_fast": 2,
+        "local_steps_slow": 1,
+        "threads": 1,
+        "learning_rate": 0.3,
+        "out": "run",
+    }
+    return RunConfig(**(settings | changes))
+
+
+def train(view: View | None = None, fails: int = 0, **changes: Any) -> RunRecorder:
+    config = config_of(**changes)
+    grid = FastGrid({50 + i: node_of(config, node) for i, node in enumerate(FOUR)})
+    for worker in (0, 1) if fails else ():
+        grid.fail_at(worker, fails, "raises")
+    return train_on(grid, config, view or View())
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)  # it takes a second
+    register_task(points(), "points")
+
+
+def points() -> Task:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(80, 5, generator=generator)
+    labels = (inputs[:, 0] + 0.5 * torch.randn(80, generator=generator) > 0).long()
+    return Task(
+        model=lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)),
+        train=(inputs[:48], labels[:48]),
+        test=(inputs[48:], labels[48:]),
+    )
+
+
+def said(view: View, beginning: str) -> bool:
+    return any(line.startswith(beginning) for line in view.lines)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def fill_disk() -> None:
+    """Let no file grow, in no folder."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@contextlib.contextmanager
+def disk_cleared() -> Iterator[None]:
+    """Undo `fill_disk`."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    logging.disable()  # what captures the log writes to a file
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        logging.disable(logging.NOTSET)
+
+
+def left_by(folder: Path) -> dict[str, Any]:
+    """Return what a run left, but for what depends on time."""
+    rows = list(csv.DictReader((folder / "epochs.csv").open()))
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    taken = [one["round_seconds"] + one["planning_seconds"] for one in rounds]
+    assert summary["training_seconds"] == pytest.approx(sum(taken))
+    assert summary["training_seconds"] <= summary["wall_seconds"]
+    timed = ("seconds", "share", "predicted", "measured", "resumed", "workers")
+    return {
+        "model": (folder / "model.safetensors").read_bytes(),
+        "best": {
+            name: tensor.tolist()
+            for name, tensor in load_file(folder / "best_model.safetensors").items()
+        },
+        "epochs": [{k: v for k, v in row.items() if "seconds" not in k} for row in rows],
+        "rounds": [(one["round"], one["epoch"], one["train_loss"]) for one in rounds],
+        "device_seconds": [
+            [worker["completed_steps"] for worker in one["workers"]] for one in rounds
+        ],
+        "summary": {k: v for k, v in summary.items() if not any(t in k for t in timed)},
+    }
+
+
+@pytest.fixture
+def undisturbed() -> dict[str, Any]:
+    return left_by(train(out="undisturbed").folder.path)
+
+
+# --- the same bits ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("minutes", "killed_in", "resumed_after"),
+    [(EVERY_ROUND, 7, 6), (EVERY_ROUND, 9, 8), (10.0, 7, 4), (10.0, 12, 8)],
+)
+def test_run_that_dies_goes_on_in_its_folder_to_the_same_bits(
+    undisturbed: dict[str, Any], minutes: float, killed_in: int, resumed_after: int
+) -> None:
+    """A checkpoint of every round, or of every epoch; the last lines are torn, or too many."""
+    with pytest.raises(KeyboardInterrupt):
+        train(View(killed_in, interrupt), checkpoint_minutes=minutes)
+    with Path("run/rounds.jsonl").open("a") as file:
+        file.write('{"round": 99, "epo')
+    view = View()
+    report = train(view, resume="run", checkpoint_minutes=minutes)
+    assert f"resuming {Path('run').resolve()} after round {resumed_after}" in view.lines
+    assert left_by(Path("run")) == undisturbed
+    assert report.summary["resumed"] == [resumed_after]
+    assert report.folder.path == Path("run").resolve()
+    assert tomllib.loads(Path("run/config.toml").read_text())["resume"] == ""
+    best = max(undisturbed["epochs"], key=lambda one: float(one["accuracy"]))
+    with safe_open("run/best_model.safetensors", "np") as model:
+        about = model.metadata()
+    assert about == {"round": best["rounds"], "accuracy": best["accuracy"]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after", [6, 8, 12], ids=["in an epoch", "at its end", "at the end"])
+def test_signal_lets_the_round_finish_and_the_run_goes_on_from_it(
+    undisturbed: dict[str, Any], number: int, after: int
+) -> None:
+    handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
+    view = View(after, lambda: signal.raise_signal(number))
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
+        train(view)
+    if number == signal.SIGTERM:
+        assert isinstance(ended.value, SystemExit)
+        assert ended.value.code == 143
+    (command,) = ended.value.__notes__
+    assert command.endswith("run --resume run")
+    assert said(view, "finishing the round")
+    assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
+    assert train(resume="run").summary["resumed"] == [after]
+    assert left_by(Path("run")) == undisturbed
+
+
+def test_second_signal_and_one_in_an_evaluation_end_at_once() -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(View(6, twice))
+    assert not Path("run/summary.json").exists()
+    assert train(resume="run").summary["resumed"] == [4]
+
+
+def test_signal_in_an_evaluation_ends_it_and_loses_nothing_before_it(
+    undisturbed: dict[str, Any],
+) -> None:
+    """In that of epoch 1, in the same one when the run goes on, and in that of epoch 2."""
+    calls: list[int] = []
+
+    def interrupted(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(len(targets))
+        if len(calls) in (2, 4, 7):  # the first one of each process tries the task before the run
+            signal.raise_signal(signal.SIGINT)
+        return correct(outputs, targets)
+
+    register_task(replace(points(), metric=interrupted), "points")
+    for resume, epochs, rounds in (("", 0, 4), ("run", 0, 4), ("run", 1, 8)):
+        view = View()
+        with pytest.raises(KeyboardInterrupt) as ended:
+            train(view, resume=resume)
+        (command,) = ended.value.__notes__
+        assert command.endswith("run --resume run")
+        assert wait_until(functools.partial(said, view, "leaving the evaluation, then a check"))
+        summary = json.loads(Path("run/summary.json").read_text())
+        assert (summary["epochs"], summary["rounds"]) == (epochs, rounds)
+        assert Path("run/model.safetensors").exists()
+        Path("run/model.safetensors").unlink()
+    assert train(resume="run").summary["resumed"] == [4, 4, 8]
+    assert left_by(Path("run")) == undisturbed
+
+
+def test_resume_that_ends_before_it_trains_leaves_the_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the workers start, a refusal there, and a disk on which no file can grow."""
+    train(epochs=1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    for error in (KeyboardInterrupt(), UsageError("no fast worker"), None):
+        with monkeypatch.context() as patch, disk_cleared():
+            if error:
+                patch.setattr(WorkerRegistry, "update", Mock(side_effect=error))
+            else:
+                fill_disk()
+            with pytest.raises((KeyboardInterrupt, UsageError)) as got:
+                train(resume="run")
+        assert got.value.__notes__[-1].endswith("run --resume run")
+        after = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+        assert after == before
+    assert train(resume="run").summary["epochs"] == 3
+
+
+@pytest.mark.parametrize("fails", [7, 9])
+def test_round_that_fails_leaves_the_state_before_it(
+    undisturbed: dict[str, Any], fails: int
+) -> None:
+    """In the middle of an epoch, and after one: that checkpoint has momentum, and stays."""
+    with pytest.raises(AggregationError) as ended:
+        train(fails=fails)
+    assert ended.value.__notes__[0].endswith("run --resume run")
+    with captured_log() as log:
+        assert train(resume="run").summary["resumed"] == [fails - 1]
+    lost = [line for line in log.lines(30) if line.startswith("momentum is not in the checkpoint")]
+    assert len(lost) == (fails == 7)
+    found = left_by(Path("run"))
+    assert [one[0] for one in found["rounds"]] == list(range(1, 13))
+    assert (found["model"] == undisturbed["model"]) is (fails == 9)
+
+
+def test_without_checkpoints_nothing_of_it_is_done() -> None:
+    view = View(6, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        train(view, keep_checkpoints=0)
+    assert ended.value.__notes__ == ["this run cannot be resumed: keep-checkpoints = 0"]
+    left = {path.name for path in Path("run").iterdir()}
+    assert left == {
+        *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors")
+    }
+    assert "holds no checkpoint" in refusal(train, resume="run")
+
+
+def test_budget_in_seconds_goes_on_within_an_epoch() -> None:
+    """Rounds of 1 s on simulated devices, and a little transfer; four in an epoch."""
+    settings: dict[str, Any] = {"epochs": 99, "clock": "device", "decay_epochs": ""}
+    train(seconds=10.5, out="whole", **settings)
+    train(seconds=4.5, **settings)
+    line = refusal(train, seconds=4.5, resume="run", **settings)
+    assert "of 4.5 seconds of training are over; for more, " in line
+    assert line.endswith(" --resume run -s seconds=N")
+    view = View(9, lambda: signal.raise_signal(signal.SIGINT))  # 9 of 8.5 s: before the evaluation
+    with pytest.raises(KeyboardInterrupt):
+        train(view, seconds=8.5, resume="run", **settings)
+    assert train(seconds=8.5, resume="run", **settings).summary["rounds"] == 9
+    Path("run/summary.json").unlink()  # as if it had been killed before it wrote its results
+    Path("run/model.safetensors").unlink()
+    train(seconds=8.5, resume="run", **settings)
+    lines = Path("run/epochs.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["epoch", "1", "2", "3"]
+    assert Path("run/model.safetensors").exists()
+    summary = train(seconds=10.5, resume="run", **settings).summary
+    assert (summary["epochs"], summary["rounds"], summary["resumed"]) == (3, 11, [5, 9, 9])
+    assert left_by(Path("run"))["model"] == left_by(Path("whole"))["model"]
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def test_finished_run_goes_on_with_more_epochs_and_says_what_changed() -> None:
+    train(epochs=2)
+    line = refusal(train, epochs=2, resume="run")
+    assert line.startswith("run is finished: 2 of 2 epochs are done; for more, ")
+    assert line.endswith("run --resume run -s epochs=N")
+    view = View()
+    summary = train(view, epochs=3, evaluate_on="server", resume="run").summary
+    assert (summary["epochs"], summary["rounds"], summary["resumed"]) == (3, 12, [8])
+    assert summary["samples"] == 12 * 12
+    at = view.lines.index(f"resuming {Path('run').resolve()} after round 8")
+    assert view.lines[at + 1 : at + 4] == [
+        "  epochs = 3 instead of 2",
+        "  evaluate-on = 'server' instead of 'workers'",
+        "  decay-epochs in percent and schedules are shares of the new budget",
+    ]
+    assert tomllib.loads(Path("run/config.toml").read_text())["epochs"] == 3
+
+
+@pytest.mark.parametrize(("key", "value"), [("stop-at-accuracy", 0.01), ("patience", 1)])
+def test_run_that_stopped_early_names_the_setting_that_lets_it_go_on(
+    key: str, value: float
+) -> None:
+    setting: dict[str, Any] = {key.replace("-", "_"): value}
+    task = replace(points(), metric=lambda outputs, targets: torch.ones(len(targets)))
+    register_task(task, "points")
+    train(epochs=9, **setting)
+    line = refusal(train, epochs=9, resume="run", **setting)
+    assert f"({key} = {value}); for more, " in line
+    assert line.endswith(f" --resume run -s {key}=0")
+
+
+def test_settings_that_would_make_it_another_run_are_refused() -> None:
+    train(epochs=1)
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    line = refusal(train, learning_rate=0.1, seed=4, epochs=9, resume="run")
+    assert line.startswith(
+        "run cannot be resumed with learning-rate = 0.1 instead of 0.3, seed = 4 instead of 0; "
+    )
+    assert line.endswith(f"what may change: {', '.join(CHANGEABLE)}")
+    assert "out = 'other' instead of 'run'" in refusal(train, out="other", epochs=9, resume="run")
+    # A setting that may change, and that was not given, is that of the run; `out` too.
+    line = refusal(train, threads=0, out="", epochs=1, resume="run")
+    assert line.startswith("run is finished: 1 of 1 epochs are done")
+    assert before == {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert set(CHANGEABLE) <= RunConfig().to_run_config().keys()
+
+
+def test_what_cannot_be_resumed_is_refused_in_one_line() -> None:
+    assert "runs/latest is no run" in refusal(train, resume="runs/latest")
+    with pytest.raises(KeyboardInterrupt):
+        train(View(2, interrupt))
+    line = refusal(train, resume="run")
+    assert line.startswith("run holds no checkpoint: it ended before the first one")
+    assert f"run -c {Path('run').resolve()}/config.toml -s out=" in line
+    shutil.rmtree("run")
+    with pytest.raises(KeyboardInterrupt):
+        train(View(7, interrupt))
+    with alone_in(Path("run/checkpoint"), "busy"):
+        assert refusal(train, resume="run").startswith("run is in use by a run that is under way")
+    (newest,) = Path("run/checkpoint").glob("round-*")
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert "no checkpoint can be read" in refusal(train, resume="run")
+
+
+def test_python_interface_takes_the_settings_of_the_run() -> None:
+    train(epochs=1)
+    values = {"resume": "run", "learning_rate": 0.1}
+    line = refusal(flower_blsgd.train, **values)
+    assert line.startswith("run cannot be resumed with learning-rate = 0.1 instead of 0.3; ")
+    line = refusal(flower_blsgd.train, "digits", resume=Path("run"))
+    assert line.startswith("run cannot be resumed with task = 'digits' instead of 'points'; ")
+    train(epochs=1, task=register_task(points()), out="given")
+    line = refusal(flower_blsgd.train, resume="given")
+    assert line.endswith("not saved; pass it along: train(task, resume=...)")
+    line = refusal(flower_blsgd.train, points(), resume="given", quiet=True)
+    assert line.startswith("given is finished")
+    assert line.endswith("train(task, resume='given', epochs=N)")
+
+
+# --- a disk that fails --------------------------------------------------------------------------
+
+
+def test_results_folder_that_is_gone_costs_no_training_and_the_model_is_saved_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any]
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    view = View(6, lambda: shutil.rmtree("run"))
+    with captured_log() as log:
+        report = train(view)
+    warnings = [line for line in view.lines if line.startswith("warning: ")]
+    assert [line.split(" cannot be ")[0] for line in warnings] == [
+        "warning: rounds.jsonl",
+        "warning: epochs.csv",
+        "warning: the model",
+    ]
+    assert all("No such file or directory" in line for line in warnings)
+    assert sum("training goes on" in line for line in log.lines()) == 1  # checkpoints
+    elsewhere = report.folder.path
+    assert elsewhere.parent == tmp_path / "temporary"
+    assert f"it is in {elsewhere}" in warnings[-1]
+    assert (elsewhere / "model.safetensors").read_bytes() == undisturbed["model"]
+    assert json.loads((elsewhere / "summary.json").read_text())["epochs"] == 3
+    its = tomllib.loads((elsewhere / "config.toml").read_text())
+    assert (its["out"], its["resume"]) == ("", "")
+    assert not flower_blsgd.load(elsewhere, task=points()).training
+
+
+def test_full_disk_keeps_the_last_checkpoint_whole(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    """No file can grow after round 6, in no folder; when it can again, the run goes on."""
+
+    def fill() -> None:
+        assert wait_until(lambda: any(Path("run/checkpoint").glob("round-000000005.*")))
+        fill_disk()
+
+    with disk_cleared(), pytest.raises(UsageError) as ended:
+        train(View(6, fill), checkpoint_minutes=EVERY_ROUND)
+    assert f"the model cannot be saved in {Path('run').resolve()} (" in str(ended.value)
+    assert f"nor in {tempfile.gettempdir()}/blsgd-" in str(ended.value)
+    assert train(resume="run", checkpoint_minutes=EVERY_ROUND).summary["resumed"] == [5]
+    assert left_by(Path("run")) == undisturbed
+
+
+# --- cut back -----------------------------------------------------------------------------------
+
+
+def test_lines_are_cut_back_to_whole_ones_of_rounds_up_to_the_last(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.rounds_until(3) == []  # there may be no file
+    first, second = two_rounds()
+    for one in (first, second, record(row(0), round=3), record(row(0), round=4)):
+        folder.add_round(one)
+    lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
+    torn = [lines[0], "", lines[0], lines[1][:50], "null", lines[1], '{"round": 3}', lines[3]]
+    torn += ["[" * 100_000, lines[2][:-9]]
+    (tmp_path / "rounds.jsonl").write_text("\n".join(torn))
+    found = folder.rounds_until(3)
+    assert repr(found) == repr([first, second])  # they have losses that are nan
+    folder.cut_back(found, [epoch(1)])
+    assert (tmp_path / "rounds.jsonl").read_text().splitlines() == lines[:2]
+    folder.add_epoch(epoch(2))
+    rows = list(csv.DictReader((tmp_path / "epochs.csv").open()))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+
+
+def test_rounds_and_versions_that_differ_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(View(9, interrupt))
+    lines = Path("run/rounds.jsonl").read_text().splitlines(keepends=True)
+    Path("run/rounds.jsonl").write_text("".join(lines[2:]))
+    monkeypatch.setattr("flower_blsgd.resume.versions", lambda: {"torch": "1.0"})
+    view = View()
+    summary = train(view, resume="run").summary
+    assert (summary["rounds"], summary["samples"]) == (10, 10 * 12)
+    assert "warning: 2 rounds are missing in rounds.jsonl and all figures" in view.lines
+    (line,) = (line for line in view.lines if line.startswith("  the checkpoint is of "))
+    assert line == f"  the checkpoint is of {{'torch': '{torch.__version__}'}}: bits may differ"
