@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 # Before torch is loaded, and for all that tests start: the threads of OpenMP wait for one another
 # by spinning. Where several processes share the cores, as here, that takes most of the time.
@@ -42,3 +43,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def _may_make_messages() -> None:
     """Flower lets only its own processes make messages, unless this is called."""
     become_server(run_id=1)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: steps this small only wait for others, and bits repeat."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -38,12 +38,7 @@ from .small_training import DECAY, MOMENTUM, NUM_SAMPLES, data, make_model, work
 RATE = 0.05
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def train(

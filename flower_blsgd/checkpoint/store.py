@@ -150,8 +150,9 @@ class CheckpointStore:
             _complete(part, path)
         self.saved_round = server_round
         # Those of later rounds are damaged: the run was resumed from one before them.
-        before = [other for other_round, other in self._found() if other_round < server_round]
-        for _, other in self._found():
+        found = self._found()
+        before = [other for other_round, other in found if other_round < server_round]
+        for _, other in found:
             if other not in (path, *before[: self._keep - 1]):
                 other.unlink(missing_ok=True)
 

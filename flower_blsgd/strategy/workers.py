@@ -22,7 +22,7 @@ from ..algorithm.local_steps import (
 )
 from ..errors import UsageError
 from ..protocol import WorkerProfile
-from .patience import MULTIPLE_OF_START
+from .patience import MULTIPLE_OF_START, moving_average
 from .profiles import UNKNOWN_DEVICE, Address, query_profiles, query_speeds
 
 if TYPE_CHECKING:
@@ -50,9 +50,6 @@ DEAD_BAND = 0.1, 0.25
 """With ``rebalance``, a gamma that fell or rose by no more than these shares is left alone."""
 
 UNKNOWN_NODE = -1
-
-_NEWEST_SHARE = 0.4
-"""Of the moving average of a worker's speed: after five rounds at a new one, 92 % of it is in."""
 
 
 @dataclass
@@ -452,7 +449,7 @@ class WorkerRegistry:
                     continue
                 seconds = report.compute_seconds * batch_size / report.num_examples
                 old = worker.training_seconds_per_step or seconds
-                worker.training_seconds_per_step = old + _NEWEST_SHARE * (seconds - old)
+                worker.training_seconds_per_step = moving_average(old, seconds)
 
     def follow_speeds(self, fall: float, rise: float) -> None:
         """Take the speeds measured while training if some gamma left its dead band.

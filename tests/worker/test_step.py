@@ -2,7 +2,6 @@
 
 import random
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,13 +52,7 @@ def test_random_numbers_of_the_host_are_seen_and_come_back() -> None:
         assert host_randomness() == before
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Steps this small only wait for other threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def sgd_of(micro_batch_size: int, **settings: Any) -> LocalSGD:
