@@ -33,6 +33,8 @@ BENCHMARKS = {
     "paper_rounds": "One round of each of the paper's configs",
     "waiting": "Who waits for a slow worker",
     "rebalance": "A worker that becomes slower in mid-run",
+    "slowdown": "A worker that is slowed four times against one that is not",
+    "checks": "What checks and checkpoints cost",
     "digits": "Accuracy of every algorithm",
 }
 """By their commands, in the order of the page."""
