@@ -99,7 +99,6 @@ def evaluate(message: Message, context: Context) -> Message:
     config = RunConfig.from_run_config(context.run_config)
     worker = worker_of(context)
     with pinned(worker, config.threads):
-        from flower_blsgd.worker.evaluation import evaluate_sums
         from flower_blsgd.worker.model_io import load_state
         from flower_blsgd.worker.step import use_precision
 
@@ -108,16 +107,7 @@ def evaluate(message: Message, context: Context) -> Message:
         model = _evaluation_model(config, worker.device)
         use_precision(config.precision, worker.device)
         load_state(model, order.arrays)
-        report = evaluate_sums(
-            model,
-            task.test,
-            task.loss,
-            task.metric,
-            worker.device,
-            order.first,
-            order.last,
-            task.evaluation_batch_size,
-        )
+        report = task.evaluate(model, worker.device, order.first, order.last)
     return report.to_reply(message)
 
 
@@ -125,14 +115,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def _task(config: RunConfig) -> "Task":
     from flower_blsgd.tasks.task import load_task
 
-    return load_task(
-        config.task,
-        config.data,
-        config.model,
-        validation_share=config.validation_share,
-        seed=config.seed,
-        **config.task_options,
-    )
+    return load_task(**config.task_settings)
 
 
 @functools.lru_cache(maxsize=8)

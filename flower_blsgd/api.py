@@ -24,7 +24,6 @@ from .runtime.devices import sharing_note, this_machine
 from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, register_task
-from .worker.evaluation import evaluate_sums
 from .worker.step import use_precision
 
 _NOT_SAVED = "the run's task was given as an object, which is not saved; pass it along: "
@@ -277,8 +276,7 @@ def evaluate_run(
     model = load(folder, given if config.task in TASKS else task)
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
-    size = task.evaluation_batch_size
-    report = evaluate_sums(model, task.test, task.loss, task.metric, device, batch_size=size)
+    report = task.evaluate(model, device)
     return Evaluation(report.accuracy, report.loss, task.num_test, device)
 
 

@@ -231,6 +231,12 @@ class RunConfig:
         return {name: getattr(self, name) for name in OPTIONS}
 
     @property
+    def task_settings(self) -> dict[str, Any]:
+        """All that a run's task depends on: keyword arguments of `tasks.load_task`."""
+        names = ("data", "model", "validation_share", "seed", *OPTIONS)
+        return {"name": self.task, **{name: getattr(self, name) for name in names}}
+
+    @property
     def learning_rate_schedule(self) -> LearningRate:
         """The learning rate with its schedule and its warm-up."""
         decays = parse_decay(self.decay_epochs)

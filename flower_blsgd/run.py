@@ -32,7 +32,6 @@ from .strategy.replies import ModelShape
 from .strategy.workers import WorkerRegistry
 from .tasks.task import Task, check_task, check_weights, load_task
 from .worker import MODULES
-from .worker.evaluation import evaluate_sums
 from .worker.model_io import load_state, state_record
 from .worker.profile import profile_of
 from .worker.step import use_precision
@@ -200,14 +199,7 @@ def load_own_task(config: RunConfig) -> Task:
     UsageError
         If there is no such task, or it is not what a task must be.
     """
-    task = load_task(
-        config.task,
-        config.data,
-        config.model,
-        validation_share=config.validation_share,
-        seed=config.seed,
-        **config.task_options,
-    )
+    task = load_task(**config.task_settings)
     check_task(task, config.task, config.micro_batch_size)
     return task
 
@@ -293,9 +285,7 @@ def _evaluate_fn(
         device = next(iter(this_machine().accelerators), "cpu")
         use_precision(config.precision, device)
         load_state(model(), arrays)
-        size = task.evaluation_batch_size
-        test = (task.test, task.loss, task.metric)
-        return evaluate_sums(model(), *test, device, first, last, size)
+        return task.evaluate(model(), device, first, last)
 
     @functools.cache
     def on_workers() -> WorkerEvaluation:

@@ -33,7 +33,8 @@ from ..models.resnets import (
     resnet20,
 )
 from ..models.vision_transformer import VITS, VisionTransformer, vit_config
-from .task import Augment, Benchmark, Task
+from ..worker.step import Augment
+from .task import Benchmark, Task
 
 _RESNETS: Mapping[str, Callable[..., nn.Module]] = {
     "resnet20": resnet20,

@@ -22,16 +22,14 @@ from ..algorithm.sampling import generator
 from ..data.cache import Prepared, UnusableError, open_entry
 from ..errors import UsageError, nearest
 from ..worker.batches import BatchSource, Samples, num_samples, tensor_parts
+from ..worker.evaluation import EvaluateReport, evaluate_sums
 from ..worker.local_sgd import SampleLoss, cross_entropy
-from ..worker.step import check_micro_batches
+from ..worker.step import Augment, check_micro_batches
 from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
 
 _LOG = logging.getLogger(__name__)
 
 _LONGEST_REASON = 200
-
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""(inputs, generator) -> inputs: changes a whole training batch at random."""
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -136,6 +134,13 @@ class Task:
             if self.pretrained is not None:
                 _call("task", "pretrained(model)", self.pretrained, model)
         return model
+
+    def evaluate(
+        self, model: nn.Module, device: str, first: int = 0, last: int | None = None
+    ) -> EvaluateReport:
+        """Return loss and metric added up over the samples [first, last) of the test set."""
+        parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size
+        return evaluate_sums(model, *parts, device, first, last, size)
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that are equal for equal training data.

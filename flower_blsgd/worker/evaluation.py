@@ -1,23 +1,18 @@
 """Loss and metric of a model on a test set, or on a slice of it."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..protocol import EvaluateReport
+from ..protocol import EvaluateReport as EvaluateReport  # noqa: PLC0414
 from .batches import BatchSource, Samples
-
-PerSample = Callable[[Any, Tensor], Tensor]
-"""(outputs, targets) -> one value per sample, shape (batch_size,)."""
+from .step import SampleLoss
 
 
 def evaluate_sums(
     model: nn.Module,
     samples: Samples,
-    loss: PerSample,
-    metric: PerSample,
+    loss: SampleLoss,
+    metric: SampleLoss,
     device: str | torch.device = "cpu",
     first: int = 0,
     last: int | None = None,

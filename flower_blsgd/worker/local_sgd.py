@@ -336,10 +336,7 @@ class LocalSGD:
     # --- one step
 
     def _step(
-        self,
-        indices: Tensor,
-        generator: torch.Generator,
-        micro_batch_size: int | None = None,
+        self, indices: Tensor, generator: torch.Generator, micro_batch_size: int | None = None
     ) -> Tensor:
         """Gather, augment, forward, loss, backward, optimizer.
 
