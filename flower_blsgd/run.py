@@ -123,7 +123,7 @@ def _train(
                     arrays,
                     epochs=config.epochs,
                     seconds=config.seconds or None,
-                    seconds_of=report.seconds_of,
+                    budget_seconds=report.budget_seconds,
                     train_config=train_config,
                     evaluate_fn=checkpoints.evaluated_by(evaluate),
                     evaluate_every_epochs=config.evaluate_every_epochs,
@@ -131,7 +131,6 @@ def _train(
                     on_epoch=checkpoints.end_epoch,
                     between_rounds=checkpoints.between_rounds,
                     start_round=last_round,
-                    training_seconds=report.budget_seconds,
                     evaluate_first=report.evaluation_missing,
                 )
         if config.trace and traces.is_dir():  # it is of round 2
@@ -298,7 +297,7 @@ def _evaluate_fn(
         else:
             whole = evaluate_slice(arrays, 0, task.num_test)
             metrics = MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
-        report.count_evaluation(time.perf_counter() - began)
+        report.evaluation_seconds += time.perf_counter() - began
         return metrics
 
     return evaluate

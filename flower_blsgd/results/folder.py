@@ -14,7 +14,7 @@ import tomllib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import numpy as np
 import tomli_w
@@ -27,7 +27,7 @@ from ..algorithm.epoch_plan import SamplingStats
 from ..checkpoint.store import BEST_MODEL, FOLDER
 from ..config import RunConfig
 from ..errors import UsageError
-from ..strategy.round_metrics import RoundRecord, WorkerRound
+from ..strategy.round_metrics import RoundRecord
 
 RUNS = "runs"
 LATEST = "latest"
@@ -55,12 +55,6 @@ class EpochRow:
     samples: int
     mean_loss_age_rounds: float
     sampling: SamplingStats
-
-    @classmethod
-    def of_plain(cls, values: Mapping[str, Any]) -> "EpochRow":
-        """Return the row of which JSON held these values."""
-        sampling = SamplingStats(**_with_nan(SamplingStats, values["sampling"]))
-        return cls(**{**_with_nan(cls, values), "sampling": sampling})
 
 
 class RunFolder:
@@ -119,7 +113,7 @@ class RunFolder:
         with contextlib.suppress(OSError):
             for line in (self.path / "rounds.jsonl").read_text(errors="replace").splitlines():
                 with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
-                    record = _round_of_plain(json.loads(line))
+                    record: RoundRecord = of_plain(RoundRecord, json.loads(line))
                     if (records[-1].round if records else 0) < record.round <= last_round:
                         records.append(record)
         return records
@@ -290,8 +284,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _with_nan(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass of which JSON held `values`: null was nan, or None.
+def of_plain(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return the dataclass of which JSON held these fields: null was nan, or None.
 
     LookupError or TypeError if one lacks, or is no number where it must be.
     """
@@ -300,11 +294,10 @@ def _with_nan(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         value = values[field.name]
         if field.type is float and value is None:
             found[field.name] = math.nan
+        elif dataclasses.is_dataclass(field.type):
+            found[field.name] = of_plain(field.type, value)
+        elif get_origin(field.type) is tuple:
+            found[field.name] = tuple(of_plain(get_args(field.type)[0], one) for one in value)
         elif field.type in (int, float) and type(value) not in (int, float):
             raise TypeError(f"{field.name} is {value!r}")
-    return found
-
-
-def _round_of_plain(values: dict[str, Any]) -> RoundRecord:
-    workers = tuple(WorkerRound(**_with_nan(WorkerRound, one)) for one in values["workers"])
-    return RoundRecord(**{**_with_nan(RoundRecord, values), "workers": workers})
+    return kind(**found)

@@ -22,7 +22,7 @@ from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
-from .folder import EpochRow, RunFolder, plain
+from .folder import EpochRow, RunFolder, of_plain, plain
 from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
 
 _SECONDS = ("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds")
@@ -255,13 +255,12 @@ class RunRecorder:
         for name in _SECONDS:
             setattr(self, name, float(state["seconds"][name]))
         self._resumed = [*map(int, state["resumed"]), last_round]
-        self._rows = [EpochRow.of_plain(row) for row in state["epochs"]]
+        self._rows = [of_plain(EpochRow, row) for row in state["epochs"]]
         if self._budget_used_up() or planner.epoch_ended:
             self.arrays = arrays
         else:  # a budget in seconds may have ended the run within an epoch, whose row is not final
             self._rows = [row for row in self._rows if row.epoch < planner.epoch]
-        if not self._budget_used_up():
-            self.stopped_early = self._reason_to_stop()
+        self.stopped_early = self._reason_to_stop()
 
     @property
     def evaluation_missing(self) -> bool:
@@ -280,23 +279,13 @@ class RunRecorder:
         config, planner = self.config, self._strategy.planner
         if planner.epoch_ended and planner.epoch >= config.epochs:
             return f"{planner.epoch} of {config.epochs} epochs are done"
-        if config.seconds and self.budget_seconds >= config.seconds:
-            return f"{self.budget_seconds:.1f} of {config.seconds:g} seconds of training are over"
+        if config.seconds and (used := self.budget_seconds()) >= config.seconds:
+            return f"{used:.1f} of {config.seconds:g} seconds of training are over"
         return ""
 
-    @property
     def budget_seconds(self) -> float:
-        """What all rounds so far count against a budget in seconds."""
+        """Return what all rounds so far count against a budget in seconds."""
         return self._metrics.budget_seconds
-
-    def count_evaluation(self, seconds: float) -> None:
-        """Add seconds that training waited for evaluation."""
-        self.evaluation_seconds += seconds
-
-    def seconds_of(self, record: RoundRecord) -> float:
-        """Return what the last round that was added counts against a budget in seconds."""
-        assert record is self._metrics.records[-1], "each round is counted once, after it was added"
-        return self._metrics.last_budget_seconds
 
     def add_round(self, record: RoundRecord) -> None:
         """Write a round, and show it."""
@@ -336,8 +325,7 @@ class RunRecorder:
         self._rows.append(row)
         self._write("epochs.csv", self.folder.add_epoch, row)
         self._view.epoch(row)
-        if not self._budget_used_up():
-            self.stopped_early = self._reason_to_stop()
+        self.stopped_early = self._reason_to_stop()
         if self.stopped_early:
             self.say(f"stopping early: {self.stopped_early}")
         return self.stopped_early is not None
@@ -351,7 +339,7 @@ class RunRecorder:
     def _reason_to_stop(self) -> str | None:
         """Return why the evaluations end the run before its budget; None if they do not."""
         config, best = self.config, self.best_epoch
-        if best is None or best.accuracy is None:
+        if best is None or best.accuracy is None or self._budget_used_up():
             return None
         if config.stop_at_accuracy and best.accuracy >= config.stop_at_accuracy:
             return f"accuracy {best.accuracy:.2%} (stop-at-accuracy = {config.stop_at_accuracy:g})"

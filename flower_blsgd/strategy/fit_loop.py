@@ -46,7 +46,7 @@ def fit(
     *,
     epochs: int | None = None,
     seconds: float | None = None,
-    seconds_of: Callable[[RoundRecord], float] | None = None,
+    budget_seconds: Callable[[], float] | None = None,
     should_stop: Callable[[int, Result], bool] | None = None,
     timeout: float = 3600,
     train_config: ConfigRecord | None = None,
@@ -56,7 +56,6 @@ def fit(
     on_epoch: Callable[[EpochEnd], bool | None] | None = None,
     between_rounds: Callable[[int, ArrayRecord], None] | None = None,
     start_round: int = 0,
-    training_seconds: float = 0.0,
     evaluate_first: bool = False,
 ) -> Result:
     """Train until the budget is used up.
@@ -74,8 +73,9 @@ def fit(
     seconds : float, optional
         Stop after the round in which this much training time is over, > 0. Evaluation does not
         count. At least one of `epochs` and `seconds` is needed.
-    seconds_of : callable, optional
-        What a round counts of these seconds; by default its planning and its duration.
+    budget_seconds : callable, optional
+        Returns how many of these seconds all rounds so far have used up, after `on_round`; by
+        default the planning and the duration of those of this call.
     should_stop : callable, optional
         ``(server_round, result) -> bool``, called after every round.
     timeout : float (default: 3600)
@@ -94,8 +94,6 @@ def fit(
         ``(server_round, arrays)``, called after every round, before an evaluation.
     start_round : int (default: 0)
         The last round of a run that goes on; its state is in `strategy` and `initial_arrays`.
-    training_seconds : float (default: 0)
-        How much of `seconds` that run has used up.
     evaluate_first : bool (default: False)
         That run ended after its last round, or the last of an epoch, before the evaluation.
 
@@ -118,24 +116,22 @@ def fit(
     for name, value in (("epochs", epochs), ("seconds", seconds)):
         if value is not None and not value > 0:
             raise ValueError(f"{name} = {value} must be above 0")
-    planner = strategy.planner
+    planner, training_seconds = strategy.planner, 0.0
+    used_seconds = budget_seconds or (lambda: training_seconds)
 
     def budget_share() -> float:
         by_epochs = planner.epochs_done / epochs if epochs else 0.0
-        return max(by_epochs, training_seconds / seconds if seconds else 0.0)
+        return max(by_epochs, used_seconds() / seconds if seconds else 0.0)
 
     def used_up() -> bool:
         by_epochs = epochs is not None and planner.epoch_ended and planner.epoch >= epochs
-        return by_epochs or (seconds is not None and training_seconds >= seconds)
+        return by_epochs or (seconds is not None and used_seconds() >= seconds)
 
     def count(record: RoundRecord) -> None:
         nonlocal training_seconds
+        training_seconds += record.planning_seconds + record.round_seconds
         if on_round is not None:
             on_round(record)
-        if seconds_of is not None:
-            training_seconds += seconds_of(record)
-        else:
-            training_seconds += record.planning_seconds + record.round_seconds
 
     def end_epoch(over: bool) -> bool:
         """Evaluate the model, where that is due; return whether the run is over."""

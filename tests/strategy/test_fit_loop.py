@@ -168,7 +168,8 @@ def test_learning_rate_decays_at_shares_of_the_budget(
 ) -> None:
     grid = grid_of_two()
     strategy = strategy_of(learning_rate=LearningRate(1.0, decay_shares=decay))
-    strategy.fit(grid, toy_arrays(), seconds_of=lambda record: 1.0, **budget)
+    planner = strategy.planner
+    strategy.fit(grid, toy_arrays(), budget_seconds=lambda: float(planner.rounds_total), **budget)
     assert [order.learning_rate for order in orders_of(grid)] == pytest.approx(rates)
 
 
