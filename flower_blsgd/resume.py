@@ -29,7 +29,6 @@ from .tasks import GIVEN_IN_PYTHON
 _RUN = "run"
 """Where a checkpoint has what the recorder needs."""
 
-
 _FOR_MORE = {"epochs": "N", "seconds": "N", "stop-at-accuracy": "0", "patience": "0"}
 """What lets a run go on that is over, by the setting that `RunRecorder.why_over` names."""
 

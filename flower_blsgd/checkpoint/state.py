@@ -23,7 +23,7 @@ from ..protocol import CONFIG, MOMENTUM, QUERY_MOMENTUM, Failure, HostOrders, Wo
 from ..protocol.records import from_wire, to_wire
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.planner import Planner
-from ..strategy.profiles import answer_of, node_messages, replies_to
+from ..strategy.profiles import node_messages, read_answer, replies_to
 from ..strategy.replies import ModelShape
 from ..strategy.workers import UNKNOWN_NODE, Worker
 from .store import Checkpoint
@@ -116,16 +116,18 @@ def _momentum_by_worker(
     contents = [(worker.address, content) for worker in workers]
     replies = replies_to(grid, node_messages(contents, QUERY_MOMENTUM, to_host), seconds)
     reasons: dict[int, str] = {}
+
+    def read(content: RecordDict) -> Tensors:
+        return model_shape.checked_momentum(content.array_records[MOMENTUM])
+
     for worker in workers:
-        try:
-            answer = answer_of(replies.get(worker.node_id), worker.local_rank)
-            if isinstance(answer, Failure):
-                raise ValueError(answer.brief)
-            found[worker.index] = model_shape.checked_momentum(answer.array_records[MOMENTUM])
-        except Exception as error:  # whatever a worker sends, it costs only its momentum
-            reasons[worker.index] = reason = first_line(error)
-            if worker.no_momentum != reason:
-                _LOG.warning("no momentum of %s in a checkpoint: %s", worker.label, reason)
+        answer = read_answer(replies.get(worker.node_id), worker.local_rank, read)
+        if isinstance(answer, Failure):
+            reasons[worker.index] = answer.brief
+            if worker.no_momentum != answer.brief:
+                _LOG.warning("no momentum of %s in a checkpoint: %s", worker.label, answer.brief)
+        else:
+            found[worker.index] = answer
     for worker in strategy.registry.workers:
         reason = reasons.get(worker.index, "it was not queried")
         worker.no_momentum = "" if worker.index in found else reason
@@ -179,17 +181,10 @@ def restore(
     """
     try:
         return _restore(strategy, checkpoint, model)
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as e:
+    except Exception as error:  # whatever is in it
         raise UsageError(
-            f"{checkpoint.source} cannot be resumed from: {first_line(e)[:200]}; resume with the "
-            "settings and the data that it was written with, or start the run anew"
+            f"{checkpoint.source} cannot be resumed from: {first_line(error)[:200]}; resume with "
+            "the settings and the data that it was written with, or start the run anew"
         ) from None
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import stat
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,8 +71,6 @@ class CheckpointStore:
 
     Attributes
     ----------
-    blocking_seconds : float
-        How long the callers of `save` and `save_best` were held up.
     saved_round : int
         The round of the last checkpoint that was completed here; 0 before the first.
     """
@@ -83,7 +80,6 @@ class CheckpointStore:
         self._writer = ThreadPoolExecutor(1)  # its thread starts with the first
         self._last: dict[str, Future[None]] = {}
         self._failing = False
-        self.blocking_seconds = 0.0
         self.saved_round = 0
 
     def save(self, checkpoint: Checkpoint, server_round: int) -> None:
@@ -122,11 +118,9 @@ class CheckpointStore:
         return None
 
     def _hand_over(self, what: str, write: Callable[..., None], *arguments: Any) -> None:
-        began = time.perf_counter()
         if what in self._last:
             self._last[what].cancel()  # has no effect once it has begun
         self._last[what] = self._writer.submit(self._try, write, *arguments)
-        self.blocking_seconds += time.perf_counter() - began
 
     def _try(self, write: Callable[..., None], *arguments: Any) -> None:
         try:
