@@ -179,7 +179,7 @@ def make_local_grid(
     settings = config.to_run_config()
     start_fork_server(MODULES)
     try:
-        return LocalGrid(workers, app.client_app, app.path, settings, config.threads, setup=setup)
+        return LocalGrid(workers, app.client_app, app.path, settings, setup)
     except Exception as error:
         if setup is None or isinstance(error, UsageError):
             raise

@@ -132,12 +132,13 @@ def add_run(command: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from flwr.app import Context, RecordDict
+    from flwr.serverapp import ServerApp
 
     from ..config import RunConfig, without_retired
     from ..results.folder import read_config
     from ..runtime.devices import parse_workers, sharing_note
     from ..runtime.flower_app import find_app, run_config
-    from ..runtime.flower_internals import SERVER_NODE_ID, load_server_app
+    from ..runtime.flower_internals import SERVER_NODE_ID, load_app
     from ..runtime.local_grid import LocalGrid
 
     app, built_in = find_app(options.app)
@@ -164,23 +165,16 @@ def _run(options: argparse.Namespace) -> None:
         from ..results.speed_profile import with_profile
 
         workers, _ = with_profile(workers, RunConfig.from_run_config(config))
-    threads = config.get("threads", 0)
     try:
         find_modules_here()
-        server_app = load_server_app(app.server_app, app.path)
+        server_app = load_app(app.server_app, app.path, ServerApp)
     except ImportError as error:
         raise UsageError(f"{app.server_app} of {app.path} cannot be loaded: {error}") from None
     which = "the built-in app" if built_in else str(app.path)
     print(f"running {app.name} from {which}", flush=True)
     if note := sharing_note(workers):
         print(note, flush=True)
-    grid = LocalGrid(
-        workers,
-        app.client_app,
-        app.path,
-        config,
-        threads if isinstance(threads, int) else 0,
-    )
+    grid = LocalGrid(workers, app.client_app, app.path, config)
     with grid, terminated_like_interrupted():
         server_app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), config))
 

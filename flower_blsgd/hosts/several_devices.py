@@ -133,7 +133,6 @@ def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
         If the devices cannot be used.
     """
     workers = node_workers(context.node_config)
-    threads = context.run_config.get("threads", 0)
     if Path(sysconfig.get_path("purelib")) != _PACKAGE_ROOT:
         # In a SuperNode it may be the app's bundle that holds this package: the processes of the
         # workers would not find it.
@@ -141,13 +140,7 @@ def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
         if str(_PACKAGE_ROOT) not in paths:
             paths.insert(0, str(_PACKAGE_ROOT))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return LocalGrid(
-        workers,
-        client_app,
-        app_dir,
-        dict(context.run_config),
-        threads if isinstance(threads, int) else 0,
-    )
+    return LocalGrid(workers, client_app, app_dir, dict(context.run_config))
 
 
 def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> list[WorkerSpec]:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from flwr.app import Context, Message, RecordDict
 from flwr.app.message.recorddict import _SyncedDict
@@ -20,14 +20,15 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import exit as flower_exit
+from flwr.supercore import object_ref
 from flwr.supercore import run as flower_run
-from flwr.supercore.object_ref import load_app
 from flwr.supercore.task_identity import TaskIdentity
 
 SERVER_NODE_ID = 1
 _PROCESS = uuid.uuid4().hex
 _numbers = itertools.count(1)
 
+App = TypeVar("App", ClientApp, ServerApp)
 Run = flower_run.Run
 add_exit_handler = flower_exit.add_exit_handler
 
@@ -75,18 +76,9 @@ def give_message_id(message: Message) -> str:
     return message_id
 
 
-def load_client_app(reference: str, app_dir: Path) -> ClientApp:
-    """Load ``module:attribute`` from an app's folder, as a SuperNode does."""
-    return cast(ClientApp, _load(reference, app_dir, ClientApp))
-
-
-def load_server_app(reference: str, app_dir: Path) -> ServerApp:
-    """Load ``module:attribute`` from an app's folder, as a SuperLink does."""
-    return cast(ServerApp, _load(reference, app_dir, ServerApp))
-
-
-def _load(reference: str, app_dir: Path, kind: type[Any]) -> Any:
-    app = load_app(reference, ImportError, app_dir)
+def load_app(reference: str, app_dir: Path, kind: type[App]) -> App:
+    """Load ``module:attribute`` from an app's folder, as a SuperLink or a SuperNode does."""
+    app = object_ref.load_app(reference, ImportError, app_dir)
     if not isinstance(app, kind):
         raise ImportError(f"{reference} is a {type(app).__name__}, not a {kind.__name__}")
     return app

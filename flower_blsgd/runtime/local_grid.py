@@ -60,9 +60,8 @@ class LocalGrid(MailboxGrid):
     app_dir : Path
         Where that module is.
     run_config : mapping
-        Given to the ClientApp as ``context.run_config``.
-    threads : int (default: 0)
-        Compute threads of each worker; 0 for one per core of it.
+        Given to the ClientApp as ``context.run_config``. Its setting ``threads``, if it has that,
+        is the compute threads of each worker; 0 for one per core of it.
     setup : callable, optional
         Called in every process before it loads the app. It travels by value, so it may be
         defined anywhere; large tensors in it become shared memory.
@@ -79,7 +78,6 @@ class LocalGrid(MailboxGrid):
         client_app: str,
         app_dir: Path,
         run_config: Config,
-        threads: int = 0,
         setup: Callable[[], object] | None = None,
     ) -> None:
         become_server(_RUN_ID)
@@ -93,6 +91,8 @@ class LocalGrid(MailboxGrid):
         if setup is not None:
             payload = ship(setup, BufferPool("sharing the data with the workers"))
         start_fork_server()  # beside what is done until the first message
+        threads = run_config.get("threads", 0)
+        threads = threads if isinstance(threads, int) else 0
         self._nodes: dict[int, WorkerNode] = {}
         self._idle_deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank, worker in enumerate(self.workers):
@@ -111,12 +111,6 @@ class LocalGrid(MailboxGrid):
         }
         node_id = _FIRST_NODE_ID + rank
         return Context(_RUN_ID, node_id, node_config, RecordDict(), dict(run_config))
-
-    def __enter__(self) -> "LocalGrid":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all worker processes and wait until they are gone. May be called twice."""
@@ -163,7 +157,6 @@ class LocalGrid(MailboxGrid):
                 self._nodes[node_id].submit(message, payload)
         except BaseException:  # nobody will ask for the replies to those already handed over
             self._mailbox.forget(ids)
-            self._mailbox.take(ids)
             raise
         return ids
 

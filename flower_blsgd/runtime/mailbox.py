@@ -2,7 +2,9 @@
 
 import math
 import threading
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Self
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -55,10 +57,11 @@ class Mailbox:
                 if not self._lock.wait(min(left, _SLICE_SECONDS)):
                     left -= _SLICE_SECONDS
 
-    def forget(self, message_ids: Iterable[str]) -> None:
-        """Drop these replies if they come later."""
+    def forget(self, message_ids: Sequence[str]) -> None:
+        """Drop these replies, those that are there and those that come later."""
         with self._lock:
             self._expected.difference_update(message_ids)
+        self.take(message_ids)
 
     def give_up(self, node_of: Mapping[str, int]) -> bool:
         """Drop the replies that have not come; return whether there are any, given their nodes."""
@@ -97,6 +100,16 @@ class MailboxGrid(Grid):
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all that works for this grid. May be called twice."""
 
     @property
     def fast_nodes(self) -> Collection[int]:

@@ -22,10 +22,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
 
 from .app_call import handler_of, takes_views
 from .devices import WorkerSpec
-from .flower_internals import NOT_LOADED, RAISED, load_client_app, release_records_at_once
+from .flower_internals import NOT_LOADED, RAISED, load_app, release_records_at_once
 from .pinning import start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
 
@@ -194,7 +195,7 @@ def serve(
     try:
         if has_setup:
             channel.receive()()
-        app = load_client_app(client_app, app_dir)
+        app = load_app(client_app, app_dir, ClientApp)
         channel.views = takes_views(app)
         handle = handler_of(app, context)
     except EOFError:

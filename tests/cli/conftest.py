@@ -14,7 +14,7 @@ import torch  # noqa: F401  # loaded before `subprocess.Popen` is taken away bel
 
 from flower_blsgd.cli.main import main
 
-LOAD_SERVER_APP = "flower_blsgd.runtime.flower_internals.load_server_app"
+LOAD_SERVER_APP = "flower_blsgd.runtime.flower_internals.load_app"
 Refused = Callable[..., str]
 Printed = Callable[..., list[str]]
 

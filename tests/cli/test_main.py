@@ -137,14 +137,6 @@ def server_app(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_run_hands_grid_and_settings_to_the_server_app(
     folder: Path, server_app: list[Any], printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
-
-    class Recording(LocalGrid):
-        def __init__(self, *arguments: Any) -> None:
-            given.extend(arguments[4:])
-            super().__init__(*arguments)
-
-    monkeypatch.setattr("flower_blsgd.runtime.local_grid.LocalGrid", Recording)
     before = [path for path in sys.path if path != str(folder)]
     monkeypatch.setattr(sys, "path", list(before))
     settings = ["-s", "epochs=2", "-s", "threads=3"]
@@ -153,7 +145,7 @@ def test_run_hands_grid_and_settings_to_the_server_app(
     assert [worker.tier for worker in grid.workers] == ["fast", "slow"]
     found = context.run_config
     assert (found["epochs"], found["threads"], found["workers"]) == (2, 3, BOTH)
-    assert given == [3]
+    assert {node._job.threads for node in grid._nodes.values()} == {3}
     assert found["name"] == "digits"  # runs/<config>-<n>
     assert found["trace"] is False
     assert lines[0].startswith("running flower-blsgd from the built-in app")

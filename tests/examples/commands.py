@@ -12,9 +12,10 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 
 from flower_blsgd.runtime.flower_app import read_app
-from flower_blsgd.runtime.flower_internals import load_client_app, load_server_app
+from flower_blsgd.runtime.flower_internals import load_app
 
 from ..in_process_grid import Handler, InProcessGrid
 
@@ -60,8 +61,8 @@ def train_in_this_process(
     """Run an app on two nodes; return the test accuracies in percent, by what stands before."""
     app = read_app(folder)
     config = {**app.config, **settings}
-    client = load_client_app(app.client_app, folder)
-    server = load_server_app(app.server_app, folder)
+    client = load_app(app.client_app, folder, ClientApp)
+    server = load_app(app.server_app, folder, ServerApp)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -77,7 +77,7 @@ def host() -> Iterator[RealHost]:
 def test_devices_behind_one_node_train_as_three_nodes(host: RealHost) -> None:
     """The losses of the second round differ by what the first one's average rounded off."""
     settings, flat, hosted = CONFIG.to_run_config(), strategy_of(3), strategy_of(1)
-    with LocalGrid(parse_workers(DEVICES), APP, ROOT, settings, 1) as local:
+    with LocalGrid(parse_workers(DEVICES), APP, ROOT, settings) as local:
         expected, flat_records = play(flat, local, first_model(), 2)
     with captured_log() as log:
         found, records = play(hosted, InProcessGrid({10: host}), first_model(), 2)

@@ -109,13 +109,12 @@ def make_grid(
     app_dir: Path,
     workers: Sequence[WorkerSpec] | int = 1,
     client_app: str = CLIENT,
-    threads: int = 0,
     **run_config: bool | float | int | str,
 ) -> LocalGrid:
     """Return a grid of the foreign app; a number stands for that many CPU workers."""
     if isinstance(workers, int):
         workers = [WorkerSpec("cpu")] * workers
-    return LocalGrid(workers, client_app, app_dir, run_config, threads)
+    return LocalGrid(workers, client_app, app_dir, run_config)
 
 
 def running(grid: LocalGrid) -> dict[int, WorkerProcess]:

@@ -7,8 +7,8 @@ import pickle
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +27,7 @@ from flower_blsgd.runtime.flower_internals import (
     RAISED,
     SERVER_NODE_ID,
     give_message_id,
-    load_client_app,
-    load_server_app,
+    load_app,
     release_records_at_once,
 )
 from flower_blsgd.runtime.local_grid import LocalGrid
@@ -178,30 +177,30 @@ def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_load_app_from_a_folder(apps: Path) -> None:
-    app = load_client_app("contract_pkg.client:app", apps)
+    app = load_app("contract_pkg.client:app", apps, ClientApp)
     assert isinstance(app, ClientApp)
-    assert load_client_app("contract_pkg.client:holder.inner", apps) is app
+    assert load_app("contract_pkg.client:holder.inner", apps, ClientApp) is app
     assert sys.path[0] == str(apps)
-    assert isinstance(load_server_app("contract_pkg.server:app", apps), ServerApp)
+    assert isinstance(load_app("contract_pkg.server:app", apps, ServerApp), ServerApp)
     with pytest.raises(ZeroDivisionError, match="while importing"):
-        load_client_app("contract_pkg.fails:app", apps)
+        load_app("contract_pkg.fails:app", apps, ClientApp)
 
 
 @pytest.mark.parametrize(
-    ("load", "reference", "reason"),
+    ("kind", "reference", "reason"),
     [
-        (load_client_app, "contract_pkg.server:app", "is a ServerApp, not a ClientApp"),
-        (load_server_app, "contract_pkg.client:app", "is a ClientApp, not a ServerApp"),
-        (load_client_app, "contract_pkg.client:missing", "missing"),
-        (load_client_app, "no_such_contract_pkg:app", "no_such_contract_pkg"),
-        (load_client_app, "contract_pkg.client", "contract_pkg.client"),
+        (ClientApp, "contract_pkg.server:app", "is a ServerApp, not a ClientApp"),
+        (ServerApp, "contract_pkg.client:app", "is a ClientApp, not a ServerApp"),
+        (ClientApp, "contract_pkg.client:missing", "missing"),
+        (ClientApp, "no_such_contract_pkg:app", "no_such_contract_pkg"),
+        (ClientApp, "contract_pkg.client", "contract_pkg.client"),
     ],
 )
 def test_load_app_that_is_not_there_or_of_another_kind(
-    apps: Path, load: Callable[[str, Path], object], reference: str, reason: str
+    apps: Path, kind: type[Any], reference: str, reason: str
 ) -> None:
     with pytest.raises(ImportError, match=reason):
-        load(reference, apps)
+        load_app(reference, apps, kind)
 
 
 # --- arrays and records; see also tests/test_array_records.py --------------------------------

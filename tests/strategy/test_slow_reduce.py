@@ -272,7 +272,7 @@ def test_byteps_on_the_local_grid_has_the_bits_of_fast_only_sync_sgd(
     workers = parse_workers(f"1x cpu:{first} fast; 1x cpu:{last} fast; 1x cpu:{last} slow")
     config = RunConfig(epochs=1, batch_size=64, threads=1, seed=3, algorithm="byteps")
     settings = config.to_run_config()
-    grid = LocalGrid(workers, "clients.blsgd_client:app", ROOT, settings, threads=1)
+    grid = LocalGrid(workers, "clients.blsgd_client:app", ROOT, settings)
     with grid, captured_log() as log:
         byteps = train_on(grid, config)
     assert log.warnings == []  # each fast worker evaluated its half of the test set

@@ -30,13 +30,7 @@ from .security import (
     TOKEN_KEY,
     WELCOME_KEY,
 )
-from .session import (
-    SessionRequest,
-    SessionResult,
-    begin_session,
-    die_with_supernode,
-    end_session,
-)
+from .session import SessionRequest, SessionResult, begin_session, die_with_supernode, end_session
 
 _LOG = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from flwr.app.message import make_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from ...array_records import AnyArray, ArrayView, is_plain, memory_of, record_of
+from ...array_records import ALIGNMENT, AnyArray, ArrayView, is_plain, memory_of, record_of
 from ..devices import free_bytes
 
 CHUNK_BYTES = 1 << 20
@@ -40,7 +40,6 @@ _LONGEST_DTYPE, _MOST_DIMENSIONS = 32, 64
 _SMALL_BYTES = 16 << 20
 
 _PREFIX = struct.Struct("<QQ")  # the bytes of the frame, and those of its protobuf
-_ALIGNMENT = 64  # bytes
 
 Bytes = npt.NDArray[np.uint8]
 Tensors = Mapping[str, AnyArray]
@@ -169,7 +168,7 @@ def _begin(chunk: bytes) -> tuple[int, Bytes]:
 
 
 def _aligned(num_bytes: int) -> int:
-    return num_bytes + -num_bytes % _ALIGNMENT
+    return num_bytes + -num_bytes % ALIGNMENT
 
 
 # --- arrays -------------------------------------------------------------------------------------
@@ -247,7 +246,7 @@ def encode_arrays(
         sent = changes.get(name, tensor)
         form = wire_dtype if name in changes else _WHOLE
         description[name] = Array(str(tensor.dtype), tensor.shape, form, b"")
-        parts += [sent.reshape(-1).view(np.uint8).data, bytes(-sent.nbytes % _ALIGNMENT)]
+        parts += [sent.reshape(-1).view(np.uint8).data, bytes(-sent.nbytes % ALIGNMENT)]
     return EncodedRecord(record_of(description), b"".join(parts))
 
 

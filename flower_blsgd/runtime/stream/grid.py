@@ -169,12 +169,6 @@ class StreamGrid(MailboxGrid):
         hosts = [host] if host not in _ANY_HOST else own_addresses(superlink_of(self._grid))
         return [f"{host}:{self._server.port}" for host in hosts]
 
-    def __enter__(self) -> "StreamGrid":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """End all sessions, and give the nodes a moment to say that they have. May be repeated."""
         if self._closed.is_set():
@@ -283,7 +277,6 @@ class StreamGrid(MailboxGrid):
                 self._server.links[encoded.message.metadata.dst_node_id].submit(encoded)
         except BaseException:  # nobody will ask for the replies to those already sent
             self._mailbox.forget(ids)
-            self._mailbox.take(ids)
             raise
         return ids
 
