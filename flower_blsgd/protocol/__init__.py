@@ -12,10 +12,8 @@ from .hosts import HOST, Failure, HostOrders, HostReply
 from .profile import ProfileQuery, WorkerProfile
 from .records import (
     ARRAYS,
-    COMPLETED_STEPS,
     CONFIG,
     EVALUATE,
-    LOSSES,
     METRICS,
     MOMENTUM,
     MOMENTUM_ZEROED,
@@ -23,11 +21,8 @@ from .records import (
     PROFILE,
     QUERY_MOMENTUM,
     QUERY_PROFILE,
-    SERVER_ROUND,
-    SUMS,
     TIMING_KEYS,
     TRACE_FOLDER,
-    TRAIN_LOSS,
     TRAIN_SUM,
     ProtocolError,
 )

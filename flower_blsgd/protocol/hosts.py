@@ -105,11 +105,6 @@ class Failure:
     reason: str
 
     @classmethod
-    def late(cls) -> "Failure":
-        """Return that of a worker that did not answer in time."""
-        return cls(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "it did not answer in time")
-
-    @classmethod
     def of(cls, error: Exception) -> "Failure":
         """Return that of a worker whose reply cannot be used."""
         return cls(0, str(error) or type(error).__name__)

@@ -31,8 +31,6 @@ from .records import (
     unchecked_record,
 )
 
-AnyArray = npt.NDArray[Any]
-
 MomentumPolicy = Literal["keep", "reset", "average"]
 MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 
@@ -278,7 +276,7 @@ class SumOrder:
     weights: Sequence[float] = field(metadata={"limits": 0})
     slices: Sequence[ArrayRecord] = field(metadata={"wire": False})
 
-    def models(self) -> list[dict[str, AnyArray]]:
+    def models(self) -> list[dict[str, npt.NDArray[Any]]]:
         """Return the slices as arrays by name."""
         return [{name: a.numpy() for name, a in record.items()} for record in self.slices]
 

@@ -180,10 +180,7 @@ def measured_figures(metrics: RunMetrics) -> Figures | None:
 
 
 def summary_of(
-    config: RunConfig,
-    strategy: BiasedLocalSGD,
-    metrics: RunMetrics,
-    epochs: Sequence[EpochRow],
+    config: RunConfig, strategy: BiasedLocalSGD, metrics: RunMetrics, epochs: Sequence[EpochRow]
 ) -> dict[str, Any]:
     """Return what ``summary.json`` says of all rounds and epochs; what was not measured is None.
 

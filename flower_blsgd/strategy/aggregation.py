@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from ..algorithm.averaging import (
-    AnyArray,
-    Weighting,
-    move,
-    node_weight,
-    weighted_average,
-)
+from ..algorithm.averaging import AnyArray, Weighting, move, node_weight, weighted_average
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.own_parts import checked_numbers, checked_weights
 from ..array_records import common_runs, flat_like, tensors_of
@@ -46,10 +40,7 @@ class Aggregation:
     parameter_names: Collection[str] | None = None
 
     def next_model(
-        self,
-        before: ArrayRecord,
-        outcomes: Sequence[Outcome],
-        average: Average = weighted_average,
+        self, before: ArrayRecord, outcomes: Sequence[Outcome], average: Average = weighted_average
     ) -> tuple[ArrayRecord, list[float]]:
         """Return the next global model, and each worker's weight.
 

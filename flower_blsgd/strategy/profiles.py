@@ -82,7 +82,7 @@ def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Fai
         The worker's rank within a node that has several devices.
     """
     if reply is None:
-        return Failure.late()
+        return Failure(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "it did not answer in time")
     if reply.has_error():
         return Failure(reply.error.code, reply.error.reason or "")
     if local_rank is None:
@@ -110,11 +110,7 @@ def read_answer(
 
 
 def query_profiles(
-    grid: Grid,
-    node_ids: Sequence[int],
-    *,
-    seconds: float = 600.0,
-    level: int = logging.ERROR,
+    grid: Grid, node_ids: Sequence[int], *, seconds: float = 600.0, level: int = logging.ERROR
 ) -> dict[Address, WorkerProfile]:
     """Query the profiles of nodes, and return those of the workers found.
 

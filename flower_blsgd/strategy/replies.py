@@ -33,12 +33,7 @@ from ..protocol import (
     TrainReport,
     state_name,
 )
-from ..protocol.records import (
-    ProtocolError,
-    records_of,
-    unchecked_content,
-    unchecked_record,
-)
+from ..protocol.records import ProtocolError, records_of, unchecked_content, unchecked_record
 from .profiles import answer_of
 from .workers import Worker
 

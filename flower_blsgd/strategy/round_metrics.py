@@ -119,9 +119,7 @@ def waiting_share(rows: Iterable[WorkerRound], seconds: float, fast: bool) -> fl
 
 
 def split_times(
-    sent_at: float,
-    received_at: float,
-    computing: Mapping[int, tuple[float, float]],
+    sent_at: float, received_at: float, computing: Mapping[int, tuple[float, float]]
 ) -> dict[int, dict[str, float]]:
     """Split the time between orders and replies for each worker.
 
@@ -171,8 +169,8 @@ def round_record(
 ) -> RoundRecord:
     """Return the record of the round that just ended; the planner counts it as over already.
 
-    Outcomes are in worker order. Times are Unix times in seconds: of the
-    first order, of the last reply, and of the start and the end of those that summed models.
+    Outcomes are in worker order. Times are Unix times in seconds: of the first order, of the last
+    reply, and of the start and the end of those that summed models.
     """
     computing = {
         o.worker.index: (o.report.started_at, o.report.ended_at)

@@ -186,6 +186,7 @@ def rank_key(
     return slow, 2, 0, profile.device, local_rank
 
 
+@dataclass(eq=False)
 class WorkerRegistry:
     """The workers of a run in worker order: who is there, in which tier, how fast.
 
@@ -207,21 +208,14 @@ class WorkerRegistry:
         Why nodes with several devices cannot take part; empty if they can.
     """
 
-    def __init__(
-        self,
-        min_workers: int,
-        fast_threshold: float = FAST_SPEED_RATIO,
-        step_policy: StepPolicy | None = None,
-        batch_size: int = 0,
-        clock: Clock = "wall",
-        no_hosts: str = "",
-    ) -> None:
-        self._min_workers = min_workers
-        self._fast_threshold = fast_threshold
-        self._step_policy = step_policy
-        self._batch_size = batch_size
-        self._clock = clock
-        self._no_hosts = no_hosts
+    min_workers: int
+    fast_threshold: float = FAST_SPEED_RATIO
+    step_policy: StepPolicy | None = None
+    batch_size: int = 0
+    clock: Clock = "wall"
+    no_hosts: str = ""
+
+    def __post_init__(self) -> None:
         self.workers: list[Worker] = []
         self._begun = False
         self._start_seconds = 0.0
@@ -310,7 +304,7 @@ class WorkerRegistry:
         AggregationError
             If fewer that train are left than must be.
         """
-        first_new, needed = len(self.workers), min(self._min_workers, began)
+        first_new, needed = len(self.workers), min(self.min_workers, began)
         nodes = set(grid.get_node_ids()) - {w.node_id for w in self.workers} - self._unlike_nodes
         nodes |= {
             worker.node_id for worker in self.workers if worker.present and worker.is_left_out
@@ -332,7 +326,7 @@ class WorkerRegistry:
             )
             raise AggregationError(
                 f"the next epoch cannot begin: {len(left)} of {began} workers "
-                f"are left, and min-workers = {self._min_workers} ({reasons})"
+                f"are left, and min-workers = {self.min_workers} ({reasons})"
             )
 
     def _take_in(self, grid: Grid, nodes: Sequence[int]) -> None:
@@ -351,10 +345,10 @@ class WorkerRegistry:
 
     def _wait(self, grid: Grid) -> set[int]:
         logged = -1
-        while len(online := set(grid.get_node_ids())) < self._min_workers:
+        while len(online := set(grid.get_node_ids())) < self.min_workers:
             if len(online) != logged:
                 logged = len(online)
-                _LOG.info("waiting: %d of %d nodes are connected", logged, self._min_workers)
+                _LOG.info("waiting: %d of %d nodes are connected", logged, self.min_workers)
             time.sleep(_POLL_SECONDS)
         return online
 
@@ -405,17 +399,17 @@ class WorkerRegistry:
         profiles = [w.profile for w in self.active if w.profile.device != UNKNOWN_DEVICE]
         needed = any(not profile.tier or self._decides_steps(profile) for profile in profiles)
         due, self._speeds_are_due = self._speeds_are_due, False
-        if self._step_policy is None or not due or not (needed or self._clock == "device"):
+        if self.step_policy is None or not due or not (needed or self.clock == "device"):
             return
         unknown = [w for w in self.active if not w.profile.seconds_per_step]
-        if self._clock == "wall":  # those that were measured compute meanwhile, as in a round
+        if self.clock == "wall":  # those that were measured compute meanwhile, as in a round
             groups = [[*unknown, *(w for w in self.active if w.measured)]] if unknown else []
         else:
             groups = [[worker] for worker in unknown]
         speeds: dict[Address, float | str] = {}
         for group in groups:
             _LOG.info("measuring the seconds per step: %s", ", ".join(w.label for w in group))
-            speeds |= query_speeds(grid, [worker.address for worker in group], self._batch_size)
+            speeds |= query_speeds(grid, [worker.address for worker in group], self.batch_size)
         for worker in unknown:
             seconds = speeds[worker.address]
             if isinstance(seconds, float):
@@ -431,7 +425,7 @@ class WorkerRegistry:
 
     def _decides_steps(self, profile: WorkerProfile) -> bool:
         """Return whether the steps of a worker whose tier is named come from its speed."""
-        policy = self._step_policy
+        policy = self.step_policy
         if policy is None or not policy.needs_speeds or profile.steps:
             return False
         return profile.tier == "slow" or policy.needs_fast_speeds
@@ -443,7 +437,7 @@ class WorkerRegistry:
             if report is not None and report.num_examples and report.compute_seconds > 0:
                 worker.epoch_samples += report.num_examples
                 worker.epoch_seconds += report.compute_seconds
-                if self._step_policy is not None and self._step_policy.follows_speeds:
+                if self.step_policy is not None and self.step_policy.follows_speeds:
                     seconds = worker.epoch_seconds * batch_size / worker.epoch_samples
                     worker.training_seconds_per_step = seconds
                     continue
@@ -478,9 +472,9 @@ class WorkerRegistry:
 
     def _mismatch(self, profile: WorkerProfile, local_rank: int | None) -> str:
         """Return what keeps a worker from training with the others; empty if nothing does."""
-        if self._no_hosts and local_rank is not None:
+        if self.no_hosts and local_rank is not None:
             return (
-                f"is behind a node with several devices, and {self._no_hosts}; "
+                f"is behind a node with several devices, and {self.no_hosts}; "
                 "start one SuperNode for each device"
             )
         for fingerprint, difference, way_out in _MUST_BE_EQUAL:
@@ -504,5 +498,5 @@ class WorkerRegistry:
             named = worker.profile.tier
             # Without a known speed an unnamed worker counts as gamma 1.
             worker.fast = named == "fast" or (
-                not named and (ratio is None or ratio > self._fast_threshold)
+                not named and (ratio is None or ratio > self.fast_threshold)
             )
