@@ -193,10 +193,7 @@ def make_local_grid(
 def load_own_task(config: RunConfig) -> Task:
     """Return the task that the settings name, checked.
 
-    Raises
-    ------
-    UsageError
-        If there is no such task, or it is not what a task must be.
+    UsageError if there is no such task, or it is not what a task must be.
     """
     task = load_task(**config.task_settings)
     check_task(task, config.task, config.micro_batch_size)
@@ -211,10 +208,7 @@ def make_strategy(
 ) -> BiasedLocalSGD:
     """Return the strategy that the settings describe.
 
-    Raises
-    ------
-    UsageError
-        If the batch size is larger than the data, or settings do not go together.
+    UsageError if the batch size is larger than the data, or settings do not go together.
     """
     if config.batch_size > num_samples:
         raise UsageError(

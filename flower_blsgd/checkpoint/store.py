@@ -99,10 +99,7 @@ class CheckpointStore:
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; None if there is none at all.
 
-        Raises
-        ------
-        UsageError
-            If there are some and all are damaged, or one has another format version.
+        UsageError if there are some and all are damaged, or one has another format version.
         """
         reason = ""
         for server_round, path in self._found():
@@ -196,10 +193,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, AnyArray], about: dict[str,
 def _read(path: Path, server_round: int) -> Checkpoint:
     """Read a checkpoint, and check its form; a damaged one raises anything.
 
-    Raises
-    ------
-    UsageError
-        If it is whole, but has another format version.
+    UsageError if it is whole, but has another format version.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -43,10 +43,7 @@ def add_workers(command: argparse.ArgumentParser) -> None:
 def own_settings(options: argparse.Namespace) -> "RunConfig":
     """Return the settings of our own app; its name is that of the config file, else the task's.
 
-    Raises
-    ------
-    UsageError
-        If one is refused.
+    UsageError if one is refused.
     """
     from ..config import RunConfig, without_retired
     from ..runtime.flower_app import built_in_app, run_config

@@ -137,10 +137,8 @@ def _show(line: str) -> None:
 def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) -> list[NodeCommand]:
     """Return the flower-supernode command of one node with all workers, or of one for each.
 
-    Raises
-    ------
-    UsageError
-        If there are more or fewer keys than nodes, or a value holds what a node config cannot.
+    UsageError if there are more or fewer keys than nodes, or a value holds what a node config
+    cannot.
     """
     together = len(workers) > 1 and not options.one_node_per_device
     groups = [workers] if together else [[worker] for worker in workers]
@@ -204,10 +202,7 @@ def node_config_text(values: Mapping[str, object]) -> str:
     >>> node_config_text({"device": "cpu:0", "steps": 3, "slowdown": 4.0})
     "device='cpu:0' steps=3 slowdown=4.0"
 
-    Raises
-    ------
-    UsageError
-        If a text holds quotes or control characters.
+    UsageError if a text holds quotes or control characters.
     """
     for key, value in values.items():
         if isinstance(value, str) and ("'" in value or not value.isprintable()):
@@ -221,10 +216,7 @@ def node_config_text(values: Mapping[str, object]) -> str:
 def check_superlink(address: str, root_certificates: Path | None) -> None:
     """Look whether a SuperLink answers, by the way that Flower would take (a proxy, if any).
 
-    Raises
-    ------
-    UsageError
-        If none does, or its certificate does not verify: one line with the reason.
+    UsageError if none does, or its certificate does not verify: one line with the reason.
     """
     context = None
     if root_certificates is not None:

@@ -36,10 +36,7 @@ _NEEDED = {
 def read_run(folder: Path) -> Run | None:
     """Read a results folder; None if it holds no run that went to its end.
 
-    Raises
-    ------
-    UsageError
-        If a run did go to its end, and left figures that cannot be read.
+    UsageError if a run did go to its end, and left figures that cannot be read.
     """
     try:
         summary = json.loads((folder / "summary.json").read_text())

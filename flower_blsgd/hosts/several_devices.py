@@ -127,10 +127,7 @@ class _Node:
 def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
     """Return the local grid of the workers that a node's config names.
 
-    Raises
-    ------
-    UsageError
-        If the devices cannot be used.
+    UsageError if the devices cannot be used.
     """
     workers = node_workers(context.node_config)
     if Path(sysconfig.get_path("purelib")) != _PACKAGE_ROOT:
@@ -149,10 +146,7 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
     Where the node has a name, that of each begins with it: ``box-1/0``, or ``box-1/quick`` for
     one with a name of its own.
 
-    Raises
-    ------
-    UsageError
-        If the text cannot be read, a device is missing, or another key contradicts it.
+    UsageError if the text cannot be read, a device is missing, or another key contradicts it.
     """
     for key in _OF_ONE_WORKER:
         if key in node_config:
@@ -179,10 +173,7 @@ def answer(message: Message, context: Context, grid: Grid) -> Message:
 
     One that is not meant for several, as Flower's own strategies send it, goes to the first.
 
-    Raises
-    ------
-    ProtocolError
-        If the message is not what it must be.
+    ProtocolError if the message is not what it must be.
     """
     kind = message.metadata.message_type
     if HOST in message.content.config_records:

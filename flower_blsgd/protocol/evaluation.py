@@ -47,10 +47,7 @@ class EvaluateOrder:
         A message without a slice, as Flower's own strategies send it, stands for the whole test
         set.
 
-        Raises
-        ------
-        ProtocolError
-            If there is no model, or no such slice of the test set.
+        ProtocolError if there is no model, or no such slice of the test set.
         """
         config = message.content.config_records.get(CONFIG, ConfigRecord())
         arrays = message.content.array_records.get(ARRAYS)
@@ -114,10 +111,7 @@ class EvaluateReport:
     def from_content(cls, content: RecordDict, order: EvaluateOrder) -> "EvaluateReport":
         """Read the content of the reply to an order.
 
-        Raises
-        ------
-        ProtocolError
-            If it holds no sums, or sums of other samples, or sums that are not finite.
+        ProtocolError if it holds no sums, or sums of other samples, or sums that are not finite.
         """
         sums = content.config_records.get(SUMS)
         if sums is None:

@@ -71,10 +71,7 @@ class HostOrders:
     def from_message(cls, message: Message) -> "HostOrders":
         """Read the orders in a message.
 
-        Raises
-        ------
-        ProtocolError
-            If it holds none, or a value has the wrong type.
+        ProtocolError if it holds none, or a value has the wrong type.
         """
         values = from_wire(cls, message.content.config_records.get(HOST, ConfigRecord()))
         own, shared = by_rank(message.content)
@@ -157,10 +154,7 @@ class HostReply:
     def from_content(cls, content: RecordDict) -> "HostReply":
         """Read the content of a reply.
 
-        Raises
-        ------
-        ProtocolError
-            If it is not such a reply.
+        ProtocolError if it is not such a reply.
         """
         own, shared = by_rank(content)
         if shared.pop(HOST, None) is None:

@@ -35,10 +35,7 @@ class ProfileQuery:
     def from_message(cls, message: Message) -> "ProfileQuery":
         """Read a profile query; without our keys it asks for the profile only.
 
-        Raises
-        ------
-        ProtocolError
-            If a key has the wrong type, or there is no batch size to measure with.
+        ProtocolError if a key has the wrong type, or there is no batch size to measure with.
         """
         record = message.content.config_records.get(CONFIG, ConfigRecord())
         query = cls(**from_wire(cls, {**to_wire(cls()), **record}))
@@ -91,10 +88,8 @@ class WorkerProfile:
     def from_content(cls, content: RecordDict) -> "WorkerProfile":
         """Read the content of an answer.
 
-        Raises
-        ------
-        ProtocolError
-            If it holds no profile, a value is missing or wrong, or a name cannot be printed.
+        ProtocolError if it holds no profile, a value is missing or wrong, or a name cannot be
+        printed.
         """
         record = content.config_records.get(PROFILE)
         if record is None:

@@ -92,10 +92,8 @@ def to_wire(values: Any) -> dict[str, Any]:
 def from_wire(cls: Any, record: Any) -> dict[str, Any]:
     """Read a dataclass's fields from a record; see `to_wire`.
 
-    Raises
-    ------
-    ProtocolError
-        If a key is missing, or its value has another type, is not finite or beyond its limits.
+    ProtocolError if a key is missing, or its value has another type, is not finite or beyond its
+    limits.
     """
     return {
         name: _checked(key, record.get(key), kind, limits)
@@ -146,10 +144,7 @@ def unchecked_record(kind: type[Record], values: Mapping[str, Any]) -> Record:
     With many workers these checks take most of the time that the server needs for a message.
     Only values that are not plain numbers, texts or bytes make Flower check all of them.
 
-    Raises
-    ------
-    TypeError
-        If Flower does not take a value.
+    TypeError if Flower does not take a value.
     """
     if not set(map(type, values.values())) <= _PLAIN[kind]:
         return kind(dict(values))

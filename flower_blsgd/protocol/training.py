@@ -227,11 +227,8 @@ class TrainReport:
         ArrayRecord and one MetricRecord: it is taken to have done all its steps, and brings
         neither times nor losses.
 
-        Raises
-        ------
-        ProtocolError
-            If the reply has another form, claims steps that were not ordered, or has a loss that
-            is not finite.
+        ProtocolError if the reply has another form, claims steps that were not ordered, or has a
+        loss that is not finite.
         """
         arrays = records_of(content, ArrayRecord)
         momentum = arrays.pop(MOMENTUM, None)
@@ -291,10 +288,7 @@ class SumOrder:
     def from_message(cls, message: Message) -> "SumOrder":
         """Read the order in a message to sum.
 
-        Raises
-        ------
-        ProtocolError
-            If there are no weights that add up to 1, or not a slice for each.
+        ProtocolError if there are no weights that add up to 1, or not a slice for each.
         """
         config = message.content.config_records.get(CONFIG, ConfigRecord())
         values = from_wire(cls, config)

@@ -168,10 +168,7 @@ class RunFolder:
 def read_config(folder: Path) -> RunConfig:
     """Return the settings of a run.
 
-    Raises
-    ------
-    UsageError
-        If the folder holds none, or they cannot be read.
+    UsageError if the folder holds none, or they cannot be read.
     """
     file = folder / "config.toml"
     if not file.is_file():

@@ -304,10 +304,7 @@ def worker_from_node_config(
 ) -> WorkerSpec:
     """Read the worker that a SuperNode is, from ``--node-config "device='cpu:0' tier='fast'"``.
 
-    Raises
-    ------
-    UsageError
-        If a value cannot be read or the device is missing.
+    UsageError if a value cannot be read or the device is missing.
     """
     words = [str(node_config["device"]), str(node_config.get("tier", ""))]
     words += [f"{key}={node_config[key]}" for key in ("steps", "slowdown") if key in node_config]

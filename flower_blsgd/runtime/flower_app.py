@@ -69,10 +69,7 @@ def built_in_app() -> FlowerApp:
 def read_app(folder: Path) -> FlowerApp:
     """Read an app's ``pyproject.toml``.
 
-    Raises
-    ------
-    UsageError
-        If there is none, or it declares no Flower app.
+    UsageError if there is none, or it declares no Flower app.
     """
     project = _pyproject(folder)
     app = project.get("tool", {}).get("flwr", {}).get("app", {})

@@ -89,10 +89,7 @@ def answer_beside_mods(
 ) -> None:
     """Let an app answer a type of message past its mods, which expect models in every message.
 
-    Raises
-    ------
-    ValueError
-        If the app was made with ``client_fn``, which takes every message itself.
+    ValueError if the app was made with ``client_fn``, which takes every message itself.
     """
     if app._call is not None:
         raise ValueError("a ClientApp made with client_fn cannot serve a stream; use @app.train()")

@@ -137,10 +137,7 @@ class BufferPool:
     def new_memory(self, layout: Layout) -> BlockMemory:
         """Return memory for a record of this layout, with zeros between its arrays.
 
-        Raises
-        ------
-        UsageError
-            If there is not enough free memory.
+        UsageError if there is not enough free memory.
         """
         with self._lock:
             block = self._free_block(max(layout.num_bytes, 1))
@@ -371,10 +368,7 @@ class Channel:
     def send(self, payload: Payload) -> None:
         """Send an object.
 
-        Raises
-        ------
-        OSError
-            If it cannot be sent. The way is broken then: `receive` fails on both ends.
+        OSError if it cannot be sent. The way is broken then: `receive` fails on both ends.
         """
         blocks = {number: memory.block for number, memory in payload.memories.items()}
         new = [block for number, block in blocks.items() if number not in self._sent]

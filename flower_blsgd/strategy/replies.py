@@ -77,11 +77,8 @@ class ModelShape:
     def checked(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
         """Return a model's tensors by name.
 
-        Raises
-        ------
-        ProtocolError
-            If a tensor is missing, extra, of another shape or dtype, or not finite; the message
-            names the first.
+        ProtocolError if a tensor is missing, extra, of another shape or dtype, or not finite; the
+        message names the first.
         """
         flat = flat_of(arrays)
         if flat is not None and flat.layout == self._layout and not first_not_finite(flat.runs()):
@@ -96,11 +93,8 @@ class ModelShape:
 
         It may lack those of a parameter altogether, such as a frozen one.
 
-        Raises
-        ------
-        ProtocolError
-            If some of a parameter's tensors are missing and others not, or a tensor is extra, of
-            another shape or dtype, or not finite; the message names the first.
+        ProtocolError if some of a parameter's tensors are missing and others not, or a tensor is
+        extra, of another shape or dtype, or not finite; the message names the first.
         """
         expected: dict[str, _Kind] = {}
         for slots, (name, kind) in itertools.product(SLOTS.values(), self._tensors.items()):
@@ -168,10 +162,8 @@ def check_reply(
 ) -> CheckedReply:
     """Read and check the reply to an order, on the server or on a node with several devices.
 
-    Raises
-    ------
-    ProtocolError
-        If it cannot be used, such as without the metric `weighted_by_key`; the message says why.
+    ProtocolError if it cannot be used, such as without the metric `weighted_by_key`; the message
+    says why.
     """
     report, metrics = _read_report(content, order, weighted_by_key)
     tensors = model_shape.checked(report.arrays)
@@ -304,11 +296,8 @@ def _read_host(
 ) -> list[Outcome]:
     """Read the reply of a node with several devices: one model, and each worker's report.
 
-    Raises
-    ------
-    ProtocolError
-        If anything in it cannot be used. Then none of its workers count: nobody can say what is
-        in the average.
+    ProtocolError if anything in it cannot be used. Then none of its workers count: nobody can say
+    what is in the average.
     """
     host = HostReply.from_content(content)
     orders = {worker.local_rank or 0: order for worker, order in given}

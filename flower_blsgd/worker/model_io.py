@@ -26,10 +26,7 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
 
     To an accelerator a record that lies in one piece is one copy; there it is cut into tensors.
 
-    Raises
-    ------
-    ValueError
-        If names or shapes differ: the message names the first that does.
+    ValueError if names or shapes differ: the message names the first that does.
     """
     own = model.state_dict()
     ours = {name: tuple(tensor.shape) for name, tensor in own.items()}

@@ -24,11 +24,8 @@ def worker_of(context: Context) -> WorkerSpec:
     ``seconds-per-step-alone``. In Flower's simulation there is no node config; the run config's
     ``workers`` is read instead, and node i is its i-th worker.
 
-    Raises
-    ------
-    UsageError
-        If the device is missing here, a speed is not a number above 0, or there are more nodes
-        than workers.
+    UsageError if the device is missing here, a speed is not a number above 0, or there are more
+    nodes than workers.
     """
     config = context.node_config
     if "device" in config:
@@ -104,10 +101,7 @@ def answer_profile(
 def answer_sum(message: Message) -> Message:
     """Reply to an order to sum with the weighted average of its slices, as workers of ``byteps``.
 
-    Raises
-    ------
-    ProtocolError
-        If the message holds no such order.
+    ProtocolError if the message holds no such order.
     """
     order = SumOrder.from_message(message)
     started_at = time.time()

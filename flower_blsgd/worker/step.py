@@ -46,10 +46,7 @@ def make_optimizer(
     a number would be captured with them. `fused` steps take one kernel for all parameters; None
     leaves it to torch.
 
-    Raises
-    ------
-    ValueError
-        If there is none of that name.
+    ValueError if there is none of that name.
     """
     both: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "fused": fused}
     if name == "sgd":
@@ -89,10 +86,7 @@ def micro_batches(inputs: Any, targets: Any, size: int) -> Iterator[tuple[Tensor
 
     They differ in size by one at most.
 
-    Raises
-    ------
-    ValueError
-        If inputs or targets are no tensor.
+    ValueError if inputs or targets are no tensor.
     """
     for name, part in (("inputs", inputs), ("targets", targets)):
         if not isinstance(part, Tensor):
@@ -109,10 +103,7 @@ def micro_batches(inputs: Any, targets: Any, size: int) -> Iterator[tuple[Tensor
 def check_micro_batches(model: nn.Module, size: int) -> None:
     """Refuse to cut the batch of a model whose samples depend on each other; 0 cuts nothing.
 
-    Raises
-    ------
-    UsageError
-        If the model has a module such as BatchNorm, see `batch_dependent_module`.
+    UsageError if the model has a module such as BatchNorm, see `batch_dependent_module`.
     """
     if size < 0:
         raise UsageError(f"micro-batch-size = {size} must be at least 0")
@@ -169,10 +160,7 @@ def autocast(
 def check_precision(precision: str, device: torch.device) -> Precision:
     """Return the precision if this device can compute so.
 
-    Raises
-    ------
-    UsageError
-        If there is no such precision, or not on this kind of device.
+    UsageError if there is no such precision, or not on this kind of device.
     """
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))

@@ -177,10 +177,7 @@ class Session:
     def connect(self) -> SessionResult:
         """Stay connected until the session is over; return how it ended.
 
-        Raises
-        ------
-        FrameError
-            If what the server sends cannot be read.
+        FrameError if what the server sends cannot be read.
         """
         reason = f"it cannot reach {' or '.join(self._addresses)}"
         last_contact = not_refused = time.monotonic()

@@ -208,10 +208,7 @@ class EncodedRecord:
 def plain_arrays(record: ArrayRecord) -> Tensors:
     """Return a record's arrays by name: contiguous, and without a copy where that is possible.
 
-    Raises
-    ------
-    FrameError
-        If one is not Flower's serialised form of a numpy array of numbers, times or texts.
+    FrameError if one is not Flower's serialised form of a numpy array of numbers, times or texts.
     """
     tensors = {}
     for name, array in record.items():
@@ -514,10 +511,7 @@ def decode_reply(reply: Message, elements: Bytes, sent: Message) -> Message:
     Its arrays are views on the frame's memory. A change counts from the true model that was sent,
     so the rounding error of what the node held is not lost in the average.
 
-    Raises
-    ------
-    FrameError
-        If its arrays cannot be read.
+    FrameError if its arrays cannot be read.
     """
     if reply.has_error():
         return Message(reply.error, reply_to=sent)

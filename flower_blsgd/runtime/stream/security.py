@@ -128,10 +128,7 @@ def listen(server: grpc.Server, address: str, credentials: grpc.ServerCredential
     A host that is not this machine's, such as the outside of a router, is listened for on all
     of this machine's addresses.
 
-    Raises
-    ------
-    UsageError
-        If another program listens there.
+    UsageError if another program listens there.
     """
     host, port = split_address(address) if address else ("", 0)
     listening = "[::]" if host.startswith("[") else "0.0.0.0"

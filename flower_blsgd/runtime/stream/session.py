@@ -48,10 +48,7 @@ class SessionRequest:
     def from_message(cls, message: Message) -> "SessionRequest":
         """Read the message.
 
-        Raises
-        ------
-        ValueError
-            If it is none, or one of another version of this library.
+        ValueError if it is none, or one of another version of this library.
         """
         record = message.content.config_records.get(_RECORD, ConfigRecord())
         if record.get("version") != _VERSION:
