@@ -41,6 +41,9 @@ UNDISTURBED = 20
 
 WORKERS = 3
 DISK_FULL = "disk full"
+ALL_SHARED = 12
+"""After so many rounds, the first checkpoint among them, no more shared memory is made."""
+
 LONG_EPOCHS = 200
 SAMPLE_EVERY = 50
 Row = Mapping[str, Any]
@@ -108,7 +111,10 @@ def disturbed(folder: Path, fault: Fault | None, seed: int) -> dict[str, Any]:
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def on_round(record: RoundRecord, grid: LocalGrid) -> None:
-        full = fault.first <= record.round <= fault.last + 5
+        # The limit is also one of shared memory, of which the first rounds make more; and at the
+        # end the model must find a place.
+        first = min(max(fault.first, ALL_SHARED), ROUNDS - 4)
+        full = first <= record.round <= min(fault.last + 5, ROUNDS - 2)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0 if full else hard, hard))
 
     try:

@@ -1,6 +1,7 @@
 """Arrays in shared memory: what is sent arrives, and no block is used twice at once."""
 
 import gc
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,19 @@ def test_objects_are_refused_instead_of_sending_their_addresses() -> None:
     record = view_record({"x": np.array([{}] * BIG, object)})
     with pytest.raises(ValueError, match="allow_pickle"):
         pack(record, BufferPool())
+
+
+@needs_proc
+def test_block_that_cannot_be_made_leaves_no_file_open() -> None:
+    record, files = ArrayRecord({"x": Array(big())}), open_files()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            pack(record, BufferPool())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert open_files() == files
 
 
 # --- placed once ----------------------------------------------------------------------------
