@@ -5,12 +5,20 @@ algorithm is adding a row.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .averaging import EqualWeighting, LoadWeighting, NormalizedWeighting, Weighting
-from .local_steps import BalancedBatches, Participant, SameSteps, StepPolicy, SystemAwareSteps
+from .local_steps import (
+    AutoSteps,
+    BalancedBatches,
+    Participant,
+    SameSteps,
+    StepPolicy,
+    SystemAwareSteps,
+)
 from .sampling import Sampler, SeparatedSampler, UnifiedSampler, UniformSampler
+from .selection import InfoBatch, Kakurenbo, RandomSubset, Selection
 
 
 @dataclass(frozen=True)
@@ -72,24 +80,46 @@ ALGORITHMS: Mapping[str, Choices] = {
 Settings = Any
 """`config.RunConfig`, which is built on this module."""
 
+
+def _auto_or(policy: Callable[[Settings], StepPolicy]) -> Callable[[Settings], StepPolicy]:
+    """Return the row of a policy whose ``local_steps_fast`` may be "auto"."""
+
+    def made(settings: Settings) -> StepPolicy:
+        if settings.local_steps_fast != "auto":
+            return policy(settings)
+        return AutoSteps(lambda steps: policy(replace(settings, local_steps_fast=steps)))
+
+    return made
+
+
 STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
-    "system-aware": lambda s: SystemAwareSteps(
-        s.local_steps_fast,
-        None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
-        s.shrink_slow_batch,
+    "system-aware": _auto_or(
+        lambda s: SystemAwareSteps(
+            s.local_steps_fast,
+            None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
+            s.shrink_slow_batch,
+        )
     ),
-    "by-speed": lambda s: SystemAwareSteps(
-        s.local_steps_fast, None, s.shrink_slow_batch, all_by_speed=True
+    "by-speed": _auto_or(
+        lambda s: SystemAwareSteps(s.local_steps_fast, None, s.shrink_slow_batch, all_by_speed=True)
     ),
-    "same": lambda s: SameSteps(s.local_steps_fast),
+    "same": _auto_or(lambda s: SameSteps(s.local_steps_fast)),
     "one": lambda _: SameSteps(1),
     "one-by-throughput": lambda _: BalancedBatches(),
 }
 
 SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
-    "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.high_loss_to),
-    "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.high_loss_to),
+    "separated": lambda s: SeparatedSampler(
+        s.high_loss_ratio, s.high_loss_to, s.high_loss_schedule
+    ),
+    "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.high_loss_to, s.high_loss_schedule),
     "uniform": lambda _: UniformSampler(),
+}
+
+SELECTIONS: Mapping[str, Callable[[], Selection]] = {
+    "infobatch": InfoBatch,
+    "kakurenbo": Kakurenbo,
+    "random-subset": RandomSubset,
 }
 
 WEIGHTS: Mapping[str, Callable[[Settings], Weighting]] = {

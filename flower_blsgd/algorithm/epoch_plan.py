@@ -11,6 +11,7 @@ import numpy as np
 from .local_steps import Participant, StepPolicy
 from .own_parts import checked_lists, checked_numbers
 from .sampling import EpochRequest, FloatArray, IntArray, LossTable, SampleList, Sampler
+from .selection import Selected
 
 EpochMode = Literal["samples", "table"]
 
@@ -57,12 +58,16 @@ class EpochPlan:
         Steps and batch sizes of every worker.
     sample_lists : tuple of SampleList
         The samples, and the workers that share them.
+    weights, rate_factor : numpy.ndarray, float
+        As in `Selected`.
     """
 
     epoch: int
     rounds: int
     shape: RoundShape
     sample_lists: tuple[SampleList, ...]
+    weights: FloatArray | None = None
+    rate_factor: float = 1.0
 
     def indices(self, round_in_epoch: int, worker: int) -> IntArray:
         """Return the samples of one order, in training order.
@@ -95,6 +100,13 @@ class EpochPlan:
         start = round_in_epoch * block + first
         return sample_list.indices[start : start + count]
 
+    def sample_weights(self, round_in_epoch: int, worker: int) -> FloatArray | None:
+        """Return the weights of the samples of one order, in its order; None where all are 1."""
+        if self.weights is None:
+            return None
+        weights = self.weights[self.indices(round_in_epoch, worker)]
+        return None if (weights == 1).all() else weights
+
     @functools.cached_property
     def _deals(self) -> dict[int, tuple[SampleList, int, int, int]]:
         """By worker: its list, the size of the list's blocks, and its part of each: start, size."""
@@ -112,6 +124,13 @@ class EpochPlan:
         """Samples of this epoch over all workers; one that comes twice counts twice."""
         return sum(len(sample_list.indices) for sample_list in self.sample_lists)
 
+    def left_out(self, num_samples: int) -> IntArray:
+        """Return those of all samples that no worker trains on in this epoch, ascending."""
+        given = np.zeros(num_samples, np.bool_)
+        for sample_list in self.sample_lists:
+            given[sample_list.indices] = True
+        return np.flatnonzero(~given).astype(np.int32)
+
 
 def plan_epoch(
     *,
@@ -122,12 +141,15 @@ def plan_epoch(
     sampler: Sampler,
     table: LossTable,
     samples_before: int,
+    samples_due: int | None = None,
+    selected: Selected | None = None,
+    budget_share: float = 0.0,
 ) -> EpochPlan:
     """Plan one epoch.
 
     Parameters
     ----------
-    seed, epoch, participants, samples_before
+    seed, epoch, participants, budget_share
         As in `EpochRequest`.
     shape : RoundShape
         From `round_shape`.
@@ -135,6 +157,12 @@ def plan_epoch(
         Chooses the samples.
     table : LossTable
         Its length is N.
+    samples_before : int
+        Samples that were planned in all earlier epochs.
+    samples_due : int, optional
+        Samples that this epoch and all earlier ones should have; epoch x N by default.
+    selected : Selected, optional
+        The samples that the epoch has; all N by default.
 
     Returns
     -------
@@ -146,16 +174,22 @@ def plan_epoch(
     UsageError
         If the sampler did not return what it must.
     """
-    num_samples = len(table)
     samples_per_round = shape.samples_per_round
-    # With unchanged workers this is floor(e N / S) - floor((e - 1) N / S).
-    rounds = shape.table_rounds or (epoch * num_samples - samples_before) // sum(samples_per_round)
+    due = epoch * len(table) if samples_due is None else samples_due
+    # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). An
+    # epoch of fewer samples may have less than a round.
+    rounds = shape.table_rounds or max(1, (due - samples_before) // sum(samples_per_round))
+    if selected is not None:
+        table, samples_before = table.subset(selected.indices), (epoch - 1) * len(selected.indices)
     request = EpochRequest(
-        seed, epoch, rounds, tuple(participants), samples_per_round, samples_before
+        seed, epoch, rounds, tuple(participants), samples_per_round, samples_before, budget_share
     )
     sample_lists = sampler.sample_lists(request, table)
-    checked = checked_lists(sampler, sample_lists, request, num_samples)
-    return EpochPlan(epoch, rounds, shape, checked)
+    checked = checked_lists(sampler, sample_lists, request, len(table))
+    if selected is None:
+        return EpochPlan(epoch, rounds, shape, checked)
+    lists = tuple(SampleList(selected.indices[each.indices], each.members) for each in checked)
+    return EpochPlan(epoch, rounds, shape, lists, selected.weights, selected.rate_factor)
 
 
 def round_shape(
@@ -167,6 +201,8 @@ def round_shape(
     num_workers: int | None = None,
 ) -> RoundShape:
     """Return the steps and batch sizes of all workers, shrunk until a round fits into an epoch.
+
+    In the rule of the paper's table, B P is the sum of b_i where a worker's own batch was given.
 
     Parameters
     ----------
@@ -204,23 +240,26 @@ def round_shape(
     batch_sizes = tuple(checked_numbers(policy, "batch_sizes", sizes, count, 2, whole=True))
     batch_size = max(participant.batch_size for participant in participants)
     counted = (num_workers if mode == "table" else None) or len(participants)
+    given = any(participant.given_batch for participant in participants)
 
     def samples_of_one_step(batch_size: int) -> int:
-        if mode == "table":
-            return counted * batch_size
         same = [replace(participant, batch_size=batch_size) for participant in participants]
+        if mode == "table":  # B P, where no batch was given
+            return sum(p.own_batch for p in same) + (counted - count) * batch_size
         return sum(policy.batch_sizes(same))
 
-    if samples_of_one_step(batch_size) > num_samples:
+    one_step = samples_of_one_step(batch_size)
+    if one_step > num_samples:
         smaller = range(batch_size - 1, 1, -1)
         largest = next((b for b in smaller if samples_of_one_step(b) <= num_samples), None)
         way_out = (
             f"the largest that fits is batch-size = {largest}"
             if largest
-            else "use fewer workers or more data"
+            else f"use fewer workers{', a smaller batch=' if given else ''} or more data"
         )
+        sizes_of = " with batch= of workers" if given else ""
         raise ValueError(
-            f"batch-size = {batch_size} is too large: one step of all {counted} workers "
+            f"batch-size = {batch_size}{sizes_of} is too large: one step of all {counted} workers "
             f"needs more than the {num_samples} samples there are; {way_out}"
         )
     if mode == "samples":
@@ -231,10 +270,10 @@ def round_shape(
     synchronous = max(steps) == 1
     fast = [s for s, participant in zip(steps, participants, strict=True) if participant.fast]
     wanted = local_steps_fast if synchronous else max(fast or steps)
-    longest = min(wanted, num_samples // (counted * batch_size))
-    rounds = num_samples // (counted * batch_size * longest)
-    if synchronous:  # as many steps of each of all workers, though some of them do not train
-        rounds = rounds * longest * counted // len(steps)
+    longest = min(wanted, num_samples // one_step)
+    rounds = num_samples // (one_step * longest)
+    if synchronous:  # as many samples as all workers have, though some of them do not train
+        rounds = rounds * longest * one_step // sum(p.own_batch for p in participants)
     return RoundShape(_shrunk(steps, longest, wanted), batch_sizes, rounds)
 
 

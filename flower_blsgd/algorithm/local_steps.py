@@ -5,12 +5,20 @@ very slow workers; `BalancedBatches`, which is ``dlb``), and which changes of sp
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
+
+from ..errors import UsageError
 
 FAST_SPEED_RATIO = 0.7
 """A worker without a named tier is fast when its speed ratio is above this."""
+
+MOST_AUTO_STEPS = 64
+"""Local steps that `AutoSteps` chooses at most."""
+
+_MOST_LOST = 0.05
+"""Share of a round that `AutoSteps` leaves to each of two things beside computing."""
 
 _ONE_STEP_FITS = 0.75
 _SMALLEST_BATCH = 2
@@ -30,17 +38,22 @@ class Participant:
     batch_size : int
         B, the common number of samples per local step, >= 1.
     speed_ratio : float, optional
-        gamma: seconds per step on the fastest worker over seconds per step here, in (0, 1];
-        both for steps of the common batch size.
-        None when no speed is known.
-    given_steps : int, optional
-        ``steps=`` of its group in the worker specification.
+        gamma: seconds per step on the fastest worker over seconds per step here, each with its
+        own batch size. At most 1 where these are equal. None when no speed is known.
+    given_steps, given_batch : int, optional
+        ``steps=`` and ``batch=`` of its group in the worker specification.
     """
 
     fast: bool
     batch_size: int
     speed_ratio: float | None = None
     given_steps: int | None = None
+    given_batch: int | None = None
+
+    @property
+    def own_batch(self) -> int:
+        """b_i: samples per local step that were given for this worker, else B."""
+        return self.given_batch or self.batch_size
 
 
 class StepPolicy(Protocol):
@@ -51,6 +64,8 @@ class StepPolicy(Protocol):
 
     follows_speeds: bool = False
     """Whether the policy needs new speed ratios after every epoch."""
+    chooses_batches: bool = False
+    """Whether the policy chooses b_i of every worker, so that none can be given."""
 
     @property
     def needs_speeds(self) -> bool:
@@ -68,16 +83,44 @@ class StepPolicy(Protocol):
 
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
         """Return b_i, the samples per step, of each participant, each >= 2."""
-        return [participant.batch_size for participant in participants]
+        return [participant.own_batch for participant in participants]
+
+    def scheduled(self, steps_of: Callable[[int], int]) -> "StepPolicy":
+        """Return the policy with ``steps_of(tau_fast)`` instead of tau_fast.
+
+        UsageError if its steps do not follow it.
+        """
+        raise UsageError(
+            f'step-schedule: the steps of {type(self).__name__} follow no schedule; use "constant"'
+        )
 
 
-def speed_ratios(seconds_per_step: Sequence[float | None]) -> list[float | None]:
-    """Return gamma of every worker; None where the seconds per step are not known."""
-    known = [seconds for seconds in seconds_per_step if seconds is not None]
-    if not known:
-        return [None] * len(seconds_per_step)
-    fastest = min(known)
-    return [None if seconds is None else fastest / seconds for seconds in seconds_per_step]
+def fastest_worker(
+    seconds_per_step: Sequence[float | None], batch_sizes: Sequence[int]
+) -> int | None:
+    """Return the index of the worker with the most samples per second; None if none is known."""
+    known = [
+        (seconds / size, seconds, index)
+        for index, (seconds, size) in enumerate(zip(seconds_per_step, batch_sizes, strict=True))
+        if seconds is not None
+    ]
+    return min(known)[2] if known else None
+
+
+def speed_ratios(
+    seconds_per_step: Sequence[float | None], batch_sizes: Sequence[int] = ()
+) -> list[float | None]:
+    """Return gamma of every worker; None where the seconds per step are not known.
+
+    A worker with a smaller batch than the fastest one, and nearly as fast, has a gamma above 1: it
+    does more steps in the same time. Without `batch_sizes` they are equal.
+
+    >>> speed_ratios([0.1, 0.2, 0.08], [64, 64, 16])
+    [1.0, 0.5, 1.25]
+    """
+    fastest = fastest_worker(seconds_per_step, batch_sizes or [1] * len(seconds_per_step))
+    first = None if fastest is None else seconds_per_step[fastest]
+    return [seconds and first and first / seconds for seconds in seconds_per_step]
 
 
 def proportional_steps(speed_ratio: float, local_steps_fast: int) -> int:
@@ -92,7 +135,8 @@ def proportional_steps(speed_ratio: float, local_steps_fast: int) -> int:
 def shrunk_batch(speed_ratio: float, local_steps_fast: int, batch_size: int) -> int:
     """Return b_i of a worker that is too slow for even one whole step in a round.
 
-    ``min(B, max(2, floor(gamma tau_fast B + 1/2)))`` where gamma tau_fast < 3/4, else B.
+    ``min(B, max(2, floor(gamma tau_fast B + 1/2)))`` where gamma tau_fast < 3/4, else B, which is
+    the worker's own batch size if one was given.
 
     >>> [shrunk_batch(gamma, 32, 64) for gamma in (1 / 40, 1 / 64, 1 / 100, 1e-6)]
     [64, 32, 20, 2]
@@ -116,13 +160,22 @@ class SameSteps(StepPolicy):
         """Return the same number of steps for all participants."""
         return [self.steps] * len(participants)
 
+    def scheduled(self, steps_of: Callable[[int], int]) -> StepPolicy:
+        """Return the policy with other steps for all."""
+        if self.steps == 1:
+            raise UsageError(
+                'step-schedule: every worker does one step, whatever the rate; use "constant"'
+            )
+        return replace(self, steps=steps_of(self.steps))
+
 
 @dataclass(frozen=True)
 class SystemAwareSteps(StepPolicy):
     """Each worker does as many steps as its speed allows (the paper's method).
 
     A worker's own ``given_steps`` come first. Otherwise a fast one does `local_steps_fast`, a slow
-    one `local_steps_slow` or, if that is None, its speed ratio times `local_steps_fast`.
+    one `local_steps_slow` or, if that is None, its speed ratio times `local_steps_fast`. A speed
+    ratio that is not known counts as 1.
 
     Parameters
     ----------
@@ -159,25 +212,29 @@ class SystemAwareSteps(StepPolicy):
         return self.all_by_speed
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
-        """Return the steps of each participant.
-
-        Raises
-        ------
-        ValueError
-            If a worker whose steps come from its speed has no known one.
-        """
+        """Return the steps of each participant."""
         return [self._steps_of(participant) for participant in participants]
 
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
-        """Return b_i of each participant: the common one, or a shrunk one."""
+        """Return b_i of each participant: its own or the common one, or a shrunk one."""
         return [
-            shrunk_batch(p.speed_ratio, self.local_steps_fast, p.batch_size)
-            if self.shrink_slow_batch and p.speed_ratio is not None and self._goes_by_speed(p)
-            else p.batch_size
+            shrunk_batch(p.speed_ratio, self.local_steps_fast, p.own_batch)
+            if self.shrink_slow_batch and p.speed_ratio is not None and self.goes_by_speed(p)
+            else p.own_batch
             for p in participants
         ]
 
-    def _goes_by_speed(self, participant: Participant) -> bool:
+    def scheduled(self, steps_of: Callable[[int], int]) -> StepPolicy:
+        """Return the policy with another tau_fast; the steps of slow workers follow it."""
+        if self.local_steps_slow is not None:
+            raise UsageError(
+                f"step-schedule changes local-steps-fast, but local-steps-slow = "
+                f'{self.local_steps_slow} does not follow it; use local-steps-slow = "auto"'
+            )
+        return replace(self, local_steps_fast=steps_of(self.local_steps_fast))
+
+    def goes_by_speed(self, participant: Participant) -> bool:
+        """Return whether the steps of a participant come from its speed."""
         if participant.given_steps is not None or self.local_steps_slow is not None:
             return False
         return not participant.fast or self.all_by_speed
@@ -185,16 +242,78 @@ class SystemAwareSteps(StepPolicy):
     def _steps_of(self, participant: Participant) -> int:
         if participant.given_steps is not None:
             return participant.given_steps
-        if not self._goes_by_speed(participant):
+        if not self.goes_by_speed(participant):
             slow = None if participant.fast else self.local_steps_slow
             return slow or self.local_steps_fast
-        if participant.speed_ratio is None:
-            raise ValueError(
-                "local-steps-slow = 'auto' and steps = 'by-speed' need the speed of every worker, "
-                "and none is known; give a number, such as local-steps-slow = 8, or steps= in the "
-                "worker specification"
-            )
-        return proportional_steps(participant.speed_ratio, self.local_steps_fast)
+        return proportional_steps(participant.speed_ratio or 1.0, self.local_steps_fast)
+
+
+@dataclass(frozen=True)
+class AutoSteps(StepPolicy):
+    """Another policy with the fewest local steps of fast workers that waste little time.
+
+    The number is chosen once, before the first round; up to then it is `MOST_AUTO_STEPS`.
+
+    Parameters
+    ----------
+    policy_of : callable
+        Returns the other policy, given tau_fast.
+    """
+
+    policy_of: Callable[[int], StepPolicy]
+
+    @property
+    def needs_speeds(self) -> bool:
+        """Whether slow workers are to be measured: always."""
+        return True
+
+    @property
+    def needs_fast_speeds(self) -> bool:
+        """Whether fast workers are to be measured: always."""
+        return True
+
+    def local_steps(self, participants: Sequence[Participant]) -> list[int]:
+        """Return the most steps that each participant may get."""
+        return self.policy_of(MOST_AUTO_STEPS).local_steps(participants)
+
+    def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
+        """Return b_i of each participant with so many steps."""
+        return self.policy_of(MOST_AUTO_STEPS).batch_sizes(participants)
+
+    def fewest(
+        self, participants: Sequence[Participant], overhead_steps: float | None = None
+    ) -> int:
+        """Return the smallest tau_fast that wastes little time, or `MOST_AUTO_STEPS` if none does.
+
+        Everything but computing takes less than 5 % of a round, and no worker waits for more than
+        5 % of it because steps are whole numbers, or for as little as can be had.
+
+        Parameters
+        ----------
+        participants : sequence of Participant
+            All workers that train.
+        overhead_steps : float, optional
+            Everything but computing of one round, in steps of the fastest worker. None if it is
+            not known: then the number is not below the usual one.
+        """
+        least = SystemAwareSteps.local_steps_fast
+        if overhead_steps is not None:
+            computing = min(overhead_steps, MOST_AUTO_STEPS) * (1 / _MOST_LOST - 1)
+            least = max(1, math.floor(computing) + 1)
+        candidates = range(min(least, MOST_AUTO_STEPS), MOST_AUTO_STEPS + 1)
+        return min(candidates, key=lambda n: max(_MOST_LOST, self._lost(n, participants)))
+
+    def _lost(self, local_steps_fast: int, participants: Sequence[Participant]) -> float:
+        """Return the largest share of a round that a worker waits for rounding."""
+        policy = self.policy_of(local_steps_fast)
+        if not isinstance(policy, SystemAwareSteps):
+            return 0.0
+        steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
+        seconds = [float(local_steps_fast)]  # in steps of the fastest worker
+        for number, batch_size, p in zip(steps, sizes, participants, strict=True):
+            if p.speed_ratio and policy.goes_by_speed(p):
+                seconds.append(number * batch_size / p.own_batch / p.speed_ratio)
+        return 1 - min(seconds) / max(seconds)
 
 
 @dataclass(frozen=True)
@@ -206,6 +325,7 @@ class BalancedBatches(StepPolicy):
     """
 
     follows_speeds = True
+    chooses_batches = True
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return 1 for every worker."""
@@ -256,7 +376,11 @@ def balanced_batches(total: int, shares: Sequence[float]) -> list[int]:
 
 
 def speeds_changed(
-    used: Sequence[float | None], measured: Sequence[float | None], fall: float, rise: float
+    used: Sequence[float | None],
+    measured: Sequence[float | None],
+    fall: float,
+    rise: float,
+    batch_sizes: Sequence[int] = (),
 ) -> bool:
     """Return whether some worker's gamma left the dead band around the one in use.
 
@@ -269,6 +393,8 @@ def speeds_changed(
         Seconds per step of each worker; None where they are not known, which counts as a change.
     fall, rise : float
         Relative change of gamma, down and up, that is still ignored, >= 0.
+    batch_sizes : sequence of int
+        b_i of each worker, where they differ.
 
     Examples
     --------
@@ -279,7 +405,9 @@ def speeds_changed(
     """
     return any(
         a is None or b is None or not -fall <= b / a - 1 <= rise
-        for a, b in zip(speed_ratios(used), speed_ratios(measured), strict=True)
+        for a, b in zip(
+            speed_ratios(used, batch_sizes), speed_ratios(measured, batch_sizes), strict=True
+        )
     )
 
 

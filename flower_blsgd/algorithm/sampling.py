@@ -6,10 +6,11 @@ workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sam
 ``SAMPLERS`` in ``catalog.py``.
 """
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from .local_steps import Participant
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 TierName = Literal["fast", "slow"]
+HighLossSchedule = Literal["constant", "linear", "cosine", "until-85%"]
 
 HIGH_LOSS_RATIO = 0.5
 """The default of lambda."""
@@ -112,6 +114,16 @@ class LossTable:
         self.losses[indices] = losses
         self.rounds[indices] = server_round
 
+    def refresh(self, indices: IntArray, losses: FloatArray, server_round: int) -> int:
+        """Record losses of samples that were only scored; return how many are used.
+
+        `server_round` is the round after which the model was the global one. A sample that was
+        trained on since keeps the loss of that.
+        """
+        kept = self.rounds[indices] <= server_round
+        self.record(indices[kept], losses[kept], server_round)
+        return int(np.count_nonzero(kept))
+
     def record_failure(self, indices: IntArray) -> None:
         """Count an order that failed for those of its samples that were never seen."""
         unseen = indices[self.rounds[indices] == 0]
@@ -129,6 +141,13 @@ class LossTable:
         if not len(recorded):
             return self.losses
         return np.where(failed, np.float32(np.median(recorded)), self.losses)
+
+    def subset(self, indices: IntArray) -> "LossTable":
+        """Return a table of these samples alone, a copy."""
+        part = LossTable(len(indices))
+        part.losses, part.rounds = self.losses[indices], self.rounds[indices]
+        part.failures = self.failures[indices]
+        return part
 
     def mean_age_rounds(self, server_round: int) -> float:
         """Return the mean age, in rounds, of the losses that are recorded; nan without any."""
@@ -251,7 +270,10 @@ class EpochRequest:
     samples_per_round : tuple of int
         tau_i b_i of each of them.
     samples_before : int
-        Samples that were planned in all earlier epochs.
+        Samples that were planned in all earlier epochs. Under a selection those of as many epochs
+        with all that it chose for this one, so that each begins a permutation of its own.
+    budget_share : float (default: 0.0)
+        Share of the budget that is used when this epoch begins, in [0, 1].
     """
 
     seed: int
@@ -260,6 +282,7 @@ class EpochRequest:
     participants: tuple[Participant, ...]
     samples_per_round: tuple[int, ...]
     samples_before: int
+    budget_share: float = 0.0
 
     def tier(self, fast: bool) -> tuple[int, ...]:
         """Return the indices of the fast workers, or of the slow ones, ascending."""
@@ -276,6 +299,9 @@ class Sampler(Protocol):
     needs_both_tiers: bool = False
     """Whether a run must start with at least one fast and one slow worker."""
 
+    uses_losses: bool = True
+    """Whether its choice depends on the recorded losses."""
+
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the epoch's lists; every participant is a member of exactly one."""
         ...
@@ -287,6 +313,8 @@ class UniformSampler(Sampler):
 
     An epoch may end inside a permutation; the next one goes on from there.
     """
+
+    uses_losses = False
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return one list, shared by all workers."""
@@ -309,6 +337,9 @@ class SeparatedSampler(Sampler):
         [0, 1]; the rest of them is drawn uniformly.
     high_loss_to : {"fast", "slow"} (default: "fast")
         Which tier that is.
+    schedule : {"constant", "linear", "cosine", "until-85%"} (default: "constant")
+        How lambda falls over the budget, from epoch to epoch: not at all, along a line or a cosine
+        to 0, or to 0 for the last 15 %.
     """
 
     needs_both_tiers = True
@@ -317,6 +348,7 @@ class SeparatedSampler(Sampler):
 
     high_loss_ratio: float = HIGH_LOSS_RATIO
     high_loss_to: TierName = "fast"
+    schedule: HighLossSchedule = "constant"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.high_loss_ratio <= 1.0:  # also refuses nan
@@ -325,6 +357,20 @@ class SeparatedSampler(Sampler):
             raise ValueError(
                 f"high_loss_to = {self.high_loss_to!r} must be one of {', '.join(_DRAWS)}"
             )
+        if self.schedule not in get_args(HighLossSchedule):
+            known = ", ".join(get_args(HighLossSchedule))
+            raise ValueError(f"schedule = {self.schedule!r} must be one of {known}")
+
+    def ratio_at(self, budget_share: float) -> float:
+        """Return lambda at a share of the budget."""
+        left = 1.0 - min(1.0, budget_share)
+        factors = {
+            "constant": 1.0,
+            "linear": left,
+            "cosine": (1.0 - math.cos(math.pi * left)) / 2,
+            "until-85%": float(budget_share < 0.85),
+        }
+        return self.high_loss_ratio * factors[self.schedule]
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the fast workers' list and the slow workers' list."""
@@ -337,9 +383,10 @@ class SeparatedSampler(Sampler):
             if not members:
                 continue
             rng = generator(request.seed, purpose, request.epoch)
-            ratio = self.high_loss_ratio if tier == self.high_loss_to else 0.0
+            high = tier == self.high_loss_to
+            ratio = self.ratio_at(request.budget_share) if high else 0.0
             count = request.set_size(members)
-            if self.disjoint and tier != self.high_loss_to:
+            if self.disjoint and not high:
                 left = np.flatnonzero(~taken)
                 rng.shuffle(left)
                 more = draw_samples(losses, max(0, count - len(left)), ratio, rng)

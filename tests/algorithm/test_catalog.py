@@ -1,4 +1,5 @@
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from flower_blsgd.algorithm.catalog import (
     WEIGHTS,
 )
 from flower_blsgd.algorithm.local_steps import (
+    AutoSteps,
     Participant,
     SameSteps,
     SystemAwareSteps,
@@ -104,6 +106,13 @@ def test_parts_are_built_from_the_settings() -> None:
     assert STEPS["by-speed"](settings) == SystemAwareSteps(16, None, False, True)
     assert STEPS["same"](settings) == SameSteps(16)
     assert STEPS["one"](settings) == SameSteps(1)
+    chosen = {
+        name: make(replace(settings, local_steps_fast="auto")) for name, make in STEPS.items()
+    }
+    for name, made in chosen.items():
+        fixed = STEPS[name](settings)
+        assert (made.policy_of(16) if isinstance(made, AutoSteps) else made) == fixed
+    assert [n for n, p in chosen.items() if isinstance(p, AutoSteps)] == [*list(STEPS)[:3]]
     assert SAMPLERS["separated"](settings) == SeparatedSampler(0.25, "slow")
     assert SAMPLERS["unified"](settings) == UnifiedSampler(0.25, "slow")
     assert WEIGHTS["normalized"](settings) == NormalizedWeighting(0.5, True)

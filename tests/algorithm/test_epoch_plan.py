@@ -283,6 +283,25 @@ def test_round_shape_refuses_and_names_the_largest_batch(
     assert set(shape_of(largest).local_steps) == {1}
 
 
+def test_round_shape_with_batches_of_their_own_worked() -> None:
+    """B 4; the second worker has 10 samples a step."""
+    own = Participant(False, 4, given_batch=10)
+    two = [*workers(1, 0, 4), own]
+    policy = SystemAwareSteps(3, 1)
+    assert round_shape(policy, two, 22, "samples", 3) == RoundShape((3, 1), (4, 10))
+    assert round_shape(policy, two, 21, "samples", 3) == RoundShape((2, 1), (4, 10))
+    # (4 + 10) x 3 = 42 samples of the rule's round; a third worker, which does not train, has 4
+    for number, num_workers, rounds in ((84, 2, 2), (83, 2, 1), (108, 3, 2), (107, 3, 1)):
+        assert round_shape(policy, two, number, "table", 3, num_workers).table_rounds == rounds
+    # N / (B P) steps of 18 samples for three workers, on two with 14
+    assert round_shape(SameSteps(1), two, 108, "table", 3, 3).table_rounds == 6 * 18 // 14
+    for mode in ("samples", "table"):
+        with pytest.raises(ValueError, match=r"with batch= .* the largest .* batch-size = 3"):
+            round_shape(policy, two, 13, mode, 3)
+        with pytest.raises(ValueError, match="use fewer workers, a smaller batch= or more data"):
+            round_shape(policy, two, 11, mode, 3)
+
+
 # the samples of each order
 
 

@@ -1,21 +1,26 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.local_steps import (
     FAST_SPEED_RATIO,
+    AutoSteps,
     BalancedBatches,
     Participant,
     SameSteps,
     StepPolicy,
     SystemAwareSteps,
     balanced_batches,
+    fastest_worker,
     proportional_steps,
     shrunk_batch,
     speed_ratios,
     speeds_changed,
     whole_parts,
 )
+from flower_blsgd.errors import UsageError
 
 from .workers import by_speed, workers
 
@@ -33,6 +38,10 @@ def test_speed_ratios_compare_with_the_fastest_that_is_known() -> None:
     assert speed_ratios([None, 0.2, None, 0.1]) == [None, 0.5, None, 1.0]
     assert speed_ratios([None, None]) == [None, None]
     assert speed_ratios([]) == []
+    # each with its own batch: 640, 320 and 200 samples a second; the first is the fastest, though
+    # its steps are not the shortest
+    assert speed_ratios([0.1, 0.2, 0.08], [64, 64, 16]) == pytest.approx([1.0, 0.5, 1.25])
+    assert speed_ratios([None, 0.2], [64, 2]) == [None, 1.0]
     assert FAST_SPEED_RATIO == 0.7
 
 
@@ -75,6 +84,32 @@ def test_shrunk_batch_worked(gamma: float, tau_fast: int, batch: int, expected: 
     assert shrunk_batch(gamma, tau_fast, batch) == expected
 
 
+@given(
+    st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(2, 256)), min_size=1, max_size=6),
+    st.integers(1, 64),
+)
+def test_steps_by_speed_take_everybody_as_long_whatever_the_batches(
+    pairs: list[tuple[float, int]], tau: int
+) -> None:
+    """All compute as long as the fastest does for its steps, but for rounding to whole ones."""
+    seconds, batches = zip(*pairs, strict=True)
+    participants = [
+        Participant(True, 32, gamma, given_batch=batch)
+        for gamma, batch in zip(speed_ratios(seconds, batches), batches, strict=True)
+    ]
+    policy = SystemAwareSteps(tau, all_by_speed=True)
+    steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
+    fastest = fastest_worker(seconds, batches)
+    assert fastest is not None
+    assert max(b / s for s, b in pairs) == pytest.approx(batches[fastest] / seconds[fastest])
+    round_seconds = tau * seconds[fastest]
+    for second, batch, step, size in zip(seconds, batches, steps, sizes, strict=True):
+        unit = second if size == batch else second / batch  # a step, or a sample of one
+        assert abs(step * size / batch * second - round_seconds) <= unit / 2 + 1e-6 * second or (
+            size == 2 and step == 1
+        )
+
+
 # step policies
 
 
@@ -96,6 +131,9 @@ def test_shrunk_batch_worked(gamma: float, tau_fast: int, batch: int, expected: 
         # 32 x gamma: 32, 25.6, 16, 8, 4; fast and slow alike
         (BY_SPEED, by_speed(32, 1.0, 0.8, 0.5, 0.25, 0.125), [32, 26, 16, 8, 4]),
         (BY_SPEED, [*by_speed(32, 1.0), Participant(True, 32, 0.01, 5)], [32, 5]),
+        # a speed that is not known counts as that of the fastest
+        (SystemAwareSteps(32), [*by_speed(32, 1.0), Participant(False, 32)], [32, 32]),
+        (BY_SPEED, [Participant(True, 32), *by_speed(32, 0.5)], [32, 16]),
         # one number for all, whatever is known of them: steps= holds for system-aware only
         (SameSteps(32), [*by_speed(32, 0.1), Participant(False, 32, given_steps=5)], [32, 32]),
         (SameSteps(1), workers(1, 1), [1, 1]),
@@ -127,6 +165,32 @@ def test_batches_shrink_only_where_the_steps_come_from_the_speed() -> None:
         SameSteps(1),
     ):
         assert policy.batch_sizes(participants) == [64] * 5
+    own = [Participant(False, 64, 0.25 / 32, given_batch=20), Participant(True, 64, given_batch=20)]
+    assert SystemAwareSteps(32).batch_sizes(own) == [5, 20]  # a quarter of its own
+    assert SystemAwareSteps(32, 1).batch_sizes(own) == SameSteps(1).batch_sizes(own) == [20, 20]
+
+
+def test_scheduled_steps_of_slow_workers_follow_by_their_speed() -> None:
+    participants = [Participant(True, 32, 1.0), *by_speed(32, 0.5, 0.03)]
+    once = SystemAwareSteps(32).scheduled(lambda tau: 1)
+    assert once.local_steps(participants) == [1, 1, 1]
+    assert once.batch_sizes(participants) == [32, 16, 2]
+    four_times = BY_SPEED.scheduled(lambda tau: 4 * tau)
+    assert four_times.local_steps(participants) == [128, 64, 4]
+    assert SameSteps(8).scheduled(lambda tau: tau // 4).local_steps(participants) == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (SystemAwareSteps(32, 8), 'local-steps-slow = 8 does not follow it; use .* "auto"'),
+        (SameSteps(1), "every worker does one step"),
+        (BalancedBatches(), "BalancedBatches follow no schedule"),
+    ],
+)
+def test_steps_that_follow_no_schedule_are_refused(policy: StepPolicy, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        policy.scheduled(lambda tau: tau)
 
 
 def test_policies_say_which_speeds_they_need() -> None:
@@ -138,6 +202,7 @@ def test_policies_say_which_speeds_they_need() -> None:
             BY_SPEED,
             SameSteps(4),
             BalancedBatches(),
+            AutoSteps(SameSteps),
         )
     }
     assert list(needs.values()) == [
@@ -146,21 +211,67 @@ def test_policies_say_which_speeds_they_need() -> None:
         (True, True, False),
         (False, False, False),
         (False, False, True),
+        (True, True, False),
     ]
 
 
+def _no_shrinking(steps: int) -> SystemAwareSteps:
+    return SystemAwareSteps(steps, shrink_slow_batch=False)
+
+
 @pytest.mark.parametrize(
-    ("policy", "participants", "expected"),
+    ("policy_of", "speeds", "overhead_steps", "chosen"),
     [
-        (SystemAwareSteps(32), [*by_speed(32, 1.0), Participant(False, 32)], "local-steps-slow"),
-        (BY_SPEED, [Participant(True, 32), *by_speed(32, 0.5)], "by-speed.*give a number"),
+        # 19 times the overhead, and more: 1.9 -> 2, and 4.75 -> 5
+        (SystemAwareSteps, (1.0, 0.5), 0.1, 2),
+        (SameSteps, (1.0, 0.5), 0.25, 5),
+        (SystemAwareSteps, (1.0, 0.5), 0.25, 6),  # with 5: 2.5 -> 3, which take as long as 6
+        (SystemAwareSteps, (1.0, 1 / 3), 0.1, 2),  # two thirds of a step are one of 21 samples
+        (_no_shrinking, (1.0, 1 / 3), 0.1, 3),
+        # 10: 4.7 -> 5, as long as 10.64, so 6 % are lost; 11: 5.17 -> 5, as long as 10.64: 3.3 %
+        (SystemAwareSteps, (1.0, 0.47), 0.25, 11),
+        # 6 / 16 of a step is one of 12 samples; without smaller batches 15.2 steps and more
+        (SystemAwareSteps, (1.0, 1 / 16), 0.3, 6),
+        (_no_shrinking, (1.0, 1 / 16), 0.3, 16),
+        # no number of steps helps the second fast worker: all fast ones do as many
+        (SystemAwareSteps, (1.0, 0.8, 0.5), 0.1, 2),
+        (lambda n: SystemAwareSteps(n, all_by_speed=True), (1.0, 0.8, 0.5), 0.1, 6),
+        (lambda n: SystemAwareSteps(n, 8), (1.0, 0.1), 0.1, 2),  # nothing is rounded
+        (_no_shrinking, (1.0, 0.01), 0.0, 64),  # as near as can be had
+        (SystemAwareSteps, (1.0, 0.5), 1e9, 64),
+        (SystemAwareSteps, (1.0, 0.5), None, 32),
+        (SystemAwareSteps, (1.0, 0.47), None, 32),  # 15.04 -> 15
     ],
 )
-def test_local_steps_that_cannot_be_known_refused(
-    policy: StepPolicy, participants: list[Participant], expected: str
+def test_fewest_steps_that_waste_little_worked(
+    policy_of: Callable[[int], StepPolicy],
+    speeds: tuple[float, ...],
+    overhead_steps: float | None,
+    chosen: int,
 ) -> None:
-    with pytest.raises(ValueError, match=expected):
-        policy.local_steps(participants)
+    assert AutoSteps(policy_of).fewest(by_speed(32, *speeds), overhead_steps) == chosen
+
+
+@given(
+    speeds=st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4),
+    overhead=st.floats(0.0, 5.0),
+)
+def test_fewest_steps_keep_what_they_promise_where_that_can_be_had(
+    speeds: list[float], overhead: float
+) -> None:
+    def wastes_little(tau: int) -> bool:
+        policy, participants = SystemAwareSteps(tau, None, False, True), by_speed(64, 1.0, *speeds)
+        steps = policy.local_steps(participants)
+        seconds = [n / g for n, g in zip(steps, (1.0, *speeds), strict=True)]
+        waiting = 1 - min(seconds) / max(seconds)
+        return waiting <= 0.05 and overhead / (overhead + tau) < 0.05
+
+    auto = AutoSteps(lambda tau: SystemAwareSteps(tau, None, False, True))
+    fewest = next(filter(wastes_little, range(1, 65)), None)
+    chosen = auto.fewest(by_speed(64, 1.0, *speeds), overhead)
+    assert 1 <= chosen <= 64
+    if fewest:
+        assert chosen == fewest
 
 
 @pytest.mark.parametrize(
@@ -251,3 +362,6 @@ def test_dead_band_of_a_tenth_down_and_a_quarter_up(
 ) -> None:
     assert speeds_changed([1.0, 4.0], measured, 0.1, 0.25) is changed
     assert speeds_changed([1.0, None], [1.0, 4.0], 0.1, 0.25)
+    # The first has 8 times the batch and is the fastest: the second's gamma rose by a quarter.
+    assert not speeds_changed([1.0, 0.5], [1.0, 0.4], 0.1, 0.25, [8, 1])
+    assert speeds_changed([1.0, 0.5], [1.0, 0.4], 0.1, 0.25, [1, 1])  # the first's fell by a fifth

@@ -1,0 +1,239 @@
+"""Choose which samples an epoch has; a sampler then deals these, and no others, to the workers.
+
+A selection goes with every sampler but `UnifiedSampler`, and with every step policy. To add one,
+subclass `Selection`; a built-in one is a row of ``SELECTIONS`` in ``catalog.py``.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .sampling import UNSEEN, FloatArray, IntArray, LossTable, generator, highest_losses
+
+
+@dataclass(frozen=True)
+class SelectionRequest:
+    """The epoch that samples are selected for.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed.
+    epoch : int
+        Counted from 1.
+    budget_share : float
+        Share of the budget that is used when the epoch begins, in [0, 1].
+    decays : int
+        Entries of ``decay-epochs`` that have passed by then.
+    """
+
+    seed: int
+    epoch: int
+    budget_share: float
+    decays: int
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The samples of one epoch.
+
+    Parameters
+    ----------
+    indices : numpy.ndarray
+        int32 of shape (M,) with 1 <= M <= N, ascending, each once.
+    weights : numpy.ndarray, optional
+        float32 of shape (N,), >= 0: factor of each sample's loss in the mean of its batch; None
+        where all are 1.
+    rate_factor : float (default: 1.0)
+        Factor of the learning rate in this epoch.
+    """
+
+    indices: IntArray
+    weights: FloatArray | None = None
+    rate_factor: float = 1.0
+
+
+class Selection(Protocol):
+    """Chooses the samples that an epoch has. Subclass it and write `select`."""
+
+    uses_losses: bool = True
+    """Whether its choice depends on the recorded losses."""
+
+    refreshes_left_out: bool = False
+    """Whether samples that an epoch left out are scored, forward only, when it is over."""
+
+    def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
+        """Return the epoch's samples, a pure function of the arguments; None for all of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class InfoBatch(Selection):
+    """Half of the samples with a loss below the mean are left out, the other half weighs twice.
+
+    So the expected sum of gradients is that of all samples. At the end of the budget all are
+    trained on, with weight 1 (Qin et al., ICLR 2024, arXiv 2303.04947; its numbers are the
+    defaults).
+
+    Parameters
+    ----------
+    prune_ratio : float (default: 0.5)
+        r: share of the samples below the mean that is left out, drawn anew in each epoch, in
+        [0, 1). The others weigh 1 / (1 - r).
+    full_from : float (default: 0.875)
+        From this share of the budget on nothing is left out.
+    """
+
+    prune_ratio: float = 0.5
+    full_from: float = 0.875
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prune_ratio < 1:
+            raise ValueError(f"prune_ratio = {self.prune_ratio} must lie in [0, 1)")
+
+    def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
+        """Return the epoch's samples; None at the end, and where no loss is below the mean."""
+        losses = table.ranking_losses()
+        seen = losses[np.isfinite(losses)]
+        if request.budget_share >= self.full_from or not len(seen):
+            return None
+        low = np.flatnonzero(losses < seen.mean(dtype=np.float64))
+        rng = generator(request.seed, "infobatch", request.epoch)
+        out = rng.choice(low, int(self.prune_ratio * len(low) + 0.5), replace=False, shuffle=False)
+        if not len(out):
+            return None
+        weights = np.ones(len(losses), np.float32)
+        weights[low] = 1 / (1 - self.prune_ratio)
+        return Selected(_all_but(out, len(losses)), weights)
+
+
+@dataclass(frozen=True)
+class Kakurenbo(Selection):
+    """The samples with the lowest losses are hidden for an epoch, if the model is sure of them.
+
+    The learning rate is divided by the share of samples that is left, and the hidden ones are
+    evaluated at the epoch's end (Nguyen et al., NeurIPS 2023, arXiv 2310.10102; its numbers are
+    the defaults).
+
+    Parameters
+    ----------
+    hidden_share : float (default: 0.3)
+        Share of all samples that is hidden at most, in [0, 1).
+    confidence : float (default: 0.7)
+        A sample is hidden only if the model gave its class at least this probability, which then
+        is its prediction too. That is exp(-loss), as with cross entropy.
+    stages : tuple of float (default: (1.0, 0.8, 0.6, 0.4))
+        Factors of `hidden_share` before the first decay of the learning rate, after it, and so on.
+    """
+
+    refreshes_left_out = True
+
+    hidden_share: float = 0.3
+    confidence: float = 0.7
+    stages: tuple[float, ...] = (1.0, 0.8, 0.6, 0.4)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hidden_share < 1:
+            raise ValueError(f"hidden_share = {self.hidden_share} must lie in [0, 1)")
+        if not 0 < self.confidence <= 1:
+            raise ValueError(f"confidence = {self.confidence} must lie in (0, 1]")
+
+    def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
+        """Return the epoch's samples; None where none is hidden."""
+        losses = table.ranking_losses()
+        num_samples = len(losses)
+        factor = self.stages[min(request.decays, len(self.stages) - 1)]
+        rng = generator(request.seed, "kakurenbo", request.epoch)
+        most = int(factor * self.hidden_share * num_samples)
+        low = ~highest_losses(losses, num_samples - most, rng)
+        hidden = np.flatnonzero(low & (losses <= -math.log(self.confidence)))
+        if not len(hidden):
+            return None
+        kept = _all_but(hidden, num_samples)
+        return Selected(kept, rate_factor=num_samples / len(kept))
+
+
+@dataclass(frozen=True)
+class RandomSubset(Selection):
+    """Each epoch has a random subset of the samples: what a selection by loss has to beat.
+
+    Okanovic et al., ICLR 2024, arXiv 2305.18424 (RS2).
+
+    Parameters
+    ----------
+    share : float (default: 0.7)
+        Of all samples, in (0, 1]; about what InfoBatch and KAKURENBO leave.
+    """
+
+    uses_losses = False
+
+    share: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share = {self.share} must lie in (0, 1]")
+
+    def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
+        """Return the epoch's samples."""
+        rng = generator(request.seed, "random-subset", request.epoch)
+        count = max(1, int(self.share * len(table) + 0.5))
+        chosen = rng.choice(len(table), count, replace=False, shuffle=False)
+        return Selected(np.sort(chosen).astype(np.int32))
+
+
+def _all_but(left_out: npt.NDArray[np.integer[Any]], num_samples: int) -> IntArray:
+    kept = np.ones(num_samples, np.bool_)
+    kept[left_out] = False
+    return np.flatnonzero(kept).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class LossRanking:
+    """What selections and samplers see of the recorded losses; by default all of them.
+
+    Parameters
+    ----------
+    trim_top : float (default: 0.0)
+        Share, in [0, 1), of the recorded losses, the highest, whose samples rank at the median:
+        mislabelled ones are not chosen for their loss, but drawn like any other.
+    max_loss_age : float (default: 0.0)
+        A loss older than so many epochs counts as never recorded; 0: however old it is.
+    permuted : bool (default: False)
+        Each epoch the losses are exchanged at random among the samples that have one. This
+        control has the same draws, but they follow no sample's own loss.
+    """
+
+    trim_top: float = 0.0
+    max_loss_age: float = 0.0
+    permuted: bool = False
+
+    def table(self, recorded: LossTable, seed: int, epoch: int, oldest_round: float) -> LossTable:
+        """Return the table that an epoch's samples are chosen by; `recorded` stays as it is.
+
+        Parameters
+        ----------
+        recorded : LossTable
+            The recorded losses.
+        seed, epoch : int
+            As in `SelectionRequest`.
+        oldest_round : float
+            The first round whose losses are not too old.
+        """
+        if self == LossRanking():
+            return recorded
+        ranked = LossTable(len(recorded))
+        too_old = (recorded.rounds > 0) & (recorded.rounds < oldest_round)
+        ranked.losses = np.where(too_old, UNSEEN, recorded.ranking_losses())
+        ranked.rounds = np.where(too_old, 0, recorded.rounds)
+        finite = np.isfinite(ranked.losses)
+        losses = ranked.losses[finite]
+        rng = generator(seed, "loss-ranking", epoch)
+        if self.permuted:
+            rng.shuffle(losses)
+        if num_trimmed := int(self.trim_top * len(losses) + 0.5):
+            losses[highest_losses(losses, num_trimmed, rng)] = np.median(losses)
+        ranked.losses[finite] = losses
+        return ranked
