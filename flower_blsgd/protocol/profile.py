@@ -1,12 +1,17 @@
 """The query before the first round, and the profile of each worker in the answer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from .records import CONFIG, PROFILE, ProtocolError, from_wire, to_wire
 
 _LONGEST_NAME = 1000
+
+_ADDED = {"batch-size": 0, "precision": "", "role": "train"}
+"""What a node or a checkpoint of an earlier version does not say of a worker."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,19 @@ class WorkerProfile:
     steps : int (default: 0)
         Local steps per round that the user fixed; 0 for none.
     seconds_per_step : float (default: 0.0)
-        How long one step takes; 0 if that is not known.
+        How long one step of its batch takes; 0 if that is not known.
     seconds_per_step_alone : float (default: 0.0)
         The same while no other worker computes; 0 if that is not known.
     data_fingerprint : str (default: "")
         Equal for nodes that hold equal training data; empty if unknown.
     model_fingerprint : str (default: "")
         Equal for nodes whose models have the same tensors; empty if unknown.
+    batch_size : int (default: 0)
+        Samples per step of this worker, >= 2, if the user gave one; 0 for the run's.
+    precision : str (default: "")
+        What it computes with, if the user said so; empty for the run's.
+    role : {"train", "score"} (default: "train")
+        Whether it trains, or computes losses of samples, forward only.
     """
 
     device: str
@@ -79,6 +90,9 @@ class WorkerProfile:
     seconds_per_step_alone: float = field(default=0.0, metadata={"limits": 0})
     data_fingerprint: str = ""
     model_fingerprint: str = ""
+    batch_size: int = field(default=0, metadata={"limits": 0})
+    precision: str = ""
+    role: str = field(default="train", metadata={"limits": ("train", "score")})
 
     def to_reply(self, message: Message) -> Message:
         """Return the answer to a profile query."""
@@ -86,16 +100,23 @@ class WorkerProfile:
 
     @classmethod
     def from_content(cls, content: RecordDict) -> "WorkerProfile":
-        """Read the content of an answer.
-
-        ProtocolError if it holds no profile, a value is missing or wrong, or a name cannot be
-        printed.
-        """
+        """Read the content of an answer; ProtocolError if it holds no profile, or a wrong one."""
         record = content.config_records.get(PROFILE)
         if record is None:
             raise ProtocolError("the answer to the profile query holds no profile")
-        profile = cls(**from_wire(cls, record))
-        for text in (profile.device, profile.name):  # they stand in every log and result
+        return cls.from_record(record)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "WorkerProfile":
+        """Read a profile; what an earlier version does not say has its default.
+
+        ProtocolError if a value is missing or wrong, or a name cannot be printed.
+        """
+        profile = cls(**from_wire(cls, {**_ADDED, **record}))
+        if profile.batch_size == 1:
+            raise ProtocolError("a worker's batch of 1 sample is too small; 2 is the least")
+        # They stand in every log and result.
+        for text in (profile.device, profile.name, profile.precision):
             if not text.isprintable() or len(text) > _LONGEST_NAME:
                 raise ProtocolError(f"a worker cannot be called {text!r:.80}")
         return profile

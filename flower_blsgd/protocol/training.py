@@ -34,8 +34,9 @@ from .records import (
 MomentumPolicy = Literal["keep", "reset", "average"]
 MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 
-_INDEX_DTYPE = np.dtype("<i4")
-_LOSS_DTYPE = np.dtype("<f4")
+INDEX_DTYPE = np.dtype("<i4")
+LOSS_DTYPE = np.dtype("<f4")
+_WEIGHTS = "sample-weights"
 
 SLOTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
@@ -75,6 +76,9 @@ class TrainOrder:
         The state of the optimizer to begin with, names as in `state_name`: for the policy
         ``"average"`` the averaged one, for ``"keep"`` in the first order of a resumed run the
         worker's own.
+    sample_weights : numpy.ndarray, optional
+        float32 like `indices`, >= 0: factor of each sample's loss in the mean of its batch. None,
+        and nothing on the wire, where all are 1.
     """
 
     round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
@@ -86,9 +90,10 @@ class TrainOrder:
     seed: int = field(metadata={"limits": 0})
     deadline_seconds: float = field(metadata={"limits": 0})
     momentum_policy: str = field(metadata={"limits": MOMENTUM_POLICIES})
-    indices: npt.NDArray[np.int32] = field(metadata={"dtype": _INDEX_DTYPE, "limits": 0})
+    indices: npt.NDArray[np.int32] = field(metadata={"dtype": INDEX_DTYPE, "limits": 0})
     arrays: ArrayRecord = field(metadata={"wire": False})
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
+    sample_weights: npt.NDArray[np.float32] | None = field(default=None, metadata={"wire": False})
 
     @classmethod
     def to_measure(
@@ -118,7 +123,10 @@ class TrainOrder:
 
     def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        config = unchecked_record(ConfigRecord, to_wire(self))
+        values = to_wire(self)
+        if self.sample_weights is not None:
+            values[_WEIGHTS] = self.sample_weights.astype(LOSS_DTYPE).tobytes()
+        config = unchecked_record(ConfigRecord, values)
         records: dict[str, AnyRecord] = {arrays_key: self.arrays, config_key: config}
         if self.momentum is not None:
             records[MOMENTUM] = self.momentum
@@ -149,12 +157,24 @@ class TrainOrder:
             raise ProtocolError(
                 "this message holds no order: the ServerApp must use the BiasedLocalSGD strategy"
             )
-        order = cls(**from_wire(cls, config), arrays=arrays, momentum=held.get(MOMENTUM))
+        weights = None
+        if _WEIGHTS in config:
+            weights = array_from(config[_WEIGHTS], LOSS_DTYPE, _WEIGHTS)
+        order = cls(
+            **from_wire(cls, config),
+            arrays=arrays,
+            momentum=held.get(MOMENTUM),
+            sample_weights=weights,
+        )
         if len(order.indices) != order.local_steps * order.batch_size:
             raise ProtocolError(
                 f"an order of {order.local_steps} steps of {order.batch_size} samples holds "
                 f"{len(order.indices)} indices"
             )
+        if weights is not None and not (
+            len(weights) == len(order.indices) and ((weights >= 0) & (weights < np.inf)).all()
+        ):
+            raise ProtocolError("an order's sample weights are not one number >= 0 per index")
         return order
 
 
@@ -209,7 +229,7 @@ class TrainReport:
         strategies can average it as well.
         """
         metrics = {**to_wire(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
-        losses = self.losses.astype(_LOSS_DTYPE).tobytes()
+        losses = self.losses.astype(LOSS_DTYPE).tobytes()
         records: dict[str, AnyRecord] = {
             ARRAYS: self.arrays,
             METRICS: unchecked_record(MetricRecord, metrics),
@@ -240,7 +260,7 @@ class TrainReport:
         raw_losses = records_of(content, ConfigRecord).get(LOSSES, ConfigRecord()).get(LOSSES, b"")
         report = cls(
             **from_wire(cls, metrics),
-            losses=array_from(raw_losses, _LOSS_DTYPE, "losses"),
+            losses=array_from(raw_losses, LOSS_DTYPE, "losses"),
             arrays=model,
             momentum=momentum,
         )

@@ -28,7 +28,8 @@ from ..in_process_grid import fast_profile, toy_arrays
 from ..protocol.test_training import order_of, report_of
 from .mutations import hostile, thoroughly
 
-ORDER = order_of(momentum=toy_arrays(3.0), momentum_policy="average")
+WEIGHTS = np.array([1, 2, 0, 1, 1, 1], np.float32)
+ORDER = order_of(momentum=toy_arrays(3.0), momentum_policy="average", sample_weights=WEIGHTS)
 SUM = SumOrder((0.25, 0.75), (toy_arrays(1.0), toy_arrays(5.0)))
 SLICE = EvaluateOrder(3, 4, 10, toy_arrays(1.0))
 QUERY = ProfileQuery(True, 8, 0.5)

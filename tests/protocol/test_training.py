@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,29 @@ def test_order_survives_the_wire(momentum: ArrayRecord | None) -> None:
     assert found.indices.dtype == np.int32
     assert same_bits(found.arrays, order.arrays)
     assert same_bits(found.momentum, momentum) if momentum else found.momentum is None
+
+
+def test_order_weights_are_float32_bytes_and_absent_where_all_are_1() -> None:
+    weights = np.array([2, 1, 0, 1, 1.5, 1], np.float32)
+    order = order_of(sample_weights=weights)
+    config = order.to_records().config_records["config"]
+    assert config["sample-weights"] == weights.astype("<f4").tobytes()
+    found = TrainOrder.from_message(sent(order)).sample_weights
+    assert found is not None
+    assert (found.dtype, found.tolist()) == (np.float32, weights.tolist())
+    assert "sample-weights" not in order_of().to_records().config_records["config"]
+    assert TrainOrder.from_message(sent(order_of())).sample_weights is None
+
+
+@pytest.mark.parametrize(
+    "weights", [b"", b"\x00" * 23, [1.0] * 5, [1.0] * 5 + [-1.0], [np.nan] * 6, [np.inf] * 6, 1]
+)
+def test_order_weights_that_cannot_be_are_refused(weights: Any) -> None:
+    message = sent(order_of())
+    raw = np.array(weights, "<f4").tobytes() if isinstance(weights, list) else weights
+    message.content["config"]["sample-weights"] = raw
+    with pytest.raises(ProtocolError, match=r"sample.weights are not"):
+        TrainOrder.from_message(message)
 
 
 def test_order_has_flowers_own_names_and_shares_the_model() -> None:
