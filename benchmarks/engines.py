@@ -46,7 +46,8 @@ def round_seconds(command: list[str], epochs: int, transport: str = "auto") -> l
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         settings = (
-            f"epochs={epochs} threads=1 workers='{WORKERS}' transport='{transport}' out='{out}'"
+            f"epochs={epochs} threads=1 workers='{WORKERS}' transport='{transport}' out='{out}' "
+            "local-steps-slow=8"
         )
         subprocess.run(
             [sys.executable, *command, "-c", settings],

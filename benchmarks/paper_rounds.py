@@ -98,7 +98,7 @@ class PaperRound:
             settings["model"] = NARROW[table["task"]]
         fresh = {"pretrained": False} if table["task"] in WITH_PUBLISHED_WEIGHTS else {}
         config = RunConfig.from_run_config({**table, **settings, **fresh})
-        steps = fast * config.local_steps_fast + slow * int(config.local_steps_slow)
+        steps = fast * int(config.local_steps_fast) + slow * int(config.local_steps_slow)
         return cls(name, {**settings, **fresh}, config, steps * config.batch_size)
 
     @property

@@ -18,8 +18,9 @@ import torch
 from flwr.app import RecordDict
 
 from flower_blsgd import LocalSGD, TrainOrder
+from flower_blsgd.runtime.devices import PRECISIONS, Precision
 from flower_blsgd.worker.model_io import state_record
-from flower_blsgd.worker.step import PRECISIONS, Precision, use_precision
+from flower_blsgd.worker.step import use_precision
 
 from .bare_loops import LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, Turn, bare_loop, graph_loop
 from .models import DISTILBERT, RESNET20, VIT_B_16, WRN_16_8, WRN_28_10, Data, Workload

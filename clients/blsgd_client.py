@@ -20,6 +20,7 @@ from flower_blsgd.protocol import (
     TRACE_FOLDER,
     EvaluateOrder,
     ProfileQuery,
+    ScoreOrder,
     TrainOrder,
 )
 from flower_blsgd.runtime.app_call import accept_views, serve_sessions
@@ -64,6 +65,17 @@ def momentum(message: Message, context: Context) -> Message:
     """Reply with the momentum that is kept in the node's state, for a checkpoint."""
     kept = context.state.array_records.get(MOMENTUM, ArrayRecord())
     return Message(RecordDict({MOMENTUM: kept}), reply_to=message)
+
+
+@app.query("score")
+def score(message: Message, context: Context) -> Message:
+    """Compute the losses of some training samples, forward only."""
+    config = RunConfig.from_run_config(context.run_config)
+    worker = worker_of(context)
+    with pinned(worker, config.threads):
+        sgd, size = _local_sgd(config, worker), _task(config).evaluation_batch_size
+        report = sgd.score(ScoreOrder.from_message(message), size)
+    return report.to_reply(message)
 
 
 @app.train()
@@ -145,7 +157,7 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
         clip_norm=config.clip_norm,
         slowdown=worker.slowdown,
         augment=task.augment,
-        precision=config.precision,
+        precision=worker.precision or config.precision,
         channels_last=config.channels_last,
         compile=config.compile,
         cuda_graph=config.cuda_graph,

@@ -18,6 +18,8 @@ from flower_blsgd.protocol import (
     EvaluateOrder,
     EvaluateReport,
     ProfileQuery,
+    ScoreOrder,
+    ScoreReport,
     TrainOrder,
     TrainReport,
     WorkerProfile,
@@ -137,6 +139,23 @@ def test_nodes_take_turns_in_a_process_and_a_refused_order_leaves_no_half_state(
     assert any((run(two, order(2))[name] != tensor).any() for name, tensor in expected[1].items())
 
 
+def test_worker_computes_with_its_own_precision() -> None:
+    """Models in bfloat16 differ from those in float32, and nothing else does."""
+    indices = np.arange(16, dtype=np.int32)
+    arrays = ArrayRecord(model_of().state_dict())
+    order = TrainOrder(1, 1, 2, 8, 0.1, 1, 0.0, "keep", indices, arrays)
+
+    def trained(**node_config: Any) -> dict[str, Any]:
+        handler = node_of(**node_config)
+        message = over_the_wire(Message(order.to_records(), 7, "train"))
+        return tensors_of(TrainReport.from_content(handler(message, 7).content, order).arrays)
+
+    of_run, same, other = trained(), trained(precision="float32"), trained(precision="bfloat16")
+    assert all((of_run[name] == same[name]).all() for name in of_run)
+    assert any((of_run[name] != other[name]).any() for name in of_run)
+    assert all(np.abs(of_run[name] - other[name]).max() < 0.05 for name in of_run)
+
+
 # --- profile
 
 
@@ -160,3 +179,16 @@ def test_nodes_that_one_process_serves_share_one_copy_of_the_samples() -> None:
     both = [blsgd_client._local_sgd(CONFIG, worker) for worker in (first, second)]
     assert both[0] is not both[1]
     assert both[0]._source is both[1]._source
+
+
+def test_samples_to_score_are_answered_with_their_losses() -> None:
+    handler, model, task = node_of(role="score"), model_of(5), load_task("digits")
+    query = Message(ProfileQuery().to_records(), 7, "query.profile")
+    assert WorkerProfile.from_content(answer(query, handler).content).role == "score"
+    order = ScoreOrder(3, np.array([9, 0, 700], np.int32), ArrayRecord(model.state_dict()))
+    reply = answer(Message(order.to_records(), 7, "query.score"), handler)
+    report = ScoreReport.from_content(reply.content, order)
+    inputs, targets = (torch.as_tensor(part)[[9, 0, 700]] for part in task.train)
+    with torch.no_grad():
+        expected = task.loss(model.eval()(inputs), targets)
+    np.testing.assert_allclose(report.losses, expected, rtol=1e-5)

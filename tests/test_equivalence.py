@@ -121,6 +121,17 @@ def test_two_equal_workers_with_one_step_equal_one_process_with_the_doubled_batc
     assert furthest(arrays, model) < 1e-5
 
 
+def test_workers_with_batches_of_their_own_equal_one_process_with_the_sum() -> None:
+    """One step each of 6 and 2 samples, weighted by load: SGD with batches of 8."""
+    workers = [worker_of(fast_profile(i, batch_size=b)) for i, b in enumerate((6, 2))]
+    arrays = train(workers, local_steps=SameSteps(1))
+    rounds = rounds_of(workers)
+    assert [[len(order.indices) for order in orders] for orders in rounds] == [[6, 2]] * 18
+    model = one_process(rounds)
+    assert has_moved(model)
+    assert furthest(arrays, model) < 1e-5
+
+
 def test_sample_that_overflows_costs_the_orders_that_hold_it_and_no_others() -> None:
     """It makes model and momentum of whoever trains on it NaN; the next order begins anew."""
     inputs, targets = data()
@@ -403,7 +414,7 @@ def nova(workers: Sequence[TorchWorker], rounds: int, **changes: Any) -> dict[st
     }
     settings |= {"local_steps_fast": 3, "local_steps_slow": 1}
     config = RunConfig(algorithm="fednova", **(settings | changes))
-    samples = 2 * (config.local_steps_fast + int(config.local_steps_slow)) * rounds
+    samples = 2 * (int(config.local_steps_fast) + int(config.local_steps_slow)) * rounds
     strategy = make_strategy(config, samples, len(workers), ["w"])
     grid = InProcessGrid({10 + i: worker for i, worker in enumerate(workers)})
     initial = ArrayRecord(OneWeight().state_dict())

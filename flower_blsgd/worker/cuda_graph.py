@@ -17,7 +17,10 @@ _WARM_UP_STEPS = 2
 """Steps before the one that is checked; in them libraries choose their algorithms."""
 
 _MOST_GRAPHS = 8
-"""Batch sizes that stay captured: with `dlb` there is a new one after every epoch."""
+"""Batch sizes that stay captured, with and without weights: `dlb` has new ones every epoch."""
+
+Step = Callable[[Tensor, Tensor | None], Tensor]
+"""(indices, weights of the losses) -> losses of a step, its random generators seeded."""
 
 Body = Callable[[torch.Generator], None]
 """A step on fixed tensors; what is random in augmenting is drawn from this generator."""
@@ -59,7 +62,7 @@ class GraphedSteps:
     Parameters
     ----------
     step : callable
-        ``(indices, generator) -> losses`` of a step that trains the model.
+        ``(indices, generator, weights=weights) -> losses`` of a step that trains the model.
     model, optimizer : torch.nn.Module, torch.optim.Optimizer
         The optimizer's state is all there, see `model_io.begin_state`.
     capture : Capture
@@ -70,7 +73,7 @@ class GraphedSteps:
 
     def __init__(
         self,
-        step: Callable[[Tensor, torch.Generator], Tensor],
+        step: Callable[..., Tensor],
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         capture: "Capture",
@@ -79,20 +82,20 @@ class GraphedSteps:
         self._step, self._model, self._optimizer = step, model, optimizer
         self._capture: Capture | None = capture
         self._name = name
-        self._captured: dict[int, tuple[Graph, Callable[[Tensor], Tensor]]] = {}
+        self._captured: dict[tuple[int, bool], tuple[Graph, Step]] = {}
 
-    def prepared(self, indices: Tensor, seed: int) -> Callable[[Tensor], Tensor] | None:
-        """Return a captured step for batches of this size, its random generators seeded.
+    def prepared(self, indices: Tensor, seed: int, weighted: bool) -> Step | None:
+        """Return a captured step for batches of this size, with or without weights.
 
         The losses that it returns are overwritten by the next one. None where it cannot be
         captured.
         """
-        size = len(indices)
-        if self._capture is not None and size not in self._captured:
-            self._capture_step(indices, self._capture)
-        if size not in self._captured:
+        key = len(indices), weighted
+        if self._capture is not None and key not in self._captured:
+            self._capture_step(indices, weighted, self._capture)
+        if key not in self._captured:
             return None
-        graph, step = self._captured[size] = self._captured.pop(size)  # the last one used is last
+        graph, step = self._captured[key] = self._captured.pop(key)  # the last one used is last
         graph.seed(seed)
         return step
 
@@ -102,14 +105,15 @@ class GraphedSteps:
         if self._capture is not None:
             self._capture.release()
 
-    def _capture_step(self, indices: Tensor, capture: "Capture") -> None:
+    def _capture_step(self, indices: Tensor, weighted: bool, capture: "Capture") -> None:
         if len(self._captured) == _MOST_GRAPHS:
             del self._captured[next(iter(self._captured))]
         own_indices = indices.clone()
         losses = torch.zeros(len(indices), device=indices.device)
+        own_weights = torch.ones_like(losses) if weighted else None
 
         def body(generator: torch.Generator) -> None:
-            losses.copy_(self._step(own_indices, generator))
+            losses.copy_(self._step(own_indices, generator, weights=own_weights))
 
         with undone(self._model, self._optimizer):
             before, buffers = host_randomness(), list(self._model.buffers())
@@ -131,12 +135,14 @@ class GraphedSteps:
                 )
                 return
 
-        def replay(indices: Tensor) -> Tensor:
+        def replay(indices: Tensor, weights: Tensor | None) -> Tensor:
             own_indices.copy_(indices)
+            if own_weights is not None and weights is not None:
+                own_weights.copy_(weights)
             graph.replay()
             return losses
 
-        self._captured[len(indices)] = graph, replay
+        self._captured[len(indices), weighted] = graph, replay
 
 
 class Graph:

@@ -1,11 +1,11 @@
 """Training orders on one model and one device, with the loss of every sample."""
 
-import functools
 import logging
 import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..protocol import MOMENTUM, TrainOrder, TrainReport
+from ..protocol import MOMENTUM, ScoreOrder, ScoreReport, TrainOrder, TrainReport
 from .batches import BatchSource, Samples
-from .cuda_graph import GraphedSteps, capture_for
+from .cuda_graph import GraphedSteps, Step, capture_for
 from .model_io import (
     begin_state,
     load_momentum,
@@ -233,17 +233,37 @@ class LocalSGD:
             pass  # only the end of this handler frees what the failed step held
         raise self._too_large(order)
 
+    def score(self, order: ScoreOrder, batch_size: int = 1024) -> ScoreReport:
+        """Compute the losses of samples, forward only: in eval mode, as they are in the data set.
+
+        So many samples at once; a signal is noticed between them. Momentum stays as it is.
+
+        Raises
+        ------
+        ValueError, IndexError
+            As `run` does.
+        """
+        self._refuse_missing(order.indices)
+        use_precision(self._precision, self.device)
+        load_state(self.model, order.arrays)
+        self.model.eval()
+        indices = self._as_tensor(order.indices)
+        losses = np.empty(len(indices), np.float32)
+        for first in range(0, len(indices), batch_size):
+            start, some = time.perf_counter(), indices[first : first + batch_size]
+            with torch.no_grad():  # not inference_mode: what a model caches serves training too
+                inputs, targets = self._source.batch(some)
+                found = self._losses(self.model, inputs, targets, len(some))
+            losses[first : first + batch_size] = found.cpu().numpy()
+            sleep_out(start, self._slowdown)
+        return ScoreReport(losses)
+
     def forget_momentum(self) -> None:
         """Begin with zero again, where momentum stays in this object."""
         load_momentum(self.model, self._optimizer, None, in_place=self._state_stays)
 
     def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
-        for index in (order.indices.min(initial=0), order.indices.max(initial=0)):
-            if not 0 <= index < len(self._source):
-                raise IndexError(
-                    f"the order names sample {index}, but this worker's data set has "
-                    f"{len(self._source)}; all workers must see the same data"
-                )
+        self._refuse_missing(order.indices)
         use_precision(self._precision, self.device)
         load_state(self.model, order.arrays)
         self._prepare_momentum(order, state)
@@ -268,6 +288,14 @@ class LocalSGD:
             momentum=None if zeroed else momentum,
             momentum_zeroed=int(zeroed),
         )
+
+    def _refuse_missing(self, indices: npt.NDArray[np.int32]) -> None:
+        for index in (indices.min(initial=0), indices.max(initial=0)):
+            if not 0 <= index < len(self._source):
+                raise IndexError(
+                    f"the order names sample {index}, but this worker's data set has "
+                    f"{len(self._source)}; all workers must see the same data"
+                )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
         stays = self._state_stays
@@ -309,15 +337,18 @@ class LocalSGD:
     def _do_steps(self, order: TrainOrder) -> tuple[Tensor, float, float]:
         """Return the losses, when the first step started, and the seconds of all steps."""
         size, completed = order.batch_size, 0
-        indices = self._as_tensor(order.indices)
+        indices, weights = self._as_tensor(order.indices), None
+        if order.sample_weights is not None:
+            weights = torch.from_numpy(order.sample_weights.copy()).to(self.device)
         losses = torch.empty(len(indices), device=self.device)
         cards = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
-            step = self._prepared_step(indices[:size], order.seed)
+            step = self._prepared_step(indices[:size], order.seed, weights is not None)
             _synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
             for first in range(0, len(indices), size):
-                losses[first : first + size] = step(indices[first : first + size])
+                batch = slice(first, first + size)
+                losses[batch] = step(indices[batch], None if weights is None else weights[batch])
                 completed += 1
                 if order.deadline_seconds > 0:
                     _synchronize(self.device)  # else the host would run ahead of the device
@@ -336,14 +367,21 @@ class LocalSGD:
     # --- one step
 
     def _step(
-        self, indices: Tensor, generator: torch.Generator, micro_batch_size: int | None = None
+        self,
+        indices: Tensor,
+        generator: torch.Generator,
+        micro_batch_size: int | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Gather, augment, forward, loss, backward, optimizer.
+
+        The gradient is that of the mean of the losses, each times its weight; not divided by the
+        sum of the weights, which would undo what they stand for: samples that were left out.
 
         Returns
         -------
         torch.Tensor
-            The losses before the step, shape (batch_size,).
+            The losses before the step, without weights, shape (batch_size,).
         """
         self._optimizer.zero_grad()
         inputs, targets = self._source.batch(indices)
@@ -354,25 +392,32 @@ class LocalSGD:
         size = len(indices)
         most = self._micro_batch_size if micro_batch_size is None else micro_batch_size
         if 0 < most < size:
-            parts = []
+            parts, done = [], 0
             for some, their_targets in micro_batches(inputs, targets, most):
-                losses = self._losses(some, their_targets, len(some))
-                (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
+                losses = self._losses(self._forward, some, their_targets, len(some))
                 parts.append(losses.detach())
+                if weights is not None:
+                    losses = losses * weights[done : done + len(some)]
+                (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
+                done += len(some)
                 del losses  # else its graph would be kept beside that of the next micro-batch
             detached = torch.cat(parts)
         else:
-            losses = self._losses(inputs, targets, size)
-            losses.mean().backward()  # type: ignore[no-untyped-call]
+            losses = self._losses(self._forward, inputs, targets, size)
             detached = losses.detach()
+            if weights is not None:
+                losses = losses * weights
+            losses.mean().backward()  # type: ignore[no-untyped-call]
         if self._clip_norm > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self._optimizer.step()
         return detached
 
-    def _losses(self, inputs: object, targets: Tensor, size: int) -> Tensor:
+    def _losses(
+        self, model: Callable[..., Any], inputs: object, targets: Tensor, size: int
+    ) -> Tensor:
         with autocast(self._precision, self.device):
-            losses = self._loss(self._forward(inputs), targets)
+            losses = self._loss(model(inputs), targets)
         if losses.shape != (size,):
             raise ValueError(
                 f"the loss must return one value per sample, shape ({size},), not "
@@ -380,7 +425,7 @@ class LocalSGD:
             )
         return losses.float() if losses.dtype == torch.bfloat16 else losses
 
-    def _prepared_step(self, indices: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+    def _prepared_step(self, indices: Tensor, seed: int, weighted: bool) -> Step:
         """Return the step function for batches of this size, its random generators seeded.
 
         It compiles and captures for this batch size, where that is wanted and not yet done; model,
@@ -389,12 +434,12 @@ class LocalSGD:
         """
         if self._forward is not self.model:
             self._compile_for(indices)
-        captured = self._graphs.prepared(indices, seed) if self._graphs else None
+        captured = self._graphs.prepared(indices, seed, weighted) if self._graphs else None
         torch.manual_seed(seed)
         if captured is not None:
             return captured
         self._generator.manual_seed(seed)
-        return functools.partial(self._step, generator=self._generator)
+        return lambda indices, weights: self._step(indices, self._generator, weights=weights)
 
     def _compile_for(self, indices: Tensor) -> None:
         """Compile the model for this batch size, by a step that is undone, unless it is compiled.
@@ -446,7 +491,10 @@ class LocalSGD:
             )
         else:  # a worker's batch is not always the setting, but it grows and shrinks with it
             times = math.ceil(order.batch_size / size)
-            way_out = f"a batch of {size} fits: divide batch-size by {times} or more"
+            way_out = (
+                f"a batch of {size} fits: write batch={size} behind this worker, or divide "
+                f"batch-size by {times} or more"
+            )
         return UsageError(f"{message}; {way_out}")
 
     def _fits(self, indices: npt.NDArray[np.int32], micro_batch_size: int) -> bool:

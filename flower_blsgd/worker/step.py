@@ -6,7 +6,7 @@
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +16,13 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import UsageError
 from ..protocol import SLOTS
+from ..runtime.devices import PRECISIONS, Precision
 
 SampleLoss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) -> one loss per sample, shape (batch_size,)."""
 
 Augment = Callable[[Any, torch.Generator], Any]
 """(inputs of a batch, generator on their device) -> inputs."""
-
-Precision = Literal["float32", "tf32", "bfloat16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 # --- optimizers
@@ -136,7 +134,7 @@ def use_precision(precision: str, device: str | torch.device) -> None:
 
     torch keeps this per process, and convolutions begin with TF32 allowed: 10 bits of mantissa,
     which is not what ``"float32"`` says. It is not put back, since workers that compute side by
-    side in threads would put it back under each other; they all have the same setting.
+    side in threads would put it back under each other; those must all have the same precision.
     """
     if torch.device(device).type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, RecordDict
@@ -20,6 +21,7 @@ from flower_blsgd.worker.cuda_graph import capture_for
 from flower_blsgd.worker.model_io import state_record
 
 from .helpers import (
+    SIZE,
     STEPS,
     StandInCapture,
     capture_on_cpu,
@@ -100,10 +102,23 @@ def test_batch_sizes_have_a_graph_each_and_those_used_longest_ago_are_forgotten(
     assert capture.replays == [2 * STEPS, 2 * STEPS, STEPS]
     for size in (3, 5, 7, 8, 9, 2, 10):  # eight stay: 4 goes
         graphed.run(order_of(1, batch_size=size))
-    assert list(graphed._graphs._captured) == [6, 3, 5, 7, 8, 9, 2, 10]  # type: ignore[attr-defined]
+    sizes = [size for size, _ in graphed._graphs._captured]  # type: ignore[attr-defined]
+    assert sizes == [6, 3, 5, 7, 8, 9, 2, 10]
     order = order_of(2, batch_size=4, momentum_policy="reset")
     assert same(graphed.run(order), eager.run(order))
     assert len(capture.graphs) == 10
+
+
+def test_weights_have_a_graph_of_their_own_and_are_those_of_each_step(
+    capture: StandInCapture,
+) -> None:
+    eager, graphed = eager_and_graphed(small_model)
+    for server_round in (1, 2, 3):
+        weights = np.random.default_rng(server_round).random(STEPS * SIZE).astype(np.float32)
+        for sample_weights in (weights, None, weights[::-1].copy()):
+            order = order_of(server_round, sample_weights=sample_weights)
+            assert same(graphed.run(order), eager.run(order))
+    assert capture.replays == [6 * STEPS, 3 * STEPS]
 
 
 # --- what cannot be captured

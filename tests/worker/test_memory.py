@@ -35,7 +35,7 @@ class Memory:
 
 
 SMALLER, NONE = (
-    "a batch of {} fits: divide batch-size by {} or more",
+    "a batch of {0} fits: write batch={0} behind this worker, or divide batch-size by {1} or more",
     "; nothing smaller fits; ",
 )
 MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the same result"

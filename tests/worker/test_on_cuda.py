@@ -70,7 +70,7 @@ def test_graph_agrees_with_eager(
         assert close(ours, expected) or (
             tolerant and np.allclose(ours.losses, expected.losses, rtol=0.1, atol=0.05)
         )
-    assert list(graphed._graphs._captured) == [6, 4]  # type: ignore[attr-defined]
+    assert list(graphed._graphs._captured) == [(6, False), (4, False)]  # type: ignore[attr-defined]
     assert warnings_in(caplog) == []
 
 

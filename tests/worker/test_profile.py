@@ -52,12 +52,15 @@ def test_profile_of_a_worker_is_the_same_through_its_node_config() -> None:
     """All but the slowdown, which its time tells."""
     assert profile_of(WorkerSpec("cuda:1")) == WorkerProfile("cuda:1")
     for seconds, alone in ((None, None), (0.25, 0.125)):
-        worker = WorkerSpec("cpu", (CORE,), "slow", 4, 2.5, "attic", seconds, alone)
+        own = 16, "bfloat16"
+        worker = WorkerSpec("cpu", (CORE,), "slow", 4, 2.5, "attic", seconds, alone, *own)
         node = {**worker.to_node_config(), "partition-id": 3}
         profile = WorkerProfile.from_content(answer_profile(query(), context_of(node)).content)
         assert profile == profile_of(worker, 3)
         assert profile == WorkerProfile(
-            f"cpu:{CORE}", "slow", "attic", 3, 4, seconds or 0.0, alone or 0.0
+            *(f"cpu:{CORE}", "slow", "attic", 3, 4, seconds or 0.0, alone or 0.0),
+            batch_size=16,
+            precision="bfloat16",
         )
 
 
