@@ -3,8 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from statistics import median
+from typing import Any, Literal
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
@@ -12,12 +15,20 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from ..algorithm.averaging import LoadWeighting, Weighting, node_weight, weighted_average
 from ..algorithm.catalog import TrainOn
+from ..algorithm.ema import ModelEma
 from ..algorithm.epoch_plan import EpochMode
-from ..algorithm.local_steps import FAST_SPEED_RATIO, Clock, StepPolicy, SystemAwareSteps
+from ..algorithm.local_steps import (
+    FAST_SPEED_RATIO,
+    AutoSteps,
+    Clock,
+    StepPolicy,
+    SystemAwareSteps,
+)
 from ..algorithm.outer_optimizer import OuterOptimizer
-from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler
-from ..algorithm.schedules import LearningRate
-from ..array_records import view_record
+from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler, UnifiedSampler
+from ..algorithm.schedules import LearningRate, RateScaling, StepSchedule
+from ..algorithm.selection import LossRanking, Selection
+from ..array_records import tensors_of, view_record
 from ..config import check_ranges
 from ..errors import UsageError
 from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder
@@ -29,10 +40,13 @@ from .planner import Planner
 from .profiles import Address, node_messages
 from .replies import ModelShape, average_metrics, average_momentum, read_replies, record_losses
 from .round_metrics import RoundRecord, round_record
+from .scoring import Scoring
 from .slow_reduce import SlowWorkerReduce
 from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
+
+_MEASURED_ROUNDS = 3
 
 _SILENT = "late", "died", "gone"
 """Kinds of failures that are no answer: a stall of the machine may be the reason for all."""
@@ -60,12 +74,13 @@ class BiasedLocalSGD(FedAvg):
     num_samples : int
         N; every worker can read all of them.
     batch_size : int (default: 32)
-        Samples per local step, >= 2.
-    local_steps : int or StepPolicy (default: 32)
-        tau_fast, or a policy that decides the steps of every worker.
+        Samples per local step, >= 2, of workers without a batch size of their own.
+    local_steps : int, "auto" or StepPolicy (default: 32)
+        tau_fast, or a policy that decides the steps of every worker. ``"auto"`` measures before
+        the first round and takes the fewest with which little time is wasted (`AutoSteps`).
     local_steps_slow : int, optional
         Steps of every slow worker; None derives them from speeds that are measured before the
-        first round, unless the nodes know them.
+        first round, unless the nodes know them. A worker whose speed stays unknown does tau_fast.
     local_steps_fast : int, optional
         tau_fast where `local_steps` is a policy of your own; only ``epoch = "table"`` needs it.
     high_loss_ratio : float (default: HIGH_LOSS_RATIO)
@@ -74,6 +89,12 @@ class BiasedLocalSGD(FedAvg):
         Sent in every order.
     sampler : Sampler, optional
         Instead of the paper's, with `high_loss_ratio`.
+    selection : Selection, optional
+        Which samples an epoch has; all by default.
+    loss_ranking : LossRanking, optional
+        What sampler and selection see of the recorded losses; all by default.
+    fast_fraction : float (default: 1.0)
+        An epoch has this share of the samples that it would have, in (0, 1].
     weights : Weighting, optional
         Instead of weights by completed load.
     epoch : {"samples", "table"} (default: "samples")
@@ -91,6 +112,13 @@ class BiasedLocalSGD(FedAvg):
     parameter_names : collection of str, optional
         Which tensors are parameters; by default all floating ones but BatchNorm's statistics. Of
         tied weights, which have several names in a state dict, one is enough.
+    step_schedule : {"constant", "post-local", "qsr"} (default: "constant")
+        How tau_fast follows the learning rate, at each epoch's plan; see `scheduled_steps`.
+    rate_scaling : {"none", "linear", "sqrt"} (default: "none")
+        Scale the learning rate by the sum of all loads over that of the fast workers.
+    ema_half_life : float (default: 0)
+        Above 0: `ema` averages the models over the run, with this half-life as a share of the
+        budget. With one in seconds those of a round count from the next round on.
     rebalance : bool (default: False)
         Steps that come from speeds follow them: a moving average, one change per epoch at most.
     fast_threshold : float (default: 0.7)
@@ -105,13 +133,16 @@ class BiasedLocalSGD(FedAvg):
         self,
         num_samples: int,
         batch_size: int = 32,
-        local_steps: int | StepPolicy = 32,
+        local_steps: int | Literal["auto"] | StepPolicy = 32,
         high_loss_ratio: float = HIGH_LOSS_RATIO,
         *,
         local_steps_slow: int | None = None,
         local_steps_fast: int | None = None,
         learning_rate: float | LearningRate = 0.1,
         sampler: Sampler | None = None,
+        selection: Selection | None = None,
+        loss_ranking: LossRanking | None = None,
+        fast_fraction: float = 1.0,
         weights: Weighting | None = None,
         epoch: EpochMode = "samples",
         momentum_buffers: MomentumPolicy = "keep",
@@ -120,19 +151,24 @@ class BiasedLocalSGD(FedAvg):
         train_on: TrainOn | None = None,
         outer_optimizer: OuterOptimizer | None = None,
         parameter_names: Collection[str] | None = None,
+        step_schedule: StepSchedule = "constant",
+        rate_scaling: RateScaling = "none",
+        ema_half_life: float = 0.0,
         rebalance: bool = False,
         fast_threshold: float = FAST_SPEED_RATIO,
         seed: int = 0,
         **fedavg_arguments: Any,
     ) -> None:
         super().__init__(**fedavg_arguments)
-        if isinstance(local_steps, int):
+        if local_steps == "auto":
+            local_steps = AutoSteps(lambda steps: SystemAwareSteps(steps, local_steps_slow))
+        elif isinstance(local_steps, int):
             local_steps = SystemAwareSteps(local_steps, local_steps_slow)
         if local_steps_fast is None and isinstance(local_steps, SystemAwareSteps):
             local_steps_fast = local_steps.local_steps_fast
         if not isinstance(learning_rate, LearningRate):
             learning_rate = LearningRate(learning_rate)
-        weights = weights or LoadWeighting()
+        weights, ranking = weights or LoadWeighting(), loss_ranking or LossRanking()
         if self.fraction_train != 1.0:
             raise ValueError(
                 f"fraction_train = {self.fraction_train}: all workers take part in every round"
@@ -144,7 +180,14 @@ class BiasedLocalSGD(FedAvg):
             deadline_seconds=deadline_seconds,
             clock=clock,
             fast_threshold=fast_threshold,
+            step_schedule=step_schedule,
+            rate_scaling=rate_scaling,
+            ema_half_life=ema_half_life,
+            fast_fraction=fast_fraction,
+            trim_top=ranking.trim_top,
+            max_loss_age=ranking.max_loss_age,
         )
+        _check_selection(selection, fast_fraction, sampler, epoch)
         if not momentum_buffers:  # the setting may be empty, for that of the algorithm
             raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
         if weights.momentum_buffers not in ("", momentum_buffers):
@@ -152,9 +195,10 @@ class BiasedLocalSGD(FedAvg):
                 f'momentum-buffers = "{momentum_buffers}" does not go with '
                 f'{type(weights).__name__}, which needs "{weights.momentum_buffers}"'
             )
-        if rebalance and not local_steps.needs_speeds:
+        policy = local_steps.policy_of(1) if isinstance(local_steps, AutoSteps) else local_steps
+        if rebalance and not policy.needs_speeds:
             raise UsageError(
-                f"rebalance = true needs steps that come from speeds, not {local_steps}; use "
+                f"rebalance = true needs steps that come from speeds, not {policy}; use "
                 'local-steps-slow = "auto" or steps = "by-speed"'
             )
         if rebalance and clock == "device":
@@ -178,6 +222,7 @@ class BiasedLocalSGD(FedAvg):
             batch_size,
             clock,
             no_hosts,
+            num_samples,
         )
         self.planner = Planner(
             num_samples,
@@ -191,8 +236,16 @@ class BiasedLocalSGD(FedAvg):
             deadline_seconds=deadline_seconds,
             seed=seed,
             train_on=train_on or TrainOn(),
+            step_schedule=step_schedule,
+            rate_scaling=rate_scaling,
+            selection=selection,
+            ranking=ranking,
+            fast_fraction=fast_fraction,
         )
+        self.scoring = Scoring(self.registry, self.planner)
         self.aggregation = Aggregation(weights, outer_optimizer, parameter_names)
+        self.ema = ModelEma(ema_half_life) if ema_half_life else None
+        """The average of the global model over the run, where there is one."""
         self.on_round: Callable[[RoundRecord], None] | None = None
         """Called after every round."""
         self.averaged_momentum: ArrayRecord | None = None
@@ -204,8 +257,7 @@ class BiasedLocalSGD(FedAvg):
         self._patience, self._rounds_lost = Patience(), 0
         self._model_shape: ModelShape | None = None
         self._slow_reduce: SlowWorkerReduce | None = None
-        self._planning_seconds = 0.0
-        self._sent_at = 0.0
+        self._sent_at = self._planning_seconds = self._scoring_seconds = 0.0
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -222,18 +274,24 @@ class BiasedLocalSGD(FedAvg):
             If no worker is left, or too few to begin another epoch.
         """
         self.registry.update(grid)
+        self.choose_local_steps(grid, arrays)
         if self.planner.epoch and self.planner.plan_is_due(self.registry.active):
             self.registry.gather(grid, self.planner.training, self.planner.began)
+        self.scoring.receive(grid)
         active = self.registry.active
-        if self.planner.plan_is_due(active):
+        began, plan_is_due = time.perf_counter(), self.planner.plan_is_due(active)
+        self._scoring_seconds = 0.0
+        if plan_is_due:
+            self._scoring_seconds = self.scoring.end_epoch(grid, server_round - 1, arrays)
             self.registry.assign_tiers()
             if self._dead_band:
                 self.registry.follow_speeds(*self._dead_band)
-        began = time.perf_counter()
         momentum = self.resumed_momentum
         if self.averaged_momentum is not None:
             momentum = dict.fromkeys((w.index for w in active), self.averaged_momentum)
         self._orders = self.planner.orders(server_round, active, arrays, momentum)
+        if plan_is_due:
+            self.scoring.begin_epoch(grid, server_round - 1, arrays)
         self._planning_seconds = time.perf_counter() - began
         self._slow_reduce = None
         slow = [worker for worker in active if not worker.fast]
@@ -291,6 +349,8 @@ class BiasedLocalSGD(FedAvg):
                 momentum = average_momentum(outcomes)
                 self.averaged_momentum = view_record(momentum) if momentum else None
             metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
+        if self.ema is not None:
+            self.ema.update(tensors_of(arrays), self.planner.budget_share())
         if self._dead_band:
             self.registry.note_times(outcomes, self.planner.batch_size)
         if self.on_round is not None:
@@ -301,11 +361,56 @@ class BiasedLocalSGD(FedAvg):
                 sent_at=self._sent_at,
                 received_at=received_at,
                 planning_seconds=self._planning_seconds,
+                scoring_seconds=self._scoring_seconds,
                 model_bytes=self._model_shape.num_bytes,
                 summing=self._slow_reduce.summing if self._slow_reduce else (),
             )
             self.on_round(record)
         return arrays, metrics
+
+    def ema_model(self, arrays: ArrayRecord) -> ArrayRecord | None:
+        """Return the average over the run, in the dtypes of the global model; None without one."""
+        return view_record(self.ema.model(tensors_of(arrays))) if self.ema else None
+
+    def choose_local_steps(
+        self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None
+    ) -> bool:
+        """Choose tau_fast, if that is still to be done; return whether it was.
+
+        The overhead is everything but computing of one round; it is measured unless it is given.
+        """
+        if not isinstance(self.planner.step_policy, AutoSteps):
+            return False
+        workers = self.registry.active
+        if not overhead_seconds and any(worker.speed_ratio for worker in workers):
+            overhead_seconds = self._overhead_seconds(grid, arrays)
+        self.planner.choose_steps(workers, overhead_seconds)
+        known = f"{overhead_seconds:.2g}" if overhead_seconds else "an unknown number of"
+        what = "local-steps-fast = auto: %d, since a round takes %s s beside computing"
+        _LOG.info(what, self.planner.local_steps_fast, known)
+        return True
+
+    def _overhead_seconds(self, grid: Grid, arrays: ArrayRecord) -> float | None:
+        """Measure it, in rounds of one step that leave nothing behind; None if that fails."""
+        planner, workers, measured = self.planner, self.registry.active, []
+        training, sizes = planner.training(workers), planner.check(workers).batch_sizes
+        aggregation = replace(self.aggregation, outer_optimizer=None)
+        for repeat in range(1 + _MEASURED_ROUNDS):
+            began = time.perf_counter()
+            self._orders = []
+            for worker, size in zip(training, sizes, strict=True):
+                draw = np.random.default_rng([worker.index, repeat])
+                order = TrainOrder.to_measure(1, size, planner.num_samples, arrays, draw)
+                self._orders.append((worker, order))
+            messages, patience = self._messages(ConfigRecord()), self.patience_seconds()
+            replies = grid.send_and_receive(messages, timeout=patience)
+            outcomes = read_replies(replies, self._orders, ModelShape(arrays), self.weighted_by_key)
+            computing = [o.report.compute_seconds if o.report else 0.0 for o in outcomes]
+            if not all(computing):
+                return None
+            aggregation.next_model(arrays, outcomes)
+            measured.append(time.perf_counter() - began - max(computing))
+        return median(measured[1:])  # the first one warms up
 
     def patience_seconds(self, most: float = 3600.0) -> float:
         """Return for how many seconds to wait for the replies to the orders of this round.
@@ -369,6 +474,23 @@ class BiasedLocalSGD(FedAvg):
     def fit(self, grid: Grid, initial_arrays: ArrayRecord, **arguments: Any) -> Result:
         """Run our own loop, by epochs or seconds; see `fit_loop.fit`."""
         return fit(self, grid, initial_arrays, **arguments)
+
+
+def _check_selection(
+    selection: Selection | None, fast_fraction: float, sampler: Sampler | None, epoch: EpochMode
+) -> None:
+    """Raise UsageError if the sampler, or what an epoch is, does not go with fewer samples."""
+    if selection and isinstance(sampler, UnifiedSampler):
+        raise UsageError(
+            f"selection ({type(selection).__name__}) leaves samples out, but sampler = "
+            '"unified" gives the second tier all that are left; use "separated" or "uniform"'
+        )
+    if epoch == "table" and (selection or fast_fraction < 1):
+        given = f"fast-fraction = {fast_fraction}" if fast_fraction < 1 else "selection"
+        raise UsageError(
+            f'{given} makes epochs shorter, but epoch = "table" has as many rounds as the '
+            'paper; use epoch = "samples"'
+        )
 
 
 def _samples(orders: Sequence[tuple[Worker, TrainOrder]]) -> dict[tuple[Address, int], int]:

@@ -70,11 +70,13 @@ def predict_run(
     training = planner.training(workers)
     if not all(worker.profile.seconds_per_step > 0 for worker in training):
         return None
+    planner.choose_steps(workers, overhead_seconds)
     shape = planner.check(workers)
     loads = [samples / planner.batch_size for samples in shape.samples_per_round]
     weights = checked_weights(strategy.aggregation.weighting, loads)
     computing = [
-        load * worker.profile.seconds_per_step for load, worker in zip(loads, training, strict=True)
+        samples / worker.own_batch(planner.batch_size) * worker.profile.seconds_per_step
+        for samples, worker in zip(shape.samples_per_round, training, strict=True)
     ]
     rows = [
         WorkerRound(

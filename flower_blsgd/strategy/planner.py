@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.exception import AggregationError
 
@@ -16,9 +17,16 @@ from ..algorithm.epoch_plan import (
     round_shape,
     sampling_stats,
 )
-from ..algorithm.local_steps import Participant, StepPolicy
+from ..algorithm.local_steps import AutoSteps, Participant, StepPolicy
 from ..algorithm.sampling import LossTable, Sampler, derived_seed
-from ..algorithm.schedules import LearningRate
+from ..algorithm.schedules import (
+    LearningRate,
+    RateScaling,
+    StepSchedule,
+    rate_scale,
+    scheduled_steps,
+)
+from ..algorithm.selection import LossRanking, Selected, Selection, SelectionRequest
 from ..errors import UsageError
 from ..protocol import TrainOrder
 from .workers import Worker
@@ -28,7 +36,8 @@ from .workers import Worker
 class Planner:
     """Plans epoch after epoch, and cuts each into orders.
 
-    Its parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``.
+    Its parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``, `ranking` its
+    ``loss_ranking``.
 
     Attributes
     ----------
@@ -50,6 +59,8 @@ class Planner:
         Workers that the first epoch was planned for.
     samples_planned : int
         Of all epochs so far, that under way as a whole.
+    samples_due : int
+        The same before rounding to whole rounds.
     samples_trained, samples_cut_off : int
         Of the rounds that are over: those trained on, and those that a deadline left untrained.
     budget_share : callable
@@ -67,11 +78,24 @@ class Planner:
     deadline_seconds: float
     seed: int
     train_on: TrainOn = TrainOn()
+    step_schedule: StepSchedule = "constant"
+    rate_scaling: RateScaling = "none"
+    selection: Selection | None = None
+    ranking: LossRanking = LossRanking()
+    fast_fraction: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.step_schedule != "constant":
+            if not self.learning_rate.falls:
+                raise UsageError(
+                    f'step-schedule = "{self.step_schedule}" follows the learning rate, which '
+                    'never falls; set decay-epochs, or schedule = "cosine"'
+                )
+            self.step_policy.scheduled(lambda tau: tau)  # refuses if its steps cannot follow
         self.table = LossTable(self.num_samples)
         self.epoch = self.rounds_done = self.rounds_total = self.began = 0
-        self.samples_planned = self.samples_trained = self.samples_cut_off = 0
+        self.samples_planned = self.samples_due = 0
+        self.samples_trained = self.samples_cut_off = 0
         self.plan: EpochPlan
         self.sampling_stats: SamplingStats
         self.budget_share: Callable[[], float] = lambda: 0.0
@@ -86,6 +110,17 @@ class Planner:
     def epochs_done(self) -> float:
         """Epochs that are over; of the one under way the share of its rounds."""
         return self.epoch and self.epoch - 1 + self.rounds_done / self.plan.rounds
+
+    @property
+    def uses_losses(self) -> bool:
+        """Whether the choice of samples depends on the recorded losses."""
+        parts = self.sampler, self.selection
+        return any(part is not None and part.uses_losses for part in parts)
+
+    @property
+    def refreshes_left_out(self) -> bool:
+        """Whether samples that an epoch left out are scored when it is over."""
+        return self.selection is not None and self.selection.refreshes_left_out
 
     def plan_is_due(self, active: Sequence[Worker]) -> bool:
         """Return whether the next orders begin an epoch: the last is over, or its workers left."""
@@ -118,7 +153,11 @@ class Planner:
         rate = self.learning_rate.at(
             self.epoch, self.budget_share(), self.rounds_done, self.plan.rounds
         )
+        rate *= self.plan.rate_factor
         shape = self.plan.shape
+        if self.rate_scaling != "none":
+            fast = [worker.fast for worker in self.workers]
+            rate *= rate_scale(self.rate_scaling, shape.samples_per_round, fast)
         return [
             (
                 worker,
@@ -132,6 +171,7 @@ class Planner:
                     deadline_seconds=self.deadline_seconds,
                     momentum_policy=self.momentum_buffers,
                     indices=self.plan.indices(self.rounds_done, rank),
+                    sample_weights=self.plan.sample_weights(self.rounds_done, rank),
                     arrays=arrays,
                     momentum=momentum.get(worker.index),
                 ),
@@ -159,11 +199,38 @@ class Planner:
         """Return the workers that train."""
         return [w for w in workers if self.train_on.trains(w.participant(self.batch_size))]
 
+    def choose_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> None:
+        """Choose tau_fast for these workers, if the step policy leaves it to be chosen.
+
+        The overhead is what a round takes beside computing; None or 0 if it is not known.
+        """
+        if isinstance(self.step_policy, AutoSteps):
+            training = self.training(workers)
+            known = [w.profile.seconds_per_step for w in training if w.profile.seconds_per_step]
+            steps = overhead_seconds / min(known) if overhead_seconds and known else None
+            self.take_steps(self.step_policy.fewest(self._participants(training), steps))
+
+    def take_steps(self, local_steps_fast: int) -> None:
+        """Take this tau_fast, if the step policy leaves it to be chosen."""
+        if isinstance(self.step_policy, AutoSteps):
+            self.step_policy = self.step_policy.policy_of(local_steps_fast)
+            self.local_steps_fast = local_steps_fast
+
     def _shape(self, workers: Sequence[Worker]) -> RoundShape:
+        """Return the shape of the next epoch's rounds."""
+        participants, policy = self._participants(self.training(workers)), self.step_policy
+        if self.step_schedule != "constant":
+            if any(participant.given_steps for participant in participants):
+                raise UsageError(
+                    f'step-schedule = "{self.step_schedule}": workers with steps= do not follow '
+                    "it; leave steps= out"
+                )
+            decay = self.learning_rate.decay_at(self.epoch + 1, self.budget_share())
+            policy = policy.scheduled(lambda tau: scheduled_steps(self.step_schedule, tau, decay))
         try:
             return round_shape(
-                self.step_policy,
-                self._participants(self.training(workers)),
+                policy,
+                participants,
                 len(self.table),
                 self.mode,
                 self.local_steps_fast,
@@ -175,13 +242,19 @@ class Planner:
     def _participants(self, training: Sequence[Worker]) -> list[Participant]:
         """Return the workers that train; gamma is relative to the fastest of them."""
         participants = [worker.participant(self.batch_size) for worker in training]
-        largest = max((p.speed_ratio or 0.0 for p in participants), default=0.0) or 1.0
-        ratios = [p.speed_ratio and p.speed_ratio / largest for p in participants]
+        # By samples per second; with equal batches that is the largest.
+        speeds = ((p.speed_ratio or 0.0, p.own_batch) for p in participants)
+        fastest = max(((ratio * batch, ratio) for ratio, batch in speeds), default=(0.0, 0.0))[1]
+        ratios = [p.speed_ratio and p.speed_ratio / fastest for p in participants]
         return [replace(p, speed_ratio=r) for p, r in zip(participants, ratios, strict=True)]
 
     def mean_rounds_per_epoch(self, shape: RoundShape) -> float:
-        """Return how many rounds an average epoch has: those of the paper's table, or N / S."""
-        return shape.table_rounds or len(self.table) / sum(shape.samples_per_round)
+        """Return how many rounds an average epoch has: those of the paper's table, or N / S.
+
+        How many samples a selection will leave out is not known.
+        """
+        samples = self.fast_fraction * len(self.table)
+        return shape.table_rounds or max(1.0, samples / sum(shape.samples_per_round))
 
     @property
     def samples_planned_so_far(self) -> int:
@@ -207,17 +280,31 @@ class Planner:
         training = self.training(workers)
         _refuse_nobody(training)
         participants = self._participants(training)
+        epoch, share, selected = self.epoch + 1, self.budget_share(), None
+        rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
+        age = self.ranking.max_loss_age
+        oldest = server_round - 1 - age * rounds_per_epoch if age else 0
+        table = self.ranking.table(self.table, self.seed, epoch, oldest)
+        if self.selection is not None:
+            decays = self.learning_rate.decays(epoch, share)
+            request = SelectionRequest(self.seed, epoch, share, decays)
+            everything = Selected(np.arange(len(table), dtype=np.int32))
+            selected = self.selection.select(request, table) or everything
+        size = len(table) if selected is None else len(selected.indices)
+        self.samples_due += int(self.fast_fraction * size + 0.5)
         plan = self.plan = plan_epoch(
             seed=self.seed,
-            epoch=self.epoch + 1,
+            epoch=epoch,
             participants=participants,
             shape=self._shape(workers),
             sampler=self.sampler,
-            table=self.table,
+            table=table,
             samples_before=self.samples_planned,
+            samples_due=self.samples_due,
+            selected=selected,
+            budget_share=share,
         )
         # Here and not at the epoch's end: the losses that the choice followed change in it.
-        rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
         self.sampling_stats = sampling_stats(
             plan, participants, self.table, server_round - 1, rounds_per_epoch
         )
@@ -238,7 +325,7 @@ def _refuse_missing_tier(workers: Sequence[Worker], sampler: Sampler, train_on: 
     needed = {}
     if train_on.fast_only:
         needed["fast"] = "only fast ones are to train; name one fast"
-    elif sampler.needs_both_tiers:
+    elif sampler.needs_both_tiers and not any(_may_be_slow(worker) for worker in workers):
         for tier in ("fast", "slow"):
             way_out = f'name one {tier}, or use sampler = "uniform"'
             needed[tier] = f"this sampler needs a fast and a slow one; {way_out}"
@@ -248,3 +335,8 @@ def _refuse_missing_tier(workers: Sequence[Worker], sampler: Sampler, train_on: 
         if not any(worker.fast is (tier == "fast") for worker in workers):
             present = ", ".join(worker.label for worker in workers)
             raise UsageError(f"workers: no {tier} worker among {present}, and {reason}")
+
+
+def _may_be_slow(worker: Worker) -> bool:
+    """Return whether a worker counts as fast only because nothing is known of it."""
+    return not worker.profile.tier and worker.speed_ratio is None

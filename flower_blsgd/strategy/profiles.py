@@ -1,7 +1,7 @@
 """Messages to nodes of one or several workers: their profiles, and speeds where needed."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -115,9 +115,9 @@ def query_profiles(
     """Query the profiles of nodes, and return those of the workers found.
 
     A worker that fails, does not answer within so many seconds or answers something else is
-    logged, at this level, and left out. A ClientApp without a handler for the query counts as one
-    fast worker, with a warning. A node with a process that died is queried once more: it starts
-    again under the same node id.
+    logged, at this level, and left out. ClientApps without a handler for the query count as one
+    fast worker each, with one warning. A node with a process that died is queried once more: it
+    starts again under the same node id.
     """
     content = ProfileQuery().to_records()
     replies: dict[int, Message] = {}
@@ -134,16 +134,17 @@ def query_profiles(
         crashed = ErrorCode.CLIENT_APP_CRASHED
         queried = sorted({node for (node, _), f in failures.items() if f.code == crashed})
     found = {address: a for address, a in answers.items() if isinstance(a, WorkerProfile)}
+    no_handler = [address for address, f in failures.items() if _NO_HANDLER in f.reason]
+    if no_handler:
+        found |= dict.fromkeys(no_handler, WorkerProfile(device=UNKNOWN_DEVICE))
+        _LOG.log(
+            min(level, logging.WARNING),
+            "no profile and so no speed is known of %s: each counts as one fast worker (gamma 1); "
+            'add app.query("profile")(flower_blsgd.answer_profile) to the ClientApp',
+            ", ".join(f"node {node_id}" for node_id, _ in no_handler),
+        )
     for (node_id, rank), failure in failures.items():
-        if _NO_HANDLER in failure.reason:
-            found[node_id, rank] = WorkerProfile(device=UNKNOWN_DEVICE)
-            _LOG.log(
-                min(level, logging.WARNING),
-                "node %d has no profile and counts as one fast worker; add "
-                'app.query("profile")(flower_blsgd.answer_profile) to its ClientApp',
-                node_id,
-            )
-        else:
+        if (node_id, rank) not in no_handler:
             reason = failure.reason.rstrip() or failure.brief
             who = f"node {node_id}" if rank is None else f"device {rank} of node {node_id}"
             _LOG.log(level, "%s does not take part: %s", who, reason)
@@ -160,7 +161,7 @@ def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Fail
 
 
 def query_speeds(
-    grid: Grid, workers: Sequence[Address], batch_size: int, seconds: float = 1.0
+    grid: Grid, batch_sizes: Mapping[Address, int], seconds: float = 1.0
 ) -> dict[Address, float | str]:
     """Let workers measure their seconds per step, all at the same time.
 
@@ -168,10 +169,8 @@ def query_speeds(
     ----------
     grid : Grid
         Any Flower grid.
-    workers : sequence of (int, int or None)
-        Those that measure.
-    batch_size : int
-        Samples per step.
+    batch_sizes : mapping of (int, int or None) to int
+        Samples per step of each worker that measures.
     seconds : float (default: 1.0)
         About how long each measures.
 
@@ -180,11 +179,14 @@ def query_speeds(
     dict
         By worker: the seconds per step, or why they are not known.
     """
-    content = ProfileQuery(True, batch_size, seconds).to_records()
-    messages = node_messages([(address, content) for address in workers], QUERY_PROFILE)
+    contents = {
+        size: ProfileQuery(True, size, seconds).to_records() for size in batch_sizes.values()
+    }
+    queries = [(address, contents[size]) for address, size in batch_sizes.items()]
+    messages = node_messages(queries, QUERY_PROFILE)
     replies = replies_to(grid, messages)
     speeds: dict[Address, float | str] = {}
-    for node_id, rank in workers:
+    for node_id, rank in batch_sizes:
         profile = read_answer(replies.get(node_id), rank, WorkerProfile.from_content)
         if isinstance(profile, Failure):
             speeds[node_id, rank] = profile.brief
@@ -198,13 +200,14 @@ def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
 
     Unnamed workers may turn out to be of either tier, but the fastest of all is fast.
     """
-    named = {profile.tier for profile in profiles}
+    named = {profile.tier for profile in profiles if profile.role == "train"}
     missing = [tier for tier in ("fast", "slow") if tier not in named]
     known = [profile.seconds_per_step for profile in profiles if profile.seconds_per_step > 0]
     assumed = min(known, default=1.0)
     filled = []
     for profile in profiles:
-        tier = profile.tier or (missing.pop(0) if missing else "fast")
+        wanted = missing if profile.role == "train" else []
+        tier = profile.tier or (wanted.pop(0) if wanted else "fast")
         seconds = profile.seconds_per_step or assumed
         filled.append(replace(profile, tier=tier, seconds_per_step=seconds))
     return filled

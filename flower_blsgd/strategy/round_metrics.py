@@ -26,7 +26,7 @@ class WorkerRound:
     local_steps, completed_steps : int
         Ordered and done.
     batch_scale : float
-        b_i / B.
+        b_i over the batch size that the worker's seconds per step are of: its own, else B.
     num_examples : int
         Samples that it trained on.
     weight : float
@@ -86,6 +86,8 @@ class RoundRecord:
         That all workers used.
     planning_seconds : float
         How long the workers waited for the choice of samples, before the first order.
+    scoring_seconds : float
+        The part of that in which they scored what the epoch before left out.
     round_seconds : float
         First order sent to new global model ready.
     averaging_seconds : float
@@ -109,6 +111,7 @@ class RoundRecord:
     bytes_moved: int
     train_loss: float
     workers: tuple[WorkerRound, ...]
+    scoring_seconds: float = 0.0
 
 
 def waiting_share(rows: Iterable[WorkerRound], seconds: float, fast: bool) -> float | None:
@@ -165,6 +168,7 @@ def round_record(
     received_at: float,
     planning_seconds: float,
     model_bytes: int,
+    scoring_seconds: float = 0.0,
     summing: Sequence[tuple["Worker", tuple[float, float]]] = (),
 ) -> RoundRecord:
     """Return the record of the round that just ended; the planner counts it as over already.
@@ -185,7 +189,7 @@ def round_record(
             fast=outcome.worker.fast,
             local_steps=outcome.order.local_steps,
             completed_steps=outcome.report.completed_steps if outcome.report else 0,
-            batch_scale=outcome.order.batch_size / planner.batch_size,
+            batch_scale=outcome.order.batch_size / outcome.worker.own_batch(planner.batch_size),
             num_examples=outcome.report.num_examples if outcome.report else 0,
             weight=weight,
             loss=outcome.report.mean_loss if outcome.report else float("nan"),
@@ -224,4 +228,5 @@ def round_record(
         bytes_moved=model_bytes * (len(sent) + len(answered)),
         train_loss=loss / samples if samples else float("nan"),
         workers=tuple(sorted([*workers, *sums], key=lambda row: row.worker)),
+        scoring_seconds=scoring_seconds,
     )

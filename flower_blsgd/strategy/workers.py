@@ -17,6 +17,7 @@ from ..algorithm.local_steps import (
     Clock,
     Participant,
     StepPolicy,
+    fastest_worker,
     speed_ratios,
     speeds_changed,
 )
@@ -131,6 +132,11 @@ class Worker:
         return self.note_failure(kind)
 
     @property
+    def trains(self) -> bool:
+        """Whether it trains; else it scores."""
+        return self.profile.role == "train"
+
+    @property
     def is_left_out(self) -> bool:
         """Whether it takes no part because too many of its orders failed."""
         return bool(self.excluded) and self.failures_in_a_row >= MOST_FAILURES
@@ -143,8 +149,8 @@ class Worker:
     @property
     def label(self) -> str:
         """The worker's name in logs and results, such as ``fast-0 (cpu:0)``."""
-        tier = "fast" if self.fast else "slow"
-        return f"{self.profile.name or f'{tier}-{self.index}'} ({self.profile.device})"
+        kind = ("fast" if self.fast else "slow") if self.trains else "score"
+        return f"{self.profile.name or f'{kind}-{self.index}'} ({self.profile.device})"
 
     @property
     def speed(self) -> str:
@@ -152,7 +158,8 @@ class Worker:
         if self.speed_ratio is None:
             return ""
         source = "measured" if self.measured else "given"
-        seconds = f"{self.profile.seconds_per_step:.2g} s a step {source}"
+        own = f" of {self.profile.batch_size}" if self.profile.batch_size else ""
+        seconds = f"{self.profile.seconds_per_step:.2g} s a step{own} {source}"
         return f"{seconds}, gamma {self.speed_ratio:.2f}"
 
     def is_described_by(self, profile: WorkerProfile) -> bool:
@@ -165,25 +172,32 @@ class Worker:
             )
         return profile == self.profile
 
+    def own_batch(self, batch_size: int) -> int:
+        """Return its samples per step, which its seconds per step are of; by default the run's."""
+        return self.profile.batch_size or batch_size
+
     def participant(self, batch_size: int) -> Participant:
         """Return what the algorithm needs to know of this worker."""
-        return Participant(self.fast, batch_size, self.speed_ratio, self.profile.steps or None)
+        given = self.profile.steps or None, self.profile.batch_size or None
+        return Participant(self.fast, batch_size, self.speed_ratio, *given)
 
 
 def rank_key(
     profile: WorkerProfile, local_rank: int | None = None
-) -> tuple[bool, int, float, str, int]:
+) -> tuple[int, int, float, str, int]:
     """Return the key that workers are ranked by: never a node id, never a measured speed.
 
-    Named slow ones last; then by partition id, else by name, else by device; then by the rank
-    within a node with several devices.
+    Named slow ones last but for those that score, which move no draw of the others; then by
+    partition id, else by name, else by device; then by the rank within a node with several devices.
     """
-    slow, local_rank = profile.tier == "slow", local_rank or 0
+    group, local_rank = int(profile.tier == "slow"), local_rank or 0
+    if profile.role == "score":
+        group = 2
     if profile.partition_id >= 0:
-        return slow, 0, profile.partition_id, "", local_rank
+        return group, 0, profile.partition_id, "", local_rank
     if profile.name:
-        return slow, 1, 0, profile.name, local_rank
-    return slow, 2, 0, profile.device, local_rank
+        return group, 1, 0, profile.name, local_rank
+    return group, 2, 0, profile.device, local_rank
 
 
 @dataclass(eq=False)
@@ -196,24 +210,28 @@ class WorkerRegistry:
         Nodes to wait for before the first round, >= 1; and workers that must be left when an
         epoch is planned, if so many began.
     fast_threshold : float (default: 0.7)
-        An unnamed worker is fast if its speed ratio is above this.
+        An unnamed worker is fast if it does more than this share of the samples per second that
+        the fastest one does.
     step_policy : StepPolicy, optional
         Says whose steps come from speeds; without it none is measured.
-    batch_size : int (default: 0)
-        Samples per step to measure with.
+    batch_size : int (default: 1)
+        Samples per step of a worker without a batch size of its own.
     clock : {"wall", "device"} (default: "wall")
         ``"wall"`` measures all at once, as they train; ``"device"`` one after another, each as
         if it had the machine for itself, and always.
     no_hosts : str (default: "")
         Why nodes with several devices cannot take part; empty if they can.
+    num_samples : int (default: 0)
+        N, into which the batch of every worker must fit; 0 if it is not known.
     """
 
     min_workers: int
     fast_threshold: float = FAST_SPEED_RATIO
     step_policy: StepPolicy | None = None
-    batch_size: int = 0
+    batch_size: int = 1
     clock: Clock = "wall"
     no_hosts: str = ""
+    num_samples: int = 0
 
     def __post_init__(self) -> None:
         self.workers: list[Worker] = []
@@ -227,17 +245,25 @@ class WorkerRegistry:
 
     @classmethod
     def of_profiles(
-        cls, profiles: Sequence[WorkerProfile], fast_threshold: float = FAST_SPEED_RATIO
+        cls,
+        profiles: Sequence[WorkerProfile],
+        fast_threshold: float = FAST_SPEED_RATIO,
+        batch_size: int = 1,
     ) -> "WorkerRegistry":
         """Return the registry of nodes with these profiles; node ids count from 0."""
-        registry = cls(len(profiles), fast_threshold)
+        registry = cls(len(profiles), fast_threshold, batch_size=batch_size)
         registry.register({(node, None): profile for node, profile in enumerate(profiles)})
         return registry
 
     @property
     def active(self) -> list[Worker]:
-        """The workers that can be given an order now, in worker order."""
-        return [worker for worker in self.workers if worker.present and not worker.excluded]
+        """The workers that can be given an order to train now, in worker order."""
+        return [w for w in self.workers if w.present and not w.excluded and w.trains]
+
+    @property
+    def scoring(self) -> list[Worker]:
+        """The workers that can be given samples to score now, in worker order."""
+        return [w for w in self.workers if w.present and not w.excluded and not w.trains]
 
     @property
     def start_seconds(self) -> float | None:
@@ -307,11 +333,15 @@ class WorkerRegistry:
         first_new, needed = len(self.workers), min(self.min_workers, began)
         nodes = set(grid.get_node_ids()) - {w.node_id for w in self.workers} - self._unlike_nodes
         nodes |= {
-            worker.node_id for worker in self.workers if worker.present and worker.is_left_out
+            worker.node_id
+            for worker in self.workers
+            if worker.present and worker.is_left_out and worker.trains
         }
         self._take_in(grid, sorted(nodes))
         give_up_at = time.monotonic() + _RETURN_SECONDS
-        while len(training(self.active)) < needed and not all(w.present for w in self.workers):
+        while len(training(self.active)) < needed and not all(
+            worker.present for worker in self.workers if worker.trains
+        ):
             if time.monotonic() > give_up_at:
                 break
             time.sleep(_POLL_SECONDS)
@@ -322,7 +352,7 @@ class WorkerRegistry:
             reasons = "; ".join(
                 f"{w.label}: {w.excluded or 'its node is gone'}"
                 for w in self.workers
-                if w not in self.active
+                if w.trains and w not in self.active
             )
             raise AggregationError(
                 f"the next epoch cannot begin: {len(left)} of {began} workers "
@@ -391,17 +421,27 @@ class WorkerRegistry:
         self._begun = bool(self.workers)
         self.assign_tiers(first_new)
         if not started:
+            if self.workers and not any(worker.trains for worker in self.workers):
+                raise UsageError(
+                    "workers: all have role=score, so none trains; leave role=score out of one"
+                )
             for worker in self.workers:
                 if reason := self._mismatch(worker.profile, worker.local_rank):
                     raise UsageError(f"worker {worker.label} {reason}")
 
     def _measure_speeds(self, grid: Grid, first_new: int) -> None:
-        profiles = [w.profile for w in self.active if w.profile.device != UNKNOWN_DEVICE]
-        needed = any(not profile.tier or self._decides_steps(profile) for profile in profiles)
+        there = [*self.active, *self.scoring]
+        known = [w for w in there if w.profile.device != UNKNOWN_DEVICE]
+        needed = any(
+            w.profile.role == "score"  # how much it scores follows its speed
+            or not w.profile.tier
+            or self._decides_steps(w.profile)
+            for w in known
+        )
         due, self._speeds_are_due = self._speeds_are_due, False
         if self.step_policy is None or not due or not (needed or self.clock == "device"):
             return
-        unknown = [w for w in self.active if not w.profile.seconds_per_step]
+        unknown = [w for w in known if not w.profile.seconds_per_step]
         if self.clock == "wall":  # those that were measured compute meanwhile, as in a round
             groups = [[*unknown, *(w for w in self.active if w.measured)]] if unknown else []
         else:
@@ -409,18 +449,18 @@ class WorkerRegistry:
         speeds: dict[Address, float | str] = {}
         for group in groups:
             _LOG.info("measuring the seconds per step: %s", ", ".join(w.label for w in group))
-            speeds |= query_speeds(grid, [worker.address for worker in group], self.batch_size)
+            speeds |= query_speeds(grid, {w.address: w.own_batch(self.batch_size) for w in group})
+        reasons = []
         for worker in unknown:
             seconds = speeds[worker.address]
             if isinstance(seconds, float):
                 worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 worker.measured = True
-                continue
-            _LOG.warning("the speed of %s is not known: %s", worker.label, seconds)
-            if first_new and self._decides_steps(worker.profile):
-                # At the start the settings are refused; a run that goes on must not be.
-                worker.excluded = "its steps come from its speed, and that is not known"
-                _LOG.error("%s does not take part: %s", worker.label, worker.excluded)
+            else:
+                reasons.append(f"{worker.label}: {seconds}")
+        if reasons:
+            what = "no speed is known of %s; one that trains counts as the fastest (gamma 1)"
+            _LOG.warning(f"{what}; say it with seconds-per-step", "; ".join(reasons))
         self.assign_tiers(first_new)
 
     def _decides_steps(self, profile: WorkerProfile) -> bool:
@@ -437,11 +477,12 @@ class WorkerRegistry:
             if report is not None and report.num_examples and report.compute_seconds > 0:
                 worker.epoch_samples += report.num_examples
                 worker.epoch_seconds += report.compute_seconds
+                size = worker.own_batch(batch_size)
                 if self.step_policy is not None and self.step_policy.follows_speeds:
-                    seconds = worker.epoch_seconds * batch_size / worker.epoch_samples
+                    seconds = worker.epoch_seconds * size / worker.epoch_samples
                     worker.training_seconds_per_step = seconds
                     continue
-                seconds = report.compute_seconds * batch_size / report.num_examples
+                seconds = report.compute_seconds * size / report.num_examples
                 old = worker.training_seconds_per_step or seconds
                 worker.training_seconds_per_step = moving_average(old, seconds)
 
@@ -455,7 +496,8 @@ class WorkerRegistry:
         timed = [worker for worker in self.active if worker.training_seconds_per_step]
         measured = [worker.training_seconds_per_step for worker in timed]
         used = [worker.profile.seconds_per_step or None for worker in timed]
-        if not speeds_changed(used, measured, fall, rise):
+        sizes = [worker.own_batch(self.batch_size) for worker in timed]
+        if not speeds_changed(used, measured, fall, rise, sizes):
             return
         for worker in timed:
             known = worker.profile
@@ -477,6 +519,17 @@ class WorkerRegistry:
                 f"is behind a node with several devices, and {self.no_hosts}; "
                 "start one SuperNode for each device"
             )
+        if own_batch := profile.batch_size:
+            if 0 < self.num_samples < own_batch:
+                return (
+                    f"has batch={own_batch}, more than the {self.num_samples} samples there are; "
+                    "use a smaller one"
+                )
+            if self.step_policy is not None and self.step_policy.chooses_batches:
+                return (
+                    f"has batch={own_batch}, but the algorithm (as dlb) chooses every worker's "
+                    "batch by its speed; leave it out"
+                )
         for fingerprint, difference, way_out in _MUST_BE_EQUAL:
             own = getattr(profile, fingerprint)
             first = next((w for w in self.workers if getattr(w.profile, fingerprint)), None)
@@ -487,16 +540,19 @@ class WorkerRegistry:
     def assign_tiers(self, first: int = 0) -> None:
         """Give workers from index `first` on their tier and their speed ratio, among those there.
 
-        All get them when an epoch is planned; within one nothing changes but for new workers.
+        An unnamed worker's tier follows its samples per second. All get both when an epoch is
+        planned; within one nothing changes but for new workers.
         """
         there = self.active
-        ratios = speed_ratios([worker.profile.seconds_per_step or None for worker in there])
-        for worker, ratio in zip(there, ratios, strict=True):
+        seconds = [worker.profile.seconds_per_step or None for worker in there]
+        sizes = [worker.own_batch(self.batch_size) for worker in there]
+        of_fastest = sizes[fastest_worker(seconds, sizes) or 0] if there else 1
+        for worker, ratio, size in zip(there, speed_ratios(seconds, sizes), sizes, strict=True):
             if worker.index < first:
                 continue
             worker.speed_ratio = ratio
             named = worker.profile.tier
             # Without a known speed an unnamed worker counts as gamma 1.
             worker.fast = named == "fast" or (
-                not named and (ratio is None or ratio > self.fast_threshold)
+                not named and (ratio is None or ratio * (size / of_fastest) > self.fast_threshold)
             )

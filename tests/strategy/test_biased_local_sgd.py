@@ -26,9 +26,11 @@ from flower_blsgd.algorithm.sampling import (
     EpochRequest,
     LossTable,
     SampleList,
+    UnifiedSampler,
     UniformSampler,
 )
 from flower_blsgd.algorithm.schedules import LearningRate
+from flower_blsgd.algorithm.selection import InfoBatch, LossRanking
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import HostOrders, TrainOrder, TrainReport
 from flower_blsgd.strategy.round_metrics import RoundRecord
@@ -551,6 +553,9 @@ def test_start_and_fit_give_the_same_bits() -> None:
         ({"deadline_seconds": float("nan")}, "deadline_seconds = nan"),
         ({"high_loss_ratio": 1.5}, "1.5"),
         ({"local_steps": 0}, "0"),
+        ({"fast_fraction": 0.0}, "fast_fraction = 0.0 must be in (0, 1]"),
+        ({"loss_ranking": LossRanking(trim_top=1.0)}, "trim_top = 1.0 must be in [0, 1)"),
+        ({"loss_ranking": LossRanking(max_loss_age=-1.0)}, "max_loss_age = -1.0"),
     ],
     ids=str,
 )
@@ -580,6 +585,9 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
         (FROM_SPEEDS | {"local_steps": BalancedBatches()}, 'use local-steps-slow = "auto" or'),
         (FROM_SPEEDS | {"clock": "device"}, 'rebalance = true follows .*use clock = "wall"'),
         (FROM_SPEEDS, ""),
+        ({"sampler": UnifiedSampler(), "selection": InfoBatch()}, r'InfoBatch.*use "separated"'),
+        ({"epoch": "table", "selection": InfoBatch()}, 'selection makes .*use epoch = "samples"'),
+        ({"epoch": "table", "fast_fraction": 0.5}, "fast-fraction = 0.5 makes epochs shorter"),
         (FROM_SPEEDS | {"local_steps": SystemAwareSteps(16, all_by_speed=True)}, ""),
     ],
     ids=str,

@@ -106,6 +106,21 @@ def test_dlb_shares_by_given_speeds_worked() -> None:
     assert of_workers(found, "waiting_seconds") == pytest.approx((0.0, 0.05, 0.1))
 
 
+def test_batches_of_their_own_worked() -> None:
+    """8 steps of 10 in 4 s; steps of 4 take 0.8 s: gamma 5/8, 5 of them. 100 samples a round."""
+    team = (
+        fast_profile(0, seconds_per_step=0.5),
+        slow_profile(1, seconds_per_step=0.8, batch_size=4),
+    )
+    found = prediction_of(*team)
+    assert found is not None
+    assert of_workers(found, "local_steps") == (8, 5)
+    assert of_workers(found, "num_examples") == (80, 20)
+    assert of_workers(found, "compute_seconds") == (4.0, 4.0)
+    assert of_workers(found, "weight") == pytest.approx((0.8, 0.2))
+    assert found.rounds_per_epoch == 8.0
+
+
 def test_nothing_is_predicted_where_a_speed_of_one_who_trains_is_not_known() -> None:
     team = (fast_profile(0, seconds_per_step=0.5), slow_profile(1))
     assert prediction_of(*team, local_steps_slow=2) is None

@@ -1,5 +1,7 @@
 """Epoch after epoch: each worker's orders, also when workers leave and join."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flwr.serverapp.exception import AggregationError
@@ -8,6 +10,7 @@ from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler, UniformSampler
 from flower_blsgd.algorithm.schedules import LearningRate
+from flower_blsgd.algorithm.selection import InfoBatch, Kakurenbo, LossRanking, RandomSubset
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
 from flower_blsgd.strategy.planner import Planner
@@ -56,6 +59,46 @@ def test_orders_carry_steps_batch_size_and_settings() -> None:
         assert order.momentum is momentum
 
 
+def test_steps_follow_the_rate_and_the_rate_the_load() -> None:
+    """Epochs of 48 samples: rounds of 2 x (4 + 2) samples, and then of 2 x (16 + 8)."""
+    planner = planner_of(
+        48,
+        step_policy=SystemAwareSteps(4),
+        learning_rate=LearningRate(0.1, decay_epochs=(2, 3), factor=0.5, warmup_epochs=2),
+        step_schedule="qsr",
+        rate_scaling="linear",
+    )
+    speeds = {"seconds_per_step": 1.0}, {"seconds_per_step": 2.0}
+    workers = workers_of(fast_profile(0, **speeds[0]), slow_profile(1, **speeds[1]))
+    orders = [play(planner, server_round, workers) for server_round in range(1, 11)]
+    steps = [tuple(order.local_steps for order in of_round) for of_round in orders]
+    assert steps == [(4, 2)] * 8 + [(16, 8)] * 2
+    assert [o.epoch for o, _ in orders] == [1] * 4 + [2] * 4 + [3, 4]  # no more than an epoch holds
+    rates = [0.1 * 1.5 * grown / 8 for grown in range(1, 9)] + [0.075, 0.0375]
+    assert [one.learning_rate for one, _ in orders] == pytest.approx(rates)
+    assert planner.samples_planned_so_far == planner.samples_trained == 4 * 48
+
+
+def test_step_schedule_that_nothing_follows_is_refused() -> None:
+    falls = LearningRate(0.1, schedule="linear")
+    refused: list[tuple[dict[str, object], str]] = [
+        (
+            {"step_policy": SystemAwareSteps(4)},
+            "learning rate, which never falls; set decay-epochs",
+        ),
+        ({"learning_rate": falls}, "local-steps-slow = 1 does not follow it"),  # 2 and 1 steps
+    ]
+    for changes, expected in refused:
+        with pytest.raises(UsageError, match=expected):
+            planner_of(step_schedule="qsr", **changes)
+    planner = planner_of(
+        step_schedule="post-local", step_policy=SystemAwareSteps(4), learning_rate=falls
+    )
+    given = slow_profile(1, seconds_per_step=2.0, steps=3)
+    with pytest.raises(UsageError, match="workers with steps= do not follow it; leave steps= out"):
+        planner.check(workers_of(fast_profile(0, seconds_per_step=1.0), given))
+
+
 def test_orders_seed_differs_by_round_and_worker_and_repeats_with_the_run() -> None:
     def seeds(run_seed: int) -> list[int]:
         planner = planner_of(seed=run_seed)
@@ -77,6 +120,76 @@ def test_orders_hardest_samples_go_to_the_fast_worker_in_the_second_epoch() -> N
     assert stats.share_left_out == pytest.approx(8 / 24)
     assert stats.fast_picked_loss_mean == 15.5  # of 8 to 23
     assert stats.all_loss_mean == 11.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({"selection": RandomSubset(0.5)}, 30),
+        ({"selection": InfoBatch()}, 60),
+        ({"fast_fraction": 0.7}, 42),
+        ({"selection": RandomSubset(0.5), "fast_fraction": 0.7}, 21),
+        ({}, 60),
+    ],
+    ids=str,
+)
+def test_epochs_of_fewer_samples_are_as_much_shorter(changes: dict[str, Any], most: int) -> None:
+    """A round has 6 samples; all epochs together are within one round of what they should be."""
+    planner = planner_of(60, sampler=UniformSampler(), **changes)
+    infobatch = isinstance(planner.selection, InfoBatch)
+    planner.budget_share = lambda: planner.epochs_done / 9
+    due, server_round = 0, 0
+    for epoch in range(1, 10):
+        orders: list[TrainOrder] = []
+        while not orders or not planner.epoch_ended:
+            server_round += 1
+            orders += play(planner, server_round, workers_of())
+            given = np.concatenate([order.indices for order in orders[-2:]])
+            planner.table.record(given, given.astype(np.float32), server_round)
+        pruned = infobatch and 1 < epoch < 9  # epoch 9 begins at 8 / 9 of the budget
+        due += 45 if pruned else most  # below the mean are 30: 15 of them are left out
+        assert planner.samples_due == due
+        assert planner.samples_planned == planner.samples_trained == planner.samples_planned_so_far
+        assert 0 <= due - planner.samples_planned < 6
+        assert (planner.epoch, planner.epochs_done) == (epoch, epoch)
+        if planner.selection:  # no sample twice before each of them was there once
+            size = 30 if not infobatch else 45 if pruned else 60
+            given = np.concatenate([order.indices for order in orders])
+            assert len(np.unique(given)) == min(size, len(given))
+        for order in orders:
+            low = order.indices < 29.5
+            weights = np.ones(len(low)) if order.sample_weights is None else order.sample_weights
+            assert weights.tolist() == (1 + low * pruned).tolist()
+    if not infobatch:
+        assert planner.mean_rounds_per_epoch(planner.plan.shape) == pytest.approx(
+            60 * planner.fast_fraction / 6
+        )
+
+
+def test_learning_rate_grows_as_an_epoch_hides_samples() -> None:
+    """Of 24 samples 7 are hidden, then 0.8 x 7.2 = 5 after the first decay, which is of all."""
+    rate = LearningRate(0.1, decay_epochs=[2])
+    planner = planner_of(24, selection=Kakurenbo(), learning_rate=rate, sampler=UniformSampler())
+    planner.table.record(np.arange(24, dtype=np.int32), np.arange(24, dtype=np.float32) / 64, 1)
+    rates: dict[int, float] = {}
+    for server_round in range(1, 10):
+        (order, _) = play(planner, server_round, workers_of())
+        rates[order.epoch] = order.learning_rate
+    expected = {1: 0.1 * 24 / 17, 2: 0.1 * 24 / 17, 3: 0.01 * 24 / 19}
+    assert {epoch: rates[epoch] for epoch in expected} == pytest.approx(expected)
+
+
+def test_samples_whose_losses_are_too_old_come_first() -> None:
+    planner = planner_of(
+        24, sampler=SeparatedSampler(1.0), ranking=LossRanking(max_loss_age=1.0), selection=None
+    )
+    for server_round in range(1, 9):
+        play(planner, server_round, workers_of())
+    every, old = np.arange(24, dtype=np.int32), np.arange(16, dtype=np.int32)
+    planner.table.record(every, np.arange(24, dtype=np.float32), 5)
+    planner.table.record(old, np.arange(16, dtype=np.float32), 3)  # epoch 1 ended with round 4
+    chosen = [i for r in range(9, 13) for i in play(planner, r, workers_of())[0].indices]
+    assert sorted(chosen) == list(range(16))
 
 
 def test_sampling_stats_are_those_of_the_losses_before_the_epoch() -> None:
@@ -192,6 +305,36 @@ def test_speed_ratios_are_relative_to_the_fastest_worker_that_trains() -> None:
     fast = [fast_profile(i, seconds_per_step=s) for i, s in enumerate((2.0, 4.0))]
     workers = workers_of(*fast, slow_profile(2, seconds_per_step=1.0))
     assert planner.check(workers).local_steps == (32, 16)
+
+
+def test_speed_ratios_and_tiers_follow_the_samples_per_second_where_batches_differ() -> None:
+    """16, 8, 20 and 5 samples a second, of steps of 8, 8, 2 and 2: the third is the fastest."""
+    policy = SystemAwareSteps(32, all_by_speed=True)
+    planner = planner_of(3000, batch_size=8, step_policy=policy, sampler=UniformSampler())
+    seconds = {"batch_size": 0}, {"batch_size": 0}, {"batch_size": 2}, {"batch_size": 2}
+    profiles = [
+        WorkerProfile(f"cpu:{i}", partition_id=i, seconds_per_step=s, **own)  # type: ignore[arg-type]
+        for i, (s, own) in enumerate(zip((0.5, 1.0, 0.1, 0.4), seconds, strict=True))
+    ]
+    workers = WorkerRegistry.of_profiles(profiles, batch_size=8).workers
+    assert [worker.fast for worker in workers] == [True, False, True, False]
+    assert [w.speed_ratio for w in workers] == pytest.approx([0.2, 0.1, 1.0, 0.25])
+    shape = planner.check(workers)  # 32 steps of 0.1 s
+    assert shape.local_steps == (6, 3, 32, 8)
+    assert shape.batch_sizes == (8, 8, 2, 2)
+    shape = planner.check(workers[:2] + workers[3:])  # the first is: 32 steps of 0.5 s
+    assert shape.local_steps == (32, 16, 40)
+
+
+def test_orders_have_the_batch_of_their_worker() -> None:
+    planner = planner_of(24)
+    workers = workers_of(fast_profile(0), slow_profile(1, batch_size=6))
+    fast, slow = play(planner, 1, workers)
+    assert [(o.local_steps, o.batch_size, len(o.indices)) for o in (fast, slow)] == [
+        (2, 2, 4),
+        (1, 6, 6),
+    ]
+    assert planner.plan.rounds == 24 // 10
 
 
 def test_batch_that_does_not_fit_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +10,19 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
-from flower_blsgd.errors import UsageError
-from flower_blsgd.protocol import ProfileQuery, WorkerProfile
+from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.strategy import biased_local_sgd as module
 from flower_blsgd.strategy.profiles import assume_speeds
 from flower_blsgd.strategy.workers import WorkerRegistry
 
-from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
+from ..in_process_grid import (
+    InProcessGrid,
+    ToyWorker,
+    fast_profile,
+    same_bits,
+    slow_profile,
+    toy_arrays,
+)
 from ..log_capture import captured_log
 
 
@@ -102,6 +110,17 @@ def test_speeds_are_measured_only_where_something_comes_from_them(
         assert {q.batch_size for node in nodes for q in node.queries if q.calibrate} == {16}
 
 
+def test_speeds_are_measured_with_the_batch_of_each() -> None:
+    nodes = [Clocked(fast_profile(0), 0.5), Clocked(slow_profile(1, batch_size=4), 0.25)]
+    registry = registry_on(Batches(*nodes))
+    sizes = [[q.batch_size for q in node.queries if q.calibrate] for node in nodes]
+    assert sizes == [[16], [4]]
+    assert [worker.speed for worker in registry.workers] == [
+        "0.5 s a step measured, gamma 1.00",  # 32 samples a second; the other 16
+        "0.25 s a step of 4 measured, gamma 2.00",
+    ]
+
+
 def test_speeds_of_nodes_that_know_theirs_are_not_measured() -> None:
     given = Clocked(fast_profile(0, seconds_per_step=0.125), 9.0)
     other = Clocked(slow_profile(1), 0.5)
@@ -143,16 +162,96 @@ def test_speeds_decide_the_steps_of_slow_workers(seconds: float, steps: int) -> 
     assert [node.orders[0].local_steps for node in nodes] == [8, steps, 7]
 
 
+# --- as many steps as cost little
+
+
+class Costly(Batches):
+    """A round takes so many seconds of a made-up clock beside the 0.5 s of computing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, overhead: float, *nodes: Any) -> None:
+        super().__init__(*nodes)
+        self.overhead, self.now = overhead, 0.0
+        clock = SimpleNamespace(perf_counter=lambda: self.now, time=lambda: self.now)
+        monkeypatch.setattr(module, "time", clock)
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        self.now += 0.5 + self.overhead
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+class FailsAtFirst(Clocked):
+    """Fails in round 0, which only measures."""
+
+    def report(self, order: TrainOrder) -> TrainReport:
+        if order.round == 0:
+            raise RuntimeError("no memory left")
+        return super().report(order)
+
+
+@pytest.mark.parametrize(
+    ("overhead", "failing", "steps"),
+    [
+        (0.25, False, [6, 3]),  # a quarter of a step: 5 are enough, but 2.5 would be rounded
+        (1.0, False, [20, 10]),
+        (99.0, False, [64, 32]),
+        (0.25, True, [32, 16]),  # nobody knows
+    ],
+)
+def test_local_steps_auto_are_the_fewest_that_cost_little(
+    monkeypatch: pytest.MonkeyPatch, overhead: float, failing: bool, steps: list[int]
+) -> None:
+    slow = (FailsAtFirst if failing else Clocked)(slow_profile(1), 2.0)
+    nodes = [Clocked(fast_profile(0), 1.0), slow]
+    grid = Costly(monkeypatch, overhead, *nodes)
+    strategy = BiasedLocalSGD(1000, 2, "auto")
+    before = toy_arrays(0.3)
+    with captured_log():
+        messages = strategy.configure_train(1, before, ConfigRecord(), grid)
+    assert [TrainOrder.from_message(message).local_steps for message in messages] == steps
+    measuring = [order for node in nodes for order in node.orders]
+    assert len(measuring) == (2 if failing else 8)
+    assert {(o.round, o.local_steps, o.learning_rate) for o in measuring} == {(0, 1, 0.0)}
+    assert same_bits(before, toy_arrays(0.3))
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    orders = [
+        TrainOrder.from_message(m)
+        for m in strategy.configure_train(2, before, ConfigRecord(), grid)
+    ]
+    assert [order.local_steps for order in orders] == steps  # it is chosen once
+
+
+def test_local_steps_auto_without_any_speed_are_the_usual_ones() -> None:
+    nodes = [ToyWorker(None), ToyWorker(None)]
+    with captured_log():
+        BiasedLocalSGD(200, 2, "auto").fit(Batches(*nodes), toy_arrays(), epochs=1)
+    assert [len(node.orders) for node in nodes] == [1, 1]
+    assert [node.orders[0].local_steps for node in nodes] == [32, 32]
+
+
 # --- speeds that cannot be measured
 
 
-def test_speed_that_is_not_known_is_logged_in_one_line_and_refused_at_the_start() -> None:
-    nodes = [Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), None)]
-    strategy = BiasedLocalSGD(100, 2)
-    with captured_log() as log, pytest.raises(UsageError, match="local-steps-slow"):
-        strategy.configure_train(1, toy_arrays(), ConfigRecord(), Batches(*nodes))
+def test_workers_whose_speed_is_not_known_count_as_the_fastest_with_one_warning() -> None:
+    known, raises = Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), None)
+    nodes = known, raises, ToyWorker(slow_profile(2))  # the last one does not measure
+    with captured_log() as log:
+        BiasedLocalSGD(100, 2, local_steps=8).fit(Batches(*nodes), toy_arrays(), epochs=1)
+    assert [node.orders[0].local_steps for node in nodes] == [8, 8, 8]
     (warning,) = log.lines(30)
-    assert warning == "the speed of slow-1 (cpu:1) is not known: while measuring"
+    for text in ("(gamma 1)", "slow-1 (cpu:1): while", "slow-2 (cpu:2): its ClientApp does not"):
+        assert text in warning
+
+
+def test_client_apps_without_a_profile_train_as_fast_workers_with_one_warning() -> None:
+    """With the paper's sampler, though none is known to be slow; nothing of them is measured."""
+    nodes = [ToyWorker(None), ToyWorker(None)]
+    grid = Batches(*nodes)
+    with captured_log() as log:
+        BiasedLocalSGD(100, 2, local_steps=8).fit(grid, toy_arrays(), epochs=1)
+    assert [node.orders[0].local_steps for node in nodes] == [8, 8]
+    assert grid.together == []
+    (warning,) = [line for line in log.lines(30) if "gamma 1" in line]
+    assert "node 50, node 51" in warning
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
@@ -197,7 +296,7 @@ def test_worker_that_comes_back_is_measured_anew() -> None:
     assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.5]
 
 
-def test_late_worker_without_a_speed_that_it_needs_takes_no_part_and_the_run_goes_on() -> None:
+def test_late_worker_without_a_speed_that_it_needs_counts_as_the_fastest() -> None:
     nodes = [Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0)]
     grid = Batches(*nodes)
     late = Clocked(slow_profile(2), None)
@@ -210,8 +309,9 @@ def test_late_worker_without_a_speed_that_it_needs_takes_no_part_and_the_run_goe
     with captured_log() as log:
         result = strategy.fit(grid, toy_arrays(), epochs=3, on_round=connect)
     assert isinstance(next(iter(result.train_metrics_clientapp.values())), MetricRecord)
-    assert late.orders == []
-    assert "does not take part" in log.errors[0]
+    assert late.orders[0].local_steps == 8
+    (warning,) = log.lines(30)
+    assert "no speed is known of slow-2 (cpu:2)" in warning
 
 
 # --- before anything is measured

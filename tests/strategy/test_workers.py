@@ -13,6 +13,7 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.cost_model import predict_run
 from flower_blsgd.strategy.replies import CheckedReply, Outcome
+from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.workers import DEAD_BAND, WorkerRegistry, rank_key
 
 from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
@@ -99,10 +100,9 @@ def test_update_nodes_without_profile_handler_count_as_fast_workers_with_a_warni
     with captured_log() as log:
         registry = registry_on(grid_of(None, None))
     assert [(worker.fast, worker.profile.steps) for worker in registry.active] == [(True, 0)] * 2
-    first, second, repeatable = log.warnings
-    assert "node 100" in first
-    assert "node 101" in second
-    assert "answer_profile" in first  # the way out
+    warning, repeatable = log.warnings
+    assert "node 100, node 101" in warning
+    assert "answer_profile" in warning  # the way out
     assert "cannot be repeated" in repeatable
 
 
@@ -422,6 +422,48 @@ def test_worker_without_times_in_the_last_epoch_keeps_its_share() -> None:
         grid.fail_at(1, server_round, "missing")
     strategy.fit(grid, toy_arrays(), epochs=3)
     assert [order.batch_size for order in fast.orders] == [8] * 4 + [13] * 8
+
+
+def test_speed_of_a_worker_with_its_own_batch_is_of_that_batch() -> None:
+    """The paces are of 2 samples: its steps of 8 take 2 x 4 s at first, and 5 x 4 s then."""
+    fast = Paced(fast_profile(0, seconds_per_step=1.0), lambda epoch: 1.0)
+    own = slow_profile(1, seconds_per_step=8.0, batch_size=8)
+    slow = Paced(own, lambda epoch: 2.0 if epoch <= 2 else 5.0)
+    strategy = BiasedLocalSGD(240, 2, SystemAwareSteps(16), rebalance=True, min_available_nodes=2)
+    records: list[RoundRecord] = []
+    strategy.fit(
+        InProcessGrid({10: fast, 20: slow}), toy_arrays(), epochs=4, on_round=records.append
+    )
+    assert {order.batch_size for order in slow.orders} == {8}
+    assert slow.steps_of_epochs == [2, 2, 2, 1]  # 16 / 8, and 16 / (20 - 0.6^5 x 12)
+    assert [row.weight for row in records[0].workers] == pytest.approx([32 / 48, 16 / 48])
+    assert [row.batch_scale for row in records[0].workers] == [1.0, 1.0]
+    assert strategy.planner.samples_trained == strategy.planner.samples_planned_so_far
+
+
+@pytest.mark.parametrize(
+    ("policy", "batch", "reason"),
+    [
+        (BalancedBatches(), 4, r"slow-1 \(cpu:1\) has batch=4, but the algorithm \(as dlb\)"),
+        (SystemAwareSteps(4, 1), 41, r"slow-1 \(cpu:1\) has batch=41, more than the 40 samples"),
+    ],
+)
+def test_batch_that_cannot_be_is_refused_and_of_a_late_node_leaves_it_out(
+    policy: Any, batch: int, reason: str
+) -> None:
+    strategy = BiasedLocalSGD(40, 2, policy)
+    with pytest.raises(UsageError, match=reason):
+        strategy.registry.update(grid_of(fast_profile(0), slow_profile(1, batch_size=batch)))
+    strategy, grid = BiasedLocalSGD(40, 2, policy), grid_of(fast_profile(0), slow_profile(1))
+
+    def connect(record: RoundRecord) -> None:
+        if record.round == 1:
+            grid.connect(300, ToyWorker(slow_profile(2, batch_size=batch)))
+
+    with captured_log() as log:
+        strategy.fit(grid, toy_arrays(), epochs=2, on_round=connect)
+    assert log.errors[0].startswith(f"node 300 does not take part: has batch={batch}, ")
+    assert len(strategy.registry.workers) == 2
 
 
 # --- rebalancing, its parts
