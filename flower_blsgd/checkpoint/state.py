@@ -7,6 +7,7 @@ have had, and each worker its momentum. What a checkpoint holds is checked befor
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,17 +15,28 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
+from ..algorithm.ema import wide
 from ..algorithm.epoch_plan import EpochPlan, RoundShape, SamplingStats
 from ..algorithm.own_parts import check_lists
 from ..algorithm.sampling import LossTable, SampleList
+from ..algorithm.tensor_sum import first_not_finite
 from ..array_records import AnyArray, tensors_of, view_record
 from ..errors import UsageError, first_line
-from ..protocol import CONFIG, MOMENTUM, QUERY_MOMENTUM, Failure, HostOrders, WorkerProfile
+from ..protocol import (
+    CONFIG,
+    MOMENTUM,
+    QUERY_MOMENTUM,
+    Failure,
+    HostOrders,
+    ScoreOrder,
+    WorkerProfile,
+)
 from ..protocol.records import from_wire, to_wire
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.planner import Planner
 from ..strategy.profiles import node_messages, read_answer, replies_to
 from ..strategy.replies import ModelShape
+from ..strategy.scoring import Score
 from ..strategy.workers import UNKNOWN_NODE, Worker
 from .store import Checkpoint
 
@@ -68,24 +80,35 @@ def capture(
     """
     planner, plan, model = strategy.planner, strategy.planner.plan, tensors_of(arrays)
     kept = getattr(strategy.aggregation.outer_optimizer, "kept", {})
-    averaged = strategy.averaged_momentum
+    averaged, ema = strategy.averaged_momentum, strategy.ema
+    lists = {str(i): samples.indices for i, samples in enumerate(plan.sample_lists)}
+    weights = {} if plan.weights is None else {"weights": plan.weights}
+    strategy.scoring.receive(grid)  # what is done needs no model
+    scores = strategy.scoring.scores
     parts: dict[str, Tensors] = {
         "model": model,
         "table": {name: array.copy() for name, array in _arrays_of(planner.table).items()},
-        "plan": {str(i): samples.indices for i, samples in enumerate(plan.sample_lists)},
+        "plan": {**lists, **weights},
         "stats": {n: np.asarray(v) for n, v in vars(planner.sampling_stats).items()},
         "outer": {n: tensor.copy() for n, tensor in kept.items()},
         "averaged": tensors_of(averaged) if averaged else {},
+        "ema": {n: tensor.copy() for n, tensor in ema.kept.items()} if ema else {},
         **_momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum),
+        **{f"score-{index}": _tensors_of(score) for index, score in scores.items()},
     }
     values = {
         "round": server_round,
         "progress": _progress_of(planner),
         "rounds": plan.rounds,
+        "ema-share": ema.budget_share if ema else 0.0,
         "shape": to_wire(plan.shape),
+        "local-steps-fast": planner.local_steps_fast,
+        "rate-factor": plan.rate_factor,
         "planned-for": [worker.index for worker in planner.workers],
         "members": [list(sample_list.members) for sample_list in plan.sample_lists],
         "model": list(model),
+        "scores": {str(index): score.order.round for index, score in scores.items()},
+        "scores-used": strategy.scoring.num_used,
         "workers": [
             {**to_wire(worker), "profile": to_wire(worker.profile)}
             for worker in strategy.registry.workers
@@ -107,7 +130,8 @@ def _momentum_by_worker(
     workers = [
         worker
         for worker in strategy.registry.workers
-        if worker.present and worker.node_id in fast_nodes and worker.index not in found
+        if worker.trains and worker.present and worker.node_id in fast_nodes
+        if worker.index not in found
         if not (worker.failures_in_a_row and worker.failures[-1] == "late")
     ]
     seconds = max(_LEAST_MOMENTUM_SECONDS, strategy.patience_seconds(_MOST_MOMENTUM_SECONDS))
@@ -132,6 +156,13 @@ def _momentum_by_worker(
         reason = reasons.get(worker.index, "it was not queried")
         worker.no_momentum = "" if worker.index in found else reason
     return {f"momentum-{index}": tensors for index, tensors in found.items()}
+
+
+def _tensors_of(score: Score) -> Tensors:
+    """Return the samples, and the losses or, before these are there, the model."""
+    found = {} if score.losses is None else {"losses": score.losses}
+    model = {f"model/{name}": t for name, t in tensors_of(score.order.arrays).items()}
+    return {"indices": score.order.indices, **found, **model}
 
 
 def _arrays_of(table: LossTable) -> dict[str, AnyArray]:
@@ -198,6 +229,9 @@ def _restore(
         parts.setdefault(part, {})[name] = tensor
     workers = [_worker_from(row, index) for index, row in enumerate(values["workers"])]
     progress, server_round = values["progress"], values["round"]
+    steps = values.get("local-steps-fast", planner.local_steps_fast)
+    if type(steps) is not int or not 1 <= steps < 2**31:
+        raise ValueError("its local steps are none")
     plan = _plan_from(values, parts.pop("plan", {}), planner.num_samples)
     _check_progress(progress, server_round, plan, planner)
     planned_for = [workers[index] for index in _indices(values["planned-for"])]
@@ -214,58 +248,112 @@ def _restore(
     averaged = shape.checked_momentum(view_record(parts.pop("averaged", {})))
     outer, velocity = strategy.aggregation.outer_optimizer, parts.pop("outer", {})
     _check_velocity(velocity, tensors_of(arrays))
+    ema, ema_share = parts.pop("ema", {}), values["ema-share"]
+    _check_ema(ema, ema_share, tensors_of(arrays))
     momentum = {
         i: view_record(shape.checked_momentum(view_record(parts.pop(f"momentum-{i}", {}))))
         for i, worker in enumerate(workers)
         if not worker.no_momentum
     }
-    if parts or len(own) != len(arrays) or (velocity and not hasattr(outer, "kept")):
+    scores = _scores_from(values, parts, arrays, planner.num_samples)
+    if not scores.keys() <= set(range(len(workers))):
+        raise ValueError("it holds scores of nobody")
+    unknown = (velocity and not hasattr(outer, "kept")) or (ema and not strategy.ema)
+    if parts or len(own) != len(arrays) or unknown:
         raise ValueError(f"it holds tensors that this run does not have: {sorted(parts)[:3]}")
 
     # All is checked: nothing fails from here on.
-    for name, value in progress.items():
-        setattr(planner, name, value)
+    vars(planner).update(progress)
+    planner.take_steps(steps)
     planner.plan, planner.sampling_stats, planner.workers = plan, sampling_stats, planned_for
     for name, array in _arrays_of(planner.table).items():
         array[...] = table[name]
     if outer and velocity:
         outer.kept.update({name: tensor.copy() for name, tensor in velocity.items()})
+    if strategy.ema:
+        strategy.ema.kept = {name: tensor.copy() for name, tensor in ema.items()}
+        strategy.ema.budget_share = ema_share
     strategy.registry.workers = workers
+    strategy.scoring.scores, strategy.scoring.num_used = scores, values["scores-used"]
     strategy.averaged_momentum = view_record(averaged) if averaged else None
     if planner.momentum_buffers == "keep":
         strategy.resumed_momentum = momentum
-        if lost := ", ".join(worker.label for worker in workers if worker.no_momentum):
+        if lost := ", ".join(w.label for w in workers if w.no_momentum and w.trains):
             _LOG.warning("momentum is not in the checkpoint and begins with zero: %s", lost)
     return arrays, server_round
 
 
 def _worker_from(row: Any, index: int) -> Worker:
-    profile = WorkerProfile(**from_wire(WorkerProfile, row["profile"]))
-    fields = from_wire(Worker, row)
-    printed = (profile.name, profile.device, *fields["failures"])
+    profile, fields = WorkerProfile.from_record(row["profile"]), from_wire(Worker, row)
     negative = any(isinstance(value, int | float) and value < 0 for value in fields.values())
-    if negative or fields["index"] != index or not all(text.isprintable() for text in printed):
+    printed = all(text.isprintable() for text in fields["failures"])
+    if negative or fields["index"] != index or not printed:
         raise ValueError(f"it holds no worker {index}")
     return Worker(**fields, node_id=UNKNOWN_NODE, present=False, profile=profile)
 
 
-def _plan_from(values: Mapping[str, Any], lists: Tensors, num_samples: int) -> EpochPlan:
+def _scores_from(
+    values: Mapping[str, Any], parts: dict[str, Any], model: ArrayRecord, num_samples: int
+) -> dict[int, Score]:
+    scores, used = {}, values["scores-used"]
+    for index, of_round in values["scores"].items():
+        if type(of_round) is not int or not 1 <= of_round <= values["round"]:
+            raise ValueError("it holds scores of no round")
+        tensors = parts.pop(f"score-{index}")
+        scores[int(index)] = _score_from(tensors, of_round, model, num_samples)
+    if type(used) is not int or not 0 <= used < 2**63:
+        raise ValueError("it counts no scores")
+    return scores
+
+
+def _score_from(
+    tensors: dict[str, AnyArray], of_round: int, model: ArrayRecord, num_samples: int
+) -> Score:
+    indices, losses = tensors.pop("indices"), tensors.pop("losses", None)
+    arrays = ArrayRecord()
+    if losses is None:
+        own = {name: tensors.pop(f"model/{name}") for name in model}
+        arrays = view_record(ModelShape(model).checked(view_record(own)))
+    if (
+        tensors
+        or indices.dtype != np.int32
+        or indices.ndim != 1
+        or not ((indices >= 0) & (indices < num_samples)).all()
+        or (losses is not None and (losses.dtype != np.float32 or losses.shape != indices.shape))
+        or (losses is not None and not np.isfinite(losses).all())
+    ):
+        raise ValueError("it holds no such scores")
+    return Score(ScoreOrder(of_round, indices, arrays), losses, resumed=losses is None)
+
+
+def _plan_from(
+    values: Mapping[str, Any], lists: dict[str, AnyArray], num_samples: int
+) -> EpochPlan:
     rounds, members = values["rounds"], [tuple(_indices(ranks)) for ranks in values["members"]]
     fields = from_wire(RoundShape, values["shape"]).items()
     own: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields}
     shape = RoundShape(**own)
-    workers = len(values["planned-for"])
+    workers, factor = len(values["planned-for"]), values["rate-factor"]
+    weights = lists.pop("weights", None)
     if (
         type(rounds) is not int
         or not 1 <= rounds < _MOST_ROUNDS
         or not workers == len(shape.local_steps) == len(shape.batch_sizes) > 0
         or min(*shape.local_steps, *shape.batch_sizes, shape.table_rounds or 1) < 1
         or lists.keys() != {str(i) for i in range(len(members))}
+        or type(factor) is not float
+        or not 0 < factor < math.inf
     ):
         raise ValueError("its plan of the epoch does not fit its workers")
+    if weights is not None and not (
+        (weights.shape, weights.dtype.name) == ((num_samples,), "float32")
+        and ((weights >= 0) & (weights < np.inf)).all()
+    ):
+        raise ValueError(f"its weights are not those of {num_samples} samples")
     sample_lists = [SampleList(lists[str(i)], of_list) for i, of_list in enumerate(members)]
     check_lists(sample_lists, rounds, shape.samples_per_round, num_samples)
-    return EpochPlan(values["progress"]["epoch"], rounds, shape, tuple(sample_lists))
+    epoch = values["progress"]["epoch"]
+    return EpochPlan(epoch, rounds, shape, tuple(sample_lists), weights, factor)
 
 
 def _check_progress(progress: Any, server_round: Any, plan: EpochPlan, planner: Planner) -> None:
@@ -273,13 +361,15 @@ def _check_progress(progress: Any, server_round: Any, plan: EpochPlan, planner: 
     if {name: type(value) for name, value in progress.items()} != kinds:
         raise ValueError("its counters are not those of a run")
     epoch, done, total = (progress[n] for n in ("epoch", "rounds_done", "rounds_total"))
+    counted = [value for name, value in progress.items() if name != "samples_due"]
     most = max(progress["samples_planned"], server_round)
     if (
         not 1 <= epoch <= total + (done == 0)  # the first round of an epoch may have failed
         or not done <= min(plan.rounds, total)
         or not 1 <= total <= server_round < _MOST_ROUNDS
         or not plan.num_planned <= most < 2**63
-        or not all(0 <= value <= most for value in progress.values())
+        or not all(0 <= value <= most for value in counted)
+        or not 0 <= progress["samples_due"] <= epoch * planner.num_samples
     ):
         raise ValueError("its counters do not fit together")
 
@@ -299,6 +389,14 @@ def _check_velocity(velocity: Tensors, model: Tensors) -> None:
         floating = tensor.dtype.kind in "fc" and np.isfinite(tensor).all()
         if not floating or tensor.shape != model[name].shape:
             raise ValueError(f"its outer optimizer cannot have such a state of {name!r}")
+
+
+def _check_ema(ema: Tensors, budget_share: Any, model: Tensors) -> None:
+    kinds = {name: (tensor.shape, wide(tensor)) for name, tensor in model.items()}
+    if (ema and _kinds(ema) != kinds) or first_not_finite(ema):
+        raise ValueError("its average over the run is not one of this model")
+    if not isinstance(budget_share, float) or not 0 <= budget_share < float("inf"):
+        raise ValueError("its share of the budget is none")
 
 
 def _indices(values: Any) -> Sequence[int]:

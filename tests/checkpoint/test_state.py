@@ -1,6 +1,7 @@
 """A run that is captured, and goes on with a new strategy and new workers, to the bit."""
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,16 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flower_blsgd import BiasedLocalSGD, LocalSGD
-from flower_blsgd.algorithm.catalog import ALGORITHMS
+from flower_blsgd.algorithm.catalog import ALGORITHMS, SELECTIONS
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS
-from flower_blsgd.algorithm.sampling import EpochRequest, LossTable, SampleList, UniformSampler
+from flower_blsgd.algorithm.sampling import (
+    EpochRequest,
+    LossTable,
+    SampleList,
+    Sampler,
+    UniformSampler,
+)
+from flower_blsgd.algorithm.selection import Kakurenbo
 from flower_blsgd.checkpoint.state import capture, restore
 from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
 from flower_blsgd.config import RunConfig
@@ -148,6 +156,8 @@ def assert_goes_on_to_the_bit(
     for found, wanted in zip(again, models[k:], strict=True):
         assert same_bits(found, wanted)
     assert not any(map(same_bits, models[1:], models[:-1]))
+    averages = [one.ema.kept if one.ema else {} for one in (resumed, whole)]
+    np.testing.assert_equal(*averages)
     for name, value in vars(whole.planner.table).items():
         np.testing.assert_array_equal(vars(resumed.planner.table)[name], value)
     counters = {n: v for n, v in vars(whole.planner).items() if isinstance(v, int | float)}
@@ -181,10 +191,51 @@ def test_resumed_run_has_the_same_models_to_the_bit(
     assert_goes_on_to_the_bit(tmp_path, config, k=3 + place % 2)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"selection": "infobatch", "trim_top": 0.1, "max_loss_age": 1.5},
+        {"selection": "kakurenbo", "sampler": "uniform"},
+        {"fast_fraction": 0.7, "high_loss_schedule": "cosine", "permute_losses": True},
+    ],
+    ids=str,
+)
+def test_resumed_selection_has_the_same_samples_weights_and_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    hides_much = functools.partial(Kakurenbo, confidence=0.01)
+    monkeypatch.setitem(SELECTIONS, "kakurenbo", hides_much)  # type: ignore[arg-type]
+    config = config_of(**settings)
+    assert_goes_on_to_the_bit(tmp_path, config, k=5)
+    whole = strategy_of(config)
+    play(whole, grid_of(), first_model(), 1, 5)
+    plan = whole.planner.plan
+    assert plan.epoch > 1
+    assert (plan.weights is not None) == (config.selection == "infobatch")
+    assert (plan.rate_factor > 1) == (config.selection == "kakurenbo")
+
+
 @pytest.mark.parametrize("policy", ["keep", "average"])
 def test_resumed_adamw_has_its_moments_and_steps(tmp_path: Path, policy: str) -> None:
     config = config_of(optimizer="adamw", momentum_buffers=policy, sampler="unified")
     assert_goes_on_to_the_bit(tmp_path, config, k=5)
+
+
+@pytest.mark.parametrize("k", [3, 4])
+def test_resumed_run_has_its_average_and_its_scheduled_steps(tmp_path: Path, k: int) -> None:
+    config = config_of(
+        ema_half_life=0.2, step_schedule="qsr", rate_scaling="sqrt", schedule="cosine"
+    )
+    assert_goes_on_to_the_bit(tmp_path, config, k)
+
+
+def test_resumed_run_keeps_the_local_steps_that_were_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overheads = iter([0.25, 3.0])  # for 6 and 58 local steps
+    monkeypatch.setattr(BiasedLocalSGD, "_overhead_seconds", lambda *_: next(overheads))
+    assert_goes_on_to_the_bit(tmp_path, config_of(local_steps_fast="auto"), k=3)
+    assert next(overheads) == 3.0  # it was not measured again
 
 
 def test_resumed_devices_behind_one_node_have_each_its_own_momentum(tmp_path: Path) -> None:
@@ -192,6 +243,23 @@ def test_resumed_devices_behind_one_node_have_each_its_own_momentum(tmp_path: Pa
         return FastGrid({10: HostNode(*grid_of().handlers.values(), partition_id=0)})
 
     assert_goes_on_to_the_bit(tmp_path, config_of(min_workers=1), 3, one_host)
+
+
+def test_resumed_workers_have_the_batches_of_their_own(tmp_path: Path) -> None:
+    def with_own_batch() -> FastGrid:
+        own = slow_profile(2, seconds_per_step=3.0, batch_size=3)
+        return FastGrid({**grid_of().handlers, 12: worker_of(own)})
+
+    assert_goes_on_to_the_bit(tmp_path, config_of(), 3, with_own_batch)
+
+
+def test_checkpoint_of_an_earlier_version_knows_no_batches(captured: Checkpoint) -> None:
+    checkpoint = copy.deepcopy(captured)
+    for row in checkpoint.values["workers"]:
+        del row["profile"]["batch-size"], row["profile"]["precision"]
+    strategy = strategy_of(config_of(outer_optimizer="nesterov"))
+    restore(strategy, checkpoint, first_model())
+    assert [worker.own_batch(2) for worker in strategy.registry.workers] == [2, 2, 2]
 
 
 @pytest.mark.processes
@@ -210,6 +278,85 @@ def test_resumed_on_the_local_grid(tmp_path: Path) -> None:
         again = play(resumed, grid, arrays, 3, 5)
     assert all(map(same_bits, again, models[2:]))
     assert any(name.startswith("momentum-1/") for name in checkpoint.tensors)
+
+
+# --- workers that score
+
+
+class LeavesOut(Sampler):
+    """A half of the samples with a share of them that depends on the losses."""
+
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        members = tuple(range(len(request.participants)))
+        hardest = np.argsort(table.ranking_losses(), kind="stable")[len(table) // 2 :]
+        used = hardest if request.epoch > 1 else np.arange(len(table))
+        return [SampleList(np.resize(used, request.set_size(members)).astype(np.int32), members)]
+
+
+def scoring_grid() -> FastGrid:
+    profiles = [
+        fast_profile(0, seconds_per_step=1.0),
+        slow_profile(1, seconds_per_step=2.0),
+        slow_profile(2, seconds_per_step=4.0, role="score"),
+        slow_profile(3, seconds_per_step=4.0, role="score"),
+    ]
+    return FastGrid({10 + i: worker_of(profile) for i, profile in enumerate(profiles)})
+
+
+def scoring_strategy() -> BiasedLocalSGD:
+    return BiasedLocalSGD(NUM_SAMPLES, 2, 3, sampler=LeavesOut(), min_available_nodes=4, seed=2)
+
+
+@pytest.mark.parametrize(("k", "held"), [(7, set()), (7, {13}), (9, {12, 13}), (12, {12})], ids=str)
+def test_resumed_run_has_the_scores_of_before(tmp_path: Path, k: int, held: set[int]) -> None:
+    """Also those under way: they are done again with the same model, and waited for.
+
+    Epochs are planned before rounds 5, 10 and 15.
+    """
+    whole, grid = scoring_strategy(), scoring_grid()
+    models = play(whole, grid, first_model(), 1, 5)
+    grid.held = held
+    models += play(whole, grid, models[-1], 6, k)
+    checkpoint = capture(whole, grid, k, models[-1])
+    under_way = {f"score-{node - 10}" for node in held}
+    assert under_way == {n.partition("/")[0] for n in checkpoint.tensors if "/model/" in n}
+    queried = {m.metadata.dst_node_id for m in grid.sent_of_type("query.momentum")}
+    assert queried == {10, 11}
+    grid.held = set()
+    models += play(whole, grid, models[-1], k + 1, 16)
+    resumed = scoring_strategy()
+    with captured_log() as log:
+        arrays, _ = restore(resumed, over_the_disk(checkpoint, tmp_path), first_model())
+    assert log.lines(30) == []
+    again = play(resumed, scoring_grid(), arrays, k + 1, 16)
+    assert all(map(same_bits, again, models[k:]))
+    for name, value in vars(whole.planner.table).items():
+        np.testing.assert_array_equal(vars(resumed.planner.table)[name], value)
+    assert resumed.scoring.num_used == whole.scoring.num_used > 0
+
+
+def test_scores_that_are_none_are_refused() -> None:
+    strategy, grid = scoring_strategy(), scoring_grid()
+    arrays = play(strategy, grid, first_model(), 1, 5)[-1]
+    grid.held = {13}
+    captured = capture(strategy, grid, 5, arrays)
+    assert captured.tensors.keys() >= {"score-2/losses", "score-3/model/0.weight"}
+    for change in (
+        changed({"2": 4}, "scores"),
+        changed({"2": 4, "3": 4, "4": 4}, "scores"),
+        changed({"2": 4, "3": 6}, "scores"),
+        changed({"2": True, "3": 4}, "scores"),
+        changed(-1, "scores-used"),
+        with_tensor("score-2/losses", with_first(np.nan)),
+        with_tensor("score-2/losses", lambda t: t[1:]),
+        with_tensor("score-2/indices", with_first(NUM_SAMPLES)),
+        with_tensor("score-3/indices", lambda t: t.astype(np.int64)),
+        with_tensor("score-3/model/0.weight", with_first(np.nan)),
+    ):
+        checkpoint = copy.deepcopy(captured)
+        change(checkpoint)
+        with pytest.raises(UsageError, match="cannot be resumed from"):
+            restore(scoring_strategy(), checkpoint, first_model())
 
 
 # --- workers
@@ -290,8 +437,13 @@ def test_measured_speed_is_taken_from_the_checkpoint_unless_the_device_is_anothe
     whole = strategy_of_two()
     grid = FastGrid({10: Measuring(0, 1.0), 11: Measuring(1, 4.0)})
     checkpoint = capture(whole, grid, 1, play(whole, grid, toy_arrays(), 1, 1)[-1])
-    for device, asked, steps in (("cpu:0", 0, (8, 2)), ("cpu:9", 1, (8, 4))):
+    for device, batch, asked, steps in (
+        *(("cpu:0", 0, 0, (8, 2)), ("cpu:9", 0, 1, (8, 4))),
+        ("cpu:0", 4, 1, (8, 4)),  # another batch takes another time
+    ):
         workers = [Measuring(0, 9.0), Measuring(1, 2.0, device)]
+        assert workers[1].profile is not None
+        workers[1].profile = replace(workers[1].profile, batch_size=batch)
         resumed = strategy_of_two()
         arrays, _ = restore(resumed, checkpoint, toy_arrays())
         rounds = 1 + whole.planner.plan.rounds  # into the epoch after
@@ -503,6 +655,7 @@ NONSENSE: dict[str, Callable[[Checkpoint], object]] = {
     "workers missing": changed([], "workers"),
     "another tier": changed("medium", "workers", 0, "profile", "tier"),
     "negative seconds": changed(-1.0, "workers", 0, "profile", "seconds-per-step"),
+    "a batch of one": changed(1, "workers", 0, "profile", "batch-size"),
     "infinite ratio": changed(float("inf"), "workers", 0, "speed-ratio"),
     "index of another": changed(1, "workers", 0, "index"),
     "failures as a number": changed(3, "workers", 0, "failures"),
@@ -518,6 +671,15 @@ NONSENSE: dict[str, Callable[[Checkpoint], object]] = {
     "negative sample": with_tensor("plan/0", with_first(-1)),
     "samples as int64": with_tensor("plan/0", lambda t: t.astype(np.int64)),
     "a sample less": with_tensor("plan/0", lambda t: t[1:]),
+    "samples due of more epochs": changed(10**6, "progress", "samples_due"),
+    "no factor of the rate": lambda c: c.values.pop("rate-factor"),
+    "an infinite factor of the rate": changed(float("inf"), "rate-factor"),
+    "weights of fewer samples": lambda c: c.tensors.update(
+        {"plan/weights": np.ones(3, np.float32)}
+    ),
+    "weights not finite": lambda c: c.tensors.update(
+        {"plan/weights": np.full(NUM_SAMPLES, np.nan, np.float32)}
+    ),
     "losses nan": with_tensor("table/losses", with_first(np.nan)),
     "losses minus infinity": with_tensor("table/losses", with_first(-np.inf)),
     "losses of more samples": with_tensor("table/losses", lambda t: np.append(t, t[:1])),
