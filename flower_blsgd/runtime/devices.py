@@ -3,13 +3,16 @@
 The grammar is the same in configs, on the command line and for SuperNodes.
 
 Groups separated by ``;``, each ``[N x] DEVICE[:ids]`` and then, in any order, ``fast`` or ``slow``,
-``steps=``, ``slowdown=``, ``seconds-per-step=``, ``name=``::
+``steps=``, ``batch=``, ``precision=``, ``role=``, ``slowdown=``, ``seconds-per-step=``, ``name=``::
 
     8x cuda:0 fast; 2x cpu:0-15 slow steps=1; 1x cpu:16-19 slowdown=4
 
 DEVICE is a torch device type. For ``cpu`` the ids are cores, which the N workers of a group
-split evenly; for an accelerator they are its cards. ``slowdown`` makes a worker that many times
-slower on purpose. ``seconds-per-step`` says how fast it is, so that nobody measures it.
+split evenly; for an accelerator they are its cards. ``batch`` and ``precision`` are what this
+worker computes with instead of the run's: a card with less memory, or of another age. ``slowdown``
+makes a worker that many times slower on purpose. ``seconds-per-step`` says how fast it is, at its
+own batch, so that nobody measures it. With ``role=score`` it does no
+steps, but keeps recorded losses fresh.
 """
 
 import functools
@@ -22,17 +25,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..errors import UsageError
 
 Tier = Literal["", "fast", "slow"]
+Role = Literal["train", "score"]
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 _LARGEST_ID = 9999
 _DIGITS = "[0-9]{1,9}"
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?")
 _CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
-_OPTIONS = "fast, slow, steps=N (N >= 1), slowdown=X (X >= 1), seconds-per-step=X or name=TEXT"
+_OPTIONS = (
+    "fast, slow, steps=N (N >= 1), batch=N (N >= 2), "
+    f"precision={'|'.join(PRECISIONS)}, role=train|score, slowdown=X (X >= 1), "
+    "seconds-per-step=X or name=TEXT"
+)
 
 
 @dataclass(frozen=True)
@@ -223,9 +234,15 @@ class WorkerSpec:
     name : str (default: "")
         How logs and results call it, and how it is known when it comes back.
     seconds_per_step : float, optional
-        Of one step, with the slowdown; None leaves it to be measured.
+        Of one step of its batch, with the slowdown; None leaves it to be measured.
     seconds_per_step_alone : float, optional
         The same while nobody else computes, where that is known apart.
+    batch : int, optional
+        Samples per step of this worker, >= 2; None for the run's batch size.
+    precision : {"", "float32", "tf32", "bfloat16"} (default: "")
+        What it computes with; empty for the run's precision.
+    role : {"train", "score"} (default: "train")
+        Whether it trains, or computes losses of samples, forward only.
     """
 
     device: str
@@ -236,6 +253,9 @@ class WorkerSpec:
     name: str = ""
     seconds_per_step: float | None = None
     seconds_per_step_alone: float | None = None
+    batch: int | None = None
+    precision: str = ""
+    role: Role = "train"
 
     @property
     def device_with_cores(self) -> str:
@@ -247,10 +267,13 @@ class WorkerSpec:
         said = {
             "tier": self.tier or None,
             "steps": self.steps,
+            "batch": self.batch,
+            "precision": self.precision or None,
             "slowdown": self.slowdown if self.slowdown != 1.0 else None,
             "name": self.name or None,
             "seconds-per-step": self.seconds_per_step,
             "seconds-per-step-alone": self.seconds_per_step_alone,
+            "role": self.role if self.role != "train" else None,
         }
         known = {key: value for key, value in said.items() if value is not None}
         return {"device": self.device_with_cores, **known}
@@ -307,7 +330,8 @@ def worker_from_node_config(
     UsageError if a value cannot be read or the device is missing.
     """
     words = [str(node_config["device"]), str(node_config.get("tier", ""))]
-    words += [f"{key}={node_config[key]}" for key in ("steps", "slowdown") if key in node_config]
+    keys = ("steps", "batch", "precision", "role", "slowdown")
+    words += [f"{key}={node_config[key]}" for key in keys if key in node_config]
     workers = parse_workers(" ".join(filter(None, words)), machine)
     if len(workers) != 1:
         raise UsageError(f"device = {node_config['device']!r} must name one worker")
@@ -414,14 +438,16 @@ def _option(word: str) -> dict[str, Any] | None:
         return {"tier": word}
     key, _, value = word.partition("=")
     number = float(value) if _NUMBER.fullmatch(value) else math.nan
-    if key == "steps" and re.fullmatch(_DIGITS, value) and number >= 1:
-        return {"steps": int(value)}
+    least = {"steps": 1, "batch": 2}.get(key, math.inf)
+    if re.fullmatch(_DIGITS, value) and number >= least:
+        return {key: int(value)}
     if key == "slowdown" and 1 <= number < math.inf:
         return {"slowdown": number}
     if key == "seconds-per-step" and 0 < number < math.inf:
         return {"seconds_per_step": number}
-    if key == "name" and value:
-        return {"name": value}
+    known = {"precision": PRECISIONS, "role": get_args(Role)}
+    if value and (key == "name" or value in known.get(key, ())):
+        return {key: value}
     return None
 
 

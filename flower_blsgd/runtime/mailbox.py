@@ -142,9 +142,13 @@ class MailboxGrid(Grid):
         nodes = [message.metadata.dst_node_id for message in messages]
         ids = list(self.push_messages(messages))
         self._mailbox.wait(ids, timeout)
-        if self._mailbox.give_up(dict(zip(ids, nodes, strict=True))):
-            self._stop_late()
+        self.give_up(dict(zip(ids, nodes, strict=True)))
         return self._mailbox.take(ids)
+
+    def give_up(self, node_of: Mapping[str, int]) -> None:
+        """Wait no more for the replies to these messages, given their nodes."""
+        if self._mailbox.give_up(node_of):
+            self._stop_late()
 
     def _stop_late(self) -> None:
         """Stop those that work on messages whose replies nobody waits for; not every grid can."""

@@ -81,7 +81,7 @@ def start(folder: Path, marker: str, parts: str) -> "subprocess.Popen[str]":
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "KEEP": str(folder),
-            "RUN_CONFIG": "epochs=1 threads=1",
+            "RUN_CONFIG": "epochs=1 threads=1 local-steps-slow=8",
             "PARTS": parts,
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
             MARKER: marker,

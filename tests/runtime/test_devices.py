@@ -51,6 +51,11 @@ def cpu(*cores: int, **more: object) -> WorkerSpec:
             "cpu:4 slow steps=1 slowdown=3 name=old",
             [cpu(4, tier="slow", steps=1, slowdown=3.0, name="old")],
         ),
+        (
+            "cuda:0 batch=16; cpu:1 batch=2 precision=bfloat16",
+            [WorkerSpec("cuda:0", batch=16), cpu(1, batch=2, precision="bfloat16")],
+        ),
+        ("cpu:0 role=train; cpu:1 role=score", [cpu(0), cpu(1, role="score")]),
         (" \tcpu:0   fast ;; \n cpu:1;", [cpu(0, tier="fast"), cpu(1)]),
         ("2x\ncuda:0\r\nslow", [WorkerSpec("cuda:0", tier="slow")] * 2),
         ("2 x cuda:0", [WorkerSpec("cuda:0")] * 2),
@@ -107,6 +112,9 @@ UNREADABLE = [
     ("cpu:0:1", "0:1", 5),
     ("  cpu \t oops", "oops", 9),
     ("cpu fast; cpu steps=0", "steps=0", 15),
+    ("cpu batch=1", "batch=1", 5),
+    ("cpu batch=8.0", "batch=8.0", 5),
+    ("cpu precision=float16", "precision=float16", 5),
     ("cpu slowdown=0.9", "slowdown=0.9", 5),
     ("cpu slowdown=nan", "slowdown=nan", 5),
     ("cpu seconds-per-step=0", "seconds-per-step=0", 5),
@@ -114,6 +122,7 @@ UNREADABLE = [
     ("cpu seconds-per-step=1e999", "seconds-per-step=1e999", 5),
     ("cpu seconds-per-step-alone=1", "seconds-per-step-alone=1", 5),
     ("cpu name=", "name=", 5),
+    ("cpu role=both", "role=both", 5),
     ("cpu:0 fast; cpu:1 slow Name=b", "Name=b", 24),
     ("cpu steps = 3", "steps", 5),
     ("cpu\n;\ncpu\nslo", "slo", 11),
@@ -159,6 +168,7 @@ words = st.sampled_from(
     [
         *("cpu", "cpu:0", "cpu:1-3", "cuda", "cuda:0", "cuda:0-1", "npu", "auto", "Cpu", "ß", "²"),
         *("2x", "3", "x", "0x", "fast", "slow", ";", ":", ",", "-", "="),
+        *("batch=1", "batch=2", "precision=", "precision=tf32"),
         *("steps=", "steps=3", "slowdown=1.5", "seconds-per-step=.1", "name=a", "name=b"),
         *("9" * 5000, "9" * 5000 + "x", "steps=" + "9" * 5000, "slowdown=1e999", "slowdown=nan"),
         *("steps=1e3", "seconds-per-step=1e-999", "cpu:0-9999", "name=\x1b[2J", "\0", "\n"),
@@ -189,6 +199,8 @@ def test_parse_gives_workers_or_points_at_the_place(text: str) -> None:
             assert bool(worker.cores) == (worker.device == "cpu")
             assert worker.device in ("cpu", "cuda", *BOX.accelerators)
             assert worker.steps is None or 1 <= worker.steps < 2**31
+            assert worker.batch is None or 2 <= worker.batch < 2**31
+            assert worker.precision in ("", *devices.PRECISIONS)
             assert 1 <= worker.slowdown < math.inf
             assert worker.seconds_per_step is None or 0 < worker.seconds_per_step < math.inf
         written = " ; ".join(as_text(worker, count=True) for worker in workers)
@@ -203,8 +215,8 @@ places = st.one_of(
     cores.map(lambda ids: ("cpu", ids)), st.sampled_from([(d, ()) for d in BOX.accelerators])
 )
 specs = st.builds(
-    lambda place, tier, steps, slowdown, name, seconds: WorkerSpec(
-        *place, tier, steps, slowdown, name, seconds
+    lambda place, tier, steps, slowdown, name, seconds, batch, precision, role: WorkerSpec(
+        *place, tier, steps, slowdown, name, seconds, None, batch, precision, role
     ),
     places,
     st.sampled_from(["", "fast", "slow"]),
@@ -212,6 +224,9 @@ specs = st.builds(
     st.integers(100, 100_000).map(lambda hundredths: hundredths / 100),
     st.just("") | names,
     st.none() | st.floats(1e-9, 1e9),
+    st.none() | st.integers(2, 10_000),
+    st.sampled_from(["", *devices.PRECISIONS]),
+    st.sampled_from(["train", "score"]),
 )
 
 
@@ -220,9 +235,12 @@ def as_text(worker: WorkerSpec, count: bool) -> str:
     parts = ["1x"] if count else []
     parts += [worker.device_with_cores, worker.tier]
     parts += [f"steps={worker.steps}"] if worker.steps else []
+    parts += [f"batch={worker.batch}"] if worker.batch else []
+    parts += [f"precision={worker.precision}"] if worker.precision else []
     parts += [f"slowdown={worker.slowdown}"] if worker.slowdown != 1 else []
     parts += [f"seconds-per-step={worker.seconds_per_step}"] if worker.seconds_per_step else []
     parts += [f"name={worker.name}"] if worker.name else []
+    parts += [f"role={worker.role}"] if worker.role != "train" else []
     return " ".join(filter(None, parts))
 
 
@@ -244,11 +262,13 @@ def test_node_config_of_a_worker_is_read_back(worker: WorkerSpec) -> None:
 
 def test_node_config_holds_only_what_was_said() -> None:
     assert cpu(0, 1, 3).to_node_config() == {"device": "cpu:0-1,3"}
-    full = WorkerSpec("cuda:0", (), "slow", 2, 4.0, "old card", 0.5, 0.25)
+    full = WorkerSpec("cuda:0", (), "slow", 2, 4.0, "old card", 0.5, 0.25, 16, "tf32")
     assert full.to_node_config() == {
         "device": "cuda:0",
         "tier": "slow",
         "steps": 2,
+        "batch": 16,
+        "precision": "tf32",
         "slowdown": 4.0,
         "name": "old card",
         "seconds-per-step": 0.5,
@@ -263,6 +283,8 @@ def test_node_config_holds_only_what_was_said() -> None:
     [
         ({"device": "cpu:0", "tier": "medium"}, "medium"),
         ({"device": "cpu:0", "steps": 0}, "steps=0"),
+        ({"device": "cpu:0", "batch": 1}, "batch=N (N >= 2)"),
+        ({"device": "cpu:0", "precision": "half"}, "precision=float32|tf32|bfloat16"),
         ({"device": "cuda:9"}, "cuda:9 is not there"),
         ({"device": "2x cpu:0-1"}, "must name one worker"),
         ({"device": ""}, "names no worker"),
