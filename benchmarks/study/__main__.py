@@ -1,0 +1,165 @@
+"""Takes the rows of the study that are missing; a later call goes on where this one ended.
+
+``python -m benchmarks.study --data CIFAR10 [--ag-news AG_NEWS]``. PLAN.md says what is run and why.
+Use a machine that does nothing else. Ctrl-C loses the runs of the moment, nothing more.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from benchmarks.images import add_data_option, required_images
+from benchmarks.taken_under import conditions
+from flower_blsgd.runtime.devices import usable_cores
+
+from . import link
+from .arms import ADD_ONS, BASES, arm, why_not
+from .runs import FAST_CORE, SLOW_CORE, Probe, Row, Run, Store, is_due, row_of
+from .stages import FULL, STAGES, TINY, Scale, read, step_seconds
+from .tasks import Places
+
+ROWS = Path(__file__).parent / "rows"
+TINY_ROWS = Path("runs") / "tiny-study"
+
+Say = Callable[[str], None]
+
+
+class Study:
+    """Does what is due.
+
+    Parameters
+    ----------
+    store : Store
+        Where the rows are.
+    places : Places
+        Where the data are.
+    scale : Scale
+        How large it is.
+    """
+
+    def __init__(self, store: Store, places: Places, scale: Scale) -> None:
+        self.store, self.places, self.scale = store, places, scale
+
+    def due(self, stage: str) -> list[Run]:
+        """Return the runs of a stage that can be done now and have no row that counts."""
+        rows = read(self.store)
+        return [r for r in STAGES[stage](rows, self.scale) if is_due(r, rows[stage])]
+
+    def reason_to_skip(self, stage: str) -> str:
+        """Return why nothing of a stage can be run here; empty if it can."""
+        if stage == "slow-link":
+            return link.why_not()
+        return "no --ag-news" if stage == "ag-news" and not self.places.ag_news else ""
+
+    def run(self, stage: str, say: Say) -> None:
+        """Run what is due, and what becomes due by it."""
+        while due := self.due(stage):
+            hours = sum(_hours(due).values())
+            say(f"{stage}: {len(due)} runs, about {hours:.2f} h")
+            if counted := [run for run in due if run.clock == "device"]:
+                self._two_at_once(counted, say)
+            else:
+                self._alone(due, say)
+
+    def _two_at_once(self, runs: Sequence[Run], say: Say) -> None:
+        """Run those that need a core each."""
+        speeds = step_seconds(self.store.read("throughput"))
+        free, waiting = [FAST_CORE, SLOW_CORE], list(runs)
+        busy: dict[Future[Row], tuple[Run, int]] = {}
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                while waiting or busy:
+                    while waiting and free:
+                        run, core = waiting.pop(0), free.pop()
+                        started = pool.submit(row_of, run, self.places, speeds, None, core)
+                        busy[started] = run, core
+                    for done in wait(busy, return_when=FIRST_COMPLETED).done:
+                        run, core = busy.pop(done)
+                        free.append(core)
+                        self._keep(run, done.result(), say)
+            except KeyboardInterrupt:
+                say("waiting for the runs of the moment to end")
+                raise
+
+    def _alone(self, runs: Sequence[Run], say: Say) -> None:
+        probed = runs[0].stage in ("confirmation", "long")
+        seconds = 0.3 if self.scale is TINY else 2.0
+        probe = Probe(self.places, seconds) if probed else None
+        try:
+            for run in runs:
+                row = row_of(run, self.places, probe=probe)
+                self._keep(run, row, say)
+                while probed and is_due(run, self.store.read(run.stage)):
+                    self._keep(run, row_of(run, self.places, probe=probe), say)
+        finally:
+            if probe:
+                probe.close()
+
+    def _keep(self, run: Run, row: Row, say: Say) -> None:
+        self.store.append(run.stage, row)
+        result = f"{row['accuracy']:.2%}" if "accuracy" in row else ""
+        if "samples_per_second" in row:
+            result += f" {row['samples_per_second']:.0f} samples/s"
+        say(
+            f"{time.strftime('%H:%M')} {run.stage}: {run.key}: {row.get('error') or result.strip()}"
+        )
+
+
+def _hours(runs: Sequence[Run]) -> dict[str, float]:
+    """Return the hours of runs by their clock; those of the device clock go two at a time."""
+    wall = sum(run.expected_seconds for run in runs if run.clock == "wall")
+    device = sum(run.expected_seconds for run in runs if run.clock == "device")
+    return {"wall": wall / 3600, "device": device / 3600 / 2}
+
+
+def listing(study: Study) -> str:
+    """Return what is due, in lines; of later stages as far as it is known."""
+    lines = []
+    for stage in STAGES:
+        due = study.due(stage)
+        lines += [f"  {run.key}" for run in due]
+        lines.append(f"{stage}: {len(due)} runs, {sum(_hours(due).values()):.2f} h")
+        if reason := study.reason_to_skip(stage):
+            lines.append(f"{stage}: not here: {reason}")
+    refused = {name: reason for name in _all_arms() if (reason := why_not(name))}
+    return "\n".join([*lines, *(f"not known here: {n}: {r}" for n, r in refused.items())])
+
+
+def _all_arms() -> list[str]:
+    added = [f"biased+{name}" for name in ADD_ONS]
+    return [name for name in [*BASES, *added] if arm(name).kind == "ours"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is due."""
+    line = argparse.ArgumentParser(prog="python -m benchmarks.study", description=__doc__)
+    add_data_option(line)
+    line.add_argument("--ag-news", type=Path, default=None, help="folder of the rows of AG News")
+    line.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    line.add_argument("--list", action="store_true", help="say what is due, and run nothing")
+    line.add_argument("--tiny", action="store_true", help="see that everything runs, in minutes")
+    line.add_argument("--rows", type=Path, help="folder of the rows (default: beside this file)")
+    given = line.parse_args(arguments)
+    text = str(given.ag_news.resolve()) if given.ag_news else ""
+    places = Places(required_images(given.data), text, given.tiny)
+    store = Store(given.rows or (TINY_ROWS if given.tiny else ROWS))
+    study = Study(store, places, TINY if given.tiny else FULL)
+    if given.list:
+        print(listing(study))
+        return 0
+    if not {FAST_CORE, SLOW_CORE} <= set(usable_cores()):
+        raise SystemExit(f"cores {FAST_CORE} and {SLOW_CORE} are needed")
+    store.append("conditions", conditions())
+    for stage in given.stages:
+        if reason := study.reason_to_skip(stage):
+            print(f"{stage}: not run: {reason}")
+        else:
+            study.run(stage, lambda text: print(text, flush=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
