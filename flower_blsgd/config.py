@@ -13,12 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from .algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, TRAIN_ON, WEIGHTS, Choices
+from .algorithm.catalog import (
+    ALGORITHMS,
+    SAMPLERS,
+    SELECTIONS,
+    STEPS,
+    TRAIN_ON,
+    WEIGHTS,
+    Choices,
+)
 from .algorithm.epoch_plan import EpochMode
 from .algorithm.local_steps import FAST_SPEED_RATIO, Clock
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
-from .algorithm.sampling import HIGH_LOSS_RATIO, TierName
-from .algorithm.schedules import LearningRate, Schedule, parse_decay
+from .algorithm.sampling import HIGH_LOSS_RATIO, HighLossSchedule, TierName
+from .algorithm.schedules import LearningRate, RateScaling, Schedule, StepSchedule, parse_decay
 from .errors import UsageError, nearest
 from .protocol import MOMENTUM_POLICIES
 from .tasks import OPTIONS
@@ -60,6 +68,13 @@ def _part(*known: str) -> Any:
 
 def _at_least(minimum: int | float, default: Any) -> Any:
     return _setting(default, f"at least {minimum}", lambda v: v >= minimum)
+
+
+def _steps(default: int | str) -> Any:
+    def fits(value: int | str) -> bool:
+        return value == "auto" or (isinstance(value, int) and value >= 1)
+
+    return _setting(default, 'at least 1, or "auto"', fits)
 
 
 def _share(default: float) -> Any:
@@ -124,6 +139,7 @@ class RunConfig:
     schedule: Schedule = _one_of("steps", *get_args(Schedule))
     decay_epochs: str = "60%, 80%"
     warmup_epochs: float = _at_least(0, 0.0)
+    rate_scaling: RateScaling = _one_of("none", *get_args(RateScaling))
     optimizer: str = _one_of("sgd", "sgd", "adamw")
     momentum: float = _share(0.9)
     nesterov: bool = False
@@ -131,20 +147,26 @@ class RunConfig:
     outer_optimizer: str = _one_of("none", *OUTER_OPTIMIZERS)
     outer_learning_rate: float = _above_zero(0.7)
     outer_momentum: float = _share(0.9)
+    ema_half_life: float = _share(0.0)
     weight_decay: float = _at_least(0, 1e-4)
     clip_norm: float = _at_least(0, 0.0)
     workers: str = "auto"
     min_workers: int = _at_least(1, 2)
-    local_steps_fast: int = _at_least(1, 32)
-    local_steps_slow: int | str = _setting(
-        8, 'at least 1, or "auto"', lambda v: v == "auto" or (isinstance(v, int) and v >= 1)
-    )
+    local_steps_fast: int | str = _steps(32)
+    local_steps_slow: int | str = _steps("auto")
+    step_schedule: StepSchedule = _one_of("constant", *get_args(StepSchedule))
     shrink_slow_batch: bool = True
     rebalance: bool = False
     fast_threshold: float = _share(FAST_SPEED_RATIO)
     profile: str = ""
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: TierName = _one_of("fast", *get_args(TierName))
+    high_loss_schedule: HighLossSchedule = _one_of("constant", *get_args(HighLossSchedule))
+    trim_top: float = _share(0.0)
+    max_loss_age: float = _at_least(0, 0.0)
+    permute_losses: bool = False
+    selection: str = _part(*SELECTIONS)
+    fast_fraction: float = _setting(1.0, "in (0, 1]", lambda v: 0 < v <= 1)
     deadline_seconds: float = _at_least(0, 0.0)
     transport: str = _one_of("auto", "auto", "stream", "messages")
     stream_address: str = _setting("", 'empty, "HOST:PORT" or ":PORT"', _is_address)
@@ -187,6 +209,11 @@ class RunConfig:
                 f"decay-epochs = {self.decay_epochs!r}: {error}; write it like "
                 '"60%, 80%" or "60, 80"'
             ) from None
+        if self.local_steps_fast == "auto" and self.epoch == "table":
+            raise UsageError(
+                'local-steps-fast = "auto" does not go with epoch = "table", which repeats printed '
+                'numbers; give a number, or use epoch = "samples"'
+            )
         if self.nesterov and self.momentum == 0:
             raise UsageError("nesterov = true needs momentum above 0, but momentum = 0.0")
 
@@ -290,6 +317,8 @@ def _of_type(value: Any, wanted: Any) -> Any:
     if float in get_args(wanted) and isinstance(value, str):
         with contextlib.suppress(ValueError):  # on a command line it is a text like its default
             return float(value)
+    if int in get_args(wanted) and isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
+        return int(value)
     if isinstance(value, bool) and wanted is not bool:
         return None
     return value if isinstance(value, wanted) else None

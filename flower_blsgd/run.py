@@ -9,9 +9,10 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from .algorithm.catalog import SAMPLERS, STEPS, TRAIN_ON, WEIGHTS
+from .algorithm.catalog import SAMPLERS, SELECTIONS, STEPS, TRAIN_ON, WEIGHTS
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import derived_seed
+from .algorithm.selection import LossRanking
 from .config import RunConfig
 from .errors import UsageError
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
@@ -32,6 +33,7 @@ from .strategy.replies import ModelShape
 from .strategy.workers import WorkerRegistry
 from .tasks.task import Task, check_task, check_weights, load_task
 from .worker import MODULES
+from .worker.evaluation import recompute_batch_norm
 from .worker.model_io import load_state, state_record
 from .worker.profile import profile_of
 from .worker.step import use_precision
@@ -104,7 +106,8 @@ def _train(
     report = RunRecorder(config, strategy, view, began)
     if past:
         arrays, last_round = past.take_up(strategy, report, arrays)
-    evaluate = _evaluate_fn(grid, config, task, strategy.registry, report)
+    ema_model = _ema_fn(config, task, strategy)
+    evaluate = _evaluate_fn(grid, config, task, strategy, report, ema_model)
     with report.recording(task):
         strategy.registry.update(grid)  # connects, and measures speeds that are needed
         strategy.planner.check(strategy.registry.active)
@@ -112,9 +115,15 @@ def _train(
         if not workers:
             _note_ignored_settings(config, strategy.registry, report)
         # Other grids ignore a profile, and may not have the file.
-        _predict(strategy, report, config.profile if workers else "")
+        profile = config.profile if workers else ""
+        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
+        if strategy.choose_local_steps(grid, arrays, overhead):
+            report.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
+        _predict(strategy, report, overhead)
         traces = report.folder.path / "trace"
         train_config = ConfigRecord({TRACE_FOLDER: str(traces.resolve())} if config.trace else {})
+        if report.arrays is not None:  # the folder may lack what this process has not evaluated
+            report.ema_arrays = ema_model(report.arrays)
         checkpoints = Checkpoints(grid, strategy, report)
         with checkpoints.written(locked=past is not None):
             if not report.why_over:  # else it was killed before its results were written
@@ -139,15 +148,16 @@ def _train(
     return report
 
 
-def _predict(strategy: BiasedLocalSGD, report: RunRecorder, profile: str) -> None:
+def _predict(strategy: BiasedLocalSGD, report: RunRecorder, overhead_seconds: float) -> None:
     """Say how fast the workers are, and keep what is to be expected of them."""
     active = strategy.registry.active
     for worker in active:
         if worker.speed:
             report.say(f"  {worker.label}: {worker.speed}")
+    for worker in strategy.registry.scoring:
+        report.say(f"  {worker.label}: does not train, it keeps recorded losses fresh")
     if any(worker.profile.seconds_per_step for worker in active):
-        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
-        prediction = predict_run(strategy, active, overhead)
+        prediction = predict_run(strategy, active, overhead_seconds)
         if prediction is not None:  # the speeds of all that train are known
             report.predicted = predicted_figures(prediction, report.config.clock)
 
@@ -215,15 +225,18 @@ def make_strategy(
             f"batch-size = {config.batch_size} is larger than the data: {num_samples} samples; "
             "use a smaller batch"
         )
-    choices = config.choices
+    choices, steps = config.choices, config.local_steps_fast
     outer = OUTER_OPTIMIZERS[config.outer_optimizer]
     return BiasedLocalSGD(
         num_samples,
         config.batch_size,
         STEPS[choices.steps](config),
-        local_steps_fast=config.local_steps_fast,
+        local_steps_fast=None if steps == "auto" else int(steps),
         learning_rate=config.learning_rate_schedule,
         sampler=SAMPLERS[choices.sampler](config),
+        selection=SELECTIONS[config.selection]() if config.selection else None,
+        loss_ranking=LossRanking(config.trim_top, config.max_loss_age, config.permute_losses),
+        fast_fraction=config.fast_fraction,
         weights=WEIGHTS[choices.weights](config),
         epoch=config.epoch,
         momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # checked there
@@ -231,6 +244,9 @@ def make_strategy(
         clock=config.clock,
         train_on=TRAIN_ON[choices.train_on](config),
         outer_optimizer=outer and outer(config.outer_learning_rate, config.outer_momentum),
+        step_schedule=config.step_schedule,
+        rate_scaling=config.rate_scaling,
+        ema_half_life=config.ema_half_life,
         parameter_names=parameter_names,
         rebalance=config.rebalance,
         fast_threshold=config.fast_threshold,
@@ -250,8 +266,8 @@ def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples:
         )
     strategy = make_strategy(config, num_samples, len(workers))
     profiles = [profile_of(worker, partition) for partition, worker in enumerate(workers)]
-    registry = WorkerRegistry.of_profiles(assume_speeds(profiles), config.fast_threshold)
-    strategy.planner.check(registry.workers)
+    strategy.registry.register({(i, None): p for i, p in enumerate(assume_speeds(profiles))})
+    strategy.planner.check(strategy.registry.active)
 
 
 def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -> None:
@@ -268,29 +284,64 @@ def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -
 # --- evaluation -------------------------------------------------------------------------------
 
 
+def _ema_fn(
+    config: RunConfig, task: Task, strategy: BiasedLocalSGD
+) -> Callable[[ArrayRecord], ArrayRecord | None]:
+    """Return the function that makes a model of the average over the run: BatchNorm is its own."""
+    model = functools.cache(task.model)
+
+    def ema_model(arrays: ArrayRecord) -> ArrayRecord | None:
+        averaged = strategy.ema_model(arrays)
+        if averaged is None:
+            return None
+        device = _own_device(config)
+        load_state(model(), averaged)
+        recompute_batch_norm(model(), task.train, device, seed=config.seed)
+        return state_record(model())
+
+    return ema_model
+
+
+def _own_device(config: RunConfig) -> str:
+    """Return where this process computes, and set its precision there."""
+    device = next(iter(this_machine().accelerators), "cpu")
+    use_precision(config.precision, device)
+    return device
+
+
 def _evaluate_fn(
-    grid: Grid, config: RunConfig, task: Task, registry: WorkerRegistry, report: RunRecorder
+    grid: Grid,
+    config: RunConfig,
+    task: Task,
+    strategy: BiasedLocalSGD,
+    report: RunRecorder,
+    ema_model: Callable[[ArrayRecord], ArrayRecord | None],
 ) -> EvaluateFn:
     """Return the function that evaluates on the workers or on the server, and counts its time."""
     model = functools.cache(task.model)  # made only if this process has to evaluate
 
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-        device = next(iter(this_machine().accelerators), "cpu")
-        use_precision(config.precision, device)
+        device = _own_device(config)
         load_state(model(), arrays)
         return task.evaluate(model(), device, first, last)
 
     @functools.cache
     def on_workers() -> WorkerEvaluation:
-        return WorkerEvaluation(grid, registry, task.num_test, evaluate_slice)
+        return WorkerEvaluation(grid, strategy.registry, task.num_test, evaluate_slice)
+
+    def evaluate_model(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if config.evaluate_on == "workers":
+            return on_workers()(server_round, arrays)
+        whole = evaluate_slice(arrays, 0, task.num_test)
+        return MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         began = time.perf_counter()
-        if config.evaluate_on == "workers":
-            metrics = on_workers()(server_round, arrays)
-        else:
-            whole = evaluate_slice(arrays, 0, task.num_test)
-            metrics = MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
+        metrics = evaluate_model(server_round, arrays)
+        averaged = ema_model(arrays)
+        if averaged is not None:
+            metrics["ema-accuracy"] = evaluate_model(server_round, averaged)["accuracy"]
+            report.ema_arrays = averaged
         report.evaluation_seconds += time.perf_counter() - began
         return metrics
 

@@ -41,7 +41,7 @@ def test_defaults_survive_the_run_config_whose_keys_are_in_kebab_case() -> None:
 
 def test_defaults_follow_the_texts() -> None:
     config = RunConfig()
-    assert (config.local_steps_fast, config.local_steps_slow) == (32, 8)
+    assert (config.local_steps_fast, config.local_steps_slow) == (32, "auto")
     assert config.high_loss_ratio == 0.5
     assert (config.momentum, config.nesterov, config.momentum_buffers) == (0.9, False, "")
     assert config.choices.momentum_buffers == "keep"
@@ -91,6 +91,7 @@ def test_values_that_stand_for_a_number() -> None:
     assert (config.learning_rate, config.momentum) == (1.0, 0.0)
     # A number is also the text of a command line where the default is a text.
     assert RunConfig(dropout="0.25").dropout == RunConfig(dropout=0.25).dropout == 0.25
+    assert RunConfig(local_steps_slow="4").local_steps_slow == 4
 
 
 # --- types and ranges
@@ -117,7 +118,9 @@ def test_values_that_stand_for_a_number() -> None:
         ("warmup_epochs", -1.0, "at least 0"),
         ("deadline_seconds", -1.0, "at least 0"),
         ("local_steps_fast", 0, "at least 1"),
+        ("local_steps_fast", "many", 'at least 1, or "auto"'),
         ("local_steps_slow", 0, 'at least 1, or "auto"'),
+        ("local_steps_slow", "9" * 30, 'at least 1, or "auto"'),
         ("dropout", 1.0, 'in [0, 1), or "auto"'),
         ("dropout", "some", 'in [0, 1), or "auto"'),
         ("split", "half", 'empty, "official" or "paper"'),
@@ -130,6 +133,11 @@ def test_values_that_stand_for_a_number() -> None:
         ("steps", "aware", "empty, or one of system-aware, by-speed, same, one, one-by-throughput"),
         ("sampler", "unifrom", "empty, or one of separated, unified, uniform"),
         ("weights", "lod", "empty, or one of load, equal, normalized"),
+        ("selection", "info", "empty, or one of infobatch, kakurenbo, random-subset"),
+        ("fast_fraction", 0.0, "in (0, 1]"),
+        ("fast_fraction", 1.5, "in (0, 1]"),
+        ("trim_top", 1.0, "in [0, 1)"),
+        ("max_loss_age", -1.0, "at least 0"),
         ("train_on", "slow", "empty, or one of all, fast, fast-slow-sums"),
         ("momentum_buffers", "kept", "empty, or one of keep, reset, average"),
         ("seconds", -1.0, "at least 0"),
@@ -181,7 +189,8 @@ def test_unknown_name_is_refused_and_the_nearest_offered(
         ("high_loss_ratio", 1.0),
         ("epochs", 1),
         ("batch_size", 2),
-        ("local_steps_slow", "auto"),
+        ("local_steps_fast", "auto"),
+        ("local_steps_slow", 1),
         ("validation_share", 0.0),
         ("decay_epochs", ""),
         ("decay_epochs", "60, 80"),
@@ -200,6 +209,8 @@ def test_decay_epochs_that_cannot_be_read_are_refused_with_an_example(text: str)
     assert "60%, 80%" in line
     with pytest.raises(UsageError, match="nesterov = true needs momentum above 0"):
         RunConfig(nesterov=True, momentum=0.0)
+    with pytest.raises(UsageError, match=r'"auto" does not go with epoch = "table".*a number'):
+        RunConfig(local_steps_fast="auto", epoch="table")
 
 
 def test_check_ranges_is_for_users_of_the_library() -> None:

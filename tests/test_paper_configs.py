@@ -152,6 +152,7 @@ def test_one_round(name: str, data: dict[str, str]) -> None:
         pretrained=task not in ("tiny-imagenet", "ag-news"),
         batch_size=2,
         local_steps_fast=2,
+        local_steps_slow=slow_steps(name),
         seconds=1e-6,
         clock="wall",
         threads=1,
@@ -175,6 +176,7 @@ def test_smoke_config_is_small_and_trains(task: str, data: dict[str, str]) -> No
     assert smoke.model.partition("-")[0][:3] == paper.model[:3]
     assert {worker.device for worker in workers_of(smoke)} == {"cpu"}
     changes = {"threads": 1, "max_samples": 64, "epochs": 10, "evaluate_every_epochs": 10}
+    changes["local_steps_slow"] = 2  # so that nothing is measured
     config = config_of(f"{task}-smoke", data=data[task], name=task, **changes)
     train_on(grid_of(config, nodes_of(1, 1)), config)
     folder = Path("runs") / f"{task}-1"

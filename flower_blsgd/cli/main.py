@@ -196,15 +196,18 @@ def _devices(options: argparse.Namespace) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"CPU cores:    {format_ids(machine.cores)}")
     console.print(f"accelerators: {', '.join(machine.accelerators) or 'none'}")
-    table = Table(title=f'workers of "{options.workers or "auto"}"', title_justify="left")
-    for column in ("worker", "device", "tier", "steps", "slowdown", "name"):
+    title = f'workers of "{options.workers or "auto"}"; "as set": by the run\'s settings'
+    table = Table(title=title, title_justify="left")
+    for column in ("worker", "device", "tier", "steps", "batch", "precision", "slowdown", "name"):
         table.add_column(column)
     for rank, worker in enumerate(workers):
         table.add_row(
             str(rank),
             worker.device_with_cores,
             worker.tier or "by speed",
-            str(worker.steps or "from the settings"),
+            str(worker.steps or "as set") if worker.role == "train" else "scores",
+            str(worker.batch or "as set"),
+            worker.precision or "as set",
             f"{worker.slowdown:g}x",
             worker.name,
         )
@@ -219,13 +222,14 @@ def add_evaluate(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="a run's folder, such as runs/latest")
     command.add_argument("--data", default="", help="where the data is, if no longer there")
     command.add_argument("--device", default="", help="such as cuda:0 (default: the first)")
+    command.add_argument("--ema", action="store_true", help="the average over the run instead")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from ..api import evaluate_run
 
     find_modules_here()
-    result = evaluate_run(options.run, data=options.data, device=options.device)
+    result = evaluate_run(options.run, data=options.data, device=options.device, ema=options.ema)
     print(
         f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
         f"{result.num_examples:,} samples ({options.run}, computed on {result.device})"

@@ -52,7 +52,7 @@ def calibrate(
     UsageError
         If a worker fails, does not reply in time, or does not measure.
     """
-    batch_size = key["batch_size"]
+    sizes = [worker.batch or key["batch_size"] for worker in grid.workers]
     labels = {
         node: f"worker {number} of {len(grid.workers)} ({worker.device_with_cores})"
         for number, (node, worker) in enumerate(
@@ -60,11 +60,11 @@ def calibrate(
         )
     }
     alone = []
-    for node, label in labels.items():
+    for (node, label), size in zip(labels.items(), sizes, strict=True):
         log(f"{label}, alone")
         measured = []
         for _ in range(1 + _REPEATS):
-            seconds = query_speeds(grid, [(node, None)], batch_size, _ALONE_SECONDS)[node, None]
+            seconds = query_speeds(grid, {(node, None): size}, _ALONE_SECONDS)[node, None]
             if isinstance(seconds, str):
                 raise UsageError(f"the speed of {label} is not known: {seconds}")
             measured.append(seconds)
@@ -78,9 +78,9 @@ def calibrate(
     for repeat in range(1 + _REPEATS):
         began = time.perf_counter()
         orders = {}
-        for position, (node, count) in enumerate(zip(labels, steps, strict=True)):
+        for position, (node, count, size) in enumerate(zip(labels, steps, sizes, strict=True)):
             draw = np.random.default_rng([position, repeat])  # no sample is in the caches already
-            orders[node] = TrainOrder.to_measure(count, batch_size, num_samples, arrays, draw)
+            orders[node] = TrainOrder.to_measure(count, size, num_samples, arrays, draw)
         messages = [Message(order.to_records(), node, "train") for node, order in orders.items()]
         by_node = replies_to(grid, messages, _TIMEOUT_SECONDS)
         for node, label in labels.items():
@@ -101,7 +101,7 @@ def calibrate(
         rounds.append([r.compute_seconds / count for r, count in zip(reports, steps, strict=True)])
     loaded = [_spread(seconds) for seconds in zip(*rounds, strict=True)]
     workers = tuple(
-        WorkerSpeed(worker.device_with_cores, worker.slowdown, by_itself, with_others)
+        WorkerSpeed.of(worker, by_itself, with_others)
         for worker, by_itself, with_others in zip(grid.workers, alone, loaded, strict=True)
     )
     return SpeedProfile(key, workers, _spread(overheads))

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..algorithm.local_steps import FAST_SPEED_RATIO
 from ..config import RunConfig
 from ..errors import UsageError
 from ..results.metrics import HARDLY
@@ -17,10 +18,17 @@ from ..run import make_strategy
 from ..runtime.devices import WorkerSpec
 from ..strategy.cost_model import Prediction, predict_run
 from ..strategy.round_metrics import WorkerRound
+from ..strategy.scoring import scored_per_epoch
 from ..strategy.workers import Worker, WorkerRegistry
 from ..worker.profile import profile_of
 
 _HARDLY_FASTER = 1.02
+
+_SCORING_GAP = 8.0
+"""A device so many times slower than the fastest adds hardly any samples."""
+
+_USEFUL_SHARE = 0.05
+"""Fewer refreshed losses than these, of all, steer no choice of samples."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +39,15 @@ class Plan:
     ----------
     workers : tuple of Worker
         All workers, with tier and speed ratio.
+    batch_size : int
+        B, the samples per step of a worker without a batch size of its own.
     expected : dict of str to Prediction or str
         By algorithm, in the order in which they were named; or in one line why its settings are
         refused.
     """
 
     workers: tuple[Worker, ...]
+    batch_size: int
     expected: dict[str, Prediction | str]
 
 
@@ -63,16 +74,19 @@ def plan_runs(
         Of one round.
     """
     profiles = [profile_of(worker, position) for position, worker in enumerate(workers)]
-    ranked = tuple(WorkerRegistry.of_profiles(profiles, config.fast_threshold).workers)
+    size = config.batch_size
+    registry = WorkerRegistry.of_profiles(profiles, config.fast_threshold, size)
+    num_training = len(registry.active)
     expected: dict[str, Prediction | str] = {}
     for name in algorithms:
         try:
-            strategy = make_strategy(replace(config, algorithm=name), num_samples, len(ranked))
-            found = predict_run(strategy, ranked, overhead_seconds)
+            strategy = make_strategy(replace(config, algorithm=name), num_samples, num_training)
+            strategy.registry.register({(i, None): p for i, p in enumerate(profiles)})
+            found = predict_run(strategy, strategy.registry.active, overhead_seconds)
             expected[name] = found or "a speed is not known"
         except UsageError as error:
             expected[name] = str(error)
-    return Plan(ranked, expected)
+    return Plan(tuple(registry.workers), size, expected)
 
 
 def plan_table(plan: Plan, source: str) -> RenderableType:
@@ -105,7 +119,7 @@ def plan_table(plan: Plan, source: str) -> RenderableType:
             _share(found.waiting_share(fast=False)),
             f"{found.samples_per_second:,.0f}",
         )
-    lines += slow_device_notes(plan)
+    lines += [*slow_device_notes(plan), *role_notes(plan)]
     return Group(Text(f"expected, from {source}"), table, *map(Text, lines))
 
 
@@ -151,7 +165,11 @@ def slow_device_notes(plan: Plan) -> list[str]:
     The latter holds with the first algorithm that is not refused.
     """
     lines = []
-    speeds = [(worker.fast, 1 / worker.profile.seconds_per_step) for worker in plan.workers]
+    training = [worker for worker in plan.workers if worker.trains]
+    speeds = [
+        (worker.fast, worker.own_batch(plan.batch_size) / worker.profile.seconds_per_step)
+        for worker in training
+    ]
     fast = sum(speed for is_fast, speed in speeds if is_fast)
     if fast and not all(is_fast for is_fast, _ in speeds):
         ceiling = sum(speed for _, speed in speeds) / fast
@@ -169,6 +187,32 @@ def slow_device_notes(plan: Plan) -> list[str]:
                 if row.weight < HARDLY
             ]
             break
+    return lines
+
+
+def role_notes(plan: Plan) -> list[str]:
+    """Return lines that recommend for each slow device whether it trains or scores, and why.
+
+    A device that is far slower adds hardly any samples, but a forward pass takes less than a step:
+    scoring pays where such devices refresh a useful share of all losses while the others train.
+    """
+    fastest = min(worker.profile.seconds_per_step for worker in plan.workers)
+    gaps = [worker.profile.seconds_per_step / fastest for worker in plan.workers]
+    # Steps in the time of one of the fastest: an epoch of N steps takes the others N / rest.
+    rest = sum(1 / gap for gap in gaps if gap < _SCORING_GAP)
+    refreshed = sum(scored_per_epoch(gap, 1, 1 / rest) for gap in gaps if gap >= _SCORING_GAP)
+    lines = []
+    for worker, gap in zip(plan.workers, gaps, strict=True):
+        if gap <= 1 / FAST_SPEED_RATIO:
+            continue
+        adds = 1 / gap / (rest - (1 / gap if gap < _SCORING_GAP else 0))
+        advice, reason = "role=train", f"{gap:.3g} times slower, it adds {adds:.1%} samples"
+        if gap >= _SCORING_GAP:
+            useful = refreshed >= _USEFUL_SHARE
+            advice = "role=score with a selection, else role=train" if useful else advice
+            only = "" if useful else "only "
+            reason += f"; such devices can refresh {only}{refreshed:.1%} of all losses an epoch"
+        lines.append(f"{worker.label}: {advice} ({reason})")
     return lines
 
 

@@ -42,7 +42,7 @@ def on_own_devices(
     record : RoundRecord
         As measured.
     seconds_per_step : mapping of int to float
-        By worker index: seconds per step of that worker *alone*, with the common batch size.
+        By worker index: seconds per step of that worker *alone*, with its whole batch.
 
     Returns
     -------
@@ -94,7 +94,8 @@ class RunMetrics:
     training_seconds : float
         Rounds and planning as measured, without set-up, evaluation and checkpoints.
     device_seconds : float, optional
-        Computed: the rounds as if each worker had its own device; None if one is not known.
+        Computed: the rounds as if each worker had its own device, and the seconds of scoring as
+        measured; None if one is not known.
     budget_seconds, last_budget_seconds : float
         What all rounds, and the last one, count against a budget in seconds. On the wall clock
         planning and rounds as measured; on the device clock the rounds as if each worker had its
@@ -121,9 +122,10 @@ class RunMetrics:
         if computed is None or before is None:
             self.device_seconds = None
         else:
-            self.device_seconds = before + computed.round_seconds
+            on_device = computed.round_seconds + record.scoring_seconds
+            self.device_seconds = before + on_device
             if self.clock == "device":
-                seconds = computed.round_seconds
+                seconds = on_device
         self.last_budget_seconds = seconds
         self.budget_seconds += seconds
         self.samples += sum(row.num_examples for row in record.workers)
@@ -141,6 +143,10 @@ class RunMetrics:
         seconds = sum(record.round_seconds for record in known)
         rows = (row for record in known for row in record.workers)
         return waiting_share(rows, seconds, fast) if len(known) == len(rounds) else None
+
+    def rounds_on_clock(self, first: int = 0) -> list[RoundRecord]:
+        """Return the rounds from one on, with the times of the chosen clock as far as known."""
+        return [record for record in self._on_clock[first:] if record is not None]
 
     def longer_for_slow(self) -> float | None:
         """Return by how much waiting for slow workers made the rounds longer, as a share.
@@ -189,6 +195,7 @@ def summary_of(
     """
     evaluated = [(row.accuracy, row.loss) for row in epochs if row.accuracy is not None]
     accuracy, loss = evaluated[-1] if evaluated else (None, None)
+    averaged = [row.ema_accuracy for row in epochs if row.ema_accuracy is not None]
     rows = [(record.round, row) for record in metrics.records for row in record.workers]
     by_worker: dict[int, list[WorkerRound]] = {}
     for _, row in rows:
@@ -209,6 +216,7 @@ def summary_of(
         if evaluated and config.keep_checkpoints
         else None,
         "loss": loss,
+        "ema_accuracy": averaged[-1] if averaged else None,
         "training_seconds": metrics.training_seconds,
         "device_seconds": metrics.device_seconds,
         "clock": metrics.clock,
@@ -218,11 +226,13 @@ def summary_of(
         "samples_planned": strategy.planner.samples_planned_so_far,
         "samples_given_up": strategy.planner.samples_given_up,
         "samples_cut_off": strategy.planner.samples_cut_off,
+        "losses_refreshed": strategy.scoring.num_used,
+        "mean_loss_age_rounds": epochs[-1].mean_loss_age_rounds if epochs else None,
         "summing_seconds": sum(row.summing_seconds for _, row in rows),
         "fast_waiting_share": metrics.waiting_share(fast=True),
         "slow_waiting_share": metrics.waiting_share(fast=False),
         "workers": [
-            _worker(strategy.registry.workers[index].profile, its, metrics)
+            _worker(strategy.registry.workers[index].profile, its, metrics, config.precision)
             for index, its in sorted(by_worker.items())
         ],
         "failures": [
@@ -246,7 +256,7 @@ def summary_of(
 
 
 def _worker(
-    profile: WorkerProfile, rows: Sequence[WorkerRound], metrics: RunMetrics
+    profile: WorkerProfile, rows: Sequence[WorkerRound], metrics: RunMetrics, precision: str
 ) -> dict[str, Any]:
     stepped = [row for row in rows if row.completed_steps]
     steps = sum(row.completed_steps for row in stepped)
@@ -263,6 +273,7 @@ def _worker(
         "seconds_per_step_alone": metrics.seconds_per_step.get(rows[0].worker),
         "samples": sum(row.num_examples for row in rows),
         "batch_size": stepped[-1].num_examples // stepped[-1].completed_steps if stepped else 0,
+        "precision": profile.precision or precision,
         "compute_seconds": compute_seconds,
         "waiting_seconds": sum(row.waiting_seconds for row in rows),
         "transfer_seconds": sum(row.transfer_seconds for row in rows),
@@ -297,6 +308,8 @@ def last_lines(
     state = "stopped early" if summary["interrupted"] else "done"
     accuracy, device_seconds = summary["accuracy"], summary["device_seconds"]
     reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
+    if summary["ema_accuracy"] is not None:
+        reached += f"(EMA {summary['ema_accuracy']:.2%}) "
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:
         others += f"; {device_seconds:.1f} s on simulated devices, computed"
@@ -323,6 +336,8 @@ def _slow_devices(
     if seconds := summary["summing_seconds"]:
         return f"they summed up models, for {seconds:.2g} s in all, and trained on nothing"
     slow = [worker for worker in summary["workers"] if worker["tier"] == "slow"]
+    if not slow and summary["losses_refreshed"]:
+        return f"none trained; {summary['losses_refreshed']:,} losses were refreshed, forward only"
     if not slow:
         return "none took part, so nobody waited for one"
     longer = metrics.longer_for_slow()

@@ -22,8 +22,9 @@ from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
-from .folder import EpochRow, RunFolder, of_plain, plain
+from .folder import EMA_MODEL, EpochRow, RunFolder, of_plain, plain
 from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
+from .waiting import waiting_note
 
 _SECONDS = ("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds")
 
@@ -98,6 +99,8 @@ class ProgressView:
         """Print the line of an epoch that is over."""
         width = len(str(self._epochs)) if self._of_epochs else 3
         accuracy = [] if row.accuracy is None else [f"accuracy {row.accuracy:.2%}"]
+        if row.ema_accuracy is not None:
+            accuracy[0] += f" (EMA {row.ema_accuracy:.2%})"
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
         self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
 
@@ -148,6 +151,8 @@ class RunRecorder:
         Whether a run that is interrupted ends without writing what was reached.
     arrays : ArrayRecord, optional
         The model that is saved at the end; None before an epoch is over.
+    ema_arrays : ArrayRecord, optional
+        The average over the run, as it was evaluated last; None without one.
     """
 
     def __init__(
@@ -169,6 +174,7 @@ class RunRecorder:
         self._metrics = RunMetrics(config.clock)
         self._rows: list[EpochRow] = []
         self.arrays: ArrayRecord | None = None
+        self.ema_arrays: ArrayRecord | None = None
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
         self._shown_steps: dict[int, int] = {}
@@ -191,7 +197,9 @@ class RunRecorder:
             budget = f"{self.config.seconds:g} s of training ({budget} at most)"
         self.say(
             f"{self.config.algorithm} (steps {choices.steps}, sampler {choices.sampler}, "
-            f"weights {choices.weights}, train on {choices.train_on}) on {self.config.task}: "
+            f"weights {choices.weights}, train on {choices.train_on}"
+            f"{self.config.selection and f', selection {self.config.selection}'}"
+            f") on {self.config.task}: "
             f"{task.num_train:,} training and {task.num_test:,} test samples, batch size "
             f"{self.config.batch_size}, {budget}, seed {self.config.seed}"
         )
@@ -321,10 +329,18 @@ class RunRecorder:
             samples=self._metrics.samples,
             mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
             sampling=planner.sampling_stats,
+            ema_accuracy=metrics.get("ema-accuracy"),
         )
+        rounds_before = self._rows[-1].rounds if self._rows else 0
         self._rows.append(row)
         self._write("epochs.csv", self.folder.add_epoch, row)
         self._view.epoch(row)
+        # In the first round of all, processes warm up; so it is left out, and one is not enough.
+        if rounds_before < 2 <= row.rounds:
+            workers = self._strategy.registry.workers
+            note = waiting_note(self.config, workers, self._metrics.rounds_on_clock(first=1))
+            if note:
+                self.say(note)
         self.stopped_early = self._reason_to_stop()
         if self.stopped_early:
             self.say(f"stopping early: {self.stopped_early}")
@@ -359,12 +375,18 @@ class RunRecorder:
                 self.say(f"  {row.label}: sums up its slice of the fast workers' models")
             elif before is None:
                 hardly = " (hardly takes part)" if 0 < row.weight < HARDLY else ""
-                steps = f"{row.local_steps} steps a round, weight {row.weight:.1%}"
+                own = self._strategy.registry.workers[row.worker].profile
+                steps = f"{row.local_steps} steps"
+                steps += f" of {own.batch_size} samples" if own.batch_size else ""
+                steps += f" a round{own.precision and f' in {own.precision}'}"
+                steps += f", weight {row.weight:.1%}"
                 self.say(f"  {row.label}: {steps}{hardly}")
             elif before != row.local_steps:
+                constant = self.config.step_schedule == "constant"
+                why = "its speed changed" if constant else "step-schedule"
                 self.say(
                     f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
-                    f"instead of {before}: its speed changed"
+                    f"instead of {before}: {why}"
                 )
             self._shown_steps[row.worker] = row.local_steps
 
@@ -394,6 +416,8 @@ class RunRecorder:
         }
         if self.arrays is not None:
             self._save_model(self.arrays)
+        if self.ema_arrays is not None:
+            self._write(EMA_MODEL, self.folder.write_model, self.ema_arrays, EMA_MODEL)
         self._write("summary.json", self.folder.write_summary, self.summary)
         for line in last_lines(self.summary, self._metrics, self.config, self.folder.path):
             self.say(line)

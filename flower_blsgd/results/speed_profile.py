@@ -36,7 +36,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class WorkerSpeed:
-    """One worker's seconds per step, its slowdown included.
+    """One worker's seconds per step of its batch, its slowdown included.
 
     Parameters
     ----------
@@ -46,15 +46,35 @@ class WorkerSpeed:
         As in the worker specification.
     alone, loaded : Spread
         While no other worker computes, and while all do.
+    batch : int, optional
+    precision : str (default: "")
+        As in the worker specification.
     """
 
     device: str
     slowdown: float
     alone: Spread
     loaded: Spread
+    batch: int | None = None
+    precision: str = ""
+
+    @classmethod
+    def of(cls, worker: WorkerSpec, alone: Spread, loaded: Spread) -> "WorkerSpeed":
+        """Return the speed of a worker."""
+        own = worker.batch, worker.precision
+        return cls(worker.device_with_cores, worker.slowdown, alone, loaded, *own)
+
+    @property
+    def name(self) -> str:
+        """What it holds for, as the worker specification has it."""
+        parts = {"batch": self.batch, "precision": self.precision}
+        given = [f"{key}={value}" for key, value in parts.items() if value]
+        given += [f"slowdown={self.slowdown:g}"] if self.slowdown != 1 else []
+        return " ".join([self.device, *given])
 
     def __post_init__(self) -> None:
         known = isinstance(self.device, str) and self.slowdown > 0 and math.isfinite(self.slowdown)
+        known &= type(self.batch) in (int, type(None)) and isinstance(self.precision, str)
         if not known or not self.alone.median * self.loaded.median > 0:
             raise ValueError("no such speed")
 
@@ -126,7 +146,7 @@ class SpeedProfile:
             given = {name: getattr(default, name) for name in _ADDED} | values["key"]
             key = {name: given[name] for name in ("cpu", "cores", "accelerators", *_SETTINGS)}
             workers = tuple(
-                WorkerSpeed(w["device"], w["slowdown"], Spread(**w["alone"]), Spread(**w["loaded"]))
+                WorkerSpeed(**{**w, "alone": Spread(**w["alone"]), "loaded": Spread(**w["loaded"])})
                 for w in values["workers"]
             )
             return cls(key, workers, Spread(**values["overhead_seconds"]))
@@ -146,8 +166,9 @@ class SpeedProfile:
             if (measured := self.key[name]) != value:
                 setting = name.replace("_", "-")
                 return f"it was measured with {setting} = {measured!r}, and here it is {value!r}"
-        theirs = ", ".join(_named(worker.device, worker.slowdown) for worker in self.workers)
-        ours = ", ".join(_named(worker.device_with_cores, worker.slowdown) for worker in workers)
+        theirs = ", ".join(speed.name for speed in self.workers)
+        any_time = Spread(1, 1, 1, 1)
+        ours = ", ".join(WorkerSpeed.of(worker, any_time, any_time).name for worker in workers)
         if theirs != ours:
             return f"it holds the speeds of {theirs}, and the workers are {ours}"
         return ""
@@ -167,10 +188,6 @@ class SpeedProfile:
             )
             for worker, speed in zip(workers, self.workers, strict=True)
         ]
-
-
-def _named(device: str, slowdown: float) -> str:
-    return device if slowdown == 1 else f"{device} slowdown={slowdown:g}"
 
 
 def refuse_unwritable(path: Path) -> None:

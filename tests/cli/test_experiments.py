@@ -66,7 +66,11 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
     ("command", "arguments", "expected"),
     [
         ("calibrate", ["-s", "batch-size=1438"], "use a smaller batch"),
-        ("calibrate", ["-s", "rebalance=true"], "rebalance = true needs steps that come from"),
+        (
+            "calibrate",
+            ["-s", "rebalance=true", "-s", "local-steps-slow=8"],
+            "rebalance = true needs steps that come from",
+        ),
         ("calibrate", ["-s", "profile=other"], "profile = 'other' cannot be written: it is a"),
         ("calibrate", ["-s", "profile=file/x.json"], "cannot be written: "),
         (

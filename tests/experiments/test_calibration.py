@@ -25,9 +25,15 @@ from ..in_process_grid import FailureKind, InProcessGrid, same_bits
 from ..runtime.processes import is_alive, process_ids, wait_until
 
 KEY = profile_key(RunConfig())  # batch size 16
-WORKERS = (WorkerSpec("cpu", (0,), "fast"), WorkerSpec("cpu", (1,), "slow", slowdown=4.0))
+WORKERS = (
+    WorkerSpec("cpu", (0,), "fast"),
+    WorkerSpec("cpu", (1,), "slow", slowdown=4.0, batch=4, precision="bfloat16"),
+)
 MODEL = ArrayRecord(numpy_ndarrays=[np.zeros(3, np.float32)])
 NUM_SAMPLES = 50
+
+
+BATCHES = 16, 4
 
 
 class ScriptedGrid(InProcessGrid):
@@ -47,14 +53,15 @@ class ScriptedGrid(InProcessGrid):
         self.calls.append(index)
         if message.metadata.message_type == "query.profile":
             query = ProfileQuery.from_message(message)
-            assert (query.calibrate, query.batch_size) == (True, 16)
+            assert (query.calibrate, query.batch_size) == (True, BATCHES[index])
             seconds = self._alone[index].pop(0)
             return WorkerProfile("cpu", seconds_per_step=seconds).to_reply(message)
         order = TrainOrder.from_message(message)
         self.orders.append((index, order))
         took = self._loaded[index].pop(0) * order.local_steps
         losses = np.zeros(len(order.indices), np.float32)
-        report = TrainReport(order.local_steps, 16, took, 1000.0, 1000.0, losses, order.arrays)
+        size = order.batch_size
+        report = TrainReport(order.local_steps, size, took, 1000.0, 1000.0, losses, order.arrays)
         return report.to_reply(message)
 
     def measured(self) -> SpeedProfile:
@@ -82,7 +89,8 @@ def test_medians_hand_worked() -> None:
     for spread, expected in ((fast.loaded, (0.02, 0.02, 0.9)), (slow.loaded, (0.25, 0.25, 0.5))):
         assert (spread.median, spread.low, spread.high) == pytest.approx(expected)
         assert spread.count == 5
-    assert [(w.device, w.slowdown) for w in profile.workers] == [("cpu:0", 1.0), ("cpu:1", 4.0)]
+    named = "cpu:1 batch=4 precision=bfloat16 slowdown=4"
+    assert [worker.name for worker in profile.workers] == ["cpu:0", named]
     assert profile.key is KEY
     assert profile.overhead_seconds.count == 5
     assert 0 <= profile.overhead_seconds.low <= profile.overhead_seconds.high < 30
@@ -93,10 +101,10 @@ def test_orders_keep_everybody_busy_for_as_long_and_leave_nothing_behind() -> No
     grid = ScriptedGrid(ALONE, LOADED)
     grid.measured()
     assert [(index, order.local_steps) for index, order in grid.orders] == [(0, 23), (1, 7)] * 6
-    for _, order in grid.orders:
+    for index, order in grid.orders:
         assert (order.learning_rate, order.momentum_policy) == (0.0, "reset")
-        assert (order.deadline_seconds, order.batch_size) == (0.0, 16)
-        assert len(order.indices) == order.local_steps * 16
+        assert (order.deadline_seconds, order.batch_size) == (0.0, BATCHES[index])
+        assert len(order.indices) == order.local_steps * BATCHES[index]
         assert 0 <= order.indices.min() <= order.indices.max() < NUM_SAMPLES
     drawn = {order.indices.tobytes() for _, order in grid.orders}
     assert len(drawn) == 12  # no worker trains on what is in its cache

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from flower_blsgd.experiments.plan import (
     Plan,
     plan_runs,
     plan_table,
+    role_notes,
     slow_device_notes,
     speed_table,
 )
@@ -127,6 +129,56 @@ def test_slow_devices_that_hardly_help_are_named_plainly() -> None:
     assert slow_device_notes(planned("sync-sgd", workers=workers_of(0.01, 0.01, fast=0))) == []
 
 
+def test_batches_of_their_own_are_planned_and_dlb_refuses_them() -> None:
+    """3,200 and 400 samples a second."""
+    fast, slow = workers_of(0.01, 0.02)
+    plan = planned("biased-local-sgd", "dlb", workers=[fast, replace(slow, batch=8)])
+    lines = lines_of(plan_table(plan, "x"))
+    assert plan_cells(lines, "biased-local-sgd")[1] == "32 of 32, 16 of 8"
+    assert plan_cells(lines, "dlb")[1] == "refused"
+    assert any("dlb: worker slow-1 (cpu:1) has batch=8, but the algorithm" in x for x in lines)
+    assert "at most 1.12 times" in slow_device_notes(plan)[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((0.01, 0.0125), []),
+        ((0.01, 0.04), ["slow-1 (cpu:1): role=train (4 times slower, it adds 25.0% samples)"]),
+        (  # 2 / 16 of the samples that the fast one trains on
+            (0.01, 0.16),
+            [
+                "slow-1 (cpu:1): role=score with a selection, else role=train (16 times slower, it "
+                "adds 6.2% samples; such devices can refresh 12.5% of all losses an epoch)"
+            ],
+        ),
+        (
+            (0.01, 0.64),
+            [
+                "slow-1 (cpu:1): role=train (64 times slower, it adds 1.6% samples; such devices "
+                "can refresh only 3.1% of all losses an epoch)"
+            ],
+        ),
+    ],
+)
+def test_role_of_each_slow_device_is_recommended(
+    seconds: tuple[float, float], expected: list[str]
+) -> None:
+    assert role_notes(planned("biased-local-sgd", workers=workers_of(*seconds))) == expected
+
+
+def test_worker_that_scores_is_no_part_of_a_prediction() -> None:
+    workers = [
+        *workers_of(0.01),
+        WorkerSpec("cpu", (1,), "slow", seconds_per_step=0.16, role="score"),
+    ]
+    plan = planned("weighted-local-sgd", workers=workers, batch_size=16)
+    cells = plan_cells(lines_of(plan_table(plan, "x")), "weighted-local-sgd")
+    assert cells[1:3] == ["32", "-"]
+    assert slow_device_notes(plan) == []
+    assert role_notes(plan)[0].startswith("score-1 (cpu:1): role=score")
+
+
 # --- calibrate's table
 
 
@@ -136,7 +188,7 @@ def speed_cells(lines: Sequence[str], first: str) -> list[str]:
 
 
 def speed_lines(workers: Sequence[WorkerSpec] = WORKERS, **changes: Any) -> list[str]:
-    config = RunConfig(**changes)
+    config = RunConfig(**{"local_steps_slow": 8, **changes})
     order = 1 if workers[0].tier == "fast" else -1
     profile = made_profile(config, workers, (0.01, 0.04)[::order], (0.02, 0.05)[::order])
     specs = profile.given_to(workers, config.clock)
@@ -158,6 +210,15 @@ def test_speeds_hand_worked(workers: list[WorkerSpec]) -> None:
         " ".join(lines)
     )
     assert "beside computing a round takes 1 (0.5 to 2) ms" in lines
+
+
+def test_local_steps_auto_follow_from_speeds_and_the_measured_overhead() -> None:
+    """1 ms is a twentieth of a step, so one would do, and 5 are the first that gamma 0.4 divides.
+
+    One step is 0.4 of 16 samples, 6 of them, and 6 % of that round would be lost.
+    """
+    lines = speed_lines(local_steps_fast="auto", local_steps_slow="auto")
+    assert [speed_cells(lines, name)[4] for name in ("fast-0", "slow-1")] == ["5", "2"]
 
 
 def test_speeds_of_workers_that_do_not_train_have_no_steps() -> None:

@@ -39,7 +39,7 @@ TASK: Any = SimpleNamespace(num_train=1437, num_test=360, assets={})
 PROFILES = [
     WorkerProfile("cpu:0", tier="fast", partition_id=0),
     WorkerProfile("cuda:1", tier="fast", name="big card", partition_id=1),
-    WorkerProfile("cpu:2-3", tier="slow", partition_id=2),
+    WorkerProfile("cpu:2-3", "slow", partition_id=2, batch_size=16, precision="bfloat16"),
 ]
 
 
@@ -74,7 +74,9 @@ class Run:
                 table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
             ),
             registry=WorkerRegistry.of_profiles(profiles),
+            scoring=SimpleNamespace(num_used=0),
         )
+        self.scoring = strategy.scoring
         console = Console(
             file=self.screen,
             force_terminal=terminal,
@@ -149,6 +151,20 @@ def test_open_folder_writes_the_resolved_config(start: Start, tmp_path: Path) ->
         assert "1,437 training and 360 test samples" in run.lines[0]
 
 
+def test_setting_that_makes_fast_workers_wait_is_named_once(start: Start) -> None:
+    """After the first epoch, but not of the first round alone, in which processes warm up."""
+    run = start(local_steps_slow=8)
+    for epoch in (1, 2, 3):
+        did = {"completed_steps": 4, "num_examples": 64, "weight": 0.5, "transfer_seconds": 1.0}
+        fast = row(0, compute_seconds=1.0, waiting_seconds=8.0, **did)
+        slow = row(2, fast=False, compute_seconds=9.0, **did)
+        run.recorder.add_round(record(fast, slow, round=epoch, epoch=epoch))
+        run.end_epoch(epoch)
+        said = [line for line in run.lines if "local-steps-slow = 8 is too many" in line]
+        assert len(said) == min(1, epoch - 1)
+    assert said[0].startswith("fast workers wait 80% of the time for slow-2 (cpu:2): ")
+
+
 # --- the summary ----------------------------------------------------------------------------
 
 
@@ -160,14 +176,16 @@ def test_summary_hand_worked(run: Run) -> None:
     assert summary == run.recorder.summary
     assert summary.keys() == {
         *("algorithm", "steps", "sampler", "weights", "train_on", "task", "clock", "seed"),
-        *("accuracy", "best_accuracy", "loss", "epochs", "rounds", "samples"),
+        *("accuracy", "best_accuracy", "loss", "ema_accuracy", "epochs", "rounds", "samples"),
         *("samples_planned", "samples_given_up", "samples_cut_off"),
         *("wall_seconds", "setup_seconds", "training_seconds", "device_seconds"),
         *("evaluation_seconds", "summing_seconds", "fast_waiting_share", "slow_waiting_share"),
         *("workers", "failures", "failures_by_worker", "versions"),
         *("predicted", "measured", "interrupted", "stopped_early", "resumed"),
         *("best_model_chosen_on", "checkpoint_seconds"),
+        *("losses_refreshed", "mean_loss_age_rounds"),
     }
+    assert (summary["losses_refreshed"], summary["mean_loss_age_rounds"]) == (0, 0.5)
     # The first order left at 1030 - 10, the last model was there at 1038.
     assert summary["setup_seconds"] == 20.0
     assert summary["wall_seconds"] == 18.0
@@ -187,6 +205,7 @@ def test_summary_hand_worked(run: Run) -> None:
         "tier": ["fast", "fast", "slow"],
         "local_steps": [4, 4, 2],
         "batch_size": [16, 16, 16],
+        "precision": ["float32", "float32", "bfloat16"],
         "weight": [0.625, 0.125, 0.25],
         "hardly_takes_part": [False] * 3,
         "seconds_per_step": [11 / 8, 1.0, 13 / 3],
@@ -225,7 +244,7 @@ def test_round_and_epoch_are_written_and_shown_at_once(run: Run) -> None:
     assert run.lines[1:] == [
         "  fast-0 (cpu:0): 4 steps a round, weight 50.0%",
         "  fast-1 (cpu:1): 4 steps a round, weight 25.0%",
-        "  slow-2 (cpu:2): 1 steps a round, weight 25.0%",
+        "  slow-2 (cpu:2): 1 steps of 16 samples a round in bfloat16, weight 25.0%",
         "  epoch 1: slow-2 (cpu:2) does 2 steps a round instead of 1: its speed changed",
     ]
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
@@ -312,6 +331,13 @@ def test_without_slow_devices_and_with_one_that_hardly_takes_part(run: Run) -> N
     shares = [worker["hardly_takes_part"] for worker in run.summary()["workers"]]
     assert shares == [False, True]
     assert run.lines[-1] == "slow devices: none took part, so nobody waited for one"
+
+
+def test_last_line_says_what_workers_that_score_did(run: Run) -> None:
+    run.scoring.num_used = 1234
+    run.recorder.add_round(record(row(0, weight=1.0)))
+    run.finish()
+    assert run.lines[-1] == "slow devices: none trained; 1,234 losses were refreshed, forward only"
 
 
 def test_command_in_the_last_line_runs_without_slow_devices(

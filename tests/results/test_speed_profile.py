@@ -123,6 +123,8 @@ DAMAGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
     "median a text": lambda read: read["workers"][1]["loaded"].update(median="0.01"),
     "more than a number": lambda read: read["workers"][0].update(slowdown=10**400),
     "device of none": lambda read: read["workers"][0].update(device=None),
+    "batch a text": lambda read: read["workers"][0].update(batch="16"),
+    "precision a number": lambda read: read["workers"][0].update(precision=16),
     "count of a half": lambda read: read["workers"][0]["alone"].update(count=1.5),
     "median above the highest": lambda read: read["workers"][1]["loaded"].update(median=1e9),
 }
@@ -152,6 +154,8 @@ def test_overhead_may_be_zero_and_settings_of_earlier_versions_are_left_out(
         read["overhead_seconds"].update(median=0.0, low=0.0)
         read["key"].update(processes_per_device=0, replicas="threads")
         del read["key"]["clip_norm"]
+        for worker in read["workers"]:
+            del worker["batch"], worker["precision"]
 
     Path("x.json").write_bytes(changed(older))
     assert SpeedProfile.read(Path("x.json")) == replace(
@@ -181,6 +185,8 @@ def test_holds_for_what_it_was_measured_with() -> None:
         (WORKERS[:1], "and the workers are cpu:0-1"),
         ([WORKERS[0], replace(WORKERS[1], slowdown=2.0)], "cpu:2 slowdown=2"),
         ([WORKERS[0], WorkerSpec("cuda:0")], "cpu:0-1, cuda:0"),
+        ([replace(WORKERS[0], batch=16), WORKERS[1]], "cpu:0-1 batch=16, cpu:2 slowdown=4"),
+        ([WORKERS[0], WorkerSpec("cuda:0", precision="tf32")], "cuda:0 precision=tf32"),
     ],
 )
 def test_other_workers_are_named(workers: list[WorkerSpec], words: str) -> None:

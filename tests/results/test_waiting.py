@@ -1,0 +1,92 @@
+"""The line that says which setting makes fast workers wait."""
+
+from typing import Any
+
+import pytest
+
+from flower_blsgd.config import RunConfig
+from flower_blsgd.results.waiting import waiting_note
+from flower_blsgd.strategy.workers import WorkerRegistry
+
+from ..in_process_grid import fast_profile, slow_profile
+from .records import record, row
+
+
+def note(
+    config: dict[str, Any],
+    seconds: tuple[float, float] = (2.0, 8.0),
+    tau: tuple[int, int] = (32, 8),
+    known: tuple[float, float] = (0.0625, 1.0),
+    measured: bool = True,
+    **slow: Any,
+) -> str:
+    """Return it for rounds of 10 s, with a fast worker and another: how long they compute."""
+    profiles = [fast_profile(0, seconds_per_step=known[0])]
+    other = fast_profile if slow.pop("fast", False) else slow_profile
+    profiles.append(other(1, seconds_per_step=known[1], **slow))
+    workers = WorkerRegistry.of_profiles(profiles).workers
+    rows = []
+    for worker in workers:
+        i, worker.measured = worker.index, measured
+        done = {"local_steps": tau[i], "completed_steps": tau[i], "compute_seconds": seconds[i]}
+        rows.append(row(i, worker.fast, **done, waiting_seconds=max(seconds) - seconds[i]))
+    return waiting_note(RunConfig(**config), workers, [record(*rows)] * 2)
+
+
+COARSE = {"tau": (2, 1), "known": (1.0, 8.0)}
+TOO_MANY = 'local-steps-slow = 8 is too many; set local-steps-slow = "auto"'
+
+
+def test_fast_workers_that_wait_little_say_nothing() -> None:
+    fixed = {"local_steps_slow": 8}
+    assert note(fixed, seconds=(6.0, 8.0)) == ""  # 2 s of 10 s are 20 %
+    assert note(fixed, seconds=(5.5, 8.0)).startswith("fast workers wait 25% of the time")
+    assert note(fixed, seconds=(8.0, 2.0)) == ""
+    assert waiting_note(RunConfig(), [], []) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "cause"),
+    [
+        ({"local_steps_slow": 8}, {}, TOO_MANY),
+        ({"local_steps_slow": 8}, {"steps": 8}, "its own steps= are too many; leave them out"),
+        ({"algorithm": "sync-sgd"}, {}, 'steps = "one" gives everybody as many; set steps = "by'),
+        ({"algorithm": "balanced-local-sgd"}, {}, 'steps = "same" gives everybody as many; set'),
+        ({}, {"fast": True}, 'all fast workers do 32 steps; set steps = "by-speed"'),
+        # 8 steps of 1 s were to take 2 s: they did not do so
+        ({}, {"known": (0.0625, 0.25)}, "take longer than was measured; set rebalance = true"),
+        ({"clock": "device"}, {"known": (0.0625, 0.25), "measured": False}, "than was given; give"),
+        ({"steps": "by-speed"}, {"known": (0.0625, 0.25)}, "set rebalance = true"),
+        # one step of 8 s beside two of 1 s
+        (
+            {"local_steps_fast": 2},
+            COARSE,
+            'of 2 steps are too short; set local-steps-fast = "auto"',
+        ),
+        (
+            {"local_steps_fast": "auto"},
+            COARSE,
+            "of 2 steps are too short; use a smaller batch-size",
+        ),
+        ({}, COARSE, "of 2 steps are too short; use a smaller batch-size"),
+        ({"shrink_slow_batch": False}, COARSE, "too short; set shrink-slow-batch = true"),
+        ({}, {"known": (0.0625, 0.0)}, "the speed of slow-1 (cpu:1) is not known"),
+        (
+            {},
+            {"known": (0.0, 1.0)},
+            "the speed of fast-0 (cpu:0) is not known; give it seconds-per",
+        ),
+    ],
+)
+def test_cause_and_way_out(config: dict[str, Any], values: dict[str, Any], cause: str) -> None:
+    found = note(config, **values)
+    waited_for = "fast-1" if values.get("fast") else "slow-1"
+    share = 30 if values.get("fast") else 60  # the one that is waited for is a fast one, too
+    assert found.startswith(f"fast workers wait {share}% of the time for {waited_for} (cpu:1): ")
+    assert cause in found
+
+
+@pytest.mark.parametrize("config", [{"algorithm": "dlb"}, {"rebalance": True}])
+def test_what_the_next_epoch_changes_by_itself_is_not_mentioned(config: dict[str, Any]) -> None:
+    assert note(config, known=(0.0625, 0.25)) == ""
+    assert note(config, known=(0.0625, 0.0)) == ""
