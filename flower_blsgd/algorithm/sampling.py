@@ -114,15 +114,15 @@ class LossTable:
         self.losses[indices] = losses
         self.rounds[indices] = server_round
 
-    def refresh(self, indices: IntArray, losses: FloatArray, server_round: int) -> int:
-        """Record losses of samples that were only scored; return how many are used.
+    def refresh(self, scored: "LossTable") -> int:
+        """Take over losses of samples that were only scored; return how many are used.
 
-        `server_round` is the round after which the model was the global one. A sample that was
-        trained on since keeps the loss of that.
+        Their rounds are those after which the model was the global one. A sample that was trained
+        on since keeps the loss of that.
         """
-        kept = self.rounds[indices] <= server_round
-        self.record(indices[kept], losses[kept], server_round)
-        return int(np.count_nonzero(kept))
+        newer = (scored.rounds > 0) & (scored.rounds >= self.rounds)
+        self.losses[newer], self.rounds[newer] = scored.losses[newer], scored.rounds[newer]
+        return int(np.count_nonzero(newer))
 
     def record_failure(self, indices: IntArray) -> None:
         """Count an order that failed for those of its samples that were never seen."""

@@ -28,7 +28,6 @@ from ..protocol import (
     QUERY_MOMENTUM,
     Failure,
     HostOrders,
-    ScoreOrder,
     WorkerProfile,
 )
 from ..protocol.records import from_wire, to_wire
@@ -36,7 +35,6 @@ from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.planner import Planner
 from ..strategy.profiles import node_messages, read_answer, replies_to
 from ..strategy.replies import ModelShape
-from ..strategy.scoring import Score
 from ..strategy.workers import UNKNOWN_NODE, Worker
 from .store import Checkpoint
 
@@ -84,17 +82,17 @@ def capture(
     lists = {str(i): samples.indices for i, samples in enumerate(plan.sample_lists)}
     weights = {} if plan.weights is None else {"weights": plan.weights}
     strategy.scoring.receive(grid)  # what is done needs no model
-    scores = strategy.scoring.scores
+    scored = strategy.scoring.found
     parts: dict[str, Tensors] = {
         "model": model,
-        "table": {name: array.copy() for name, array in _arrays_of(planner.table).items()},
+        "table": _arrays_of(planner.table),
         "plan": {**lists, **weights},
         "stats": {n: np.asarray(v) for n, v in vars(planner.sampling_stats).items()},
         "outer": {n: tensor.copy() for n, tensor in kept.items()},
         "averaged": tensors_of(averaged) if averaged else {},
         "ema": {n: tensor.copy() for n, tensor in ema.kept.items()} if ema else {},
         **_momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum),
-        **{f"score-{index}": _tensors_of(score) for index, score in scores.items()},
+        "scored": _arrays_of(scored) if scored.rounds.any() else {},
     }
     values = {
         "round": server_round,
@@ -107,7 +105,6 @@ def capture(
         "planned-for": [worker.index for worker in planner.workers],
         "members": [list(sample_list.members) for sample_list in plan.sample_lists],
         "model": list(model),
-        "scores": {str(index): score.order.round for index, score in scores.items()},
         "scores-used": strategy.scoring.num_used,
         "workers": [
             {**to_wire(worker), "profile": to_wire(worker.profile)}
@@ -158,15 +155,9 @@ def _momentum_by_worker(
     return {f"momentum-{index}": tensors for index, tensors in found.items()}
 
 
-def _tensors_of(score: Score) -> Tensors:
-    """Return the samples, and the losses or, before these are there, the model."""
-    found = {} if score.losses is None else {"losses": score.losses}
-    model = {f"model/{name}": t for name, t in tensors_of(score.order.arrays).items()}
-    return {"indices": score.order.indices, **found, **model}
-
-
 def _arrays_of(table: LossTable) -> dict[str, AnyArray]:
-    return {name: array for name, array in vars(table).items() if isinstance(array, np.ndarray)}
+    arrays = {name: v for name, v in vars(table).items() if isinstance(v, np.ndarray)}
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 def _kinds(tensors: Tensors) -> dict[str, Any]:
@@ -255,9 +246,8 @@ def _restore(
         for i, worker in enumerate(workers)
         if not worker.no_momentum
     }
-    scores = _scores_from(values, parts, arrays, planner.num_samples)
-    if not scores.keys() <= set(range(len(workers))):
-        raise ValueError("it holds scores of nobody")
+    scored, scores_used = parts.pop("scored", {}), values["scores-used"]
+    _check_scores(scored, scores_used, planner.table, server_round)
     unknown = (velocity and not hasattr(outer, "kept")) or (ema and not strategy.ema)
     if parts or len(own) != len(arrays) or unknown:
         raise ValueError(f"it holds tensors that this run does not have: {sorted(parts)[:3]}")
@@ -266,15 +256,16 @@ def _restore(
     vars(planner).update(progress)
     planner.take_steps(steps)
     planner.plan, planner.sampling_stats, planner.workers = plan, sampling_stats, planned_for
-    for name, array in _arrays_of(planner.table).items():
-        array[...] = table[name]
+    for own_table, kept in (planner.table, table), (strategy.scoring.found, scored):
+        for name, array in kept.items():
+            vars(own_table)[name][...] = array
+    strategy.scoring.num_used = scores_used
     if outer and velocity:
         outer.kept.update({name: tensor.copy() for name, tensor in velocity.items()})
     if strategy.ema:
         strategy.ema.kept = {name: tensor.copy() for name, tensor in ema.items()}
         strategy.ema.budget_share = ema_share
     strategy.registry.workers = workers
-    strategy.scoring.scores, strategy.scoring.num_used = scores, values["scores-used"]
     strategy.averaged_momentum = view_record(averaged) if averaged else None
     if planner.momentum_buffers == "keep":
         strategy.resumed_momentum = momentum
@@ -290,40 +281,6 @@ def _worker_from(row: Any, index: int) -> Worker:
     if negative or fields["index"] != index or not printed:
         raise ValueError(f"it holds no worker {index}")
     return Worker(**fields, node_id=UNKNOWN_NODE, present=False, profile=profile)
-
-
-def _scores_from(
-    values: Mapping[str, Any], parts: dict[str, Any], model: ArrayRecord, num_samples: int
-) -> dict[int, Score]:
-    scores, used = {}, values["scores-used"]
-    for index, of_round in values["scores"].items():
-        if type(of_round) is not int or not 1 <= of_round <= values["round"]:
-            raise ValueError("it holds scores of no round")
-        tensors = parts.pop(f"score-{index}")
-        scores[int(index)] = _score_from(tensors, of_round, model, num_samples)
-    if type(used) is not int or not 0 <= used < 2**63:
-        raise ValueError("it counts no scores")
-    return scores
-
-
-def _score_from(
-    tensors: dict[str, AnyArray], of_round: int, model: ArrayRecord, num_samples: int
-) -> Score:
-    indices, losses = tensors.pop("indices"), tensors.pop("losses", None)
-    arrays = ArrayRecord()
-    if losses is None:
-        own = {name: tensors.pop(f"model/{name}") for name in model}
-        arrays = view_record(ModelShape(model).checked(view_record(own)))
-    if (
-        tensors
-        or indices.dtype != np.int32
-        or indices.ndim != 1
-        or not ((indices >= 0) & (indices < num_samples)).all()
-        or (losses is not None and (losses.dtype != np.float32 or losses.shape != indices.shape))
-        or (losses is not None and not np.isfinite(losses).all())
-    ):
-        raise ValueError("it holds no such scores")
-    return Score(ScoreOrder(of_round, indices, arrays), losses, resumed=losses is None)
 
 
 def _plan_from(
@@ -382,6 +339,13 @@ def _check_table(table: Tensors, own: LossTable, server_round: int) -> None:
         raise ValueError("its loss table holds losses that are none")
     if table["rounds"].min() < 0 or table["rounds"].max() > server_round:
         raise ValueError("its loss table counts rounds that have not been")
+
+
+def _check_scores(scored: Tensors, used: Any, own: LossTable, server_round: int) -> None:
+    if scored:
+        _check_table(scored, own, server_round)
+    if type(used) is not int or not 0 <= used < 2**63:
+        raise ValueError("it counts no scores")
 
 
 def _check_velocity(velocity: Tensors, model: Tensors) -> None:

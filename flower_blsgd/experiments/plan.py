@@ -18,7 +18,7 @@ from ..run import make_strategy
 from ..runtime.devices import WorkerSpec
 from ..strategy.cost_model import Prediction, predict_run
 from ..strategy.round_metrics import WorkerRound
-from ..strategy.scoring import scored_per_epoch
+from ..strategy.scoring import SCORED_PER_TRAINED
 from ..strategy.workers import Worker, WorkerRegistry
 from ..worker.profile import profile_of
 
@@ -166,10 +166,7 @@ def slow_device_notes(plan: Plan) -> list[str]:
     """
     lines = []
     training = [worker for worker in plan.workers if worker.trains]
-    speeds = [
-        (worker.fast, worker.own_batch(plan.batch_size) / worker.profile.seconds_per_step)
-        for worker in training
-    ]
+    speeds = [(worker.fast, worker.samples_per_second(plan.batch_size)) for worker in training]
     fast = sum(speed for is_fast, speed in speeds if is_fast)
     if fast and not all(is_fast for is_fast, _ in speeds):
         ceiling = sum(speed for _, speed in speeds) / fast
@@ -196,22 +193,20 @@ def role_notes(plan: Plan) -> list[str]:
     A device that is far slower adds hardly any samples, but a forward pass takes less than a step:
     scoring pays where such devices refresh a useful share of all losses while the others train.
     """
-    fastest = min(worker.profile.seconds_per_step for worker in plan.workers)
-    gaps = [worker.profile.seconds_per_step / fastest for worker in plan.workers]
-    # Steps in the time of one of the fastest: an epoch of N steps takes the others N / rest.
-    rest = sum(1 / gap for gap in gaps if gap < _SCORING_GAP)
-    refreshed = sum(scored_per_epoch(gap, 1, 1 / rest) for gap in gaps if gap >= _SCORING_GAP)
+    speeds = [worker.samples_per_second(plan.batch_size) for worker in plan.workers]
+    near = sum(speed for speed in speeds if max(speeds) < _SCORING_GAP * speed)
+    refreshed = SCORED_PER_TRAINED * (sum(speeds) - near) / near
     lines = []
-    for worker, gap in zip(plan.workers, gaps, strict=True):
+    for worker, speed in zip(plan.workers, speeds, strict=True):
+        gap = max(speeds) / speed
         if gap <= 1 / FAST_SPEED_RATIO:
             continue
-        adds = 1 / gap / (rest - (1 / gap if gap < _SCORING_GAP else 0))
+        adds = speed / (near - (speed if gap < _SCORING_GAP else 0))
         advice, reason = "role=train", f"{gap:.3g} times slower, it adds {adds:.1%} samples"
         if gap >= _SCORING_GAP:
-            useful = refreshed >= _USEFUL_SHARE
-            advice = "role=score with a selection, else role=train" if useful else advice
-            only = "" if useful else "only "
-            reason += f"; such devices can refresh {only}{refreshed:.1%} of all losses an epoch"
+            if refreshed >= _USEFUL_SHARE:
+                advice = "role=score with a selection, else role=train"
+            reason += f"; such devices can refresh {refreshed:.1%} of all losses an epoch"
         lines.append(f"{worker.label}: {advice} ({reason})")
     return lines
 

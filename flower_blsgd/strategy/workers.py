@@ -176,6 +176,11 @@ class Worker:
         """Return its samples per step, which its seconds per step are of; by default the run's."""
         return self.profile.batch_size or batch_size
 
+    def samples_per_second(self, batch_size: int) -> float:
+        """Return how many samples it trains on a second; 0 if its speed is not known."""
+        seconds = self.profile.seconds_per_step
+        return self.own_batch(batch_size) / seconds if seconds else 0.0
+
     def participant(self, batch_size: int) -> Participant:
         """Return what the algorithm needs to know of this worker."""
         given = self.profile.steps or None, self.profile.batch_size or None

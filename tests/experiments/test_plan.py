@@ -138,6 +138,10 @@ def test_batches_of_their_own_are_planned_and_dlb_refuses_them() -> None:
     assert plan_cells(lines, "dlb")[1] == "refused"
     assert any("dlb: worker slow-1 (cpu:1) has batch=8, but the algorithm" in x for x in lines)
     assert "at most 1.12 times" in slow_device_notes(plan)[0]
+    expected = (
+        "slow-1 (cpu:1): role=score with a selection, else role=train (8 times slower, it adds"
+    )
+    assert role_notes(plan)[0].startswith(f"{expected} 12.5% samples; ")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def test_batches_of_their_own_are_planned_and_dlb_refuses_them() -> None:
             (0.01, 0.64),
             [
                 "slow-1 (cpu:1): role=train (64 times slower, it adds 1.6% samples; such devices "
-                "can refresh only 3.1% of all losses an epoch)"
+                "can refresh 3.1% of all losses an epoch)"
             ],
         ),
     ],
@@ -165,6 +169,14 @@ def test_role_of_each_slow_device_is_recommended(
     seconds: tuple[float, float], expected: list[str]
 ) -> None:
     assert role_notes(planned("biased-local-sgd", workers=workers_of(*seconds))) == expected
+
+
+def test_role_follows_samples_and_not_steps() -> None:
+    own = replace(workers_of(0.01, 0.01)[1], batch=4)
+    plan = planned("biased-local-sgd", workers=[workers_of(0.01)[0], own], batch_size=64)
+    assert role_notes(plan)[0].startswith(
+        "slow-1 (cpu:1): role=score with a selection, else role=train (16 times slower"
+    )
 
 
 def test_worker_that_scores_is_no_part_of_a_prediction() -> None:

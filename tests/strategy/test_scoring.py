@@ -1,5 +1,6 @@
 """Workers with role=score: what they get, when it counts, and that nobody waits for them."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import ProfileQuery, ScoreOrder, WorkerProfile
 from flower_blsgd.strategy import scoring as scoring_module
 from flower_blsgd.strategy.evaluation import WorkerEvaluation
-from flower_blsgd.strategy.scoring import scored_per_epoch
 from flower_blsgd.strategy.workers import WorkerRegistry
 
 from ..hosts.host_nodes import HostNode
@@ -112,7 +112,6 @@ def test_oldest_losses_left_out_are_scored_and_count_at_the_next_plan() -> None:
 
 
 def test_amounts_follow_speeds_and_scorers_share_the_samples() -> None:
-    assert scored_per_epoch(8.0, 2, 12.0) == 6.0
     strategy, grid = strategy_of(), grid_of(scores(1, 16.0), scores(2, 12.0), scores(3, 1.0))
     play(strategy, grid, 1, 7)
     orders = [order.indices.tolist() for order in sent_scores(grid)]
@@ -124,11 +123,21 @@ def test_amounts_follow_speeds_and_scorers_share_the_samples() -> None:
     assert any("no speed is known of score-1 (cpu:1)" in line for line in log.warnings)
 
 
+def test_amounts_follow_samples_per_second_where_batches_differ() -> None:
+    """A round is 2 steps of 1 s; with steps of 2 s and 4 samples 2 x 4 x 12 / 16 in an epoch."""
+    scorer = scores(1, 16.0)
+    scorer.profile = replace(scorer.profile, batch_size=4)  # type: ignore[type-var]
+    strategy, grid = strategy_of(), grid_of(scorer)
+    play(strategy, grid, 1, 7)
+    assert [len(order.indices) for order in sent_scores(grid)] == [6]
+
+
 def test_refresh_of_a_loss_is_not_used_where_training_recorded_one_since() -> None:
-    table = LossTable(5)
+    table, scored = LossTable(5), LossTable(5)
     table.record(np.array([0, 1, 2], np.int32), np.array([1, 2, 3], np.float32), 4)
     table.record(np.array([1], np.int32), np.array([9], np.float32), 6)
-    assert table.refresh(np.array([0, 1, 2], np.int32), np.full(3, 5, np.float32), 5) == 2
+    scored.record(np.array([0, 1, 2], np.int32), np.full(3, 5, np.float32), 5)
+    assert table.refresh(scored) == 2
     assert table.losses[:3].tolist() == [5.0, 9.0, 5.0]
     assert table.rounds.tolist() == [5, 6, 5, 0, 0]
 
@@ -206,15 +215,17 @@ def test_replies_that_cannot_be_used_cost_nothing_else(losses: np.ndarray) -> No
     assert strategy.planner.table.losses.tolist() == [1.0] * N
 
 
-def test_worker_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_hangs_is_given_up_at_the_second_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long an epoch takes: an order may take as long."""
     given_up: list[dict[str, int]] = []
     strategy, grid = strategy_of(), grid_of(scores())
     grid.give_up = given_up.append  # type: ignore[attr-defined]
     grid.held = {11}
-    play(strategy, grid, 1, 7)
-    monkeypatch.setattr(scoring_module, "_FIRST_PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(scoring_module, "_LEAST_LATE_SECONDS", -1.0)
+    play(strategy, grid, 1, 18)
+    assert strategy.registry.workers[1].failures == given_up == []
     with captured_log() as log:
-        play(strategy, grid, 8, 12)
+        play(strategy, grid, 19, 19)
     assert strategy.registry.workers[1].failures == ["late"]
     assert [list(nodes.values()) for nodes in given_up] == [[11]]
     assert log.warnings == ["score-1 (cpu:1) did not score: it did not answer in time"]
