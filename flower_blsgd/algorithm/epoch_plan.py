@@ -199,6 +199,7 @@ def round_shape(
     mode: EpochMode,
     local_steps_fast: int,
     num_workers: int | None = None,
+    epoch_samples: int | None = None,
 ) -> RoundShape:
     """Return the steps and batch sizes of all workers, shrunk until a round fits into an epoch.
 
@@ -220,6 +221,8 @@ def round_shape(
     num_workers : int, optional
         P including workers that do not train, which the paper's table counts; all train by
         default.
+    epoch_samples : int, optional
+        Samples of this epoch, where they are fewer than N. One step of every worker may be more.
 
     Returns
     -------
@@ -263,10 +266,11 @@ def round_shape(
             f"needs more than the {num_samples} samples there are; {way_out}"
         )
     if mode == "samples":
-        most = max(steps)
+        most, one = max(steps), (1,) * count
+        room = num_samples if epoch_samples is None else epoch_samples
         fitting = range(min(most, num_samples), 0, -1)
         shapes = (RoundShape(_shrunk(steps, k, most), batch_sizes) for k in fitting)
-        return next(shape for shape in shapes if sum(shape.samples_per_round) <= num_samples)
+        return next(s for s in shapes if s.local_steps == one or sum(s.samples_per_round) <= room)
     synchronous = max(steps) == 1
     fast = [s for s, participant in zip(steps, participants, strict=True) if participant.fast]
     wanted = local_steps_fast if synchronous else max(fast or steps)

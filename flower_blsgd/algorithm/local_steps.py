@@ -280,6 +280,10 @@ class AutoSteps(StepPolicy):
         """Return b_i of each participant with so many steps."""
         return self.policy_of(MOST_AUTO_STEPS).batch_sizes(participants)
 
+    def scheduled(self, steps_of: Callable[[int], int]) -> StepPolicy:
+        """Return the other policy with the most steps, scheduled."""
+        return self.policy_of(MOST_AUTO_STEPS).scheduled(steps_of)
+
     def fewest(
         self, participants: Sequence[Participant], overhead_steps: float | None = None
     ) -> int:

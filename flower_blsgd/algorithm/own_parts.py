@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import UsageError
 from .averaging import Weighting
 from .sampling import EpochRequest, SampleList, Sampler
+from .selection import Selected, Selection
 
 
 def checked_numbers(
@@ -44,6 +45,33 @@ def checked_weights(weighting: Weighting, completed_loads: Sequence[float]) -> l
         )
     total = 1.0 if counted == weights else sum(counted)
     return [weight / total for weight in counted]
+
+
+def checked_selected(selection: Selection, selected: Any, num_samples: int) -> Selected:
+    """Return what a selection returned, and all samples for None."""
+    if selected is None:
+        return Selected(np.arange(num_samples, dtype=np.int32))
+    name = f"{type(selection).__name__}.select"
+    if not isinstance(selected, Selected):
+        raise UsageError(f"{name} returned a {type(selected).__name__}; it must return a Selected")
+    indices, weights = np.asarray(selected.indices), selected.weights
+    listed = indices.dtype == np.int32 and indices.ndim == 1 and len(indices) > 0
+    if not listed or indices[0] < 0 or indices[-1] >= num_samples or (np.diff(indices) < 1).any():
+        raise UsageError(
+            f"{name}: its indices must be int32 of shape (M,), M at least 1, ascending, each once, "
+            f"in [0, {num_samples - 1}]"
+        )
+    if weights is not None and not (
+        np.shape(weights) == (num_samples,)
+        and getattr(weights, "dtype", None) == np.float32
+        and ((weights >= 0) & (weights < np.inf)).all()
+    ):
+        raise UsageError(
+            f"{name}: its weights must be float32 of shape ({num_samples},), finite, at least 0"
+        )
+    if not 0 < selected.rate_factor < math.inf:
+        raise UsageError(f"{name}: rate_factor = {selected.rate_factor} must be a number above 0")
+    return Selected(indices, weights, float(selected.rate_factor))
 
 
 def checked_lists(

@@ -384,6 +384,7 @@ class RunRecorder:
             elif before != row.local_steps:
                 constant = self.config.step_schedule == "constant"
                 why = "its speed changed" if constant else "step-schedule"
+                why += ", or how many samples an epoch has" if self.config.selection else ""
                 self.say(
                     f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
                     f"instead of {before}: {why}"

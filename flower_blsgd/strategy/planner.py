@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.exception import AggregationError
 
@@ -17,7 +16,8 @@ from ..algorithm.epoch_plan import (
     round_shape,
     sampling_stats,
 )
-from ..algorithm.local_steps import AutoSteps, Participant, StepPolicy
+from ..algorithm.local_steps import AutoSteps, Participant, StepPolicy, fastest_worker
+from ..algorithm.own_parts import checked_selected
 from ..algorithm.sampling import LossTable, Sampler, derived_seed
 from ..algorithm.schedules import (
     LearningRate,
@@ -26,7 +26,7 @@ from ..algorithm.schedules import (
     rate_scale,
     scheduled_steps,
 )
-from ..algorithm.selection import LossRanking, Selected, Selection, SelectionRequest
+from ..algorithm.selection import LossRanking, Selection, SelectionRequest
 from ..errors import UsageError
 from ..protocol import TrainOrder
 from .workers import Worker
@@ -206,8 +206,11 @@ class Planner:
         """
         if isinstance(self.step_policy, AutoSteps):
             training = self.training(workers)
-            known = [w.profile.seconds_per_step for w in training if w.profile.seconds_per_step]
-            steps = overhead_seconds / min(known) if overhead_seconds and known else None
+            seconds = [worker.profile.seconds_per_step or None for worker in training]
+            sizes = [worker.own_batch(self.batch_size) for worker in training]
+            fastest = fastest_worker(seconds, sizes)
+            one_step = None if fastest is None else seconds[fastest]
+            steps = overhead_seconds / one_step if overhead_seconds and one_step else None
             self.take_steps(self.step_policy.fewest(self._participants(training), steps))
 
     def take_steps(self, local_steps_fast: int) -> None:
@@ -216,8 +219,8 @@ class Planner:
             self.step_policy = self.step_policy.policy_of(local_steps_fast)
             self.local_steps_fast = local_steps_fast
 
-    def _shape(self, workers: Sequence[Worker]) -> RoundShape:
-        """Return the shape of the next epoch's rounds."""
+    def _shape(self, workers: Sequence[Worker], selected: int | None = None) -> RoundShape:
+        """Return the shape of the next epoch's rounds, with so many samples selected for it."""
         participants, policy = self._participants(self.training(workers)), self.step_policy
         if self.step_schedule != "constant":
             if any(participant.given_steps for participant in participants):
@@ -228,16 +231,28 @@ class Planner:
             decay = self.learning_rate.decay_at(self.epoch + 1, self.budget_share())
             policy = policy.scheduled(lambda tau: scheduled_steps(self.step_schedule, tau, decay))
         try:
-            return round_shape(
+            shape = round_shape(
                 policy,
                 participants,
                 len(self.table),
                 self.mode,
                 self.local_steps_fast,
                 len(workers),
+                self._epoch_samples(selected or self.num_samples),
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
+        one_round, most = sum(shape.samples_per_round), self._epoch_samples(self.num_samples)
+        if self.fast_fraction < 1 and one_round > most:
+            raise UsageError(
+                f"fast-fraction = {self.fast_fraction} leaves {most} samples an epoch, fewer than "
+                f"one step of all workers has ({one_round}); use a larger one or a smaller batch"
+            )
+        return shape
+
+    def _epoch_samples(self, selected: int) -> int:
+        """Return how many samples an epoch has of those that are selected for it."""
+        return int(self.fast_fraction * selected + 0.5)
 
     def _participants(self, training: Sequence[Worker]) -> list[Participant]:
         """Return the workers that train; gamma is relative to the fastest of them."""
@@ -280,7 +295,8 @@ class Planner:
         training = self.training(workers)
         _refuse_nobody(training)
         participants = self._participants(training)
-        epoch, share, selected = self.epoch + 1, self.budget_share(), None
+        epoch, share = self.epoch + 1, self.budget_share()
+        selected = None
         rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
         age = self.ranking.max_loss_age
         oldest = server_round - 1 - age * rounds_per_epoch if age else 0
@@ -288,15 +304,15 @@ class Planner:
         if self.selection is not None:
             decays = self.learning_rate.decays(epoch, share)
             request = SelectionRequest(self.seed, epoch, share, decays)
-            everything = Selected(np.arange(len(table), dtype=np.int32))
-            selected = self.selection.select(request, table) or everything
+            chosen = self.selection.select(request, table)
+            selected = checked_selected(self.selection, chosen, len(table))
         size = len(table) if selected is None else len(selected.indices)
-        self.samples_due += int(self.fast_fraction * size + 0.5)
+        self.samples_due += self._epoch_samples(size)
         plan = self.plan = plan_epoch(
             seed=self.seed,
             epoch=epoch,
             participants=participants,
-            shape=self._shape(workers),
+            shape=self._shape(workers, size),
             sampler=self.sampler,
             table=table,
             samples_before=self.samples_planned,

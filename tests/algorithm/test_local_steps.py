@@ -178,12 +178,15 @@ def test_scheduled_steps_of_slow_workers_follow_by_their_speed() -> None:
     four_times = BY_SPEED.scheduled(lambda tau: 4 * tau)
     assert four_times.local_steps(participants) == [128, 64, 4]
     assert SameSteps(8).scheduled(lambda tau: tau // 4).local_steps(participants) == [2, 2, 2]
+    most = AutoSteps(SystemAwareSteps).scheduled(lambda tau: tau // 4)
+    assert most.local_steps(participants) == [16, 8, 1]
 
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
         (SystemAwareSteps(32, 8), 'local-steps-slow = 8 does not follow it; use .* "auto"'),
+        (AutoSteps(lambda n: SystemAwareSteps(n, 8)), "local-steps-slow = 8 does not follow it"),
         (SameSteps(1), "every worker does one step"),
         (BalancedBatches(), "BalancedBatches follow no schedule"),
     ],

@@ -69,6 +69,7 @@ def test_fast_workers_that_wait_little_say_nothing() -> None:
             "of 2 steps are too short; use a smaller batch-size",
         ),
         ({}, COARSE, "of 2 steps are too short; use a smaller batch-size"),
+        ({}, {**COARSE, "batch_size": 99}, "of 2 steps are too short; give it less than batch=99"),
         ({"shrink_slow_batch": False}, COARSE, "too short; set shrink-slow-batch = true"),
         ({}, {"known": (0.0625, 0.0)}, "the speed of slow-1 (cpu:1) is not known"),
         (

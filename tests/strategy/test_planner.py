@@ -7,10 +7,18 @@ import pytest
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
-from flower_blsgd.algorithm.local_steps import SystemAwareSteps
-from flower_blsgd.algorithm.sampling import SeparatedSampler, UniformSampler
+from flower_blsgd.algorithm.local_steps import AutoSteps, SystemAwareSteps
+from flower_blsgd.algorithm.sampling import LossTable, SeparatedSampler, UniformSampler
 from flower_blsgd.algorithm.schedules import LearningRate
-from flower_blsgd.algorithm.selection import InfoBatch, Kakurenbo, LossRanking, RandomSubset
+from flower_blsgd.algorithm.selection import (
+    InfoBatch,
+    Kakurenbo,
+    LossRanking,
+    RandomSubset,
+    Selected,
+    Selection,
+    SelectionRequest,
+)
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
 from flower_blsgd.strategy.planner import Planner
@@ -77,6 +85,22 @@ def test_steps_follow_the_rate_and_the_rate_the_load() -> None:
     rates = [0.1 * 1.5 * grown / 8 for grown in range(1, 9)] + [0.075, 0.0375]
     assert [one.learning_rate for one, _ in orders] == pytest.approx(rates)
     assert planner.samples_planned_so_far == planner.samples_trained == 4 * 48
+
+
+def test_steps_that_are_chosen_first_follow_a_schedule_too() -> None:
+    planner = planner_of(
+        960,
+        step_policy=AutoSteps(SystemAwareSteps),
+        learning_rate=LearningRate(0.1, decay_epochs=(1,), factor=0.5),
+        step_schedule="qsr",
+    )
+    speeds = {"seconds_per_step": 1.0}, {"seconds_per_step": 2.0}
+    workers = workers_of(fast_profile(0, **speeds[0]), slow_profile(1, **speeds[1]))
+    planner.check(workers)
+    planner.take_steps(10)
+    orders = [play(planner, server_round, workers) for server_round in range(1, 34)]
+    steps = [tuple(order.local_steps for order in of_round) for of_round in orders]
+    assert steps == [(10, 5)] * 32 + [(40, 20)]
 
 
 def test_step_schedule_that_nothing_follows_is_refused() -> None:
@@ -166,6 +190,23 @@ def test_epochs_of_fewer_samples_are_as_much_shorter(changes: dict[str, Any], mo
         )
 
 
+@pytest.mark.parametrize("changes", [{"selection": RandomSubset(0.5)}, {"fast_fraction": 0.5}])
+def test_a_round_fits_into_an_epoch_of_fewer_samples(changes: dict[str, Any]) -> None:
+    """Of 60 samples a round of 2 x (16 + 8) would have 48; with 10 + 5 steps it has 30."""
+    policy = SystemAwareSteps(16, 8)
+    planner = planner_of(60, step_policy=policy, sampler=UniformSampler(), **changes)
+    for epoch in range(1, 4):
+        orders = play(planner, epoch, workers_of())
+        assert [order.local_steps for order in orders] == [10, 5]
+        assert (planner.epoch, planner.samples_planned) == (epoch, 30 * epoch)
+        assert len(np.unique(np.concatenate([order.indices for order in orders]))) == 30
+    few = planner_of(60, step_policy=policy, sampler=UniformSampler(), selection=RandomSubset(0.02))
+    assert [order.local_steps for order in play(few, 1, workers_of())] == [1, 1]
+    none = planner_of(60, fast_fraction=0.05)
+    with pytest.raises(UsageError, match=r"fast-fraction = 0.05 leaves 3 samples an epoch.*\(4\)"):
+        none.check(workers_of())
+
+
 def test_learning_rate_grows_as_an_epoch_hides_samples() -> None:
     """Of 24 samples 7 are hidden, then 0.8 x 7.2 = 5 after the first decay, which is of all."""
     rate = LearningRate(0.1, decay_epochs=[2])
@@ -177,6 +218,28 @@ def test_learning_rate_grows_as_an_epoch_hides_samples() -> None:
         rates[order.epoch] = order.learning_rate
     expected = {1: 0.1 * 24 / 17, 2: 0.1 * 24 / 17, 3: 0.01 * 24 / 19}
     assert {epoch: rates[epoch] for epoch in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("returned", "wrong"),
+    [
+        ([1, 2], "returned a list; it must return a Selected"),
+        (Selected(np.arange(24)), "its indices must be int32"),
+        (Selected(np.array([], np.int32)), "M at least 1"),
+        (Selected(np.array([3, 3], np.int32)), "each once"),
+        (Selected(np.array([0, 24], np.int32)), r"in \[0, 23\]"),
+        (Selected(np.array([0, 9], np.int32), np.ones(2, np.float32)), r"of shape \(24,\)"),
+        (Selected(np.array([0], np.int32), -np.ones(24, np.float32)), "at least 0"),
+        (Selected(np.array([0], np.int32), rate_factor=0), "rate_factor = 0 must be"),
+    ],
+)
+def test_selection_of_ones_own_is_checked(returned: Any, wrong: str) -> None:
+    class Own(Selection):
+        def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
+            return returned  # type: ignore[no-any-return]
+
+    with pytest.raises(UsageError, match=rf"^Own.select.*{wrong}"):
+        play(planner_of(24, selection=Own()), 1, workers_of())
 
 
 def test_samples_whose_losses_are_too_old_come_first() -> None:
@@ -335,6 +398,16 @@ def test_orders_have_the_batch_of_their_worker() -> None:
         (1, 6, 6),
     ]
     assert planner.plan.rounds == 24 // 10
+
+
+def test_chosen_steps_count_the_overhead_in_steps_of_the_fastest_worker() -> None:
+    """That has 10 samples in 0.2 s; the other one's steps are shorter, but of 2 samples."""
+    planner = planner_of(3000, batch_size=10, step_policy=AutoSteps(SystemAwareSteps))
+    slow = slow_profile(1, seconds_per_step=0.1, batch_size=2)
+    profiles = [fast_profile(0, seconds_per_step=0.2), slow]
+    workers = WorkerRegistry.of_profiles(profiles, batch_size=10).workers
+    planner.choose_steps(workers, 0.05)  # a quarter of a step, which is 5 % of 5
+    assert planner.check(workers).local_steps == (5, 10)
 
 
 def test_batch_that_does_not_fit_is_refused() -> None:
