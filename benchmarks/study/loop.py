@@ -36,6 +36,9 @@ _STEPS_BETWEEN_WORDS = 16
 """So often rank 0 tells the others how much of the budget is over."""
 
 _WARM_UP_STEPS = 5
+_KEPT: list["Rank"] = []
+"""See `main`: nothing of torch's may be freed before the result is written."""
+
 _LONGEST_WAIT = timedelta(minutes=10)
 
 
@@ -174,6 +177,7 @@ def train(settings: Settings) -> dict[str, Any]:
     world, number = len(settings.batches), settings.rank
     task = loaded(dict(settings.task), settings.seed)
     rank = Rank(settings, task)
+    _KEPT.append(rank)
     if world > 1:
         distributed.init_process_group(
             "gloo",
@@ -306,6 +310,8 @@ def main(text: str) -> None:
     result = train(settings)
     if settings.rank == 0:
         Path(settings.folder, "result.json").write_text(json.dumps(result))
+    # A group of gloo that is freed joins its thread with the GIL held, for which that may wait.
+    os._exit(0)
 
 
 if __name__ == "__main__":
