@@ -22,6 +22,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -108,18 +109,23 @@ class Engine:
                 time.sleep(0.1)
         raise SystemExit(f"the SuperLink did not answer within {START_SECONDS} s")
 
-    def start_supernode(self, node_config: str) -> "subprocess.Popen[bytes]":
-        """Start a SuperNode."""
+    def start_supernode(
+        self, node_config: str, prefix: Sequence[str] = ()
+    ) -> "subprocess.Popen[bytes]":
+        """Start a SuperNode; `prefix` is what its command begins with, as for `start`."""
         return self.start(
             *["flower-supernode", "--insecure", "--superlink", self.address],
             *["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config],
+            prefix=prefix,
         )
 
-    def start(self, program: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        """Start a program quietly, in a session of its own."""
+    def start(
+        self, program: str, *arguments: str, prefix: Sequence[str] = ()
+    ) -> "subprocess.Popen[bytes]":
+        """Start a program quietly, in a session of its own; with a prefix inside another one."""
         with (self.home / f"{program}-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [BIN / program, *arguments],
+                [*prefix, BIN / program, *arguments],
                 env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts.flower_engine import BIN, Engine, free_port
+from scripts.flower_engine import Engine
 
 from .link import ADDRESSES
 from .ours import result_of
@@ -26,23 +26,6 @@ class _Joined(Engine):
         self.address = before.replace("127.0.0.1", ADDRESSES[0])
         config.write_text(config.read_text().replace(before, self.address))
 
-    def join(self, node_config: str, prefix: list[str]) -> None:
-        """Start a SuperNode, perhaps at the far end."""
-        with (self.home / f"node-{len(self.processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    *(*prefix, BIN / "flower-supernode", "--insecure"),
-                    *("--superlink", self.address, "--host", "127.0.0.1"),
-                    *("--port", str(free_port()), "--node-config", node_config),
-                ],
-                env=self.environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-
 
 def main(text: str) -> None:
     """Start the engine, train, stop the engine, and write the result."""
@@ -55,7 +38,7 @@ def main(text: str) -> None:
         try:
             engine.start_superlink(simulation=False)
             for node, prefix in zip(given["nodes"], ([], given["far"]), strict=True):
-                engine.join(node, prefix)
+                engine.start_supernode(node, prefix)
             words = ("run", ".", "engine", "--stream", "-c", config)
             done = engine.flwr(*words, stdout=subprocess.PIPE)
             listing = engine.flwr("ls", "engine", "--format", "json", stdout=subprocess.PIPE)

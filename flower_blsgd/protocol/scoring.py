@@ -7,7 +7,7 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from .records import ARRAYS, CONFIG, LOSSES, SERVER_ROUND, ProtocolError, from_wire, to_wire
-from .training import INDEX_DTYPE, LOSS_DTYPE
+from .training import INDEX_DTYPE, LOSS_DTYPE, check_finite
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,5 @@ class ScoreReport:
                 f"{len(order.indices)} samples were to be scored, but there are "
                 f"{len(report.losses)} losses"
             )
-        if not np.isfinite(report.losses).all():
-            raise ProtocolError("a loss is not finite; a smaller learning rate may help")
+        check_finite(report.losses)
         return report

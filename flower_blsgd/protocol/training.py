@@ -273,8 +273,7 @@ class TrainReport:
                 f"{report.completed_steps} steps of {order.batch_size} samples came with "
                 f"{len(report.losses)} losses"
             )
-        if not np.isfinite(report.losses).all():
-            raise ProtocolError("a loss is not finite; a smaller learning rate may help")
+        check_finite(report.losses)
         return report
 
 
@@ -348,6 +347,12 @@ class SumReport:
         times = content.metric_records.get(METRICS, MetricRecord())
         arrays = content.array_records.get(ARRAYS, ArrayRecord())
         return cls(arrays, **from_wire(cls, times))
+
+
+def check_finite(losses: npt.NDArray[np.float32]) -> None:
+    """Raise ProtocolError unless all losses are finite."""
+    if not np.isfinite(losses).all():
+        raise ProtocolError("a loss is not finite; a smaller learning rate may help")
 
 
 def _only(records: Mapping[str, Record], kind: type[Record]) -> Record:
