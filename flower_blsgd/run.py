@@ -296,7 +296,7 @@ def _ema_fn(
             return None
         device = _own_device(config)
         load_state(model(), averaged)
-        recompute_batch_norm(model(), task.train, device, seed=config.seed)
+        recompute_batch_norm(model(), task.train, device, augment=task.augment, seed=config.seed)
         return state_record(model())
 
     return ema_model

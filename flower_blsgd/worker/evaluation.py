@@ -7,7 +7,7 @@ from torch.optim.swa_utils import update_bn
 from ..algorithm.sampling import derived_seed, generator
 from ..protocol import EvaluateReport as EvaluateReport  # noqa: PLC0414
 from .batches import BatchSource, Samples
-from .step import SampleLoss
+from .step import Augment, SampleLoss
 
 
 def evaluate_sums(
@@ -57,6 +57,7 @@ def recompute_batch_norm(
     samples: Samples,
     device: str | torch.device = "cpu",
     *,
+    augment: Augment | None = None,
     num_samples: int = 4096,
     batch_size: int = 256,
     seed: int = 0,
@@ -64,7 +65,7 @@ def recompute_batch_norm(
     """Recompute the running statistics of BatchNorm, in place, by a pass over training samples.
 
     For an average of models, whose statistics belong to other weights. The samples are drawn at
-    random and not augmented; the means and variances of the batches are averaged; counters stay.
+    random; the means and variances of the batches are averaged; counters stay.
 
     Parameters
     ----------
@@ -74,6 +75,9 @@ def recompute_batch_norm(
         The training set.
     device : str or torch.device (default: "cpu")
         Where to compute.
+    augment : callable, optional
+        That of the training. A model that was trained on augmented samples needs it: without, a
+        `resnet8` on CIFAR-10 loses one to four points of accuracy.
     num_samples : int (default: 4096)
         How many samples at most, >= 2.
     batch_size : int (default: 256)
@@ -87,10 +91,12 @@ def recompute_batch_norm(
     chosen = torch.from_numpy(generator(seed, "batch-norm").permutation(len(source))[:count])
     counters = {n: b.clone() for n, b in model.named_buffers() if n.endswith("num_batches_tracked")}
     cards = [] if device.type == "cpu" else [device]
+    draw = torch.Generator(device).manual_seed(derived_seed(seed, "batch-norm"))
     with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
         torch.manual_seed(derived_seed(seed, "batch-norm"))  # for dropout
-        parts = chosen.tensor_split(-(-count // batch_size))
-        update_bn(((source.batch(part)[0],) for part in parts), model.to(device))
+        inputs = (source.batch(part)[0] for part in chosen.tensor_split(-(-count // batch_size)))
+        augmented = (augment(one, draw) if augment else one for one in inputs)
+        update_bn(((one,) for one in augmented), model.to(device))
     for name, buffer in model.named_buffers():
         if name in counters:
             buffer.copy_(counters[name])

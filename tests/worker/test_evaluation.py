@@ -67,6 +67,9 @@ def test_batch_norm_statistics_are_those_of_the_training_samples() -> None:
     features = model[0](samples[0])  # all samples fit into one batch
     assert torch.allclose(norm.running_mean, features.mean(0), atol=1e-5)
     assert torch.allclose(norm.running_var, features.var(0), atol=1e-5)
+    recompute_batch_norm(model, samples, augment=lambda inputs, draw: 2 * inputs)
+    doubled = model[0](2 * samples[0])
+    assert torch.allclose(norm.running_mean, doubled.mean(0), atol=1e-5)
     assert torch.equal(drawn, torch.random.get_rng_state())
     assert (norm.num_batches_tracked, norm.momentum, norm.training) == (17, 0.1, False)
     assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
