@@ -99,6 +99,8 @@ ADD_ONS: Mapping[str, AddOn] = {
     "ema": AddOn("average", {"ema-half-life": 0.01}, on_one=True),
     "post-local": AddOn("steps", {"step-schedule": "post-local"}),
     "qsr": AddOn("steps", {"step-schedule": "qsr"}),
+    "steps-auto": AddOn("steps", {"local-steps-fast": "auto"}),
+    "steps-2": AddOn("steps", {"local-steps-fast": 2}),
     "steps-4": AddOn("steps", {"local-steps-fast": 4}),
     "steps-8": AddOn("steps", {"local-steps-fast": 8}),
     "steps-16": AddOn("steps", {"local-steps-fast": 16}),
