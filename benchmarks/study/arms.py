@@ -123,7 +123,9 @@ def arm(name: str) -> Arm:
     made = BASES[base]
     for one in added:
         settings = {**made.settings, **ADD_ONS[one].settings}
-        made = dataclasses.replace(made, settings=settings, scores=made.scores or one == "score")
+        made = dataclasses.replace(made, settings=settings)
+        if one == "score":
+            made = dataclasses.replace(made, both=True, scores=True)
     return made
 
 

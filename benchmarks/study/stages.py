@@ -189,7 +189,10 @@ class Screening:
         around = {}
         for name, rate in ((ours.arm, ours.rate), (same, rates["fast-only"])):
             around[name] = [self.run(name, rate * factor) for factor in (1.0, 0.5, 2.0)]
-        at_16 = [self.run(name, ours.rate, gap=16.0) for name in (ours.arm, f"{ours.arm}+score")]
+        at_16 = [
+            self.run(ours.arm, ours.rate, gap=16.0),
+            self.run(self._scoring(ours.arm, rates), ours.rate, gap=16.0),
+        ]
         if not self.want(*(run for runs in around.values() for run in runs), *at_16):
             return None
         return Choice(
@@ -240,6 +243,14 @@ class Screening:
         names = [name for _, name in sorted(best.values(), reverse=True)]
         counts = sorted({n for n in (2, 3, len(names)) if 2 <= n <= len(names)})
         return [self.run("+".join([base, *names[:n]]), rates[base]) for n in counts]
+
+    def _scoring(self, ours: str, rates: Mapping[str, float]) -> str:
+        """Return the arm whose slow device scores: ours, if its fast one can train alone."""
+        if not ours.startswith("biased"):
+            return f"{ours}+score"
+        by_loss = ("infobatch", "kakurenbo", "fraction")
+        runs = [self.run(f"fast-only+{name}", rates["fast-only"]) for name in by_loss]
+        return f"{self.best(runs).arm}+score"
 
     def _mean_of_three(self, run: Run) -> float:
         return fmean(self.accuracy(self.run(run.arm, run.rate, seed)) for seed in (0, 1, 2))
