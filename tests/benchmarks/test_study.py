@@ -104,7 +104,7 @@ def test_screening_finds_the_best_and_its_rate(monkeypatch: pytest.MonkeyPatch) 
         "fast-only+infobatch+ema",
     )
     assert (made.fast_alone, made.ours_rate, made.rates["weighted"]) == ("bare-48", 0.4, 0.4)
-    assert made.ours_at_16 == "biased+infobatch+ema+score"
+    assert made.ours_at_16 == "fast-only+infobatch+score"
     assert {row["rate"] for row in rows if row["arm"] == "bare"} == {*stages.GRID, 0.8}
     assert not any("qsr" in row["arm"] for row in rows)
 
