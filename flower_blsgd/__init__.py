@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .runtime.stream.grid import stream as stream
     from .strategy.biased_local_sgd import BiasedLocalSGD as BiasedLocalSGD
     from .tasks import Task as Task
-    from .worker.evaluation import recompute_batch_norm as recompute_batch_norm
     from .worker.local_sgd import LocalSGD as LocalSGD
     from .worker.profile import answer_profile as answer_profile
     from .worker.profile import worker_of as worker_of
@@ -40,7 +39,6 @@ _MODULES = {
     "answer_profile": "worker.profile",
     "evaluate_run": "api",
     "load": "api",
-    "recompute_batch_norm": "worker.evaluation",
     "serve_sessions": "runtime.app_call",
     "stream": "runtime.stream.grid",
     "train": "api",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .config import RunConfig
 from .errors import UsageError
-from .results.folder import EMA_MODEL, MODEL, EpochRow, read_config
+from .results.folder import EpochRow, read_config
 from .results.metrics import RunMetrics
 from .results.recorder import ProgressView
 from .run import make_local_grid, train_on
@@ -202,9 +202,7 @@ class Evaluation:
     device: str
 
 
-def load(
-    run: str | Path, task: Task | None = None, *, data: str = "", ema: bool = False
-) -> nn.Module:
+def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Module:
     """Return the model of a run, on the CPU, in eval mode.
 
     The data is not needed, unless the task is one of your own, named by ``module:function``.
@@ -217,8 +215,6 @@ def load(
         Needed if the run's task was given to `train` as an object: it makes the model.
     data : str (default: "")
         Where the data is, for a task that needs it; empty for where the run had it.
-    ema : bool (default: False)
-        Return the average over the run instead of the last model.
 
     Raises
     ------
@@ -228,7 +224,7 @@ def load(
     """
     folder = Path(run)
     config = read_config(folder)
-    tensors = _tensors(folder, EMA_MODEL if ema else MODEL)
+    tensors = _tensors(folder)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
         if task is None and config.task in TASKS:
             model = load_saved_model(config.task, config.model, tensors, config.dropout)
@@ -243,12 +239,7 @@ def load(
 
 
 def evaluate_run(
-    run: str | Path,
-    task: Task | None = None,
-    *,
-    data: str = "",
-    device: str = "",
-    ema: bool = False,
+    run: str | Path, task: Task | None = None, *, data: str = "", device: str = ""
 ) -> Evaluation:
     """Return accuracy and loss of a run's model on the whole test set.
 
@@ -265,8 +256,6 @@ def evaluate_run(
         Where the data is; empty for where the run had it.
     device : str (default: "")
         Where to compute; empty for the first accelerator, else the CPU.
-    ema : bool (default: False)
-        Evaluate the average over the run instead of the last model.
 
     Raises
     ------
@@ -284,18 +273,17 @@ def evaluate_run(
     given = task
     task = _load_task(config, task, data)
     # That of a benchmark is made without its data, which may have other classes.
-    model = load(folder, given if config.task in TASKS else task, ema=ema)
+    model = load(folder, given if config.task in TASKS else task)
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
     report = task.evaluate(model, device)
     return Evaluation(report.accuracy, report.loss, task.num_test, device)
 
 
-def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    file = folder / name
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    file = folder / "model.safetensors"
     if not file.is_file():
-        why = "its ema-half-life is 0, or it" if name == EMA_MODEL else "the run"
-        raise UsageError(f"{folder} holds no {name}: {why} ended before its first epoch did")
+        raise UsageError(f"{folder} holds no model: the run ended before its first epoch did")
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:

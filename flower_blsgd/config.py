@@ -25,8 +25,8 @@ from .algorithm.catalog import (
 from .algorithm.epoch_plan import EpochMode
 from .algorithm.local_steps import FAST_SPEED_RATIO, Clock
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
-from .algorithm.sampling import HIGH_LOSS_RATIO, HighLossSchedule, TierName
-from .algorithm.schedules import LearningRate, RateScaling, Schedule, StepSchedule, parse_decay
+from .algorithm.sampling import HIGH_LOSS_RATIO, TierName
+from .algorithm.schedules import LearningRate, Schedule, parse_decay
 from .errors import UsageError, nearest
 from .protocol import MOMENTUM_POLICIES
 from .tasks import OPTIONS
@@ -139,7 +139,6 @@ class RunConfig:
     schedule: Schedule = _one_of("steps", *get_args(Schedule))
     decay_epochs: str = "60%, 80%"
     warmup_epochs: float = _at_least(0, 0.0)
-    rate_scaling: RateScaling = _one_of("none", *get_args(RateScaling))
     optimizer: str = _one_of("sgd", "sgd", "adamw")
     momentum: float = _share(0.9)
     nesterov: bool = False
@@ -147,23 +146,19 @@ class RunConfig:
     outer_optimizer: str = _one_of("none", *OUTER_OPTIMIZERS)
     outer_learning_rate: float = _above_zero(0.7)
     outer_momentum: float = _share(0.9)
-    ema_half_life: float = _share(0.0)
     weight_decay: float = _at_least(0, 1e-4)
     clip_norm: float = _at_least(0, 0.0)
     workers: str = "auto"
     min_workers: int = _at_least(1, 2)
     local_steps_fast: int | str = _steps(32)
     local_steps_slow: int | str = _steps("auto")
-    step_schedule: StepSchedule = _one_of("constant", *get_args(StepSchedule))
     shrink_slow_batch: bool = True
     rebalance: bool = False
     fast_threshold: float = _share(FAST_SPEED_RATIO)
     profile: str = ""
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: TierName = _one_of("fast", *get_args(TierName))
-    high_loss_schedule: HighLossSchedule = _one_of("constant", *get_args(HighLossSchedule))
     trim_top: float = _share(0.0)
-    max_loss_age: float = _at_least(0, 0.0)
     permute_losses: bool = False
     selection: str = _part(*SELECTIONS)
     fast_fraction: float = _setting(1.0, "in (0, 1]", lambda v: 0 < v <= 1)

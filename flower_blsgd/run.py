@@ -33,7 +33,6 @@ from .strategy.replies import ModelShape
 from .strategy.workers import WorkerRegistry
 from .tasks.task import Task, check_task, check_weights, load_task
 from .worker import MODULES
-from .worker.evaluation import recompute_batch_norm
 from .worker.model_io import load_state, state_record
 from .worker.profile import profile_of
 from .worker.step import use_precision
@@ -106,8 +105,7 @@ def _train(
     report = RunRecorder(config, strategy, view, began)
     if past:
         arrays, last_round = past.take_up(strategy, report, arrays)
-    ema_model = _ema_fn(config, task, strategy)
-    evaluate = _evaluate_fn(grid, config, task, strategy, report, ema_model)
+    evaluate = _evaluate_fn(grid, config, task, strategy.registry, report)
     with report.recording(task):
         strategy.registry.update(grid)  # connects, and measures speeds that are needed
         strategy.planner.check(strategy.registry.active)
@@ -122,8 +120,6 @@ def _train(
         _predict(strategy, report, overhead)
         traces = report.folder.path / "trace"
         train_config = ConfigRecord({TRACE_FOLDER: str(traces.resolve())} if config.trace else {})
-        if report.arrays is not None:  # the folder may lack what this process has not evaluated
-            report.ema_arrays = ema_model(report.arrays)
         checkpoints = Checkpoints(grid, strategy, report)
         with checkpoints.written(locked=past is not None):
             if not report.why_over:  # else it was killed before its results were written
@@ -235,7 +231,7 @@ def make_strategy(
         learning_rate=config.learning_rate_schedule,
         sampler=SAMPLERS[choices.sampler](config),
         selection=SELECTIONS[config.selection]() if config.selection else None,
-        loss_ranking=LossRanking(config.trim_top, config.max_loss_age, config.permute_losses),
+        loss_ranking=LossRanking(config.trim_top, config.permute_losses),
         fast_fraction=config.fast_fraction,
         weights=WEIGHTS[choices.weights](config),
         epoch=config.epoch,
@@ -244,9 +240,6 @@ def make_strategy(
         clock=config.clock,
         train_on=TRAIN_ON[choices.train_on](config),
         outer_optimizer=outer and outer(config.outer_learning_rate, config.outer_momentum),
-        step_schedule=config.step_schedule,
-        rate_scaling=config.rate_scaling,
-        ema_half_life=config.ema_half_life,
         parameter_names=parameter_names,
         rebalance=config.rebalance,
         fast_threshold=config.fast_threshold,
@@ -284,64 +277,29 @@ def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -
 # --- evaluation -------------------------------------------------------------------------------
 
 
-def _ema_fn(
-    config: RunConfig, task: Task, strategy: BiasedLocalSGD
-) -> Callable[[ArrayRecord], ArrayRecord | None]:
-    """Return the function that makes a model of the average over the run: BatchNorm is its own."""
-    model = functools.cache(task.model)
-
-    def ema_model(arrays: ArrayRecord) -> ArrayRecord | None:
-        averaged = strategy.ema_model(arrays)
-        if averaged is None:
-            return None
-        device = _own_device(config)
-        load_state(model(), averaged)
-        recompute_batch_norm(model(), task.train, device, augment=task.augment, seed=config.seed)
-        return state_record(model())
-
-    return ema_model
-
-
-def _own_device(config: RunConfig) -> str:
-    """Return where this process computes, and set its precision there."""
-    device = next(iter(this_machine().accelerators), "cpu")
-    use_precision(config.precision, device)
-    return device
-
-
 def _evaluate_fn(
-    grid: Grid,
-    config: RunConfig,
-    task: Task,
-    strategy: BiasedLocalSGD,
-    report: RunRecorder,
-    ema_model: Callable[[ArrayRecord], ArrayRecord | None],
+    grid: Grid, config: RunConfig, task: Task, registry: WorkerRegistry, report: RunRecorder
 ) -> EvaluateFn:
     """Return the function that evaluates on the workers or on the server, and counts its time."""
     model = functools.cache(task.model)  # made only if this process has to evaluate
 
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-        device = _own_device(config)
+        device = next(iter(this_machine().accelerators), "cpu")
+        use_precision(config.precision, device)
         load_state(model(), arrays)
         return task.evaluate(model(), device, first, last)
 
     @functools.cache
     def on_workers() -> WorkerEvaluation:
-        return WorkerEvaluation(grid, strategy.registry, task.num_test, evaluate_slice)
-
-    def evaluate_model(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        if config.evaluate_on == "workers":
-            return on_workers()(server_round, arrays)
-        whole = evaluate_slice(arrays, 0, task.num_test)
-        return MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
+        return WorkerEvaluation(grid, registry, task.num_test, evaluate_slice)
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         began = time.perf_counter()
-        metrics = evaluate_model(server_round, arrays)
-        averaged = ema_model(arrays)
-        if averaged is not None:
-            metrics["ema-accuracy"] = evaluate_model(server_round, averaged)["accuracy"]
-            report.ema_arrays = averaged
+        if config.evaluate_on == "workers":
+            metrics = on_workers()(server_round, arrays)
+        else:
+            whole = evaluate_slice(arrays, 0, task.num_test)
+            metrics = MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
         report.evaluation_seconds += time.perf_counter() - began
         return metrics
 

@@ -197,24 +197,6 @@ def test_run_that_dies_goes_on_in_its_folder_to_the_same_bits(
     assert about == {"round": best["rounds"], "accuracy": best["accuracy"]}
 
 
-def test_average_over_the_run_goes_on_to_the_same_bits() -> None:
-    settings: dict[str, Any] = {"ema_half_life": 0.2, "checkpoint_minutes": EVERY_ROUND}
-    whole = train(out="undisturbed", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        train(View(7, interrupt), **settings)
-    train(resume="run", **settings)
-    assert left_by(Path("run")) == left_by(whole.folder.path)
-    averages, models = (
-        [Path(folder, name).read_bytes() for folder in ("run", "undisturbed")]
-        for name in ("ema_model.safetensors", "model.safetensors")
-    )
-    assert averages[0] == averages[1] != models[1]
-    Path("run/ema_model.safetensors").unlink()  # as if killed while it wrote its results
-    Path("run/summary.json").unlink()
-    train(resume="run", **settings)
-    assert Path("run/ema_model.safetensors").read_bytes() == averages[1]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("after", [6, 8, 12], ids=["in an epoch", "at its end", "at the end"])
 def test_signal_lets_the_round_finish_and_the_run_goes_on_from_it(

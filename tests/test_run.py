@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clients.blsgd_client import app as client_app
-from flower_blsgd import Task, load, recompute_batch_norm
+from flower_blsgd import Task
 from flower_blsgd.api import evaluate_run
-from flower_blsgd.cli.main import main
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.recorder import ProgressView, RunRecorder
@@ -33,7 +32,6 @@ from server.blsgd_server import app as server_app
 
 from .in_process_grid import Handler, InProcessGrid, fast_profile, slow_profile
 from .log_capture import captured_log
-from .refusal import refusal
 from .results.profiles import made_profile
 from .runtime.processes import process_ids
 
@@ -123,35 +121,6 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
     assert sum(line.startswith("epoch ") for line in printed) == 6
     assert any(str(folder) in line for line in printed)
     assert printed[-1].startswith("slow devices: 20.0% of the samples, 20.0% of the weight")
-
-
-def test_average_over_the_run_is_evaluated_and_saved_with_its_own_statistics(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)  # it takes a second
-    config = config_of(epochs=1, model="cnn-batchnorm", ema_half_life=0.1)
-    report = run(config)
-    folder, summary = report.folder.path, report.summary
-    epochs = list(csv.DictReader((folder / "epochs.csv").open()))
-    assert summary["ema_accuracy"] == float(epochs[-1]["ema_accuracy"]) > 0.3
-    printed = capsys.readouterr().out
-    shown = f"{summary['accuracy']:.2%} (EMA {summary['ema_accuracy']:.2%})"
-    assert printed.count(shown) == 2  # of the last epoch, and of the run
-    assert evaluate_run(folder, ema=True).accuracy == pytest.approx(summary["ema_accuracy"])
-    assert main(["evaluate", str(folder), "--ema"]) == 0
-    assert f"test accuracy {summary['ema_accuracy']:.2%}" in capsys.readouterr().out
-
-    raw, averaged = load(folder), load(folder, ema=True)
-    norm = next(m for m in averaged.modules() if isinstance(m, nn.BatchNorm2d))
-    counter = next(b for n, b in raw.named_buffers() if n.endswith("num_batches_tracked"))
-    assert norm.num_batches_tracked == counter
-    assert norm.running_mean is not None
-    mean = norm.running_mean.clone()
-    norm.running_mean.zero_()
-    recompute_batch_norm(averaged, load_task("digits").train, seed=config.seed)
-    assert torch.allclose(norm.running_mean, mean, atol=1e-6)
-    (folder / "ema_model.safetensors").unlink()
-    assert "holds no ema_model.safetensors" in refusal(load, folder, ema=True)
 
 
 def test_run_same_seed_same_bits_another_seed_others() -> None:

@@ -42,9 +42,6 @@ def result_of(out: Path, task: dict[str, Any], seed: int) -> dict[str, Any]:
     its = loaded(task, seed)
     torch.set_num_threads(1)
     result |= finished(its, saved(its, out / "model.safetensors"))
-    if (averaged := out / "ema_model.safetensors").is_file():
-        result["accuracy_last"] = result["accuracy"]
-        result |= finished(its, saved(its, averaged))
     return result
 
 

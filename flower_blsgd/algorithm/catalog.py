@@ -18,7 +18,7 @@ from .local_steps import (
     SystemAwareSteps,
 )
 from .sampling import Sampler, SeparatedSampler, UnifiedSampler, UniformSampler
-from .selection import InfoBatch, Kakurenbo, RandomSubset, Selection
+from .selection import InfoBatch, RandomSubset, Selection
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,13 @@ STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
 }
 
 SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
-    "separated": lambda s: SeparatedSampler(
-        s.high_loss_ratio, s.high_loss_to, s.high_loss_schedule
-    ),
-    "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.high_loss_to, s.high_loss_schedule),
+    "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.high_loss_to),
+    "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.high_loss_to),
     "uniform": lambda _: UniformSampler(),
 }
 
 SELECTIONS: Mapping[str, Callable[[], Selection]] = {
     "infobatch": InfoBatch,
-    "kakurenbo": Kakurenbo,
     "random-subset": RandomSubset,
 }
 

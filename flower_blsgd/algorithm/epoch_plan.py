@@ -58,7 +58,7 @@ class EpochPlan:
         Steps and batch sizes of every worker.
     sample_lists : tuple of SampleList
         The samples, and the workers that share them.
-    weights, rate_factor : numpy.ndarray, float
+    weights : numpy.ndarray, optional
         As in `Selected`.
     """
 
@@ -67,7 +67,6 @@ class EpochPlan:
     shape: RoundShape
     sample_lists: tuple[SampleList, ...]
     weights: FloatArray | None = None
-    rate_factor: float = 1.0
 
     def indices(self, round_in_epoch: int, worker: int) -> IntArray:
         """Return the samples of one order, in training order.
@@ -143,13 +142,12 @@ def plan_epoch(
     samples_before: int,
     samples_due: int | None = None,
     selected: Selected | None = None,
-    budget_share: float = 0.0,
 ) -> EpochPlan:
     """Plan one epoch.
 
     Parameters
     ----------
-    seed, epoch, participants, budget_share
+    seed, epoch, participants
         As in `EpochRequest`.
     shape : RoundShape
         From `round_shape`.
@@ -182,14 +180,14 @@ def plan_epoch(
     if selected is not None:
         table, samples_before = table.subset(selected.indices), (epoch - 1) * len(selected.indices)
     request = EpochRequest(
-        seed, epoch, rounds, tuple(participants), samples_per_round, samples_before, budget_share
+        seed, epoch, rounds, tuple(participants), samples_per_round, samples_before
     )
     sample_lists = sampler.sample_lists(request, table)
     checked = checked_lists(sampler, sample_lists, request, len(table))
     if selected is None:
         return EpochPlan(epoch, rounds, shape, checked)
     lists = tuple(SampleList(selected.indices[each.indices], each.members) for each in checked)
-    return EpochPlan(epoch, rounds, shape, lists, selected.weights, selected.rate_factor)
+    return EpochPlan(epoch, rounds, shape, lists, selected.weights)
 
 
 def round_shape(

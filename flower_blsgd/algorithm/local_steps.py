@@ -6,10 +6,8 @@ very slow workers; `BalancedBatches`, which is ``dlb``), and which changes of sp
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
-
-from ..errors import UsageError
 
 FAST_SPEED_RATIO = 0.7
 """A worker without a named tier is fast when its speed ratio is above this."""
@@ -85,15 +83,6 @@ class StepPolicy(Protocol):
         """Return b_i, the samples per step, of each participant, each >= 2."""
         return [participant.own_batch for participant in participants]
 
-    def scheduled(self, steps_of: Callable[[int], int]) -> "StepPolicy":
-        """Return the policy with ``steps_of(tau_fast)`` instead of tau_fast.
-
-        UsageError if its steps do not follow it.
-        """
-        raise UsageError(
-            f'step-schedule: the steps of {type(self).__name__} follow no schedule; use "constant"'
-        )
-
 
 def fastest_worker(
     seconds_per_step: Sequence[float | None], batch_sizes: Sequence[int]
@@ -160,14 +149,6 @@ class SameSteps(StepPolicy):
         """Return the same number of steps for all participants."""
         return [self.steps] * len(participants)
 
-    def scheduled(self, steps_of: Callable[[int], int]) -> StepPolicy:
-        """Return the policy with other steps for all."""
-        if self.steps == 1:
-            raise UsageError(
-                'step-schedule: every worker does one step, whatever the rate; use "constant"'
-            )
-        return replace(self, steps=steps_of(self.steps))
-
 
 @dataclass(frozen=True)
 class SystemAwareSteps(StepPolicy):
@@ -224,15 +205,6 @@ class SystemAwareSteps(StepPolicy):
             for p in participants
         ]
 
-    def scheduled(self, steps_of: Callable[[int], int]) -> StepPolicy:
-        """Return the policy with another tau_fast; the steps of slow workers follow it."""
-        if self.local_steps_slow is not None:
-            raise UsageError(
-                f"step-schedule changes local-steps-fast, but local-steps-slow = "
-                f'{self.local_steps_slow} does not follow it; use local-steps-slow = "auto"'
-            )
-        return replace(self, local_steps_fast=steps_of(self.local_steps_fast))
-
     def goes_by_speed(self, participant: Participant) -> bool:
         """Return whether the steps of a participant come from its speed."""
         if participant.given_steps is not None or self.local_steps_slow is not None:
@@ -279,10 +251,6 @@ class AutoSteps(StepPolicy):
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
         """Return b_i of each participant with so many steps."""
         return self.policy_of(MOST_AUTO_STEPS).batch_sizes(participants)
-
-    def scheduled(self, steps_of: Callable[[int], int]) -> StepPolicy:
-        """Return the other policy with the most steps, scheduled."""
-        return self.policy_of(MOST_AUTO_STEPS).scheduled(steps_of)
 
     def fewest(
         self, participants: Sequence[Participant], overhead_steps: float | None = None

@@ -69,9 +69,7 @@ def checked_selected(selection: Selection, selected: Any, num_samples: int) -> S
         raise UsageError(
             f"{name}: its weights must be float32 of shape ({num_samples},), finite, at least 0"
         )
-    if not 0 < selected.rate_factor < math.inf:
-        raise UsageError(f"{name}: rate_factor = {selected.rate_factor} must be a number above 0")
-    return Selected(indices, weights, float(selected.rate_factor))
+    return Selected(indices, weights)
 
 
 def checked_lists(

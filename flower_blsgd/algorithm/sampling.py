@@ -6,11 +6,10 @@ workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sam
 ``SAMPLERS`` in ``catalog.py``.
 """
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from .local_steps import Participant
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 TierName = Literal["fast", "slow"]
-HighLossSchedule = Literal["constant", "linear", "cosine", "until-85%"]
 
 HIGH_LOSS_RATIO = 0.5
 """The default of lambda."""
@@ -272,8 +270,6 @@ class EpochRequest:
     samples_before : int
         Samples that were planned in all earlier epochs. Under a selection those of as many epochs
         with all that it chose for this one, so that each begins a permutation of its own.
-    budget_share : float (default: 0.0)
-        Share of the budget that is used when this epoch begins, in [0, 1].
     """
 
     seed: int
@@ -282,7 +278,6 @@ class EpochRequest:
     participants: tuple[Participant, ...]
     samples_per_round: tuple[int, ...]
     samples_before: int
-    budget_share: float = 0.0
 
     def tier(self, fast: bool) -> tuple[int, ...]:
         """Return the indices of the fast workers, or of the slow ones, ascending."""
@@ -337,9 +332,6 @@ class SeparatedSampler(Sampler):
         [0, 1]; the rest of them is drawn uniformly.
     high_loss_to : {"fast", "slow"} (default: "fast")
         Which tier that is.
-    schedule : {"constant", "linear", "cosine", "until-85%"} (default: "constant")
-        How lambda falls over the budget, from epoch to epoch: not at all, along a line or a cosine
-        to 0, or to 0 for the last 15 %.
     """
 
     needs_both_tiers = True
@@ -348,7 +340,6 @@ class SeparatedSampler(Sampler):
 
     high_loss_ratio: float = HIGH_LOSS_RATIO
     high_loss_to: TierName = "fast"
-    schedule: HighLossSchedule = "constant"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.high_loss_ratio <= 1.0:  # also refuses nan
@@ -357,20 +348,6 @@ class SeparatedSampler(Sampler):
             raise ValueError(
                 f"high_loss_to = {self.high_loss_to!r} must be one of {', '.join(_DRAWS)}"
             )
-        if self.schedule not in get_args(HighLossSchedule):
-            known = ", ".join(get_args(HighLossSchedule))
-            raise ValueError(f"schedule = {self.schedule!r} must be one of {known}")
-
-    def ratio_at(self, budget_share: float) -> float:
-        """Return lambda at a share of the budget."""
-        left = 1.0 - min(1.0, budget_share)
-        factors = {
-            "constant": 1.0,
-            "linear": left,
-            "cosine": (1.0 - math.cos(math.pi * left)) / 2,
-            "until-85%": float(budget_share < 0.85),
-        }
-        return self.high_loss_ratio * factors[self.schedule]
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the fast workers' list and the slow workers' list."""
@@ -383,10 +360,9 @@ class SeparatedSampler(Sampler):
             if not members:
                 continue
             rng = generator(request.seed, purpose, request.epoch)
-            high = tier == self.high_loss_to
-            ratio = self.ratio_at(request.budget_share) if high else 0.0
+            ratio = self.high_loss_ratio if tier == self.high_loss_to else 0.0
             count = request.set_size(members)
-            if self.disjoint and not high:
+            if self.disjoint and tier != self.high_loss_to:
                 left = np.flatnonzero(~taken)
                 rng.shuffle(left)
                 more = draw_samples(losses, max(0, count - len(left)), ratio, rng)

@@ -4,14 +4,13 @@ A selection goes with every sampler but `UnifiedSampler`, and with every step po
 subclass `Selection`; a built-in one is a row of ``SELECTIONS`` in ``catalog.py``.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from .sampling import UNSEEN, FloatArray, IntArray, LossTable, generator, highest_losses
+from .sampling import FloatArray, IntArray, LossTable, generator, highest_losses
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,11 @@ class SelectionRequest:
         Counted from 1.
     budget_share : float
         Share of the budget that is used when the epoch begins, in [0, 1].
-    decays : int
-        Entries of ``decay-epochs`` that have passed by then.
     """
 
     seed: int
     epoch: int
     budget_share: float
-    decays: int
 
 
 @dataclass(frozen=True)
@@ -47,13 +43,10 @@ class Selected:
     weights : numpy.ndarray, optional
         float32 of shape (N,), >= 0: factor of each sample's loss in the mean of its batch; None
         where all are 1.
-    rate_factor : float (default: 1.0)
-        Factor of the learning rate in this epoch.
     """
 
     indices: IntArray
     weights: FloatArray | None = None
-    rate_factor: float = 1.0
 
 
 class Selection(Protocol):
@@ -61,9 +54,6 @@ class Selection(Protocol):
 
     uses_losses: bool = True
     """Whether its choice depends on the recorded losses."""
-
-    refreshes_left_out: bool = False
-    """Whether samples that an epoch left out are scored, forward only, when it is over."""
 
     def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
         """Return the epoch's samples, a pure function of the arguments; None for all of them."""
@@ -111,52 +101,6 @@ class InfoBatch(Selection):
 
 
 @dataclass(frozen=True)
-class Kakurenbo(Selection):
-    """The samples with the lowest losses are hidden for an epoch, if the model is sure of them.
-
-    The learning rate is divided by the share of samples that is left, and the hidden ones are
-    evaluated at the epoch's end (Nguyen et al., NeurIPS 2023, arXiv 2310.10102; its numbers are
-    the defaults).
-
-    Parameters
-    ----------
-    hidden_share : float (default: 0.3)
-        Share of all samples that is hidden at most, in [0, 1).
-    confidence : float (default: 0.7)
-        A sample is hidden only if the model gave its class at least this probability, which then
-        is its prediction too. That is exp(-loss), as with cross entropy.
-    stages : tuple of float (default: (1.0, 0.8, 0.6, 0.4))
-        Factors of `hidden_share` before the first decay of the learning rate, after it, and so on.
-    """
-
-    refreshes_left_out = True
-
-    hidden_share: float = 0.3
-    confidence: float = 0.7
-    stages: tuple[float, ...] = (1.0, 0.8, 0.6, 0.4)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.hidden_share < 1:
-            raise ValueError(f"hidden_share = {self.hidden_share} must lie in [0, 1)")
-        if not 0 < self.confidence <= 1:
-            raise ValueError(f"confidence = {self.confidence} must lie in (0, 1]")
-
-    def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
-        """Return the epoch's samples; None where none is hidden."""
-        losses = table.ranking_losses()
-        num_samples = len(losses)
-        factor = self.stages[min(request.decays, len(self.stages) - 1)]
-        rng = generator(request.seed, "kakurenbo", request.epoch)
-        most = int(factor * self.hidden_share * num_samples)
-        low = ~highest_losses(losses, num_samples - most, rng)
-        hidden = np.flatnonzero(low & (losses <= -math.log(self.confidence)))
-        if not len(hidden):
-            return None
-        kept = _all_but(hidden, num_samples)
-        return Selected(kept, rate_factor=num_samples / len(kept))
-
-
-@dataclass(frozen=True)
 class RandomSubset(Selection):
     """Each epoch has a random subset of the samples: what a selection by loss has to beat.
 
@@ -165,7 +109,7 @@ class RandomSubset(Selection):
     Parameters
     ----------
     share : float (default: 0.7)
-        Of all samples, in (0, 1]; about what InfoBatch and KAKURENBO leave.
+        Of all samples, in (0, 1]; about what InfoBatch leaves.
     """
 
     uses_losses = False
@@ -199,18 +143,15 @@ class LossRanking:
     trim_top : float (default: 0.0)
         Share, in [0, 1), of the recorded losses, the highest, whose samples rank at the median:
         mislabelled ones are not chosen for their loss, but drawn like any other.
-    max_loss_age : float (default: 0.0)
-        A loss older than so many epochs counts as never recorded; 0: however old it is.
     permuted : bool (default: False)
         Each epoch the losses are exchanged at random among the samples that have one. This
         control has the same draws, but they follow no sample's own loss.
     """
 
     trim_top: float = 0.0
-    max_loss_age: float = 0.0
     permuted: bool = False
 
-    def table(self, recorded: LossTable, seed: int, epoch: int, oldest_round: float) -> LossTable:
+    def table(self, recorded: LossTable, seed: int, epoch: int) -> LossTable:
         """Return the table that an epoch's samples are chosen by; `recorded` stays as it is.
 
         Parameters
@@ -219,15 +160,11 @@ class LossRanking:
             The recorded losses.
         seed, epoch : int
             As in `SelectionRequest`.
-        oldest_round : float
-            The first round whose losses are not too old.
         """
         if self == LossRanking():
             return recorded
         ranked = LossTable(len(recorded))
-        too_old = (recorded.rounds > 0) & (recorded.rounds < oldest_round)
-        ranked.losses = np.where(too_old, UNSEEN, recorded.ranking_losses())
-        ranked.rounds = np.where(too_old, 0, recorded.rounds)
+        ranked.losses, ranked.rounds = recorded.ranking_losses().copy(), recorded.rounds
         finite = np.isfinite(ranked.losses)
         losses = ranked.losses[finite]
         rng = generator(seed, "loss-ranking", epoch)

@@ -7,7 +7,6 @@ have had, and each worker its momentum. What a checkpoint holds is checked befor
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +14,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
-from ..algorithm.ema import wide
 from ..algorithm.epoch_plan import EpochPlan, RoundShape, SamplingStats
 from ..algorithm.own_parts import check_lists
 from ..algorithm.sampling import LossTable, SampleList
-from ..algorithm.tensor_sum import first_not_finite
 from ..array_records import AnyArray, tensors_of, view_record
 from ..errors import UsageError, first_line
 from ..protocol import (
@@ -78,7 +75,7 @@ def capture(
     """
     planner, plan, model = strategy.planner, strategy.planner.plan, tensors_of(arrays)
     kept = getattr(strategy.aggregation.outer_optimizer, "kept", {})
-    averaged, ema = strategy.averaged_momentum, strategy.ema
+    averaged = strategy.averaged_momentum
     lists = {str(i): samples.indices for i, samples in enumerate(plan.sample_lists)}
     weights = {} if plan.weights is None else {"weights": plan.weights}
     strategy.scoring.receive(grid)  # what is done needs no model
@@ -90,7 +87,6 @@ def capture(
         "stats": {n: np.asarray(v) for n, v in vars(planner.sampling_stats).items()},
         "outer": {n: tensor.copy() for n, tensor in kept.items()},
         "averaged": tensors_of(averaged) if averaged else {},
-        "ema": {n: tensor.copy() for n, tensor in ema.kept.items()} if ema else {},
         **_momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum),
         "scored": _arrays_of(scored) if scored.rounds.any() else {},
     }
@@ -98,10 +94,8 @@ def capture(
         "round": server_round,
         "progress": _progress_of(planner),
         "rounds": plan.rounds,
-        "ema-share": ema.budget_share if ema else 0.0,
         "shape": to_wire(plan.shape),
         "local-steps-fast": planner.local_steps_fast,
-        "rate-factor": plan.rate_factor,
         "planned-for": [worker.index for worker in planner.workers],
         "members": [list(sample_list.members) for sample_list in plan.sample_lists],
         "model": list(model),
@@ -239,8 +233,6 @@ def _restore(
     averaged = shape.checked_momentum(view_record(parts.pop("averaged", {})))
     outer, velocity = strategy.aggregation.outer_optimizer, parts.pop("outer", {})
     _check_velocity(velocity, tensors_of(arrays))
-    ema, ema_share = parts.pop("ema", {}), values["ema-share"]
-    _check_ema(ema, ema_share, tensors_of(arrays))
     momentum = {
         i: view_record(shape.checked_momentum(view_record(parts.pop(f"momentum-{i}", {}))))
         for i, worker in enumerate(workers)
@@ -248,7 +240,7 @@ def _restore(
     }
     scored, scores_used = parts.pop("scored", {}), values["scores-used"]
     _check_scores(scored, scores_used, planner.table, server_round)
-    unknown = (velocity and not hasattr(outer, "kept")) or (ema and not strategy.ema)
+    unknown = velocity and not hasattr(outer, "kept")
     if parts or len(own) != len(arrays) or unknown:
         raise ValueError(f"it holds tensors that this run does not have: {sorted(parts)[:3]}")
 
@@ -262,9 +254,6 @@ def _restore(
     strategy.scoring.num_used = scores_used
     if outer and velocity:
         outer.kept.update({name: tensor.copy() for name, tensor in velocity.items()})
-    if strategy.ema:
-        strategy.ema.kept = {name: tensor.copy() for name, tensor in ema.items()}
-        strategy.ema.budget_share = ema_share
     strategy.registry.workers = workers
     strategy.averaged_momentum = view_record(averaged) if averaged else None
     if planner.momentum_buffers == "keep":
@@ -290,7 +279,7 @@ def _plan_from(
     fields = from_wire(RoundShape, values["shape"]).items()
     own: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields}
     shape = RoundShape(**own)
-    workers, factor = len(values["planned-for"]), values["rate-factor"]
+    workers = len(values["planned-for"])
     weights = lists.pop("weights", None)
     if (
         type(rounds) is not int
@@ -298,8 +287,6 @@ def _plan_from(
         or not workers == len(shape.local_steps) == len(shape.batch_sizes) > 0
         or min(*shape.local_steps, *shape.batch_sizes, shape.table_rounds or 1) < 1
         or lists.keys() != {str(i) for i in range(len(members))}
-        or type(factor) is not float
-        or not 0 < factor < math.inf
     ):
         raise ValueError("its plan of the epoch does not fit its workers")
     if weights is not None and not (
@@ -310,7 +297,7 @@ def _plan_from(
     sample_lists = [SampleList(lists[str(i)], of_list) for i, of_list in enumerate(members)]
     check_lists(sample_lists, rounds, shape.samples_per_round, num_samples)
     epoch = values["progress"]["epoch"]
-    return EpochPlan(epoch, rounds, shape, tuple(sample_lists), weights, factor)
+    return EpochPlan(epoch, rounds, shape, tuple(sample_lists), weights)
 
 
 def _check_progress(progress: Any, server_round: Any, plan: EpochPlan, planner: Planner) -> None:
@@ -353,14 +340,6 @@ def _check_velocity(velocity: Tensors, model: Tensors) -> None:
         floating = tensor.dtype.kind in "fc" and np.isfinite(tensor).all()
         if not floating or tensor.shape != model[name].shape:
             raise ValueError(f"its outer optimizer cannot have such a state of {name!r}")
-
-
-def _check_ema(ema: Tensors, budget_share: Any, model: Tensors) -> None:
-    kinds = {name: (tensor.shape, wide(tensor)) for name, tensor in model.items()}
-    if (ema and _kinds(ema) != kinds) or first_not_finite(ema):
-        raise ValueError("its average over the run is not one of this model")
-    if not isinstance(budget_share, float) or not 0 <= budget_share < float("inf"):
-        raise ValueError("its share of the budget is none")
 
 
 def _indices(values: Any) -> Sequence[int]:

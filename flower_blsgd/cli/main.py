@@ -222,14 +222,13 @@ def add_evaluate(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="a run's folder, such as runs/latest")
     command.add_argument("--data", default="", help="where the data is, if no longer there")
     command.add_argument("--device", default="", help="such as cuda:0 (default: the first)")
-    command.add_argument("--ema", action="store_true", help="the average over the run instead")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from ..api import evaluate_run
 
     find_modules_here()
-    result = evaluate_run(options.run, data=options.data, device=options.device, ema=options.ema)
+    result = evaluate_run(options.run, data=options.data, device=options.device)
     print(
         f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
         f"{result.num_examples:,} samples ({options.run}, computed on {result.device})"

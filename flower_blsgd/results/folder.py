@@ -32,10 +32,9 @@ from ..strategy.round_metrics import RoundRecord
 RUNS = "runs"
 LATEST = "latest"
 MODEL = "model.safetensors"
-EMA_MODEL = "ema_model.safetensors"
 
 _OWN_NAMES = {
-    *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL, EMA_MODEL),
+    *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
     *("learning_curve.png", "timeline.png", "sampling.png", "trace", FOLDER),
 }
 
@@ -56,7 +55,6 @@ class EpochRow:
     samples: int
     mean_loss_age_rounds: float
     sampling: SamplingStats
-    ema_accuracy: float | None = None
 
 
 class RunFolder:
@@ -157,10 +155,10 @@ class RunFolder:
                     f"task: assets: {source} cannot be copied to {self.path} ({error.strerror})"
                 ) from None
 
-    def write_model(self, arrays: ArrayRecord, name: str = MODEL) -> None:
-        """Write a model's state dict, whole or not at all; or raise OSError."""
+    def write_model(self, arrays: ArrayRecord) -> None:
+        """Write ``model.safetensors``, the state dict, whole or not at all; or raise OSError."""
         tensors = {key: np.asarray(a.numpy(), order="C") for key, a in arrays.items()}
-        with written_whole(self.path / name) as part:
+        with written_whole(self.path / MODEL) as part:
             try:
                 save_file(tensors, part)
             except SafetensorError as error:  # it has the system's error as words only

@@ -94,8 +94,7 @@ class RunMetrics:
     training_seconds : float
         Rounds and planning as measured, without set-up, evaluation and checkpoints.
     device_seconds : float, optional
-        Computed: the rounds as if each worker had its own device, and the seconds of scoring as
-        measured; None if one is not known.
+        Computed: the rounds as if each worker had its own device; None if one is not known.
     budget_seconds, last_budget_seconds : float
         What all rounds, and the last one, count against a budget in seconds. On the wall clock
         planning and rounds as measured; on the device clock the rounds as if each worker had its
@@ -122,10 +121,9 @@ class RunMetrics:
         if computed is None or before is None:
             self.device_seconds = None
         else:
-            on_device = computed.round_seconds + record.scoring_seconds
-            self.device_seconds = before + on_device
+            self.device_seconds = before + computed.round_seconds
             if self.clock == "device":
-                seconds = on_device
+                seconds = computed.round_seconds
         self.last_budget_seconds = seconds
         self.budget_seconds += seconds
         self.samples += sum(row.num_examples for row in record.workers)
@@ -195,7 +193,6 @@ def summary_of(
     """
     evaluated = [(row.accuracy, row.loss) for row in epochs if row.accuracy is not None]
     accuracy, loss = evaluated[-1] if evaluated else (None, None)
-    averaged = [row.ema_accuracy for row in epochs if row.ema_accuracy is not None]
     rows = [(record.round, row) for record in metrics.records for row in record.workers]
     by_worker: dict[int, list[WorkerRound]] = {}
     for _, row in rows:
@@ -216,7 +213,6 @@ def summary_of(
         if evaluated and config.keep_checkpoints
         else None,
         "loss": loss,
-        "ema_accuracy": averaged[-1] if averaged else None,
         "training_seconds": metrics.training_seconds,
         "device_seconds": metrics.device_seconds,
         "clock": metrics.clock,
@@ -308,8 +304,6 @@ def last_lines(
     state = "stopped early" if summary["interrupted"] else "done"
     accuracy, device_seconds = summary["accuracy"], summary["device_seconds"]
     reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
-    if summary["ema_accuracy"] is not None:
-        reached += f"(EMA {summary['ema_accuracy']:.2%}) "
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:
         others += f"; {device_seconds:.1f} s on simulated devices, computed"

@@ -22,7 +22,7 @@ from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
-from .folder import EMA_MODEL, EpochRow, RunFolder, of_plain, plain
+from .folder import EpochRow, RunFolder, of_plain, plain
 from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
 from .waiting import waiting_note
 
@@ -99,8 +99,6 @@ class ProgressView:
         """Print the line of an epoch that is over."""
         width = len(str(self._epochs)) if self._of_epochs else 3
         accuracy = [] if row.accuracy is None else [f"accuracy {row.accuracy:.2%}"]
-        if row.ema_accuracy is not None:
-            accuracy[0] += f" (EMA {row.ema_accuracy:.2%})"
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
         self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
 
@@ -151,8 +149,6 @@ class RunRecorder:
         Whether a run that is interrupted ends without writing what was reached.
     arrays : ArrayRecord, optional
         The model that is saved at the end; None before an epoch is over.
-    ema_arrays : ArrayRecord, optional
-        The average over the run, as it was evaluated last; None without one.
     """
 
     def __init__(
@@ -174,7 +170,6 @@ class RunRecorder:
         self._metrics = RunMetrics(config.clock)
         self._rows: list[EpochRow] = []
         self.arrays: ArrayRecord | None = None
-        self.ema_arrays: ArrayRecord | None = None
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
         self._shown_steps: dict[int, int] = {}
@@ -329,7 +324,6 @@ class RunRecorder:
             samples=self._metrics.samples,
             mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
             sampling=planner.sampling_stats,
-            ema_accuracy=metrics.get("ema-accuracy"),
         )
         rounds_before = self._rows[-1].rounds if self._rows else 0
         self._rows.append(row)
@@ -382,8 +376,7 @@ class RunRecorder:
                 steps += f", weight {row.weight:.1%}"
                 self.say(f"  {row.label}: {steps}{hardly}")
             elif before != row.local_steps:
-                constant = self.config.step_schedule == "constant"
-                why = "its speed changed" if constant else "step-schedule"
+                why = "its speed changed"
                 why += ", or how many samples an epoch has" if self.config.selection else ""
                 self.say(
                     f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
@@ -417,8 +410,6 @@ class RunRecorder:
         }
         if self.arrays is not None:
             self._save_model(self.arrays)
-        if self.ema_arrays is not None:
-            self._write(EMA_MODEL, self.folder.write_model, self.ema_arrays, EMA_MODEL)
         self._write("summary.json", self.folder.write_summary, self.summary)
         for line in last_lines(self.summary, self._metrics, self.config, self.folder.path):
             self.say(line)

@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from ..algorithm.averaging import LoadWeighting, Weighting, node_weight, weighted_average
 from ..algorithm.catalog import TrainOn
-from ..algorithm.ema import ModelEma
 from ..algorithm.epoch_plan import EpochMode
 from ..algorithm.local_steps import (
     FAST_SPEED_RATIO,
@@ -26,9 +25,9 @@ from ..algorithm.local_steps import (
 )
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler, UnifiedSampler
-from ..algorithm.schedules import LearningRate, RateScaling, StepSchedule
+from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import LossRanking, Selection
-from ..array_records import tensors_of, view_record
+from ..array_records import view_record
 from ..config import check_ranges
 from ..errors import UsageError
 from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder
@@ -112,13 +111,6 @@ class BiasedLocalSGD(FedAvg):
     parameter_names : collection of str, optional
         Which tensors are parameters; by default all floating ones but BatchNorm's statistics. Of
         tied weights, which have several names in a state dict, one is enough.
-    step_schedule : {"constant", "post-local", "qsr"} (default: "constant")
-        How tau_fast follows the learning rate, at each epoch's plan; see `scheduled_steps`.
-    rate_scaling : {"none", "linear", "sqrt"} (default: "none")
-        Scale the learning rate by the sum of all loads over that of the fast workers.
-    ema_half_life : float (default: 0)
-        Above 0: `ema` averages the models over the run, with this half-life as a share of the
-        budget. With one in seconds those of a round count from the next round on.
     rebalance : bool (default: False)
         Steps that come from speeds follow them: a moving average, one change per epoch at most.
     fast_threshold : float (default: 0.7)
@@ -151,9 +143,6 @@ class BiasedLocalSGD(FedAvg):
         train_on: TrainOn | None = None,
         outer_optimizer: OuterOptimizer | None = None,
         parameter_names: Collection[str] | None = None,
-        step_schedule: StepSchedule = "constant",
-        rate_scaling: RateScaling = "none",
-        ema_half_life: float = 0.0,
         rebalance: bool = False,
         fast_threshold: float = FAST_SPEED_RATIO,
         seed: int = 0,
@@ -180,12 +169,8 @@ class BiasedLocalSGD(FedAvg):
             deadline_seconds=deadline_seconds,
             clock=clock,
             fast_threshold=fast_threshold,
-            step_schedule=step_schedule,
-            rate_scaling=rate_scaling,
-            ema_half_life=ema_half_life,
             fast_fraction=fast_fraction,
             trim_top=ranking.trim_top,
-            max_loss_age=ranking.max_loss_age,
         )
         _check_selection(selection, fast_fraction, sampler, epoch)
         if not momentum_buffers:  # the setting may be empty, for that of the algorithm
@@ -236,16 +221,12 @@ class BiasedLocalSGD(FedAvg):
             deadline_seconds=deadline_seconds,
             seed=seed,
             train_on=train_on or TrainOn(),
-            step_schedule=step_schedule,
-            rate_scaling=rate_scaling,
             selection=selection,
             ranking=ranking,
             fast_fraction=fast_fraction,
         )
         self.scoring = Scoring(self.registry, self.planner)
         self.aggregation = Aggregation(weights, outer_optimizer, parameter_names)
-        self.ema = ModelEma(ema_half_life) if ema_half_life else None
-        """The average of the global model over the run, where there is one."""
         self.on_round: Callable[[RoundRecord], None] | None = None
         """Called after every round."""
         self.averaged_momentum: ArrayRecord | None = None
@@ -257,7 +238,7 @@ class BiasedLocalSGD(FedAvg):
         self._patience, self._rounds_lost = Patience(), 0
         self._model_shape: ModelShape | None = None
         self._slow_reduce: SlowWorkerReduce | None = None
-        self._sent_at = self._planning_seconds = self._scoring_seconds = 0.0
+        self._sent_at = self._planning_seconds = 0.0
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -280,9 +261,8 @@ class BiasedLocalSGD(FedAvg):
         self.scoring.receive(grid)
         active = self.registry.active
         began, plan_is_due = time.perf_counter(), self.planner.plan_is_due(active)
-        self._scoring_seconds = 0.0
         if plan_is_due:
-            self._scoring_seconds = self.scoring.end_epoch(grid, server_round - 1, arrays)
+            self.scoring.end_epoch(grid)
             self.registry.assign_tiers()
             if self._dead_band:
                 self.registry.follow_speeds(*self._dead_band)
@@ -349,8 +329,6 @@ class BiasedLocalSGD(FedAvg):
                 momentum = average_momentum(outcomes)
                 self.averaged_momentum = view_record(momentum) if momentum else None
             metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
-        if self.ema is not None:
-            self.ema.update(tensors_of(arrays), self.planner.budget_share())
         if self._dead_band:
             self.registry.note_times(outcomes, self.planner.batch_size)
         if self.on_round is not None:
@@ -361,16 +339,11 @@ class BiasedLocalSGD(FedAvg):
                 sent_at=self._sent_at,
                 received_at=received_at,
                 planning_seconds=self._planning_seconds,
-                scoring_seconds=self._scoring_seconds,
                 model_bytes=self._model_shape.num_bytes,
                 summing=self._slow_reduce.summing if self._slow_reduce else (),
             )
             self.on_round(record)
         return arrays, metrics
-
-    def ema_model(self, arrays: ArrayRecord) -> ArrayRecord | None:
-        """Return the average over the run, in the dtypes of the global model; None without one."""
-        return view_record(self.ema.model(tensors_of(arrays))) if self.ema else None
 
     def choose_local_steps(
         self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None

@@ -19,13 +19,7 @@ from ..algorithm.epoch_plan import (
 from ..algorithm.local_steps import AutoSteps, Participant, StepPolicy, fastest_worker
 from ..algorithm.own_parts import checked_selected
 from ..algorithm.sampling import LossTable, Sampler, derived_seed
-from ..algorithm.schedules import (
-    LearningRate,
-    RateScaling,
-    StepSchedule,
-    rate_scale,
-    scheduled_steps,
-)
+from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import LossRanking, Selection, SelectionRequest
 from ..errors import UsageError
 from ..protocol import TrainOrder
@@ -78,20 +72,11 @@ class Planner:
     deadline_seconds: float
     seed: int
     train_on: TrainOn = TrainOn()
-    step_schedule: StepSchedule = "constant"
-    rate_scaling: RateScaling = "none"
     selection: Selection | None = None
     ranking: LossRanking = LossRanking()
     fast_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.step_schedule != "constant":
-            if not self.learning_rate.falls:
-                raise UsageError(
-                    f'step-schedule = "{self.step_schedule}" follows the learning rate, which '
-                    'never falls; set decay-epochs, or schedule = "cosine"'
-                )
-            self.step_policy.scheduled(lambda tau: tau)  # refuses if its steps cannot follow
         self.table = LossTable(self.num_samples)
         self.epoch = self.rounds_done = self.rounds_total = self.began = 0
         self.samples_planned = self.samples_due = 0
@@ -116,11 +101,6 @@ class Planner:
         """Whether the choice of samples depends on the recorded losses."""
         parts = self.sampler, self.selection
         return any(part is not None and part.uses_losses for part in parts)
-
-    @property
-    def refreshes_left_out(self) -> bool:
-        """Whether samples that an epoch left out are scored when it is over."""
-        return self.selection is not None and self.selection.refreshes_left_out
 
     def plan_is_due(self, active: Sequence[Worker]) -> bool:
         """Return whether the next orders begin an epoch: the last is over, or its workers left."""
@@ -153,11 +133,7 @@ class Planner:
         rate = self.learning_rate.at(
             self.epoch, self.budget_share(), self.rounds_done, self.plan.rounds
         )
-        rate *= self.plan.rate_factor
         shape = self.plan.shape
-        if self.rate_scaling != "none":
-            fast = [worker.fast for worker in self.workers]
-            rate *= rate_scale(self.rate_scaling, shape.samples_per_round, fast)
         return [
             (
                 worker,
@@ -221,19 +197,10 @@ class Planner:
 
     def _shape(self, workers: Sequence[Worker], selected: int | None = None) -> RoundShape:
         """Return the shape of the next epoch's rounds, with so many samples selected for it."""
-        participants, policy = self._participants(self.training(workers)), self.step_policy
-        if self.step_schedule != "constant":
-            if any(participant.given_steps for participant in participants):
-                raise UsageError(
-                    f'step-schedule = "{self.step_schedule}": workers with steps= do not follow '
-                    "it; leave steps= out"
-                )
-            decay = self.learning_rate.decay_at(self.epoch + 1, self.budget_share())
-            policy = policy.scheduled(lambda tau: scheduled_steps(self.step_schedule, tau, decay))
         try:
             shape = round_shape(
-                policy,
-                participants,
+                self.step_policy,
+                self._participants(self.training(workers)),
                 len(self.table),
                 self.mode,
                 self.local_steps_fast,
@@ -298,12 +265,9 @@ class Planner:
         epoch, share = self.epoch + 1, self.budget_share()
         selected = None
         rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
-        age = self.ranking.max_loss_age
-        oldest = server_round - 1 - age * rounds_per_epoch if age else 0
-        table = self.ranking.table(self.table, self.seed, epoch, oldest)
+        table = self.ranking.table(self.table, self.seed, epoch)
         if self.selection is not None:
-            decays = self.learning_rate.decays(epoch, share)
-            request = SelectionRequest(self.seed, epoch, share, decays)
+            request = SelectionRequest(self.seed, epoch, share)
             chosen = self.selection.select(request, table)
             selected = checked_selected(self.selection, chosen, len(table))
         size = len(table) if selected is None else len(selected.indices)
@@ -318,7 +282,6 @@ class Planner:
             samples_before=self.samples_planned,
             samples_due=self.samples_due,
             selected=selected,
-            budget_share=share,
         )
         # Here and not at the epoch's end: the losses that the choice followed change in it.
         self.sampling_stats = sampling_stats(

@@ -86,8 +86,6 @@ class RoundRecord:
         That all workers used.
     planning_seconds : float
         How long the workers waited for the choice of samples, before the first order.
-    scoring_seconds : float
-        The part of that in which they scored what the epoch before left out.
     round_seconds : float
         First order sent to new global model ready.
     averaging_seconds : float
@@ -111,7 +109,6 @@ class RoundRecord:
     bytes_moved: int
     train_loss: float
     workers: tuple[WorkerRound, ...]
-    scoring_seconds: float = 0.0
 
 
 def waiting_share(rows: Iterable[WorkerRound], seconds: float, fast: bool) -> float | None:
@@ -168,7 +165,6 @@ def round_record(
     received_at: float,
     planning_seconds: float,
     model_bytes: int,
-    scoring_seconds: float = 0.0,
     summing: Sequence[tuple["Worker", tuple[float, float]]] = (),
 ) -> RoundRecord:
     """Return the record of the round that just ended; the planner counts it as over already.
@@ -228,5 +224,4 @@ def round_record(
         bytes_moved=model_bytes * (len(sent) + len(answered)),
         train_loss=loss / samples if samples else float("nan"),
         workers=tuple(sorted([*workers, *sums], key=lambda row: row.worker)),
-        scoring_seconds=scoring_seconds,
     )

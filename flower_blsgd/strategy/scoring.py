@@ -6,7 +6,6 @@ next epoch is planned, so a run repeats. One that is not back by then counts at 
 its worker gets no other meanwhile; what is under way when a run ends is dropped.
 """
 
-import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -15,12 +14,10 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from ..algorithm.local_steps import whole_parts
 from ..algorithm.sampling import IntArray, LossTable
-from ..protocol import QUERY_SCORE, HostOrders, ScoreOrder, ScoreReport
-from .patience import Patience
+from ..protocol import QUERY_SCORE, ScoreOrder, ScoreReport
 from .planner import Planner
-from .profiles import node_messages, read_answer, replies_to
+from .profiles import node_messages, read_answer
 from .workers import Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +28,6 @@ order is back in time."""
 
 _SHARE_AT_UNKNOWN_SPEED = 0.1
 _LEAST_LATE_SECONDS = 600.0  # a process may have to start, and compile
-_MOST_REFRESH_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,6 @@ class Scoring:
 
     def __init__(self, registry: WorkerRegistry, planner: Planner) -> None:
         self._registry, self._planner = registry, planner
-        self._patience = Patience()  # with workers that train
         self._warned = False
         self._under_way: dict[int, _UnderWay] = {}  # by worker index
         self.found = LossTable(planner.num_samples)
@@ -74,12 +69,8 @@ class Scoring:
                 order = self._under_way.pop(index).order
                 self._take(self._registry.workers[index], reply, order)
 
-    def end_epoch(self, grid: Grid, server_round: int, arrays: ArrayRecord) -> float:
-        """Record what was found, and score the rest of what the epoch left out if that is wanted.
-
-        Call it before the next epoch is planned, with the last round and the model after it. Return
-        for how many seconds workers that train scored.
-        """
+    def end_epoch(self, grid: Grid) -> None:
+        """Record what was found; call it before the next epoch is planned."""
         self.receive(grid)
         for index, sent in list(self._under_way.items()):
             late = time.monotonic() - sent.sent_at > _LEAST_LATE_SECONDS
@@ -88,14 +79,8 @@ class Scoring:
                 self._take(worker, None, self._under_way.pop(index).order)
                 # A grid of ours stops a process that hangs.
                 getattr(grid, "give_up", dict)({sent.message_id: worker.node_id})
-        began = time.perf_counter()
-        refreshes = self._planner.refreshes_left_out and self._planner.epoch
-        if refreshes:
-            left = self._left_out()
-            self._refresh(grid, server_round, arrays, left[self.found.rounds[left] == 0])
         self.num_used += self._planner.table.refresh(self.found)
         self.found = LossTable(len(self.found))
-        return time.perf_counter() - began if refreshes else 0.0
 
     def begin_epoch(self, grid: Grid, server_round: int, arrays: ArrayRecord) -> None:
         """Send the workers that score their orders of an epoch, which was just planned.
@@ -147,31 +132,6 @@ class Scoring:
         share = speeds[0] / sum(speeds[1:])  # less than it could where the others wait
         return int(SCORED_PER_TRAINED * share * planner.plan.num_planned)
 
-    def _refresh(
-        self, grid: Grid, server_round: int, arrays: ArrayRecord, indices: IntArray
-    ) -> None:
-        """Let the workers that train score these samples, and wait for them."""
-        planner = self._planner
-        samples = zip(planner.workers, planner.plan.shape.samples_per_round, strict=True)
-        loads = {w.index: float(n) for w, n in samples if w in self._registry.active}
-        cuts = np.split(indices, np.cumsum(whole_parts(len(indices), list(loads.values())))[:-1])
-        orders = [
-            (self._registry.workers[index], ScoreOrder(server_round, cut, arrays))
-            for index, cut in zip(loads, cuts, strict=bool(loads))
-            if len(cut)
-        ]
-        counts = {worker.address: len(order.indices) for worker, order in orders}
-        starting = self._registry.start_seconds
-        seconds = self._patience.seconds(counts, _MOST_REFRESH_SECONDS, starting)
-        contents = [(worker.address, order.to_records()) for worker, order in orders]
-        to_host = functools.partial(HostOrders, patience_seconds=seconds)
-        began = time.monotonic()
-        replies = replies_to(grid, node_messages(contents, QUERY_SCORE, to_host), seconds)
-        if len(replies) == len({worker.node_id for worker, _ in orders}):
-            self._patience.learn(time.monotonic() - began, counts)
-        for worker, order in orders:
-            self._take(worker, replies.get(worker.node_id), order)
-
     def _take(self, worker: Worker, reply: Message | None, order: ScoreOrder) -> None:
         """Take the answer of a worker, None if it is late."""
         report = read_answer(
@@ -180,11 +140,6 @@ class Scoring:
         if isinstance(report, ScoreReport):
             newer = self.found.rounds[order.indices] < order.round
             self.found.record(order.indices[newer], report.losses[newer], order.round)
-            if not worker.trains:
-                worker.failures_in_a_row, worker.fresh = 0, False
-        elif (
-            worker.note_failure(f"{report.kind}, scoring")
-            if worker.trains
-            else worker.note_failed_order(report.kind, report.brief)
-        ):
+            worker.failures_in_a_row, worker.fresh = 0, False
+        elif worker.note_failed_order(report.kind, report.brief):
             _LOG.warning("%s did not score: %s", worker.label, report.brief)

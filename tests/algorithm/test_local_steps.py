@@ -20,7 +20,6 @@ from flower_blsgd.algorithm.local_steps import (
     speeds_changed,
     whole_parts,
 )
-from flower_blsgd.errors import UsageError
 
 from .workers import by_speed, workers
 
@@ -168,32 +167,6 @@ def test_batches_shrink_only_where_the_steps_come_from_the_speed() -> None:
     own = [Participant(False, 64, 0.25 / 32, given_batch=20), Participant(True, 64, given_batch=20)]
     assert SystemAwareSteps(32).batch_sizes(own) == [5, 20]  # a quarter of its own
     assert SystemAwareSteps(32, 1).batch_sizes(own) == SameSteps(1).batch_sizes(own) == [20, 20]
-
-
-def test_scheduled_steps_of_slow_workers_follow_by_their_speed() -> None:
-    participants = [Participant(True, 32, 1.0), *by_speed(32, 0.5, 0.03)]
-    once = SystemAwareSteps(32).scheduled(lambda tau: 1)
-    assert once.local_steps(participants) == [1, 1, 1]
-    assert once.batch_sizes(participants) == [32, 16, 2]
-    four_times = BY_SPEED.scheduled(lambda tau: 4 * tau)
-    assert four_times.local_steps(participants) == [128, 64, 4]
-    assert SameSteps(8).scheduled(lambda tau: tau // 4).local_steps(participants) == [2, 2, 2]
-    most = AutoSteps(SystemAwareSteps).scheduled(lambda tau: tau // 4)
-    assert most.local_steps(participants) == [16, 8, 1]
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (SystemAwareSteps(32, 8), 'local-steps-slow = 8 does not follow it; use .* "auto"'),
-        (AutoSteps(lambda n: SystemAwareSteps(n, 8)), "local-steps-slow = 8 does not follow it"),
-        (SameSteps(1), "every worker does one step"),
-        (BalancedBatches(), "BalancedBatches follow no schedule"),
-    ],
-)
-def test_steps_that_follow_no_schedule_are_refused(policy: StepPolicy, expected: str) -> None:
-    with pytest.raises(UsageError, match=expected):
-        policy.scheduled(lambda tau: tau)
 
 
 def test_policies_say_which_speeds_they_need() -> None:

@@ -5,12 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.algorithm.schedules import (
-    LearningRate,
-    parse_decay,
-    rate_scale,
-    scheduled_steps,
-)
+from flower_blsgd.algorithm.schedules import LearningRate, parse_decay
 
 
 @pytest.mark.parametrize(
@@ -90,54 +85,6 @@ def test_cosine_and_linear_begin_where_the_warmup_ends() -> None:
     assert cosine.at(7, 0.6) == pytest.approx(0.4)
     assert cosine.at(3, 0.2) == 0.8
     assert cosine.at(3, 1.0) == cosine.at(11, 1.0) == 0.0
-
-
-# --- what follows the learning rate
-
-
-def test_steps_follow_the_decays_and_no_warmup() -> None:
-    """20 epochs, the rate a tenth after 10 and a hundredth after 15, from 0 in the first two."""
-    rate = LearningRate(0.4, decay_shares=(0.5, 0.75), warmup_epochs=2)
-    decays = [rate.decay_at(epoch, (epoch - 1) / 20) for epoch in (1, 2, 10, 11, 16)]
-    assert decays == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.01])
-    post_local = [scheduled_steps("post-local", 32, decay) for decay in decays]
-    assert post_local == [1, 1, 1, 32, 32]
-    assert [scheduled_steps("qsr", 32, d) for d in decays] == [32, 32, 32, 512, 512]  # at most 16 x
-    assert [scheduled_steps("constant", 32, decay) for decay in decays] == [32] * 5
-
-
-def test_steps_follow_a_cosine() -> None:
-    """At 0, 1/3, 1/2, 2/3 of the budget the rate is 1, 3/4, 1/2, 1/4 of its base."""
-    rate = LearningRate(0.4, schedule="cosine")
-    decays = [rate.decay_at(1, share) for share in (0.0, 1 / 3, 1 / 2, 2 / 3, 1.0)]
-    assert [scheduled_steps("post-local", 9, decay) for decay in decays] == [1, 1, 9, 9, 9]
-    assert [scheduled_steps("qsr", 9, decay) for decay in decays] == [9, 16, 36, 144, 144]
-
-
-@given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 1))
-def test_scheduled_steps_only_grow_while_the_rate_falls(tau: int, one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    for schedule in ("constant", "post-local", "qsr"):
-        later, earlier = (scheduled_steps(schedule, tau, decay) for decay in (low, high))
-        assert 1 <= earlier <= later <= 16 * tau
-    assert scheduled_steps("qsr", tau, high) >= tau
-
-
-@pytest.mark.parametrize(
-    ("scaling", "loads", "fast", "expected"),
-    [
-        ("none", [32, 16], [True, False], 1.0),
-        ("linear", [32, 16], [True, False], 1.5),
-        ("linear", [32, 32, 8, 8], [True, True, False, False], 1.25),
-        ("sqrt", [8, 8, 9], [False, True, False], 25**0.5 / 8**0.5),
-        ("sqrt", [32], [True], 1.0),
-        ("linear", [32, 16], [False, False], 1.0),
-    ],
-)
-def test_rate_scale_worked(
-    scaling: Any, loads: list[float], fast: list[bool], expected: float
-) -> None:
-    assert rate_scale(scaling, loads, fast) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("base", [0.0, -0.1, math.nan, math.inf])

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from flower_blsgd.algorithm.catalog import SELECTIONS
 from flower_blsgd.algorithm.epoch_plan import EpochPlan, RoundShape, plan_epoch
 from flower_blsgd.algorithm.sampling import (
-    HighLossSchedule,
     LossTable,
     Sampler,
     SeparatedSampler,
@@ -18,7 +17,6 @@ from flower_blsgd.algorithm.sampling import (
 )
 from flower_blsgd.algorithm.selection import (
     InfoBatch,
-    Kakurenbo,
     LossRanking,
     RandomSubset,
     Selected,
@@ -32,9 +30,9 @@ UNSEEN = math.inf
 
 
 def _select(
-    selection: Selection, table: LossTable, epoch: int = 2, share: float = 0.0, decays: int = 0
+    selection: Selection, table: LossTable, epoch: int = 2, share: float = 0.0
 ) -> Selected | None:
-    return selection.select(SelectionRequest(5, epoch, share, decays), table)
+    return selection.select(SelectionRequest(5, epoch, share), table)
 
 
 def _kept(selection: Selection, table: LossTable, **progress: float) -> list[int]:
@@ -57,7 +55,6 @@ def test_infobatch_worked() -> None:
         (low, *rest) = selected.indices.tolist()
         assert rest == [3, 4]
         assert selected.weights[[low, 3, 4]].tolist() == [2.0, 1.0, 1.0]
-        assert selected.rate_factor == 1.0
         found.add(low)
     assert found == {0, 1, 2}  # each epoch draws anew
     assert _select(InfoBatch(0.25), table).weights.max() == np.float32(4 / 3)  # type: ignore[union-attr]
@@ -90,27 +87,6 @@ def test_infobatch_weights_stand_for_what_is_left_out(losses: list[float], ratio
     assert abs(selected.weights[kept].sum() - len(losses)) <= 1 / (1 - ratio)
 
 
-def test_kakurenbo_worked() -> None:
-    """Of ten samples three are hidden at most, none with a loss above -ln 0.7 = 0.357."""
-    table = table_of([0.1, 0.2, 0.35, 0.3, 0.36, 1.0, 2.0, 3.0, UNSEEN, 0.05])
-    selected = _select(Kakurenbo(), table)
-    assert selected is not None
-    assert selected.indices.tolist() == [2, 3, 4, 5, 6, 7, 8]
-    assert selected.indices.dtype == np.int32
-    assert selected.weights is None
-    assert selected.rate_factor == 10 / 7
-    # 0.8 x 0.3 of ten are two, 0.4 x 0.3 is one, also after a fourth decay
-    assert _kept(Kakurenbo(), table, decays=1) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert _kept(Kakurenbo(), table, decays=3) == list(range(9))
-    assert _kept(Kakurenbo(), table, decays=4) == list(range(9))
-    # of the three lowest of these only one is sure enough
-    few = table_of([0.4, 0.5, 0.1, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
-    assert _kept(Kakurenbo(), few) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
-    assert _select(Kakurenbo(), LossTable(10)) is None
-    assert Kakurenbo().refreshes_left_out
-    assert not InfoBatch().refreshes_left_out
-
-
 def test_random_subset_takes_no_notice_of_losses() -> None:
     table = table_of(distinct_losses(50))
     kept = _kept(RandomSubset(), table)
@@ -125,8 +101,6 @@ def test_random_subset_takes_no_notice_of_losses() -> None:
     [
         lambda: InfoBatch(1.0),
         lambda: InfoBatch(-0.1),
-        lambda: Kakurenbo(1.0),
-        lambda: Kakurenbo(confidence=0.0),
         lambda: RandomSubset(0.0),
         lambda: RandomSubset(math.nan),
     ],
@@ -139,9 +113,9 @@ def test_refused_shares(make: type[Selection]) -> None:
 # --- what it sees of the losses
 
 
-def _ranked(ranking: LossRanking, table: LossTable, oldest: float = 0, epoch: int = 2) -> LossTable:
+def _ranked(ranking: LossRanking, table: LossTable, epoch: int = 2) -> LossTable:
     before = table.losses.copy(), table.rounds.copy()
-    found = ranking.table(table, 5, epoch, oldest)
+    found = ranking.table(table, 5, epoch)
     np.testing.assert_array_equal(table.losses, before[0])
     np.testing.assert_array_equal(table.rounds, before[1])
     np.testing.assert_array_equal(np.isfinite(found.losses), found.rounds > 0)
@@ -151,20 +125,13 @@ def _ranked(ranking: LossRanking, table: LossTable, oldest: float = 0, epoch: in
 
 def test_ranking_by_default_is_the_table_itself() -> None:
     table = table_of(distinct_losses(9))
-    assert LossRanking().table(table, 0, 1, 0) is table
+    assert LossRanking().table(table, 0, 1) is table
 
 
 def test_trimmed_losses_rank_at_the_median_and_unseen_samples_are_exempt() -> None:
     table = table_of([5.0, 1.0, UNSEEN, 2.0, 9.0, 3.0, UNSEEN])
     found = _ranked(LossRanking(trim_top=0.4), table)  # two of the five that are recorded
     assert found.losses.tolist() == [3.0, 1.0, UNSEEN, 2.0, 3.0, 3.0, UNSEEN]
-
-
-def test_losses_that_are_too_old_count_as_never_recorded() -> None:
-    table = table_of([5.0, 1.0, UNSEEN, 2.0], [7, 8, 0, 9])
-    found = _ranked(LossRanking(max_loss_age=1.0), table, oldest=7.5)
-    assert found.losses.tolist() == [UNSEEN, 1.0, UNSEEN, 2.0]
-    assert found.rounds.tolist() == [0, 8, 0, 9]
 
 
 def test_permuted_losses_are_the_same_ones_on_other_samples() -> None:
@@ -178,29 +145,6 @@ def test_permuted_losses_are_the_same_ones_on_other_samples() -> None:
         assert found.rounds.tolist() == table.rounds.tolist()
         assert (found.losses[9:] == losses[9:]).sum() < 10
     assert one.losses.tolist() != other.losses.tolist()
-
-
-# --- lambda over the budget
-
-
-@pytest.mark.parametrize(
-    ("schedule", "ratios"),
-    [
-        ("constant", [0.5, 0.5, 0.5, 0.5, 0.5]),
-        ("linear", [0.5, 0.375, 0.25, 0.075, 0.0]),
-        ("cosine", [0.5, 0.25 + math.sqrt(0.125) / 2, 0.25, 0.0272484, 0.0]),
-        ("until-85%", [0.5, 0.5, 0.5, 0.0, 0.0]),
-    ],
-)
-def test_high_loss_ratio_over_the_budget(schedule: HighLossSchedule, ratios: list[float]) -> None:
-    sampler = SeparatedSampler(0.5, schedule=schedule)
-    found = [sampler.ratio_at(share) for share in (0.0, 0.25, 0.5, 0.85, 1.0)]
-    assert found == pytest.approx(ratios, abs=1e-7)
-
-
-def test_high_loss_schedule_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="schedule = 'sine'"):
-        SeparatedSampler(0.5, schedule="sine")  # type: ignore[arg-type]
 
 
 # --- the plan of an epoch
@@ -234,9 +178,9 @@ def _plan(
 def test_plan_deals_the_selected_samples_and_their_weights() -> None:
     table = table_of(distinct_losses(300))
     weights = np.arange(300, dtype=np.float32)
-    selected = Selected(np.arange(0, 300, 2, dtype=np.int32), weights, 1.25)
+    selected = Selected(np.arange(0, 300, 2, dtype=np.int32), weights)
     plan = _plan(UniformSampler(), selected, table, due=450)
-    assert (plan.rounds, plan.num_planned, plan.rate_factor) == (5, 150, 1.25)
+    assert (plan.rounds, plan.num_planned) == (5, 150)
     given = np.concatenate([plan.indices(r, w) for r in range(5) for w in (0, 1)])
     assert sorted(given.tolist()) == list(
         range(0, 300, 2)
@@ -250,15 +194,12 @@ def test_plan_deals_the_selected_samples_and_their_weights() -> None:
     assert _plan(UniformSampler(), None, table).sample_weights(0, 0) is None
 
 
-def test_plan_ranks_the_selected_samples_alone_and_lambda_follows_the_budget() -> None:
+def test_plan_ranks_the_selected_samples_alone() -> None:
     losses = distinct_losses(300)
     kept = np.flatnonzero(losses < 200).astype(np.int32)
-    for share, top_is_given in ((0.84, True), (0.85, False)):
-        sampler = SeparatedSampler(1.0, schedule="until-85%")
-        plan = _plan(sampler, Selected(kept), table_of(losses), due=450, budget_share=share)
-        fast = np.concatenate([plan.indices(r, 0) for r in range(plan.rounds)])
-        given = {int(kept[i]) for i in highest(losses[kept], len(fast))} == set(fast.tolist())
-        assert given is top_is_given
+    plan = _plan(SeparatedSampler(1.0), Selected(kept), table_of(losses), due=450)
+    fast = np.concatenate([plan.indices(r, 0) for r in range(plan.rounds)])
+    assert {int(kept[i]) for i in highest(losses[kept], len(fast))} == set(fast.tolist())
 
 
 def test_epoch_of_less_than_a_round_has_one() -> None:
@@ -270,6 +211,5 @@ def test_epoch_of_less_than_a_round_has_one() -> None:
 def test_selections_have_their_published_numbers() -> None:
     assert {name: make() for name, make in SELECTIONS.items()} == {
         "infobatch": InfoBatch(0.5, 0.875),
-        "kakurenbo": Kakurenbo(0.3, 0.7, (1.0, 0.8, 0.6, 0.4)),
         "random-subset": RandomSubset(0.7),
     }

@@ -24,7 +24,7 @@ from ..in_process_grid import tensors_of
 from .mutations import changed_bytes, thoroughly
 from .test_files import one_line
 
-CONFIG = config_of(outer_optimizer="nesterov", ema_half_life=0.3)
+CONFIG = config_of(outer_optimizer="nesterov")
 
 
 @pytest.fixture(scope="module")

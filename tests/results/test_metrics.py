@@ -110,12 +110,6 @@ def test_budget_is_device_seconds_up_to_the_first_that_are_unknown() -> None:
     assert metrics.device_seconds is None  # whatever comes after
 
 
-def test_device_clock_counts_scoring_as_measured() -> None:
-    one = record(row(0, completed_steps=4, compute_seconds=9.0), scoring_seconds=0.5)
-    metrics = metrics_of(one, speeds={0: 3.0})
-    assert metrics.device_seconds == 12.0 + 1.0 + 0.5
-
-
 def test_device_clock_counts_a_step_of_half_the_batch_as_half() -> None:
     whole = row(0, completed_steps=4, num_examples=64, start_seconds=1.0, compute_seconds=6.0)
     half = dataclasses.replace(whole, batch_scale=0.5)

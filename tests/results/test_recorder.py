@@ -176,7 +176,7 @@ def test_summary_hand_worked(run: Run) -> None:
     assert summary == run.recorder.summary
     assert summary.keys() == {
         *("algorithm", "steps", "sampler", "weights", "train_on", "task", "clock", "seed"),
-        *("accuracy", "best_accuracy", "loss", "ema_accuracy", "epochs", "rounds", "samples"),
+        *("accuracy", "best_accuracy", "loss", "epochs", "rounds", "samples"),
         *("samples_planned", "samples_given_up", "samples_cut_off"),
         *("wall_seconds", "setup_seconds", "training_seconds", "device_seconds"),
         *("evaluation_seconds", "summing_seconds", "fast_waiting_share", "slow_waiting_share"),

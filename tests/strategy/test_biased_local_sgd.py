@@ -555,7 +555,6 @@ def test_start_and_fit_give_the_same_bits() -> None:
         ({"local_steps": 0}, "0"),
         ({"fast_fraction": 0.0}, "fast_fraction = 0.0 must be in (0, 1]"),
         ({"loss_ranking": LossRanking(trim_top=1.0)}, "trim_top = 1.0 must be in [0, 1)"),
-        ({"loss_ranking": LossRanking(max_loss_age=-1.0)}, "max_loss_age = -1.0"),
     ],
     ids=str,
 )

@@ -12,8 +12,6 @@ from flower_blsgd.algorithm.sampling import LossTable, SeparatedSampler, Uniform
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.algorithm.selection import (
     InfoBatch,
-    Kakurenbo,
-    LossRanking,
     RandomSubset,
     Selected,
     Selection,
@@ -65,62 +63,6 @@ def test_orders_carry_steps_batch_size_and_settings() -> None:
         assert order.learning_rate == 0.1
         assert order.arrays is arrays
         assert order.momentum is momentum
-
-
-def test_steps_follow_the_rate_and_the_rate_the_load() -> None:
-    """Epochs of 48 samples: rounds of 2 x (4 + 2) samples, and then of 2 x (16 + 8)."""
-    planner = planner_of(
-        48,
-        step_policy=SystemAwareSteps(4),
-        learning_rate=LearningRate(0.1, decay_epochs=(2, 3), factor=0.5, warmup_epochs=2),
-        step_schedule="qsr",
-        rate_scaling="linear",
-    )
-    speeds = {"seconds_per_step": 1.0}, {"seconds_per_step": 2.0}
-    workers = workers_of(fast_profile(0, **speeds[0]), slow_profile(1, **speeds[1]))
-    orders = [play(planner, server_round, workers) for server_round in range(1, 11)]
-    steps = [tuple(order.local_steps for order in of_round) for of_round in orders]
-    assert steps == [(4, 2)] * 8 + [(16, 8)] * 2
-    assert [o.epoch for o, _ in orders] == [1] * 4 + [2] * 4 + [3, 4]  # no more than an epoch holds
-    rates = [0.1 * 1.5 * grown / 8 for grown in range(1, 9)] + [0.075, 0.0375]
-    assert [one.learning_rate for one, _ in orders] == pytest.approx(rates)
-    assert planner.samples_planned_so_far == planner.samples_trained == 4 * 48
-
-
-def test_steps_that_are_chosen_first_follow_a_schedule_too() -> None:
-    planner = planner_of(
-        960,
-        step_policy=AutoSteps(SystemAwareSteps),
-        learning_rate=LearningRate(0.1, decay_epochs=(1,), factor=0.5),
-        step_schedule="qsr",
-    )
-    speeds = {"seconds_per_step": 1.0}, {"seconds_per_step": 2.0}
-    workers = workers_of(fast_profile(0, **speeds[0]), slow_profile(1, **speeds[1]))
-    planner.check(workers)
-    planner.take_steps(10)
-    orders = [play(planner, server_round, workers) for server_round in range(1, 34)]
-    steps = [tuple(order.local_steps for order in of_round) for of_round in orders]
-    assert steps == [(10, 5)] * 32 + [(40, 20)]
-
-
-def test_step_schedule_that_nothing_follows_is_refused() -> None:
-    falls = LearningRate(0.1, schedule="linear")
-    refused: list[tuple[dict[str, object], str]] = [
-        (
-            {"step_policy": SystemAwareSteps(4)},
-            "learning rate, which never falls; set decay-epochs",
-        ),
-        ({"learning_rate": falls}, "local-steps-slow = 1 does not follow it"),  # 2 and 1 steps
-    ]
-    for changes, expected in refused:
-        with pytest.raises(UsageError, match=expected):
-            planner_of(step_schedule="qsr", **changes)
-    planner = planner_of(
-        step_schedule="post-local", step_policy=SystemAwareSteps(4), learning_rate=falls
-    )
-    given = slow_profile(1, seconds_per_step=2.0, steps=3)
-    with pytest.raises(UsageError, match="workers with steps= do not follow it; leave steps= out"):
-        planner.check(workers_of(fast_profile(0, seconds_per_step=1.0), given))
 
 
 def test_orders_seed_differs_by_round_and_worker_and_repeats_with_the_run() -> None:
@@ -207,19 +149,6 @@ def test_a_round_fits_into_an_epoch_of_fewer_samples(changes: dict[str, Any]) ->
         none.check(workers_of())
 
 
-def test_learning_rate_grows_as_an_epoch_hides_samples() -> None:
-    """Of 24 samples 7 are hidden, then 0.8 x 7.2 = 5 after the first decay, which is of all."""
-    rate = LearningRate(0.1, decay_epochs=[2])
-    planner = planner_of(24, selection=Kakurenbo(), learning_rate=rate, sampler=UniformSampler())
-    planner.table.record(np.arange(24, dtype=np.int32), np.arange(24, dtype=np.float32) / 64, 1)
-    rates: dict[int, float] = {}
-    for server_round in range(1, 10):
-        (order, _) = play(planner, server_round, workers_of())
-        rates[order.epoch] = order.learning_rate
-    expected = {1: 0.1 * 24 / 17, 2: 0.1 * 24 / 17, 3: 0.01 * 24 / 19}
-    assert {epoch: rates[epoch] for epoch in expected} == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
     ("returned", "wrong"),
     [
@@ -230,7 +159,6 @@ def test_learning_rate_grows_as_an_epoch_hides_samples() -> None:
         (Selected(np.array([0, 24], np.int32)), r"in \[0, 23\]"),
         (Selected(np.array([0, 9], np.int32), np.ones(2, np.float32)), r"of shape \(24,\)"),
         (Selected(np.array([0], np.int32), -np.ones(24, np.float32)), "at least 0"),
-        (Selected(np.array([0], np.int32), rate_factor=0), "rate_factor = 0 must be"),
     ],
 )
 def test_selection_of_ones_own_is_checked(returned: Any, wrong: str) -> None:
@@ -240,19 +168,6 @@ def test_selection_of_ones_own_is_checked(returned: Any, wrong: str) -> None:
 
     with pytest.raises(UsageError, match=rf"^Own.select.*{wrong}"):
         play(planner_of(24, selection=Own()), 1, workers_of())
-
-
-def test_samples_whose_losses_are_too_old_come_first() -> None:
-    planner = planner_of(
-        24, sampler=SeparatedSampler(1.0), ranking=LossRanking(max_loss_age=1.0), selection=None
-    )
-    for server_round in range(1, 9):
-        play(planner, server_round, workers_of())
-    every, old = np.arange(24, dtype=np.int32), np.arange(16, dtype=np.int32)
-    planner.table.record(every, np.arange(24, dtype=np.float32), 5)
-    planner.table.record(old, np.arange(16, dtype=np.float32), 3)  # epoch 1 ended with round 4
-    chosen = [i for r in range(9, 13) for i in play(planner, r, workers_of())[0].indices]
-    assert sorted(chosen) == list(range(16))
 
 
 def test_sampling_stats_are_those_of_the_losses_before_the_epoch() -> None:

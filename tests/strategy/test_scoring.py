@@ -15,14 +15,12 @@ from flower_blsgd.algorithm.sampling import (
     Sampler,
     UniformSampler,
 )
-from flower_blsgd.algorithm.selection import Selection, SelectionRequest
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import ProfileQuery, ScoreOrder, WorkerProfile
 from flower_blsgd.strategy import scoring as scoring_module
 from flower_blsgd.strategy.evaluation import WorkerEvaluation
 from flower_blsgd.strategy.workers import WorkerRegistry
 
-from ..hosts.host_nodes import HostNode
 from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, same_bits, toy_arrays
 from ..log_capture import captured_log
 
@@ -42,15 +40,6 @@ class HalfLater(Sampler):
 
     def _size(self, request: EpochRequest) -> int:
         return request.set_size(range(len(request.participants)))
-
-
-class Refreshed(Selection):
-    """Chooses all samples, and has what the sampler left out scored when the epoch is over."""
-
-    refreshes_left_out = True
-
-    def select(self, request: SelectionRequest, table: LossTable) -> None:
-        """Choose all."""
 
 
 def strategy_of(sampler: Sampler | None = None, **changes: Any) -> BiasedLocalSGD:
@@ -239,57 +228,6 @@ def test_worker_that_leaves_is_not_missed() -> None:
         play(strategy, grid, 8, 13)
     assert log.errors == []
     assert [worker.index for worker in strategy.registry.active] == [0]
-
-
-# --- what an epoch left out, scored by those that train
-
-
-def test_left_out_samples_are_refreshed_by_workers_that_train() -> None:
-    """Those of the epoch that ended, with the model after it, shared by load."""
-    records: list[float] = []
-    trains = [ToyWorker(fast_profile(place), losses=lambda i: -i) for place in (0, 1)]
-    grid = InProcessGrid({10: HostNode(*trains)})
-    strategy = strategy_of(selection=Refreshed(), min_available_nodes=1)
-    strategy.on_round = lambda record: records.append(record.scoring_seconds)
-    play(strategy, grid, 1, 6)  # three rounds an epoch
-    assert sent_scores_of(trains) == []
-    assert [seconds > 0 for seconds in records] == [False] * 3 + [True, False, False]
-    model = play(strategy, grid, 7, 7)[0]
-    found = sent_scores_of(trains)
-    assert sorted(int(i) for order in found for i in order.indices) == [*range(12, 24)]
-    assert [len(order.indices) for order in found] == [6, 6]
-    assert all(order.round == 6 and same_bits(order.arrays, model) for order in found)
-    table = strategy.planner.table
-    assert table.losses[12:].tolist() == [-float(i) for i in range(12, 24)]
-    assert table.rounds[12:].tolist() == [6] * 12
-    assert records[-1] > 0
-
-
-def sent_scores_of(workers: list[ToyWorker]) -> list[ScoreOrder]:
-    messages = [m for worker in workers for m in worker.messages]
-    scored = [m for m in messages if m.metadata.message_type == "query.score"]
-    return [ScoreOrder.from_message(message) for message in scored]
-
-
-def test_left_out_samples_that_were_scored_are_not_refreshed_again() -> None:
-    strategy, grid = strategy_of(selection=Refreshed()), grid_of(scores())
-    play(strategy, grid, 1, 13)
-    first, refreshed, _ = sent_scores(grid)
-    assert first.indices.tolist() == [*range(12, 18)]
-    assert sorted(refreshed.indices.tolist()) == [*range(18, 24)]
-    assert strategy.planner.table.losses[12:].tolist() == [100.0] * 6 + [1.0] * 6
-    trains = grid.handlers[10]
-
-    def breaks(message: Message, node_id: int) -> Message:
-        if message.metadata.message_type == "query.score":
-            raise RuntimeError("the fan stands still")
-        return trains(message, node_id)
-
-    grid.handlers[10] = breaks
-    with captured_log() as log:
-        play(strategy, grid, 14, 25)
-    assert strategy.registry.workers[0].failures == ["raised, scoring"] * 2
-    assert log.warnings == ["fast-0 (cpu:0) did not score: RuntimeError: the fan stands still"]
 
 
 # --- speeds and refusals

@@ -1,6 +1,5 @@
 """Exact means of loss and metric over a test set."""
 
-import copy
 import itertools
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from flower_blsgd.tasks.task import correct
-from flower_blsgd.worker.evaluation import evaluate_sums, recompute_batch_norm
+from flower_blsgd.worker.evaluation import evaluate_sums
 from flower_blsgd.worker.local_sgd import cross_entropy
 
 
@@ -50,46 +49,6 @@ def test_evaluation_is_in_eval_mode_and_changes_nothing() -> None:
     assert not model.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-
-
-# --- statistics of BatchNorm
-
-
-def test_batch_norm_statistics_are_those_of_the_training_samples() -> None:
-    torch.manual_seed(1)
-    norm = nn.BatchNorm1d(3)
-    model = nn.Sequential(nn.Linear(4, 3), norm, nn.Dropout(0.5), nn.Linear(3, 2)).eval()
-    norm.num_batches_tracked += 17
-    samples = (torch.randn(60, 4) + 5, torch.zeros(60))
-    weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    drawn = torch.random.get_rng_state()
-    recompute_batch_norm(model, samples)
-    features = model[0](samples[0])  # all samples fit into one batch
-    assert torch.allclose(norm.running_mean, features.mean(0), atol=1e-5)
-    assert torch.allclose(norm.running_var, features.var(0), atol=1e-5)
-    recompute_batch_norm(model, samples, augment=lambda inputs, draw: 2 * inputs)
-    doubled = model[0](2 * samples[0])
-    assert torch.allclose(norm.running_mean, doubled.mean(0), atol=1e-5)
-    assert torch.equal(drawn, torch.random.get_rng_state())
-    assert (norm.num_batches_tracked, norm.momentum, norm.training) == (17, 0.1, False)
-    assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
-
-
-def test_batch_norm_statistics_are_a_pure_function_of_the_seed() -> None:
-    torch.manual_seed(2)
-    before = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.BatchNorm1d(3))
-    samples = (torch.randn(50, 4), torch.zeros(50))
-    found = []
-    for seed in (1, 1, 2):
-        model = copy.deepcopy(before)
-        model[2].running_mean.fill_(9.0)  # what it was does not matter
-        recompute_batch_norm(model, samples, num_samples=21, batch_size=5, seed=seed)
-        assert model.training
-        found.append(model.state_dict())
-    assert all(torch.equal(found[0][name], tensor) for name, tensor in found[1].items())
-    assert not torch.equal(found[0]["2.running_mean"], found[2]["2.running_mean"])
-    plain = nn.Linear(4, 3)
-    recompute_batch_norm(plain, [({"x": 1}, 0)])  # not looked at without BatchNorm
 
 
 # --- slices
