@@ -1,6 +1,7 @@
 """BiasedLocalSGD: biased local SGD as a Flower strategy."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -364,9 +365,19 @@ class BiasedLocalSGD(FedAvg):
         return True
 
     def _overhead_seconds(self, grid: Grid, arrays: ArrayRecord) -> float | None:
-        """Measure it, in rounds of one step that leave nothing behind; None if that fails."""
+        """Measure it, in rounds of one step that leave nothing behind; None if that fails.
+
+        The first step of a round begins with cold caches. What it takes longer than one of many in
+        a row, whose seconds were measured, is overhead of the round too.
+        """
         planner, workers, measured = self.planner, self.registry.active, []
         training, sizes = planner.training(workers), planner.check(workers).batch_sizes
+        in_a_row = [
+            (worker.profile.seconds_per_step or 0.0) * size / worker.own_batch(planner.batch_size)
+            if worker.measured and self.registry.clock == "wall"
+            else math.inf
+            for worker, size in zip(training, sizes, strict=True)
+        ]
         aggregation = replace(self.aggregation, outer_optimizer=None)
         for repeat in range(1 + _MEASURED_ROUNDS):
             began = time.perf_counter()
@@ -382,7 +393,7 @@ class BiasedLocalSGD(FedAvg):
             if not all(computing):
                 return None
             aggregation.next_model(arrays, outcomes)
-            measured.append(time.perf_counter() - began - max(computing))
+            measured.append(time.perf_counter() - began - max(map(min, computing, in_a_row)))
         return median(measured[1:])  # the first one warms up
 
     def patience_seconds(self, most: float = 3600.0) -> float:

@@ -188,19 +188,27 @@ class FailsAtFirst(Clocked):
         return super().report(order)
 
 
+class Cold(Clocked):
+    """A single step takes it 2.25 s, and one of many in a row 2 s."""
+
+    def report(self, order: TrainOrder) -> TrainReport:
+        return dataclasses.replace(super().report(order), compute_seconds=2.25)
+
+
 @pytest.mark.parametrize(
-    ("overhead", "failing", "steps"),
+    ("overhead", "slow_worker", "steps"),
     [
-        (0.25, False, [6, 3]),  # a quarter of a step: 5 are enough, but 2.5 would be rounded
-        (1.0, False, [20, 10]),
-        (99.0, False, [64, 32]),
-        (0.25, True, [32, 16]),  # nobody knows
+        (0.25, Clocked, [6, 3]),  # a quarter of a step: 5 are enough, but 2.5 would be rounded
+        (1.0, Clocked, [20, 10]),
+        (99.0, Clocked, [64, 32]),
+        (0.25, FailsAtFirst, [32, 16]),  # nobody knows
+        (1.75, Cold, [6, 3]),  # rounds of 2.25 s, in which it says that it computes all the time
     ],
 )
 def test_local_steps_auto_are_the_fewest_that_cost_little(
-    monkeypatch: pytest.MonkeyPatch, overhead: float, failing: bool, steps: list[int]
+    monkeypatch: pytest.MonkeyPatch, overhead: float, slow_worker: type[Clocked], steps: list[int]
 ) -> None:
-    slow = (FailsAtFirst if failing else Clocked)(slow_profile(1), 2.0)
+    slow = slow_worker(slow_profile(1), 2.0)
     nodes = [Clocked(fast_profile(0), 1.0), slow]
     grid = Costly(monkeypatch, overhead, *nodes)
     strategy = BiasedLocalSGD(1000, 2, "auto")
@@ -209,7 +217,7 @@ def test_local_steps_auto_are_the_fewest_that_cost_little(
         messages = strategy.configure_train(1, before, ConfigRecord(), grid)
     assert [TrainOrder.from_message(message).local_steps for message in messages] == steps
     measuring = [order for node in nodes for order in node.orders]
-    assert len(measuring) == (2 if failing else 8)
+    assert len(measuring) == (2 if slow_worker is FailsAtFirst else 8)
     assert {(o.round, o.local_steps, o.learning_rate) for o in measuring} == {(0, 1, 0.0)}
     assert same_bits(before, toy_arrays(0.3))
     strategy.aggregate_train(1, grid.send_and_receive(messages))
