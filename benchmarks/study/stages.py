@@ -75,6 +75,11 @@ class Choice:
     ours_at_16: str
 
     @property
+    def ships(self) -> str:
+        """Ours in the form that fits other machines: steps by what a round takes here."""
+        return f"{self.base}+steps-auto"
+
+    @property
     def same(self) -> str:
         """The fast device alone with those add-ons of ours that it can use."""
         return on_fast_alone(self.ours)
@@ -280,26 +285,50 @@ def confirmation(rows: Rows, scale: Scale) -> list[Run]:
         return []
     runs = []
     for number in range(max(scale.gap_seeds)):
-        own = []
-        seed, seconds = 100 + number, scale.seconds
+        ours = {
+            gap: made.ours_at_16 if gap > 8 else made.ours
+            for gap, count in zip(GAPS, scale.gap_seeds, strict=True)
+            if number < count
+        }
+        rivals = {gap: ["ddp-proportional"] for gap in ours if gap <= 8}
+        if 4.0 in rivals:
+            rivals[4.0].append("ddp-equal")
+        runs += _paired("confirmation", made, 100 + number, scale, ours, rivals)
+    return runs
 
-        def add(name: str, rate: float, gap: float, share: float = 1.0) -> None:
-            own.append(Run("confirmation", name, rate, seconds * share, gap, seed))  # noqa: B023
 
-        add(made.fast_alone, made.rates[made.fast_alone], 1.0)
-        add(made.same, made.same_rate, 1.0)
-        for gap, count in zip(GAPS, scale.gap_seeds, strict=True):
-            if number >= count:
-                continue
-            name = made.ours_at_16 if gap > 8 else made.ours
-            for share in OURS_SHARES:
-                add(name, made.ours_rate, gap, share)
-            if gap <= 8:
-                add("ddp-proportional", made.rates["ddp-proportional"], gap)
-            if gap == 4:
-                add("ddp-equal", made.rates["ddp-equal"], gap)
-        random.Random(f"confirmation {seed}").shuffle(own)
-        runs += own
+def confirmation_auto(rows: Rows, scale: Scale) -> list[Run]:
+    """Return likewise those of the arm that ships, against the fast device alone."""
+    if (made := choice(rows, scale)) is None:
+        return []
+    ours = dict.fromkeys((2.0, 4.0), made.ships)
+    seeds = range(400, 400 + scale.gap_seeds[1])
+    stage = "confirmation-auto"
+    return [run for seed in seeds for run in _paired(stage, made, seed, scale, ours, {})]
+
+
+def _paired(
+    stage: str,
+    made: Choice,
+    seed: int,
+    scale: Scale,
+    ours: Mapping[float, str],
+    rivals: Mapping[float, Sequence[str]],
+) -> list[Run]:
+    """Return the runs of a seed in random order; ours and the rivals are by gap."""
+    runs = []
+
+    def add(name: str, rate: float, gap: float, share: float = 1.0) -> None:
+        runs.append(Run(stage, name, rate, scale.seconds * share, gap, seed))
+
+    add(made.fast_alone, made.rates[made.fast_alone], 1.0)
+    add(made.same, made.same_rate, 1.0)
+    for gap, name in ours.items():
+        for share in OURS_SHARES:
+            add(name, made.ours_rate, gap, share)
+        for rival in rivals.get(gap, ()):
+            add(rival, made.rates[rival], gap)
+    random.Random(f"{stage} {seed}").shuffle(runs)
     return runs
 
 
@@ -310,7 +339,7 @@ def long(rows: Rows, scale: Scale) -> list[Run]:
     arms = [
         (made.fast_alone, made.rates[made.fast_alone], 1.0),
         ("ddp-proportional", made.rates["ddp-proportional"], 2.0),
-        (made.ours, made.ours_rate, 2.0),
+        (made.ships, made.ours_rate, 2.0),
     ]
     return [
         Run("long", name, rate, scale.long_seconds, gap, 200 + number)
@@ -329,7 +358,7 @@ def slow_link(rows: Rows, scale: Scale) -> list[Run]:
         rate = made.rates["ddp-proportional"]
         runs.append(Run("slow-link", "ddp-proportional", rate, scale.seconds, **own))
         runs += [
-            Run("slow-link", made.ours, made.ours_rate, scale.seconds * share, **own)
+            Run("slow-link", made.ships, made.ours_rate, scale.seconds * share, **own)
             for share in SLOW_LINK_SHARES
         ]
     return runs
@@ -360,7 +389,7 @@ def ag_news(rows: Rows, scale: Scale) -> list[Run]:
     """Return the runs on texts."""
     if (made := choice(rows, scale)) is None:
         return []
-    arms = dict.fromkeys(["fast-only", "weighted", "biased", made.ours])
+    arms = dict.fromkeys(["fast-only", "weighted", "biased", made.ships])
     return [
         Run("ag-news", name, 3e-4, scale.text_seconds, 2.0, seed, "ag-news", "device")
         for seed in range(scale.few_seeds)
@@ -372,6 +401,7 @@ STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = {
     "throughput": throughput,
     "screening": screening,
     "confirmation": confirmation,
+    "confirmation-auto": confirmation_auto,
     "long": long,
     "slow-link": slow_link,
     "noise": noise,
