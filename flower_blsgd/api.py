@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .config import RunConfig
 from .errors import UsageError
-from .results.folder import EpochRow, read_config
+from .results.folder import MODEL, EpochRow, read_config
 from .results.metrics import RunMetrics
 from .results.recorder import ProgressView
 from .run import make_local_grid, train_on
@@ -281,7 +281,7 @@ def evaluate_run(
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    file = folder / "model.safetensors"
+    file = folder / MODEL
     if not file.is_file():
         raise UsageError(f"{folder} holds no model: the run ended before its first epoch did")
     try:

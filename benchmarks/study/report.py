@@ -45,13 +45,13 @@ def page(rows: Rows, scale: Scale) -> str:
         *_section("Screening", screening_lines(rows["screening"], scale, made)),
     ]
     if made and (confirmed := list(counting(rows["confirmation"]).values())):
-        ours = {gap: made.ours_at_16 if gap > 8 else made.ours for gap in GAPS}
+        ours = {gap: made.confirmed(gap) for gap in GAPS}
         parts += _section("Confirmation", confirmation_lines(confirmed, made, ours))
     if made and (confirmed := list(counting(rows["confirmation-auto"]).values())):
         ours = dict.fromkeys(GAPS, made.ships)
         lines = confirmation_lines(confirmed, made, ours)
         parts += _section("Confirmation of what ships", lines)
-    if made:
+    if made and rows["confirmation"]:
         parts.append(f"![speed-up against the gap]({PICTURE})")
     if made and (long := list(counting(rows["long"]).values())):
         parts += _section("Long runs", accuracy_lines(long, 2.0))
@@ -344,10 +344,8 @@ def draw(rows: Rows, made: Choice, path: Path) -> None:
         points = []
         for gap in GAPS:
             rival = rivals_of(made, gap)[title]
-            ours = made.ours_at_16 if gap > 8 else made.ours
             found = compared(shipped, made.ships, gap, *rival)
-            found = found or compared(confirmed, ours, gap, *rival)
-            if found:
+            if found := found or compared(confirmed, made.confirmed(gap), gap, *rival):
                 points.append((gap, found[0].factor))
         if points:
             x, y = [gap * beside for gap, _ in points], [one.mean for _, one in points]
@@ -376,7 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = read(Store(given.rows))
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "RESULTS.md").write_text(page(rows, scale))
-    if made := choice(rows, scale):
+    if rows["confirmation"] and (made := choice(rows, scale)):
         draw(rows, made, given.out / PICTURE)
     return 0
 

@@ -74,6 +74,10 @@ class Choice:
     same_rate: float
     ours_at_16: str
 
+    def confirmed(self, gap: float) -> str:
+        """Return the arm that `confirmation` takes at a gap."""
+        return self.ours_at_16 if gap > 8 else self.ours
+
     @property
     def ships(self) -> str:
         """Ours in the form that fits other machines: steps by what a round takes here."""
@@ -286,7 +290,7 @@ def confirmation(rows: Rows, scale: Scale) -> list[Run]:
     runs = []
     for number in range(max(scale.gap_seeds)):
         ours = {
-            gap: made.ours_at_16 if gap > 8 else made.ours
+            gap: made.confirmed(gap)
             for gap, count in zip(GAPS, scale.gap_seeds, strict=True)
             if number < count
         }

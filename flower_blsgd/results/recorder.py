@@ -376,11 +376,10 @@ class RunRecorder:
                 steps += f", weight {row.weight:.1%}"
                 self.say(f"  {row.label}: {steps}{hardly}")
             elif before != row.local_steps:
-                why = "its speed changed"
-                why += ", or how many samples an epoch has" if self.config.selection else ""
+                why = ", or how many samples an epoch has" if self.config.selection else ""
                 self.say(
                     f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
-                    f"instead of {before}: {why}"
+                    f"instead of {before}: its speed changed{why}"
                 )
             self._shown_steps[row.worker] = row.local_steps
 

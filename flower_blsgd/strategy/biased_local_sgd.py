@@ -373,7 +373,7 @@ class BiasedLocalSGD(FedAvg):
         planner, workers, measured = self.planner, self.registry.active, []
         training, sizes = planner.training(workers), planner.check(workers).batch_sizes
         in_a_row = [
-            (worker.profile.seconds_per_step or 0.0) * size / worker.own_batch(planner.batch_size)
+            size / worker.samples_per_second(planner.batch_size)
             if worker.measured and self.registry.clock == "wall"
             else math.inf
             for worker, size in zip(training, sizes, strict=True)
