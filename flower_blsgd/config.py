@@ -70,11 +70,11 @@ def _at_least(minimum: int | float, default: Any) -> Any:
     return _setting(default, f"at least {minimum}", lambda v: v >= minimum)
 
 
-def _steps(default: int | str) -> Any:
+def _steps(default: str) -> Any:
     def fits(value: int | str) -> bool:
-        return value == "auto" or (isinstance(value, int) and value >= 1)
+        return value in (default, "auto") or (isinstance(value, int) and value >= 1)
 
-    return _setting(default, 'at least 1, or "auto"', fits)
+    return _setting(default, "empty, " * (not default) + 'at least 1, or "auto"', fits)
 
 
 def _share(default: float) -> Any:
@@ -125,7 +125,7 @@ class RunConfig:
     pretrained: bool = OPTIONS["pretrained"]
     dropout: float | str = _setting(OPTIONS["dropout"], 'in [0, 1), or "auto"', _is_dropout)
     validation_share: float = _share(0.0)
-    algorithm: str = _one_of("biased-local-sgd", *ALGORITHMS)
+    algorithm: str = _one_of("recommended", *ALGORITHMS)
     steps: str = _part(*STEPS)
     sampler: str = _part(*SAMPLERS)
     weights: str = _part(*WEIGHTS)
@@ -150,7 +150,7 @@ class RunConfig:
     clip_norm: float = _at_least(0, 0.0)
     workers: str = "auto"
     min_workers: int = _at_least(1, 2)
-    local_steps_fast: int | str = _steps(32)
+    local_steps_fast: int | str = _steps("")
     local_steps_slow: int | str = _steps("auto")
     shrink_slow_batch: bool = True
     rebalance: bool = False
@@ -204,7 +204,7 @@ class RunConfig:
                 f"decay-epochs = {self.decay_epochs!r}: {error}; write it like "
                 '"60%, 80%" or "60, 80"'
             ) from None
-        if self.local_steps_fast == "auto" and self.epoch == "table":
+        if self.choices.local_steps_fast == "auto" and self.epoch == "table":
             raise UsageError(
                 'local-steps-fast = "auto" does not go with epoch = "table", which repeats printed '
                 'numbers; give a number, or use epoch = "samples"'
@@ -245,6 +245,7 @@ class RunConfig:
             self.weights or preset.weights,
             self.train_on or preset.train_on,
             self.momentum_buffers or preset.momentum_buffers,
+            self.local_steps_fast or preset.local_steps_fast,
         )
 
     @property

@@ -221,7 +221,8 @@ def make_strategy(
             f"batch-size = {config.batch_size} is larger than the data: {num_samples} samples; "
             "use a smaller batch"
         )
-    choices, steps = config.choices, config.local_steps_fast
+    choices = config.choices
+    steps = choices.local_steps_fast
     outer = OUTER_OPTIMIZERS[config.outer_optimizer]
     return BiasedLocalSGD(
         num_samples,

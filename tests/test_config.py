@@ -41,12 +41,14 @@ def test_defaults_survive_the_run_config_whose_keys_are_in_kebab_case() -> None:
 
 def test_defaults_follow_the_texts() -> None:
     config = RunConfig()
-    assert (config.local_steps_fast, config.local_steps_slow) == (32, "auto")
+    assert (config.local_steps_fast, config.local_steps_slow) == ("", "auto")
+    assert config.choices.local_steps_fast == "auto"
+    assert RunConfig(algorithm="biased-local-sgd").choices.local_steps_fast == 32
     assert config.high_loss_ratio == 0.5
     assert (config.momentum, config.nesterov, config.momentum_buffers) == (0.9, False, "")
     assert config.choices.momentum_buffers == "keep"
     chosen = (config.task, config.algorithm, config.workers)
-    assert chosen == ("digits", "biased-local-sgd", "auto")
+    assert chosen == ("digits", "recommended", "auto")
     assert (config.epoch, config.warmup_epochs) == ("samples", 0.0)
     assert (config.evaluate_on, config.clock) == ("workers", "wall")
     assert (config.skip_bad, config.validation_share) == (False, 0)
@@ -118,7 +120,7 @@ def test_values_that_stand_for_a_number() -> None:
         ("warmup_epochs", -1.0, "at least 0"),
         ("deadline_seconds", -1.0, "at least 0"),
         ("local_steps_fast", 0, "at least 1"),
-        ("local_steps_fast", "many", 'at least 1, or "auto"'),
+        ("local_steps_fast", "many", 'empty, at least 1, or "auto"'),
         ("local_steps_slow", 0, 'at least 1, or "auto"'),
         ("local_steps_slow", "9" * 30, 'at least 1, or "auto"'),
         ("dropout", 1.0, 'in [0, 1), or "auto"'),

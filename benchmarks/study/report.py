@@ -335,7 +335,7 @@ def draw(rows: Rows, made: Choice, path: Path) -> None:
     gaps = [1.5 + i / 10 for i in range(170)]
     axes.plot(gaps, [1 + 1 / gap for gap in gaps], "k--", label="ceiling: 1 + 1/gap")
     axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.text(gaps[-1], 0.99, "no gain", ha="right", va="top", color="dimgrey")
+    axes.text(gaps[0], 0.99, "no gain", ha="left", va="top", color="dimgrey")
     series = {
         "(a) tuned fast alone": ("tuned fast device alone (a)", 0.97),
         "(b) fast alone, the same add-ons": ("fast device alone, same recipe (b)", 1.03),

@@ -53,6 +53,8 @@ class Choices:
         Keys of `STEPS`, `SAMPLERS`, `WEIGHTS` and `TRAIN_ON`.
     momentum_buffers : {"keep", "reset", "average"} (default: "keep")
         What happens to momentum between rounds.
+    local_steps_fast : int or "auto" (default: 32)
+        tau of the fast workers.
     """
 
     steps: str
@@ -60,9 +62,11 @@ class Choices:
     weights: str
     train_on: str = "all"
     momentum_buffers: str = "keep"
+    local_steps_fast: int | str = SystemAwareSteps.local_steps_fast
 
 
 ALGORITHMS: Mapping[str, Choices] = {
+    "recommended": Choices("system-aware", "separated", "load", local_steps_fast="auto"),
     "biased-local-sgd": Choices("system-aware", "separated", "load"),
     "unbiased-local-sgd": Choices("system-aware", "uniform", "equal"),
     "weighted-local-sgd": Choices("system-aware", "uniform", "load"),
@@ -82,10 +86,10 @@ Settings = Any
 
 
 def _auto_or(policy: Callable[[Settings], StepPolicy]) -> Callable[[Settings], StepPolicy]:
-    """Return the row of a policy whose ``local_steps_fast`` may be "auto"."""
+    """Return the row of a policy whose local steps of fast workers may be "auto"."""
 
     def made(settings: Settings) -> StepPolicy:
-        if settings.local_steps_fast != "auto":
+        if settings.choices.local_steps_fast != "auto":
             return policy(settings)
         return AutoSteps(lambda steps: policy(replace(settings, local_steps_fast=steps)))
 
@@ -95,15 +99,17 @@ def _auto_or(policy: Callable[[Settings], StepPolicy]) -> Callable[[Settings], S
 STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
     "system-aware": _auto_or(
         lambda s: SystemAwareSteps(
-            s.local_steps_fast,
+            s.choices.local_steps_fast,
             None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
             s.shrink_slow_batch,
         )
     ),
     "by-speed": _auto_or(
-        lambda s: SystemAwareSteps(s.local_steps_fast, None, s.shrink_slow_batch, all_by_speed=True)
+        lambda s: SystemAwareSteps(
+            s.choices.local_steps_fast, None, s.shrink_slow_batch, all_by_speed=True
+        )
     ),
-    "same": _auto_or(lambda s: SameSteps(s.local_steps_fast)),
+    "same": _auto_or(lambda s: SameSteps(s.choices.local_steps_fast)),
     "one": lambda _: SameSteps(1),
     "one-by-throughput": lambda _: BalancedBatches(),
 }

@@ -31,6 +31,7 @@ def _style(color: str, marker: str, dashed: bool = False) -> dict[str, Any]:
 
 # Dashed: an average after every step. All can be told apart with any kind of colour vision.
 STYLES = {
+    "recommended": _style(plots.DARK, "*"),
     "biased-local-sgd": _style(plots.GREEN, "o"),
     "unbiased-local-sgd": _style(plots.BLUE, "s"),
     "weighted-local-sgd": _style(plots.ORANGE, "^"),

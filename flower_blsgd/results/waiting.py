@@ -71,7 +71,8 @@ def _cause_in_speeds(
         way_out = 'set local-steps-fast = "auto"'
         if longest.local_steps == 1 and not config.shrink_slow_batch:
             way_out = "set shrink-slow-batch = true"
-        elif config.local_steps_fast != fastest.local_steps:  # that many do not fit into an epoch
+        elif config.choices.local_steps_fast != fastest.local_steps:
+            # That many do not fit into an epoch.
             own = worker.profile.batch_size
             way_out = f"give it less than batch={own}" if own else "use a smaller batch-size"
         return f"rounds of {fastest.local_steps} steps are too short; {way_out}"

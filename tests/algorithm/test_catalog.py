@@ -43,6 +43,7 @@ _ALL, _FAST = [True, True], [True, False]
 # Of each algorithm: name, what its steps and its batches are, its sampler, what its weights
 # are, who trains, and the momentum policy
 _ROWS = [
+    ("recommended", _SYSTEM_AWARE, _B, SeparatedSampler, _BY_LOAD, _ALL, "keep"),
     ("biased-local-sgd", _SYSTEM_AWARE, _B, SeparatedSampler, _BY_LOAD, _ALL, "keep"),
     ("unbiased-local-sgd", _SYSTEM_AWARE, _B, UniformSampler, _EQUAL, _ALL, "keep"),
     ("weighted-local-sgd", _SYSTEM_AWARE, _B, UniformSampler, _BY_LOAD, _ALL, "keep"),
@@ -84,10 +85,11 @@ def test_algorithm_row_is_that_of_the_specification(
     assert row.momentum_buffers == momentum
 
 
-def test_algorithms_are_the_eleven_and_what_only_one_has() -> None:
+def test_what_only_one_algorithm_has() -> None:
     assert list(ALGORITHMS) == [row[0] for row in _ROWS]
     rows = ALGORITHMS.items()
     assert [n for n, r in rows if TRAIN_ON[r.train_on](_SETTINGS).slow_reduce] == ["byteps"]
+    assert [n for n, r in rows if r.local_steps_fast == "auto"] == ["recommended"]
     assert [n for n, r in rows if STEPS[r.steps](_SETTINGS).follows_speeds] == ["dlb"]
     assert [n for n, r in rows if WEIGHTS[r.weights](_SETTINGS).scales_updates] == ["fednova"]
 
@@ -132,6 +134,6 @@ def test_names_of_algorithms_stand_in_the_catalog_only() -> None:
         if names := set(ALGORITHMS) & {value for value in constants if isinstance(value, str)}:
             found[file.relative_to(package.parent).as_posix()] = names
     assert found.pop("flower_blsgd/algorithm/catalog.py") == set(ALGORITHMS)
-    assert found.pop("flower_blsgd/config.py") == {"biased-local-sgd"}
+    assert found.pop("flower_blsgd/config.py") == {"recommended"}
     # What is compared by default, which algorithms are the paper's: lists, in experiments only.
     assert all(name.startswith("flower_blsgd/experiments/") for name in found), found

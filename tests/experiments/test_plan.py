@@ -200,7 +200,7 @@ def speed_cells(lines: Sequence[str], first: str) -> list[str]:
 
 
 def speed_lines(workers: Sequence[WorkerSpec] = WORKERS, **changes: Any) -> list[str]:
-    config = RunConfig(**{"local_steps_slow": 8, **changes})
+    config = RunConfig(**{"local_steps_fast": 32, "local_steps_slow": 8, **changes})
     order = 1 if workers[0].tier == "fast" else -1
     profile = made_profile(config, workers, (0.01, 0.04)[::order], (0.02, 0.05)[::order])
     specs = profile.given_to(workers, config.clock)
@@ -218,7 +218,7 @@ def test_speeds_hand_worked(workers: list[WorkerSpec]) -> None:
     assert speed_cells(lines, "slow-1") == [  # waits 0.24 s of 0.641
         *("slow-1 (cpu:2)", "40 (20 to 80)", "50 (25 to 100)", "0.4", "8", "20.0%", "37%"),
     ]
-    assert "biased-local-sgd, clock = wall: gamma, steps, weight and waiting come from all" in (
+    assert "recommended, clock = wall: gamma, steps, weight and waiting come from all" in (
         " ".join(lines)
     )
     assert "beside computing a round takes 1 (0.5 to 2) ms" in lines
