@@ -85,7 +85,7 @@ class Study:
                 raise
 
     def _alone(self, runs: Sequence[Run], say: Say) -> None:
-        probed = runs[0].stage in ("confirmation", "confirmation-auto", "long")
+        probed = runs[0].stage in ("confirmation", "confirmation-auto", "by-loss", "long")
         seconds = 0.3 if self.scale is TINY else 2.0
         probe = Probe(self.places, seconds) if probed else None
         try:

@@ -18,6 +18,7 @@ from .stages import (
     FULL,
     GAPS,
     TINY,
+    WITHOUT_LOSS,
     Choice,
     Rows,
     Scale,
@@ -53,6 +54,8 @@ def page(rows: Rows, scale: Scale) -> str:
         parts += _section("Confirmation of what ships", lines)
     if made and rows["confirmation"]:
         parts.append(f"![speed-up against the gap]({PICTURE})")
+    if made and (paired := list(counting(rows["by-loss"]).values())):
+        parts += _section("With and without choosing samples by loss", by_loss_lines(paired, made))
     if made and (long := list(counting(rows["long"]).values())):
         parts += _section("Long runs", accuracy_lines(long, 2.0))
     if made and (slow := list(counting(rows["slow-link"]).values())):
@@ -289,6 +292,20 @@ def slow_link_lines(rows: Sequence[Row], made: Choice) -> Lines:
         yield f"Times sooner than DDP proportional: {spread(faster.factor)} "
         yield f"({faster.at_shortest} at the shortest budget); "
         yield f"lead at equal time {spread(lead, 100)} points."
+        yield ""
+    yield from accuracy_lines(rows, 2.0)
+
+
+def by_loss_lines(rows: Sequence[Row], made: Choice) -> Lines:
+    """Yield what choosing samples by loss gains, seed by seed, then the accuracies."""
+    with_it, without = (
+        {row["seed"]: row["accuracy"] for row in rows if row["arm"] == arm}
+        for arm in (made.ships, WITHOUT_LOSS)
+    )
+    leads = [with_it[seed] - without[seed] for seed in sorted(with_it.keys() & without.keys())]
+    if leads:
+        yield f"Lead of `{made.ships}` over `{WITHOUT_LOSS}`: {spread(interval(leads), 100)} points"
+        yield f"(by seed {', '.join(f'{100 * lead:+.2f}' for lead in leads)})."
         yield ""
     yield from accuracy_lines(rows, 2.0)
 

@@ -281,6 +281,7 @@ def choice(rows: Rows, scale: Scale) -> Choice | None:
 
 OURS_SHARES = (0.65, 0.8, 1.0)
 SLOW_LINK_SHARES = (0.3, 0.5, 1.0)
+WITHOUT_LOSS = "weighted+steps-auto"
 
 
 def confirmation(rows: Rows, scale: Scale) -> list[Run]:
@@ -368,6 +369,18 @@ def slow_link(rows: Rows, scale: Scale) -> list[Run]:
     return runs
 
 
+def by_loss(rows: Rows, scale: Scale) -> list[Run]:
+    """Return the runs of what ships with and without choosing samples by loss, in random order."""
+    if (made := choice(rows, scale)) is None:
+        return []
+    arms = [made.ships, WITHOUT_LOSS]
+    runs = []
+    for seed in range(500, 500 + scale.gap_seeds[1]):
+        random.Random(f"by-loss {seed}").shuffle(arms)
+        runs += [Run("by-loss", name, made.ours_rate, scale.seconds, 2.0, seed) for name in arms]
+    return runs
+
+
 def noise(rows: Rows, scale: Scale) -> list[Run]:
     """Return the runs with labels drawn anew."""
     if (made := choice(rows, scale)) is None:
@@ -406,6 +419,7 @@ STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = {
     "screening": screening,
     "confirmation": confirmation,
     "confirmation-auto": confirmation_auto,
+    "by-loss": by_loss,
     "long": long,
     "slow-link": slow_link,
     "noise": noise,
