@@ -158,7 +158,6 @@ class RunConfig:
     profile: str = ""
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: TierName = _one_of("fast", *get_args(TierName))
-    trim_top: float = _share(0.0)
     permute_losses: bool = False
     selection: str = _part(*SELECTIONS)
     fast_fraction: float = _setting(1.0, "in (0, 1]", lambda v: 0 < v <= 1)

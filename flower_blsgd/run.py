@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 from .algorithm.catalog import SAMPLERS, SELECTIONS, STEPS, TRAIN_ON, WEIGHTS
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import derived_seed
-from .algorithm.selection import LossRanking
 from .config import RunConfig
 from .errors import UsageError
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
@@ -232,7 +231,7 @@ def make_strategy(
         learning_rate=config.learning_rate_schedule,
         sampler=SAMPLERS[choices.sampler](config),
         selection=SELECTIONS[config.selection]() if config.selection else None,
-        loss_ranking=LossRanking(config.trim_top, config.permute_losses),
+        permute_losses=config.permute_losses,
         fast_fraction=config.fast_fraction,
         weights=WEIGHTS[choices.weights](config),
         epoch=config.epoch,

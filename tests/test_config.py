@@ -138,7 +138,6 @@ def test_values_that_stand_for_a_number() -> None:
         ("selection", "info", "empty, or one of infobatch, random-subset"),
         ("fast_fraction", 0.0, "in (0, 1]"),
         ("fast_fraction", 1.5, "in (0, 1]"),
-        ("trim_top", 1.0, "in [0, 1)"),
         ("train_on", "slow", "empty, or one of all, fast, fast-slow-sums"),
         ("momentum_buffers", "kept", "empty, or one of keep, reset, average"),
         ("seconds", -1.0, "at least 0"),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .sampling import FloatArray, IntArray, LossTable, generator, highest_losses
+from .sampling import FloatArray, IntArray, LossTable, generator
 
 
 @dataclass(frozen=True)
@@ -134,43 +134,21 @@ def _all_but(left_out: npt.NDArray[np.integer[Any]], num_samples: int) -> IntArr
     return np.flatnonzero(kept).astype(np.int32)
 
 
-@dataclass(frozen=True)
-class LossRanking:
-    """What selections and samplers see of the recorded losses; by default all of them.
+def permuted(recorded: LossTable, seed: int, epoch: int) -> LossTable:
+    """Return a table with the recorded losses exchanged at random among their samples.
+
+    This control has the same draws as the recorded table, but they follow no sample's own loss.
 
     Parameters
     ----------
-    trim_top : float (default: 0.0)
-        Share, in [0, 1), of the recorded losses, the highest, whose samples rank at the median:
-        mislabelled ones are not chosen for their loss, but drawn like any other.
-    permuted : bool (default: False)
-        Each epoch the losses are exchanged at random among the samples that have one. This
-        control has the same draws, but they follow no sample's own loss.
+    recorded : LossTable
+        Stays as it is. Samples that were never seen keep their rank above every number.
+    seed, epoch : int
+        As in `SelectionRequest`.
     """
-
-    trim_top: float = 0.0
-    permuted: bool = False
-
-    def table(self, recorded: LossTable, seed: int, epoch: int) -> LossTable:
-        """Return the table that an epoch's samples are chosen by; `recorded` stays as it is.
-
-        Parameters
-        ----------
-        recorded : LossTable
-            The recorded losses.
-        seed, epoch : int
-            As in `SelectionRequest`.
-        """
-        if self == LossRanking():
-            return recorded
-        ranked = LossTable(len(recorded))
-        ranked.losses, ranked.rounds = recorded.ranking_losses().copy(), recorded.rounds
-        finite = np.isfinite(ranked.losses)
-        losses = ranked.losses[finite]
-        rng = generator(seed, "loss-ranking", epoch)
-        if self.permuted:
-            rng.shuffle(losses)
-        if num_trimmed := int(self.trim_top * len(losses) + 0.5):
-            losses[highest_losses(losses, num_trimmed, rng)] = np.median(losses)
-        ranked.losses[finite] = losses
-        return ranked
+    table = LossTable(len(recorded))
+    table.losses, table.rounds = recorded.ranking_losses().copy(), recorded.rounds
+    finite = np.flatnonzero(np.isfinite(table.losses))
+    rng = generator(seed, "loss-ranking", epoch)
+    table.losses[finite] = table.losses[rng.permutation(finite)]
+    return table

@@ -27,7 +27,7 @@ from ..algorithm.local_steps import (
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler, UnifiedSampler
 from ..algorithm.schedules import LearningRate
-from ..algorithm.selection import LossRanking, Selection
+from ..algorithm.selection import Selection
 from ..array_records import view_record
 from ..config import check_ranges
 from ..errors import UsageError
@@ -91,8 +91,8 @@ class BiasedLocalSGD(FedAvg):
         Instead of the paper's, with `high_loss_ratio`.
     selection : Selection, optional
         Which samples an epoch has; all by default.
-    loss_ranking : LossRanking, optional
-        What sampler and selection see of the recorded losses; all by default.
+    permute_losses : bool (default: False)
+        A control: the recorded losses are exchanged at random among the samples.
     fast_fraction : float (default: 1.0)
         An epoch has this share of the samples that it would have, in (0, 1].
     weights : Weighting, optional
@@ -134,7 +134,7 @@ class BiasedLocalSGD(FedAvg):
         learning_rate: float | LearningRate = 0.1,
         sampler: Sampler | None = None,
         selection: Selection | None = None,
-        loss_ranking: LossRanking | None = None,
+        permute_losses: bool = False,
         fast_fraction: float = 1.0,
         weights: Weighting | None = None,
         epoch: EpochMode = "samples",
@@ -158,7 +158,7 @@ class BiasedLocalSGD(FedAvg):
             local_steps_fast = local_steps.local_steps_fast
         if not isinstance(learning_rate, LearningRate):
             learning_rate = LearningRate(learning_rate)
-        weights, ranking = weights or LoadWeighting(), loss_ranking or LossRanking()
+        weights = weights or LoadWeighting()
         if self.fraction_train != 1.0:
             raise ValueError(
                 f"fraction_train = {self.fraction_train}: all workers take part in every round"
@@ -171,7 +171,6 @@ class BiasedLocalSGD(FedAvg):
             clock=clock,
             fast_threshold=fast_threshold,
             fast_fraction=fast_fraction,
-            trim_top=ranking.trim_top,
         )
         _check_selection(selection, fast_fraction, sampler, epoch)
         if not momentum_buffers:  # the setting may be empty, for that of the algorithm
@@ -223,7 +222,7 @@ class BiasedLocalSGD(FedAvg):
             seed=seed,
             train_on=train_on or TrainOn(),
             selection=selection,
-            ranking=ranking,
+            permute_losses=permute_losses,
             fast_fraction=fast_fraction,
         )
         self.scoring = Scoring(self.registry, self.planner)

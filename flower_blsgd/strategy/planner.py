@@ -20,7 +20,7 @@ from ..algorithm.local_steps import AutoSteps, Participant, StepPolicy, fastest_
 from ..algorithm.own_parts import checked_selected
 from ..algorithm.sampling import LossTable, Sampler, derived_seed
 from ..algorithm.schedules import LearningRate
-from ..algorithm.selection import LossRanking, Selection, SelectionRequest
+from ..algorithm.selection import Selection, SelectionRequest, permuted
 from ..errors import UsageError
 from ..protocol import TrainOrder
 from .workers import Worker
@@ -30,8 +30,7 @@ from .workers import Worker
 class Planner:
     """Plans epoch after epoch, and cuts each into orders.
 
-    Its parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``, `ranking` its
-    ``loss_ranking``.
+    Its parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``.
 
     Attributes
     ----------
@@ -73,7 +72,7 @@ class Planner:
     seed: int
     train_on: TrainOn = TrainOn()
     selection: Selection | None = None
-    ranking: LossRanking = LossRanking()
+    permute_losses: bool = False
     fast_fraction: float = 1.0
 
     def __post_init__(self) -> None:
@@ -265,7 +264,7 @@ class Planner:
         epoch, share = self.epoch + 1, self.budget_share()
         selected = None
         rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
-        table = self.ranking.table(self.table, self.seed, epoch)
+        table = permuted(self.table, self.seed, epoch) if self.permute_losses else self.table
         if self.selection is not None:
             request = SelectionRequest(self.seed, epoch, share)
             chosen = self.selection.select(request, table)

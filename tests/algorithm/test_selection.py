@@ -17,11 +17,11 @@ from flower_blsgd.algorithm.sampling import (
 )
 from flower_blsgd.algorithm.selection import (
     InfoBatch,
-    LossRanking,
     RandomSubset,
     Selected,
     Selection,
     SelectionRequest,
+    permuted,
 )
 
 from .workers import distinct_losses, highest, table_of, workers
@@ -110,41 +110,21 @@ def test_refused_shares(make: type[Selection]) -> None:
         make()
 
 
-# --- what it sees of the losses
-
-
-def _ranked(ranking: LossRanking, table: LossTable, epoch: int = 2) -> LossTable:
-    before = table.losses.copy(), table.rounds.copy()
-    found = ranking.table(table, 5, epoch)
-    np.testing.assert_array_equal(table.losses, before[0])
-    np.testing.assert_array_equal(table.rounds, before[1])
-    np.testing.assert_array_equal(np.isfinite(found.losses), found.rounds > 0)
-    assert (found.losses.dtype, found.rounds.dtype) == (np.float32, np.int32)
-    return found
-
-
-def test_ranking_by_default_is_the_table_itself() -> None:
-    table = table_of(distinct_losses(9))
-    assert LossRanking().table(table, 0, 1) is table
-
-
-def test_trimmed_losses_rank_at_the_median_and_unseen_samples_are_exempt() -> None:
-    table = table_of([5.0, 1.0, UNSEEN, 2.0, 9.0, 3.0, UNSEEN])
-    found = _ranked(LossRanking(trim_top=0.4), table)  # two of the five that are recorded
-    assert found.losses.tolist() == [3.0, 1.0, UNSEEN, 2.0, 3.0, 3.0, UNSEEN]
+# --- the control
 
 
 def test_permuted_losses_are_the_same_ones_on_other_samples() -> None:
     losses = distinct_losses(60)
     losses[:9] = UNSEEN
     table = table_of(losses, np.arange(60) + 1)
-    one, other = (_ranked(LossRanking(permuted=True), table, epoch=e) for e in (2, 3))
+    one, other = (permuted(table, 5, epoch) for epoch in (2, 3))
     for found in (one, other):
         assert sorted(found.losses) == sorted(losses)
         assert found.losses[:9].tolist() == [UNSEEN] * 9
         assert found.rounds.tolist() == table.rounds.tolist()
         assert (found.losses[9:] == losses[9:]).sum() < 10
     assert one.losses.tolist() != other.losses.tolist()
+    np.testing.assert_array_equal(table.losses, losses)
 
 
 # --- the plan of an epoch

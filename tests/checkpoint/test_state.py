@@ -190,7 +190,7 @@ def test_resumed_run_has_the_same_models_to_the_bit(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"selection": "infobatch", "trim_top": 0.1},
+        {"selection": "infobatch"},
         {"fast_fraction": 0.7, "permute_losses": True},
     ],
     ids=str,

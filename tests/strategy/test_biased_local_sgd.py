@@ -30,7 +30,7 @@ from flower_blsgd.algorithm.sampling import (
     UniformSampler,
 )
 from flower_blsgd.algorithm.schedules import LearningRate
-from flower_blsgd.algorithm.selection import InfoBatch, LossRanking
+from flower_blsgd.algorithm.selection import InfoBatch
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import HostOrders, TrainOrder, TrainReport
 from flower_blsgd.strategy.round_metrics import RoundRecord
@@ -554,7 +554,6 @@ def test_start_and_fit_give_the_same_bits() -> None:
         ({"high_loss_ratio": 1.5}, "1.5"),
         ({"local_steps": 0}, "0"),
         ({"fast_fraction": 0.0}, "fast_fraction = 0.0 must be in (0, 1]"),
-        ({"loss_ranking": LossRanking(trim_top=1.0)}, "trim_top = 1.0 must be in [0, 1)"),
     ],
     ids=str,
 )
