@@ -45,7 +45,7 @@ from .runtime.processes import wait_until
 from .test_run import NODES, node_of
 
 EVERY_ROUND = 1e-9
-FOUR = {**NODES[0], "seconds-per-step": 0.5}, {**NODES[1], "seconds-per-step": 1.0}
+FOUR = {**NODES[0], "seconds-per-step": 50.0}, {**NODES[1], "seconds-per-step": 100.0}
 
 
 class FastGrid(InProcessGrid):
@@ -307,24 +307,24 @@ def test_without_checkpoints_nothing_of_it_is_done() -> None:
 
 
 def test_budget_in_seconds_goes_on_within_an_epoch() -> None:
-    """Rounds of 1 s on simulated devices, and a little transfer; four in an epoch."""
+    """Rounds of 100 s on simulated devices, and real seconds of transfer; four in an epoch."""
     settings: dict[str, Any] = {"epochs": 99, "clock": "device", "decay_epochs": ""}
-    train(seconds=10.5, out="whole", **settings)
-    train(seconds=4.5, **settings)
-    line = refusal(train, seconds=4.5, resume="run", **settings)
-    assert "of 4.5 seconds of training are over; for more, " in line
+    train(seconds=1050, out="whole", **settings)
+    train(seconds=450, **settings)
+    line = refusal(train, seconds=450, resume="run", **settings)
+    assert "of 450 seconds of training are over; for more, " in line
     assert line.endswith(" --resume run -s seconds=N")
-    view = View(9, lambda: signal.raise_signal(signal.SIGINT))  # 9 of 8.5 s: before the evaluation
+    view = View(9, lambda: signal.raise_signal(signal.SIGINT))  # 900 of 850 s, before evaluating
     with pytest.raises(KeyboardInterrupt):
-        train(view, seconds=8.5, resume="run", **settings)
-    assert train(seconds=8.5, resume="run", **settings).summary["rounds"] == 9
+        train(view, seconds=850, resume="run", **settings)
+    assert train(seconds=850, resume="run", **settings).summary["rounds"] == 9
     Path("run/summary.json").unlink()  # as if it had been killed before it wrote its results
     Path("run/model.safetensors").unlink()
-    train(seconds=8.5, resume="run", **settings)
+    train(seconds=850, resume="run", **settings)
     lines = Path("run/epochs.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["epoch", "1", "2", "3"]
     assert Path("run/model.safetensors").exists()
-    summary = train(seconds=10.5, resume="run", **settings).summary
+    summary = train(seconds=1050, resume="run", **settings).summary
     assert (summary["epochs"], summary["rounds"], summary["resumed"]) == (3, 11, [5, 9, 9])
     assert left_by(Path("run"))["model"] == left_by(Path("whole"))["model"]
 
