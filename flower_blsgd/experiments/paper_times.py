@@ -1,0 +1,97 @@
+"""How long the paper's runs would take on its devices, by the cost model: devices not at hand.
+
+The paper prints seconds of whole runs. From three of its rows, which differ only in how often
+models are averaged and in who trains, the seconds of a step and of a communication follow; the
+cost model of ``blsgd plan`` then gives those of every algorithm.
+"""
+
+from dataclasses import dataclass
+
+from ..algorithm.catalog import ALGORITHMS
+from ..config import RunConfig
+from ..runtime.devices import WorkerSpec
+from ..strategy.cost_model import Prediction
+from .paper import printed
+from .plan import plan_runs
+
+_NUM_SAMPLES = {"cifar10": 50_000, "flowers102": 7_169, "cifar100": 50_000}
+_NUM_FAST, _NUM_SLOW, _TAU_FAST, _TAU_SLOW = 8, 2, 32, 1
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a fast worker's step, of a slow one's, and of a round beside computing."""
+
+    fast: float
+    slow: float
+    communication: float
+
+
+def refitted_times(dataset: str) -> StepTimes:
+    """Return the times that give three of the paper's rows with 2 CPUs and 8 GPUs exactly.
+
+    With the steps s of a slow worker and f of a fast one, and c for each communication, of which
+    synchronous SGD has K, balanced local SGD R (of tau steps each, so that R tau = K) and
+    synchronous SGD on the fast workers alone K_f::
+
+        T_sync = K (s + c)    T_balanced = K s + R c    T_fast = K_f (f + c)
+        c = (T_sync - T_balanced) / (K - R)    s = T_sync / K - c    f = T_fast / K_f - c
+
+    The slow worker is the slower one, and c is the same with 8 workers as with 10.
+
+    Parameters
+    ----------
+    dataset : {"cifar10", "flowers102", "cifar100"}
+        Those whose times the paper prints.
+
+    Raises
+    ------
+    ValueError
+        For another one.
+    """
+    if dataset not in _NUM_SAMPLES:
+        raise ValueError(f"the paper prints no times of {dataset!r}: {', '.join(_NUM_SAMPLES)}")
+    of = {
+        row["algorithm"]: (
+            float(row["wall_clock_s"]),
+            int(row["epochs"]) * int(row["comm_per_epoch"]),
+        )
+        for row in printed("comparison_2c8g")
+        if row["dataset"] == dataset
+    }
+    sync, count = of["sync-sgd"]
+    balanced, few = of["balanced-local-sgd"]
+    fast, fast_count = of["sync-sgd-fast-only"]
+    communication = (sync - balanced) / (count - few)
+    return StepTimes(fast / fast_count - communication, sync / count - communication, communication)
+
+
+def refitted_epoch_seconds(dataset: str) -> dict[str, float]:
+    """Return the seconds of an epoch on the paper's devices, by algorithm of the catalog.
+
+    A round lasts ``max_i tau_i s_i + c``, with (tau_fast, tau_slow) = (32, 1) where an algorithm has
+    unequal steps, and an epoch has as many as the paper's table counts. Times the epochs of
+    a printed row they are what its seconds would be.
+
+    Parameters
+    ----------
+    dataset : str
+        As for `refitted_times`, with the same error.
+    """
+    times = refitted_times(dataset)
+    (row,) = (
+        row
+        for row in printed("hyperparameters")
+        if (row["setting"], row["dataset"]) == ("2c8g", dataset)
+    )
+    config = RunConfig(
+        epoch="table",
+        batch_size=int(row["batch_size"]),
+        local_steps_fast=_TAU_FAST,
+        local_steps_slow=_TAU_SLOW,
+    )
+    workers = [WorkerSpec("cuda", tier="fast", seconds_per_step=times.fast)] * _NUM_FAST
+    workers += [WorkerSpec("cpu", tier="slow", seconds_per_step=times.slow)] * _NUM_SLOW
+    plan = plan_runs(config, workers, _NUM_SAMPLES[dataset], tuple(ALGORITHMS), times.communication)
+    found = plan.expected.items()
+    return {name: each.epoch_seconds for name, each in found if isinstance(each, Prediction)}
