@@ -15,7 +15,6 @@ from .paper import printed
 from .plan import plan_runs
 
 _NUM_SAMPLES = {"cifar10": 50_000, "flowers102": 7_169, "cifar100": 50_000}
-_NUM_FAST, _NUM_SLOW, _TAU_FAST, _TAU_SLOW = 8, 2, 32, 1
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,9 @@ def refitted_times(dataset: str) -> StepTimes:
 def refitted_epoch_seconds(dataset: str) -> dict[str, float]:
     """Return the seconds of an epoch on the paper's devices, by algorithm of the catalog.
 
-    A round lasts ``max_i tau_i s_i + c``, with (tau_fast, tau_slow) = (32, 1) where an algorithm has
-    unequal steps, and an epoch has as many as the paper's table counts. Times the epochs of
-    a printed row they are what its seconds would be.
+    A round lasts ``max_i tau_i s_i + c``, with (tau_fast, tau_slow) = (32, 1) where an algorithm
+    has unequal steps, and an epoch has as many rounds as the paper's table counts. Times the
+    epochs of a printed row this is what its seconds would be.
 
     Parameters
     ----------
@@ -84,14 +83,10 @@ def refitted_epoch_seconds(dataset: str) -> dict[str, float]:
         for row in printed("hyperparameters")
         if (row["setting"], row["dataset"]) == ("2c8g", dataset)
     )
-    config = RunConfig(
-        epoch="table",
-        batch_size=int(row["batch_size"]),
-        local_steps_fast=_TAU_FAST,
-        local_steps_slow=_TAU_SLOW,
-    )
-    workers = [WorkerSpec("cuda", tier="fast", seconds_per_step=times.fast)] * _NUM_FAST
-    workers += [WorkerSpec("cpu", tier="slow", seconds_per_step=times.slow)] * _NUM_SLOW
+    size = int(row["batch_size"])
+    config = RunConfig(epoch="table", batch_size=size, local_steps_fast=32, local_steps_slow=1)
+    workers = [WorkerSpec("cuda", tier="fast", seconds_per_step=times.fast)] * 8
+    workers += [WorkerSpec("cpu", tier="slow", seconds_per_step=times.slow)] * 2
     plan = plan_runs(config, workers, _NUM_SAMPLES[dataset], tuple(ALGORITHMS), times.communication)
     found = plan.expected.items()
     return {name: each.epoch_seconds for name, each in found if isinstance(each, Prediction)}

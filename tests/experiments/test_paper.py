@@ -1,0 +1,85 @@
+"""The paper's tables, which of their figures are arithmetic, and its times by the cost model."""
+
+import pytest
+
+from flower_blsgd.experiments.paper import COMPUTED, MEASURED, TABLES, label, printed
+from flower_blsgd.experiments.paper_times import refitted_epoch_seconds, refitted_times
+
+SECONDS = "wall_clock_s"
+
+
+def seconds_of(dataset: str) -> dict[tuple[str, int], float]:
+    rows = [row for row in printed("comparison_2c8g") if row["dataset"] == dataset]
+    return {(row["algorithm"], int(row["epochs"])): float(row[SECONDS]) for row in rows}
+
+
+def test_tables_have_every_row_and_figures_in_every_cell() -> None:
+    tables = {name: printed(name) for name in TABLES}
+    assert [len(rows) for rows in tables.values()] == [15, 15, 24, 6, 6, 10]
+    assert all(all(row.values()) and None not in row for rows in tables.values() for row in rows)
+    row = tables["bias_2c8g"][2]
+    assert (row["dataset"], row["tau_slow"], row["unbiased_spread"]) == ("cifar10", "1", "0.2")
+    with pytest.raises(ValueError, match=r"'bias' is none of .* bias_1c1g, bias_2c8g"):
+        printed("bias")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "epochs"), [("cifar10", 100), ("flowers102", 300), ("cifar100", 200)]
+)
+def test_seconds_labelled_computed_follow_from_others(dataset: str, epochs: int) -> None:
+    """To one unit of the last printed digit; none of those labelled measured does."""
+    seconds = seconds_of(dataset)
+    sync, fast = seconds["sync-sgd", epochs], seconds["sync-sgd-fast-only", epochs]
+    rules = {("biased-local-sgd", times * epochs): times * sync / 32 for times in (1, 2, 3)}
+    rules["dlb", epochs] = 0.8 * fast
+    for row in printed("comparison_2c8g"):
+        if row["dataset"] == dataset:
+            what = row["algorithm"], int(row["epochs"])
+            assert label(row, SECONDS) == (COMPUTED if what in rules else MEASURED)
+            assert what not in rules or seconds[what] == pytest.approx(rules[what], abs=0.011)
+            assert label(row, "accuracy") == MEASURED
+    for row in printed("fast_only_vs_mixed"):
+        if row["dataset"] == dataset:
+            mixed = row["workers"] == "2cpu+8gpu"
+            assert label(row, SECONDS) == (COMPUTED if mixed else MEASURED)
+            same = float(row[SECONDS]) == seconds["biased-local-sgd", epochs]
+            assert same == mixed
+            assert float(row[SECONDS]) != pytest.approx(fast / 32, rel=0.01)
+
+
+def test_refitted_times_worked() -> None:
+    """12,800 communications in 1298.39 s, 400 in 548.04 s, and 16,000 without the slow workers.
+
+    750.35 s for the 12,400 more are 60.5 ms each; a step of the slow workers takes
+    101.4 - 60.5 ms, one of the fast ones 77.2 - 60.5 ms.
+    """
+    times = refitted_times("cifar10")
+    assert times.communication == pytest.approx(750.35 / 12_400)
+    assert times.slow == pytest.approx(0.040925, abs=1e-6)
+    assert times.fast == pytest.approx(0.016660, abs=1e-6)
+    with pytest.raises(ValueError, match="no times of 'ag-news': cifar10, flowers102, cifar100"):
+        refitted_times("ag-news")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "epochs", "gap", "seconds", "over_printed"),
+    [
+        # 400 rounds of 32 x 16.66 + 60.51 ms: the fast workers are the slower ones.
+        ("cifar10", 100, 2.456, 237.45, 5.852),
+        # 600 rounds of 32 x 56.93 + 62.49 ms.
+        ("flowers102", 300, 30.61, 1130.54, 1.0438),
+        # 800 rounds of 1670.70 + 1477.83 ms: the slow ones are, so a round is one of sync SGD.
+        ("cifar100", 200, 60.07, 2518.83, 1.0),
+    ],
+)
+def test_cost_model_prints_the_wall_clock_column_but_for_the_proposed_method(
+    dataset: str, epochs: int, gap: float, seconds: float, over_printed: float
+) -> None:
+    times, column = refitted_times(dataset), seconds_of(dataset)
+    assert times.slow / times.fast == pytest.approx(gap, rel=1e-3)
+    found = {name: epochs * each for name, each in refitted_epoch_seconds(dataset).items()}
+    for name in ("sync-sgd", "balanced-local-sgd", "sync-sgd-fast-only"):
+        assert found[name] == pytest.approx(column[name, epochs])
+    assert found["biased-local-sgd"] == pytest.approx(seconds, abs=0.01)
+    ratio = found["biased-local-sgd"] / column["biased-local-sgd", epochs]
+    assert ratio == pytest.approx(over_printed, rel=1e-3)
