@@ -18,7 +18,7 @@ from .local_steps import (
     SystemAwareSteps,
 )
 from .sampling import Sampler, SeparatedSampler, UnifiedSampler, UniformSampler
-from .selection import InfoBatch, RandomSubset, Selection
+from .selection import ActiveBias, ImportanceSampling, InfoBatch, RandomSubset, Selection
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,8 @@ SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
 SELECTIONS: Mapping[str, Callable[[], Selection]] = {
     "infobatch": InfoBatch,
     "random-subset": RandomSubset,
+    "importance-sampling": ImportanceSampling,
+    "active-bias": ActiveBias,
 }
 
 WEIGHTS: Mapping[str, Callable[[Settings], Weighting]] = {

@@ -5,7 +5,7 @@ subclass `Selection`; a built-in one is a row of ``SELECTIONS`` in ``catalog.py`
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -120,12 +120,93 @@ class RandomSubset(Selection):
         if not 0 < self.share <= 1:
             raise ValueError(f"share = {self.share} must lie in (0, 1]")
 
+    def count(self, table: LossTable) -> int:
+        """Return how many samples an epoch has."""
+        return max(1, int(self.share * len(table) + 0.5))
+
     def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
         """Return the epoch's samples."""
         rng = generator(request.seed, "random-subset", request.epoch)
-        count = max(1, int(self.share * len(table) + 0.5))
-        chosen = rng.choice(len(table), count, replace=False, shuffle=False)
+        chosen = rng.choice(len(table), self.count(table), replace=False, shuffle=False)
         return Selected(np.sort(chosen).astype(np.int32))
+
+
+@dataclass(frozen=True)
+class ImportanceSampling(RandomSubset):
+    """Samples are drawn the more likely the higher their loss, and weigh as much less.
+
+    So the expected gradient of a step is that of all samples, if the sampler chooses by no loss.
+    This is the sampling by loss that Katharopoulos and Fleuret compare with (ICML 2018, arXiv
+    1803.00942; their own score bounds the gradient's norm and needs a forward pass), here without
+    replacement: of N samples M are drawn, sample n with probability M p_n, at most 1, where p_n is
+    in proportion to its loss plus the mean loss. It weighs 1 / (N p_n), which is at most 2.
+
+    Parameters
+    ----------
+    share : float (default: 0.7)
+        M / N, in (0, 1].
+    """
+
+    uses_losses = True
+    unbiased: ClassVar[bool] = True
+    """Whether the weights undo the choice."""
+
+    def scores(self, losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return what recorded losses are worth, >= 0: themselves, and 0 if they are below."""
+        return np.maximum(losses, 0)
+
+    def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
+        """Return the epoch's samples; all while no loss is recorded. Unseen have the top score."""
+        losses = table.ranking_losses().astype(np.float64)
+        seen = np.isfinite(losses)
+        if not seen.any():
+            return None
+        scores = np.empty_like(losses)
+        scores[seen] = self.scores(losses[seen])
+        scores[~seen] = scores[seen].max()
+        count = self.count(table)
+        chances = inclusion_probabilities(scores + (scores.mean() or 1.0), count)
+        rng = generator(request.seed, type(self).__name__, request.epoch)
+        order = rng.permutation(len(chances))
+        # Systematic sampling: each whole number that the running sum passes draws a sample.
+        passed = np.floor(np.cumsum(chances[order]).round(9) + rng.random())
+        chosen = order[np.diff(passed, prepend=0.0) > 0]
+        weights = (count / len(chances) / chances).astype(np.float32)
+        return Selected(np.sort(chosen).astype(np.int32), weights if self.unbiased else None)
+
+
+@dataclass(frozen=True)
+class ActiveBias(ImportanceSampling):
+    """Samples are drawn the more likely the less certain the model is of them; all weigh 1.
+
+    "Threshold closeness" of Chang, Learned-Miller and McCallum (NeurIPS 2017, arXiv 1704.07433):
+    instead of the loss p (1 - p) counts, where p is the probability of the correct class, which is
+    exp(-loss) of a cross entropy. Theirs is the mean p of all epochs, ours that of the last record;
+    their other score, the variance of p, needs a history that is not kept.
+    """
+
+    unbiased = False
+
+    def scores(self, losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return p (1 - p)."""
+        chance = np.exp(-np.maximum(losses, 0))
+        return chance * (1 - chance)
+
+
+def inclusion_probabilities(scores: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
+    """Return probabilities in proportion to scores above 0, at most 1, that add up to `count`.
+
+    >>> inclusion_probabilities(np.array([6.0, 1.0, 1.0]), 2)
+    array([1. , 0.5, 0.5])
+    """
+    certain = np.zeros(len(scores), np.bool_)
+    while True:
+        chances = np.ones(len(scores))
+        rest = scores[~certain]
+        chances[~certain] = (count - np.count_nonzero(certain)) * rest / rest.sum()
+        if not (over := chances > 1).any():
+            return chances
+        certain |= over
 
 
 def _all_but(left_out: npt.NDArray[np.integer[Any]], num_samples: int) -> IntArray:

@@ -1,0 +1,159 @@
+"""The bound holds on random quadratics, the paper's theorem fails on two samples."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_blsgd.algorithm.convergence import gradient_bound, printed_bound
+
+SETTINGS: dict[str, Any] = {
+    **{"excess_loss": 5.0, "learning_rate": 0.02, "smoothness": 2.0, "rounds": 10},
+    **{"local_steps": (4, 1), "weights": (0.8, 0.2), "noise": 0.5},
+    **{"biases": (0.6, 0.3), "joint_bias": 0.5},
+}
+
+
+def test_bound_worked() -> None:
+    """tau_e = 3.4, a = (16/17, 1/17), L eta = 0.04.
+
+    3.6 x 5 / (0.02 x 3.4 x 10) + 3.6 x 0.04 x 0.25 x (0.64 x 4 + 0.04) / 3.4
+    + 10.8 x 0.0016 x 0.25 x 65/17 + 28.8 x 0.0016 x (256 x 0.36 + 0.09) / 17 + 3.6 x 0.25.
+    """
+    parts = 26.470588, 0.0275294, 0.0165176, 0.2500518, 0.9
+    assert gradient_bound(**SETTINGS) == pytest.approx(sum(parts), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"learning_rate": 0.0209}, r"learning_rate = 0.0209 .* 1 / \(24 x 2.0\)"),
+        ({"learning_rate": 0.0}, "must lie in"),
+        ({"smoothness": -2.0, "learning_rate": -0.01}, "must lie in"),
+        ({"weights": (0.8, 0.3)}, "add up to 1"),
+        ({"weights": (1.2, -0.2)}, "nothing below 0"),
+        ({"local_steps": (4, 0)}, "at least 1"),
+        ({"rounds": 0}, "at least 1"),
+        ({"noise": -0.5}, "nothing below 0"),
+        ({"biases": (0.6,)}, "shorter"),
+    ],
+)
+def test_values_out_of_range_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        gradient_bound(**{**SETTINGS, **changes})
+
+
+# --- on random quadratics, whose expectations are exact
+
+
+def random_problem(seed: int) -> tuple[float, dict[str, Any]]:
+    """Return the mean of E |grad F|^2 of a random problem, and the arguments of its bound.
+
+    F(x) = sum_k h_k x_k^2 / 2, and grad F_i = h_i x + c_i in each coordinate, with independent
+    noise. So tau steps take x to r^tau x - eta sum_(j < tau) r^j (c_i + noise), r = 1 - eta h_i,
+    and the mean and the variance of each coordinate follow from one global model to the next.
+    Either all h_i are h, or there is no noise: else there would be no bound of the biases.
+    """
+    rng = np.random.default_rng(seed)
+    workers, size = rng.integers(1, 5), rng.integers(1, 4)
+    curvature = rng.uniform(0, 1, size) ** 2 + 1e-3
+    curvatures, deviations = np.tile(curvature, (workers, 1)), np.zeros(size)
+    if seed % 2:
+        deviations = rng.uniform(0, 1, size) * 10.0 ** rng.uniform(-2, 1)
+    else:
+        curvatures = rng.uniform(-0.2, 1, (workers, size))
+    constants = rng.normal(size=(workers, size)) * 10.0 ** rng.uniform(-3, 1)
+    smoothness = max(curvature.max(), np.abs(curvatures).max())
+    steps, weights = rng.integers(1, 9, workers), rng.dirichlet(np.ones(workers))
+    rate = 10.0 ** rng.uniform(-1.5, 0) / (6 * smoothness * steps.max())
+    rounds, start = int(10.0 ** rng.uniform(0, 2.5)), rng.normal(size=size)
+
+    done = np.arange(steps.max())[:, None, None] < steps[:, None]
+    powers = (1 - rate * curvatures) ** np.arange(steps.max())[:, None, None] * done
+    keep = weights @ (1 - rate * curvatures) ** steps[:, None]
+    push = -rate * weights @ (constants * powers.sum(0))
+    spread = (rate * deviations) ** 2 * (weights**2 @ (powers**2).sum(0))
+    shares = weights * steps / (weights @ steps)
+    mean, variance, total = start, np.zeros(size), 0.0
+    biases, joint_bias = np.zeros(workers), 0.0
+    for _ in range(rounds):
+        total += float(curvature**2 @ (mean**2 + variance))
+        each = (curvatures - curvature) * mean + constants
+        biases = np.maximum(biases, np.linalg.norm(each, axis=1))
+        joint_bias = max(joint_bias, float(np.linalg.norm(shares @ each)))
+        mean, variance = keep * mean + push, keep**2 * variance + spread
+    return total / rounds, {
+        **{"excess_loss": curvature @ start**2 / 2, "learning_rate": rate, "rounds": rounds},
+        **{"smoothness": smoothness, "local_steps": steps.tolist(), "weights": weights.tolist()},
+        **{"noise": np.linalg.norm(deviations), "biases": biases, "joint_bias": joint_bias},
+    }
+
+
+def test_bound_holds_on_random_quadratics_and_needs_its_terms() -> None:
+    """Of 200 problems each has less; without a term some have more."""
+    problems = [random_problem(seed) for seed in range(200)]
+    for found, arguments in problems:
+        assert found <= gradient_bound(**arguments)
+    for name in ("excess_loss", "noise", "joint_bias"):
+        assert any(found > gradient_bound(**{**args, name: 0.0}) for found, args in problems)
+
+
+def test_bound_does_not_hold_with_momentum() -> None:
+    """One worker, F = x^2 / 2, x_0 = 0, eta = 0.01, sigma = 1, momentum 0.9: 0.0501 against 0.0371.
+
+    E x^2 goes to (1 + m) eta / ((1 - m) (2 (1 + m) - eta)); without momentum to eta / (2 - eta).
+    """
+    eta = 0.01
+    quadratic: dict[str, Any] = {
+        **{"excess_loss": 0.0, "learning_rate": eta, "smoothness": 1.0, "rounds": 2000},
+        **{"local_steps": [1], "weights": [1.0], "noise": 1.0, "biases": [0.0], "joint_bias": 0.0},
+    }
+    bound = gradient_bound(**quadratic)
+    assert bound == pytest.approx(0.03708)
+    for momentum, limit in ((0.0, 0.0050251), (0.9, 0.0501319)):
+        step = np.array([[1 - eta, -eta * momentum], [1, momentum]])  # of (x, momentum buffer)
+        noise, second, total = np.array([-eta, 1.0]), np.zeros((2, 2)), 0.0
+        for _ in range(2000):
+            total += second[0, 0]
+            second = step @ second @ step.T + np.outer(noise, noise)
+        assert second[0, 0] == pytest.approx(limit, rel=1e-3)
+        assert (total / 2000 > bound) == (momentum > 0)
+
+
+# --- the paper's theorem
+
+
+@pytest.mark.parametrize(
+    ("tau", "eta", "start"), [(1, 1 / 6, 2.0), (4, 1 / 24, 2.0), (8, 0.01, 0.0)]
+)
+def test_printed_theorem_fails_where_one_of_two_samples_is_drawn(
+    tau: int, eta: float, start: float
+) -> None:
+    """f1 = (x - 1)^2 / 2 and f2 = (x + 1)^2 / 2, all probability on f1: x goes to 1.
+
+    F = (x^2 + 1) / 2, grad F = x, L = 1, sigma = 0. All workers go the same way, so the weights do
+    not matter. Whatever |grad F|^2 is on the way, it goes to 1, and what is claimed goes to 0.
+    """
+    rounds = 20_000
+    models = 1 + (start - 1) * (1 - eta) ** (tau * np.arange(rounds + 1.0))
+    losses = (models**2 + 1) / 2
+    shared: dict[str, Any] = {"learning_rate": eta, "smoothness": 1.0, "rounds": rounds}
+    claimed = printed_bound(
+        fallen_loss=losses[0] - losses[-1], local_steps=tau, noise=0.0, **shared
+    )
+    assert (models[1:] ** 2).mean() == pytest.approx(1, abs=0.01)
+    assert claimed < 0.01
+    workers = {"local_steps": [tau, tau], "weights": [0.3, 0.7], "biases": [1.0, 1.0]}
+    bound = gradient_bound(
+        excess_loss=losses[0] - 0.5, noise=0.0, joint_bias=1.0, **workers, **shared
+    )
+    assert (models[:-1] ** 2).mean() < 3.6 < bound < 4.41
+
+
+def test_printed_bound_worked() -> None:
+    """2 x 3 / (0.1 x 30) + 2 x 0.1 x 5^2 x 0.4^2."""
+    arguments: dict[str, Any] = {"fallen_loss": 3.0, "smoothness": 2.0, "rounds": 30, "noise": 0.4}
+    arguments["local_steps"] = 5
+    assert printed_bound(**arguments, learning_rate=0.1) == pytest.approx(2.8)
+    with pytest.raises(ValueError, match="must lie in"):
+        printed_bound(**arguments, learning_rate=0.11)
