@@ -135,7 +135,7 @@ def test_values_that_stand_for_a_number() -> None:
         ("steps", "aware", "empty, or one of system-aware, by-speed, same, one, one-by-throughput"),
         ("sampler", "unifrom", "empty, or one of separated, unified, uniform"),
         ("weights", "lod", "empty, or one of load, equal, normalized"),
-        ("selection", "info", "empty, or one of infobatch, random-subset"),
+        ("selection", "info", "one of infobatch, random-subset, importance-sampling, active-bias"),
         ("fast_fraction", 0.0, "in (0, 1]"),
         ("fast_fraction", 1.5, "in (0, 1]"),
         ("train_on", "slow", "empty, or one of all, fast, fast-slow-sums"),

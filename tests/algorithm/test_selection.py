@@ -16,6 +16,8 @@ from flower_blsgd.algorithm.sampling import (
     UniformSampler,
 )
 from flower_blsgd.algorithm.selection import (
+    ActiveBias,
+    ImportanceSampling,
     InfoBatch,
     RandomSubset,
     Selected,
@@ -97,12 +99,84 @@ def test_random_subset_takes_no_notice_of_losses() -> None:
 
 
 @pytest.mark.parametrize(
+    ("selection", "losses", "chances"),
+    [
+        # Losses plus their mean, 3: 12, 4, 4, 4 of 24, two of which are drawn.
+        (ImportanceSampling(0.5), [9.0, 1.0, 1.0, 1.0], [1, 1 / 3, 1 / 3, 1 / 3]),
+        # 27, 7, 7, 7 of 48: twice the first is more than 1; one of the others is left to draw.
+        (ImportanceSampling(0.5), [21.0, 1.0, 1.0, 1.0], [1, 1 / 3, 1 / 3, 1 / 3]),
+        # Unseen counts as 5, the highest, and what is below 0 as 0; the mean is 2.5.
+        (ImportanceSampling(0.5), [5.0, UNSEEN, 0.0, -3.0], [0.75, 0.75, 0.25, 0.25]),
+        (ImportanceSampling(0.5), [0.0] * 4, [0.5] * 4),
+        (ImportanceSampling(1.0), [1.0, 2.0, 3.0], [1, 1, 1]),
+        # p (1 - p) is 0.25 where p = exp(-loss) is 1/2, and 0 where it is 1 or 0.
+        (ActiveBias(0.5), [math.log(2), math.log(2), 0.0, 900.0], [0.75, 0.75, 0.25, 0.25]),
+    ],
+    ids=str,
+)
+def test_chances_and_weights_worked(
+    selection: ImportanceSampling, losses: list[float], chances: list[float]
+) -> None:
+    """In 600 epochs each sample comes as often as it should, and its weight is M / (N chance)."""
+    table = table_of(losses)
+    counts = np.zeros(len(losses))
+    for epoch in range(600):
+        selected = _select(selection, table, epoch)
+        assert selected is not None
+        assert (selected.indices.dtype, len(selected.indices)) == (np.int32, round(sum(chances)))
+        counts[selected.indices] += 1
+    assert counts / 600 == pytest.approx(np.array(chances), abs=0.06)
+    if isinstance(selection, ActiveBias):
+        assert selected.weights is None
+    else:
+        assert selected.weights is not None
+        expected = selection.share / np.array(chances)
+        np.testing.assert_allclose(selected.weights, expected, rtol=1e-6)
+
+
+def test_importance_sampling_is_unbiased() -> None:
+    """The mean over draws of the weighted mean of what is drawn is the mean of all samples."""
+    losses = np.random.default_rng(0).exponential(1.0, 30)
+    weighted, plain = [], []
+    for epoch in range(1000):
+        selected = _select(ImportanceSampling(0.4), table_of(losses), epoch)
+        assert selected is not None
+        assert selected.weights is not None
+        weighted.append((selected.weights * losses**2)[selected.indices].mean())
+        plain.append((losses**2)[selected.indices].mean())
+    mean, error = (losses**2).mean(), np.std(weighted) / 1000**0.5
+    assert np.mean(weighted) == pytest.approx(mean, abs=3 * error)
+    assert np.mean(plain) > mean + 20 * error
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-6, 0.7, 3.0, 1e4, UNSEEN]), min_size=1, max_size=40),
+    st.sampled_from([0.01, 0.3, 0.7, 1.0]),
+    st.sampled_from([ImportanceSampling, ActiveBias]),
+)
+def test_drawn_samples_are_as_many_as_they_should(
+    losses: list[float], share: float, kind: type[ImportanceSampling]
+) -> None:
+    table = table_of(losses)
+    selected = _select(kind(share), table)
+    if selected is None:
+        assert set(losses) == {UNSEEN}
+        return
+    assert len(selected.indices) == max(1, int(share * len(losses) + 0.5))
+    assert selected.indices.tolist() == sorted(set(selected.indices.tolist()))
+    if selected.weights is not None:
+        assert (selected.weights > 0).all()
+        assert selected.weights.max() <= 2.0001
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda: InfoBatch(1.0),
         lambda: InfoBatch(-0.1),
         lambda: RandomSubset(0.0),
         lambda: RandomSubset(math.nan),
+        lambda: ImportanceSampling(1.1),
     ],
 )
 def test_refused_shares(make: type[Selection]) -> None:
@@ -192,4 +266,6 @@ def test_selections_have_their_published_numbers() -> None:
     assert {name: make() for name, make in SELECTIONS.items()} == {
         "infobatch": InfoBatch(0.5, 0.875),
         "random-subset": RandomSubset(0.7),
+        "importance-sampling": ImportanceSampling(0.7),
+        "active-bias": ActiveBias(0.7),
     }
