@@ -189,7 +189,7 @@ class ActiveBias(ImportanceSampling):
 
     def scores(self, losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return p (1 - p)."""
-        chance = np.exp(-np.maximum(losses, 0))
+        chance: npt.NDArray[np.float64] = np.exp(-np.maximum(losses, 0))
         return chance * (1 - chance)
 
 
