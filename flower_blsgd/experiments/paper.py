@@ -46,8 +46,8 @@ def label(row: Mapping[str, str], column: str) -> str:
 
     In ``comparison_2c8g`` the seconds of biased local SGD are those of synchronous SGD over 32, the
     tau of its fast workers, and those of 200 and 300 % of the epochs twice and three times as
-    many; those of ``dlb`` are 0.8 times those of synchronous SGD on the fast workers alone.
-    ``fast_only_vs_mixed`` repeats the former for all workers together.
+    many; those of ``dlb`` are 0.8 times those of synchronous SGD on the fast workers alone: its 128
+    rounds for 160, or 64 for 80. ``fast_only_vs_mixed`` repeats the former for all workers.
 
     Parameters
     ----------
