@@ -60,6 +60,8 @@ class EpochPlan:
         The samples, and the workers that share them.
     weights : numpy.ndarray, optional
         As in `Selected`.
+    first_round : int (default: 0)
+        Round of the epoch, counted from 0, that the lists begin with; below 0 in an earlier one.
     """
 
     epoch: int
@@ -67,6 +69,7 @@ class EpochPlan:
     shape: RoundShape
     sample_lists: tuple[SampleList, ...]
     weights: FloatArray | None = None
+    first_round: int = 0
 
     def indices(self, round_in_epoch: int, worker: int) -> IntArray:
         """Return the samples of one order, in training order.
@@ -96,8 +99,14 @@ class EpochPlan:
         if worker not in self._deals:
             raise ValueError(f"worker {worker} has no samples in epoch {self.epoch}")
         sample_list, block, first, count = self._deals[worker]
-        start = round_in_epoch * block + first
+        start = (round_in_epoch - self.first_round) * block + first
         return sample_list.indices[start : start + count]
+
+    @property
+    def lists_end(self) -> int:
+        """The first round of the epoch, or beyond, that the lists are not for any more."""
+        listed = sum(len(sample_list.indices) for sample_list in self.sample_lists)
+        return self.first_round + listed // sum(self.shape.samples_per_round)
 
     def sample_weights(self, round_in_epoch: int, worker: int) -> FloatArray | None:
         """Return the weights of the samples of one order, in its order; None where all are 1."""
@@ -121,10 +130,10 @@ class EpochPlan:
     @property
     def num_planned(self) -> int:
         """Samples of this epoch over all workers; one that comes twice counts twice."""
-        return sum(len(sample_list.indices) for sample_list in self.sample_lists)
+        return self.rounds * sum(self.shape.samples_per_round)
 
     def left_out(self, num_samples: int) -> IntArray:
-        """Return those of all samples that no worker trains on in this epoch, ascending."""
+        """Return those of all samples that are in no list, ascending."""
         given = np.zeros(num_samples, np.bool_)
         for sample_list in self.sample_lists:
             given[sample_list.indices] = True
@@ -142,6 +151,7 @@ def plan_epoch(
     samples_before: int,
     samples_due: int | None = None,
     selected: Selected | None = None,
+    last: EpochPlan | None = None,
 ) -> EpochPlan:
     """Plan one epoch.
 
@@ -161,6 +171,8 @@ def plan_epoch(
         Samples that this epoch and all earlier ones should have; epoch x N by default.
     selected : Selected, optional
         The samples that the epoch has; all N by default.
+    last : EpochPlan, optional
+        That of the epoch before, if its workers are the same: lists that are not used up go on.
 
     Returns
     -------
@@ -177,17 +189,29 @@ def plan_epoch(
     # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). An
     # epoch of fewer samples may have less than a round.
     rounds = shape.table_rounds or max(1, (due - samples_before) // sum(samples_per_round))
+    if last is not None and last.shape == shape and last.lists_end > last.rounds:
+        first_round = last.first_round - last.rounds
+        return replace(last, epoch=epoch, rounds=rounds, first_round=first_round)
     if selected is not None:
         table, samples_before = table.subset(selected.indices), (epoch - 1) * len(selected.indices)
     request = EpochRequest(
         seed, epoch, rounds, tuple(participants), samples_per_round, samples_before
     )
-    sample_lists = sampler.sample_lists(request, table)
-    checked = checked_lists(sampler, sample_lists, request, len(table))
+    plan = with_new_lists(EpochPlan(epoch, rounds, shape, ()), sampler, request, table)
     if selected is None:
-        return EpochPlan(epoch, rounds, shape, checked)
-    lists = tuple(SampleList(selected.indices[each.indices], each.members) for each in checked)
-    return EpochPlan(epoch, rounds, shape, lists, selected.weights)
+        return plan
+    lists = (SampleList(selected.indices[of.indices], of.members) for of in plan.sample_lists)
+    return replace(plan, sample_lists=tuple(lists), weights=selected.weights)
+
+
+def with_new_lists(
+    plan: EpochPlan, sampler: Sampler, request: EpochRequest, table: LossTable, first_round: int = 0
+) -> EpochPlan:
+    """Return the plan with lists for the sampler's horizon; UsageError as of `plan_epoch`."""
+    rounds = sampler.horizon(len(table), sum(request.samples_per_round)) or request.rounds
+    request = replace(request, rounds=rounds)
+    lists = checked_lists(sampler, sampler.sample_lists(request, table), request, len(table))
+    return replace(plan, sample_lists=lists, first_round=first_round)
 
 
 def round_shape(
@@ -289,7 +313,7 @@ def _shrunk(steps: Sequence[int], longest: int, largest: int) -> tuple[int, ...]
 
 @dataclass(frozen=True)
 class SamplingStats:
-    """Figures of one epoch's choice of samples, taken when it is planned.
+    """Figures of one choice of samples, commonly an epoch's, taken when it is made.
 
     All losses are recorded ones, from earlier epochs; a sample that was never seen has none and
     counts in `share_never_seen` only. A loss or age without any record is nan: all are in epoch 1.
@@ -394,9 +418,10 @@ def sampling_stats(
 
 
 def _picked(plan: EpochPlan, participants: Sequence[Participant], fast: bool) -> IntArray:
-    """Return the samples of a tier in the whole epoch, with repeats, in any order."""
+    """Return the samples of a tier in all rounds of the lists, with repeats, in any order."""
+    whole = replace(plan, rounds=plan.lists_end - plan.first_round, first_round=0)
     tier = [worker for worker, participant in enumerate(participants) if participant.fast is fast]
-    orders = [plan.indices(r, worker) for r in range(plan.rounds) for worker in tier]
+    orders = [whole.indices(r, worker) for r in range(whole.rounds) for worker in tier]
     return np.concatenate([np.empty(0, np.int32), *orders])
 
 

@@ -94,6 +94,7 @@ def capture(
         "round": server_round,
         "progress": _progress_of(planner),
         "rounds": plan.rounds,
+        "first-round": plan.first_round,
         "shape": to_wire(plan.shape),
         "local-steps-fast": planner.local_steps_fast,
         "planned-for": [worker.index for worker in planner.workers],
@@ -276,13 +277,14 @@ def _plan_from(
     values: Mapping[str, Any], lists: dict[str, AnyArray], num_samples: int
 ) -> EpochPlan:
     rounds, members = values["rounds"], [tuple(_indices(ranks)) for ranks in values["members"]]
+    first_round = values.get("first-round", 0)
     fields = from_wire(RoundShape, values["shape"]).items()
     own: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields}
     shape = RoundShape(**own)
     workers = len(values["planned-for"])
     weights = lists.pop("weights", None)
     if (
-        type(rounds) is not int
+        not type(rounds) is type(first_round) is int
         or not 1 <= rounds < _MOST_ROUNDS
         or not workers == len(shape.local_steps) == len(shape.batch_sizes) > 0
         or min(*shape.local_steps, *shape.batch_sizes, shape.table_rounds or 1) < 1
@@ -295,9 +297,10 @@ def _plan_from(
     ):
         raise ValueError(f"its weights are not those of {num_samples} samples")
     sample_lists = [SampleList(lists[str(i)], of_list) for i, of_list in enumerate(members)]
-    check_lists(sample_lists, rounds, shape.samples_per_round, num_samples)
     epoch = values["progress"]["epoch"]
-    return EpochPlan(epoch, rounds, shape, tuple(sample_lists), weights)
+    plan = EpochPlan(epoch, rounds, shape, tuple(sample_lists), weights, first_round)
+    check_lists(sample_lists, plan.lists_end - first_round, shape.samples_per_round, num_samples)
+    return plan
 
 
 def _check_progress(progress: Any, server_round: Any, plan: EpochPlan, planner: Planner) -> None:
@@ -309,7 +312,7 @@ def _check_progress(progress: Any, server_round: Any, plan: EpochPlan, planner: 
     most = max(progress["samples_planned"], server_round)
     if (
         not 1 <= epoch <= total + (done == 0)  # the first round of an epoch may have failed
-        or not done <= min(plan.rounds, total)
+        or not plan.first_round <= done <= min(plan.rounds, plan.lists_end, total)
         or not 1 <= total <= server_round < _MOST_ROUNDS
         or not plan.num_planned <= most < 2**63
         or not all(0 <= value <= most for value in counted)

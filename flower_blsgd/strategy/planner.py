@@ -15,10 +15,11 @@ from ..algorithm.epoch_plan import (
     plan_epoch,
     round_shape,
     sampling_stats,
+    with_new_lists,
 )
 from ..algorithm.local_steps import AutoSteps, Participant, StepPolicy, fastest_worker
 from ..algorithm.own_parts import checked_selected
-from ..algorithm.sampling import LossTable, Sampler, derived_seed
+from ..algorithm.sampling import EpochRequest, LossTable, Sampler, derived_seed
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection, SelectionRequest, permuted
 from ..errors import UsageError
@@ -41,7 +42,7 @@ class Planner:
     plan : EpochPlan
         Of the epoch under way; there is none before the first.
     sampling_stats : SamplingStats
-        Its choice of samples, as it was when it was planned.
+        Its choice of samples, as it was when its lists were made.
     workers : list of Worker
         Those that it was planned for.
     rounds_done : int
@@ -129,6 +130,8 @@ class Planner:
             self.check(active)
         if self.plan_is_due(active):
             self._plan_next_epoch(server_round, active)
+        elif self.rounds_done == self.plan.lists_end:
+            self._make_new_lists(server_round)
         rate = self.learning_rate.at(
             self.epoch, self.budget_share(), self.rounds_done, self.plan.rounds
         )
@@ -270,6 +273,7 @@ class Planner:
             chosen = self.selection.select(request, table)
             selected = checked_selected(self.selection, chosen, len(table))
         size = len(table) if selected is None else len(selected.indices)
+        goes_on = self.epoch_ended and training == self.workers
         self.samples_due += self._epoch_samples(size)
         plan = self.plan = plan_epoch(
             seed=self.seed,
@@ -281,16 +285,29 @@ class Planner:
             samples_before=self.samples_planned,
             samples_due=self.samples_due,
             selected=selected,
+            last=self.plan if goes_on else None,
         )
-        # Here and not at the epoch's end: the losses that the choice followed change in it.
-        self.sampling_stats = sampling_stats(
-            plan, participants, self.table, server_round - 1, rounds_per_epoch
-        )
+        if not plan.first_round:  # else its lists are those of before
+            # Here and not at the epoch's end: the losses that the choice followed change in it.
+            self.sampling_stats = sampling_stats(
+                plan, participants, self.table, server_round - 1, rounds_per_epoch
+            )
         self.began = self.began or len(training)
         self.epoch += 1
         self.samples_planned += plan.num_planned
         self.rounds_done = 0
         self.workers = training
+
+    def _make_new_lists(self, server_round: int) -> None:
+        """Let the sampler choose again within an epoch, for the same workers."""
+        plan, workers = self.plan, tuple(self._participants(self.workers))
+        table = self.ranking.table(self.table, self.seed, self.epoch)
+        before, per_round = self.samples_planned_so_far, plan.shape.samples_per_round
+        request = EpochRequest(self.seed, self.epoch, plan.rounds, workers, per_round, before)
+        self.plan = with_new_lists(plan, self.sampler, request, table, self.rounds_done)
+        self.sampling_stats = sampling_stats(
+            self.plan, workers, self.table, server_round - 1, plan.rounds
+        )
 
 
 def _refuse_nobody(workers: Sequence[Worker]) -> None:

@@ -1,5 +1,6 @@
 """Epoch after epoch: each worker's orders, also when workers leave and join."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,13 @@ from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.local_steps import AutoSteps, SystemAwareSteps
-from flower_blsgd.algorithm.sampling import LossTable, SeparatedSampler, UniformSampler
+from flower_blsgd.algorithm.sampling import (
+    CandidateSampler,
+    LossTable,
+    ReshuffledSampler,
+    SeparatedSampler,
+    UniformSampler,
+)
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.algorithm.selection import (
     InfoBatch,
@@ -201,6 +208,80 @@ def test_learning_rate_follows_plain_epochs_and_warms_up_round_by_round() -> Non
     assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
     rates = rates_of(LearningRate(1.0, warmup_epochs=2))
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+
+
+# --- a sampler with a horizon of its own
+
+
+# Of twelve rounds and one more: the round of their epoch, from 0 on, that their lists begin with.
+# A round has 6 samples, so the horizon is 24 // 6 = 4 and 20 // 6 = 3 rounds. An epoch has
+# 24 // (2 x 2 x 2) = 3 rounds in table mode; in samples mode 3, 3, 4 and 3 (20 e // 6).
+HORIZONS = [
+    (24, "table", [0, 0, 0, -3, 1, 1, -2, -2, 2, -1, -1, -1, 0]),
+    (20, "samples", [0, 0, 0, 0, 0, 0, 0, 0, 0, 3, -1, -1, 2]),
+]
+
+
+@pytest.mark.parametrize(("num_samples", "mode", "begun"), HORIZONS)
+@pytest.mark.parametrize("sampler", [ReshuffledSampler(), CandidateSampler(2)])
+def test_lists_go_on_into_the_next_epoch_and_are_made_anew_within_one(
+    sampler: Any, num_samples: int, mode: str, begun: list[int]
+) -> None:
+    planner, horizon = planner_of(num_samples, sampler=sampler, mode=mode), num_samples // 6
+    rounds, found = [], []
+    for server_round in range(1, 14):
+        rounds.append([order.indices for order in play(planner, server_round, workers_of())])
+        found.append(planner.plan.first_round)
+    assert found == begun
+    assert (planner.epoch, planner.rounds_total) == (5 if mode == "table" else 4, 13)
+    assert planner.samples_planned_so_far == planner.samples_trained == 13 * 6
+    draws = []
+    for first in range(0, 12, horizon):
+        by_tier = zip(*rounds[first : first + horizon], strict=True)
+        fast, slow = (np.concatenate(orders).tolist() for orders in by_tier)
+        assert (len(set(fast)), len(set(slow))) == (4 * horizon, 2 * horizon)
+        assert sampler.uses_losses or not set(fast) & set(slow)
+        draws.append((fast, slow))
+    assert all(one != other for one, other in itertools.pairwise(draws))
+
+
+def test_choice_by_loss_is_made_anew_from_the_losses_of_then() -> None:
+    """In round 5, the second of epoch 2; all 24 are candidates of the 8 for the slow worker."""
+    planner = planner_of(24, sampler=CandidateSampler(3), mode="table")
+    chosen: list[int] = []
+    for server_round in range(1, 9):
+        _, slow = play(planner, server_round, workers_of())
+        chosen += slow.indices.tolist() * (server_round > 4)
+        losses = np.arange(24) if server_round < 5 else -np.arange(24)
+        planner.table.record(np.arange(24, dtype=np.int32), losses.astype(np.float32), server_round)
+        assert planner.sampling_stats.share_never_seen == (server_round < 5)
+    assert sorted(chosen) == list(range(16, 24))
+    stats = planner.sampling_stats  # of round 5, though epoch 3 began with round 7
+    assert (planner.epoch, planner.plan.first_round) == (3, -2)
+    assert (stats.slow_picked_loss_mean, stats.all_loss_mean) == (19.5, 11.5)
+    assert (stats.loss_age_epochs_mean, stats.distinct_samples >= 16) == (0.0, True)
+
+
+def test_epoch_with_other_workers_or_steps_begins_with_new_lists() -> None:
+    planner = planner_of(24, sampler=CandidateSampler(), mode="table")
+    for server_round in range(1, 4):
+        play(planner, server_round, workers_of())
+    play(planner, 4, three())  # 2 rounds of 10 samples, which is the horizon too
+    assert (planner.epoch, planner.plan.rounds, planner.plan.first_round) == (2, 2, 0)
+    play(planner, 5, three())
+    planner.step_policy = SystemAwareSteps(1, 1)
+    play(planner, 6, three())
+    assert (planner.epoch, planner.plan.first_round) == (3, 0)
+
+
+def test_worker_that_is_gone_when_lists_are_made_anew_takes_up_its_own_slices() -> None:
+    steady, changing = (planner_of(24, sampler=ReshuffledSampler(), mode="table") for _ in range(2))
+    workers = workers_of()
+    expected = [play(steady, r, workers)[1].indices.tolist() for r in range(1, 7)]
+    for server_round in range(1, 6):
+        play(changing, server_round, workers if server_round < 5 else workers[:1])
+    assert play(changing, 6, workers)[1].indices.tolist() == expected[5]
+    assert changing.samples_given_up == 2
 
 
 # --- workers leave and join
