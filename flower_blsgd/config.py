@@ -132,7 +132,7 @@ class RunConfig:
     train_on: str = _part(*TRAIN_ON)
     epochs: int = _at_least(1, 15)
     seconds: float = _at_least(0, 0.0)
-    epoch: EpochMode = _one_of("samples", "samples", "table")
+    epoch: str = _part(*get_args(EpochMode))
     batch_size: int = _at_least(2, 16)
     micro_batch_size: int = _at_least(0, 0)
     learning_rate: float = _above_zero(0.05)
@@ -157,7 +157,8 @@ class RunConfig:
     fast_threshold: float = _share(FAST_SPEED_RATIO)
     profile: str = ""
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
-    high_loss_to: TierName = _one_of("fast", *get_args(TierName))
+    high_loss_to: str = _part(*get_args(TierName))
+    candidate_factor: int = _at_least(1, 4)
     permute_losses: bool = False
     selection: str = _part(*SELECTIONS)
     fast_fraction: float = _setting(1.0, "in (0, 1]", lambda v: 0 < v <= 1)
@@ -203,7 +204,7 @@ class RunConfig:
                 f"decay-epochs = {self.decay_epochs!r}: {error}; write it like "
                 '"60%, 80%" or "60, 80"'
             ) from None
-        if self.choices.local_steps_fast == "auto" and self.epoch == "table":
+        if self.choices.local_steps_fast == "auto" and self.choices.epoch == "table":
             raise UsageError(
                 'local-steps-fast = "auto" does not go with epoch = "table", which repeats printed '
                 'numbers; give a number, or use epoch = "samples"'
@@ -245,6 +246,8 @@ class RunConfig:
             self.train_on or preset.train_on,
             self.momentum_buffers or preset.momentum_buffers,
             self.local_steps_fast or preset.local_steps_fast,
+            self.high_loss_to or preset.high_loss_to,
+            self.epoch or preset.epoch,
         )
 
     @property

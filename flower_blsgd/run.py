@@ -234,7 +234,7 @@ def make_strategy(
         permute_losses=config.permute_losses,
         fast_fraction=config.fast_fraction,
         weights=WEIGHTS[choices.weights](config),
-        epoch=config.epoch,
+        epoch=choices.epoch,  # type: ignore[arg-type]  # likewise
         momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # checked there
         deadline_seconds=config.deadline_seconds,
         clock=config.clock,

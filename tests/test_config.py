@@ -49,7 +49,7 @@ def test_defaults_follow_the_texts() -> None:
     assert config.choices.momentum_buffers == "keep"
     chosen = (config.task, config.algorithm, config.workers)
     assert chosen == ("digits", "recommended", "auto")
-    assert (config.epoch, config.warmup_epochs) == ("samples", 0.0)
+    assert (config.choices.epoch, config.warmup_epochs) == ("samples", 0.0)
     assert (config.evaluate_on, config.clock) == ("workers", "wall")
     assert (config.skip_bad, config.validation_share) == (False, 0)
 
@@ -133,13 +133,16 @@ def test_values_that_stand_for_a_number() -> None:
         ("threads", -1, "at least 0"),
         ("validation_share", 1.0, "in [0, 1)"),
         ("steps", "aware", "empty, or one of system-aware, by-speed, same, one, one-by-throughput"),
-        ("sampler", "unifrom", "empty, or one of separated, unified, uniform"),
+        ("sampler", "unifrom", "empty, or one of separated, unified, uniform, candidates, resh"),
         ("weights", "lod", "empty, or one of load, equal, normalized"),
         ("selection", "info", "one of infobatch, random-subset, importance-sampling, active-bias"),
         ("fast_fraction", 0.0, "in (0, 1]"),
         ("fast_fraction", 1.5, "in (0, 1]"),
         ("train_on", "slow", "empty, or one of all, fast, fast-slow-sums"),
         ("momentum_buffers", "kept", "empty, or one of keep, reset, average"),
+        ("epoch", "sample", "empty, or one of samples, table"),
+        ("high_loss_to", "both", "empty, or one of fast, slow"),
+        ("candidate_factor", 0, "at least 1"),
         ("seconds", -1.0, "at least 0"),
         ("fast_threshold", 1.0, "in [0, 1)"),
         ("outer_learning_rate", 0.0, "above 0"),
@@ -169,7 +172,6 @@ def test_number_that_no_engine_can_pass_on_is_refused(value: int) -> None:
     ("key", "value", "offered"),
     [
         ("algorithm", "biased-sgd", "biased-local-sgd"),
-        ("epoch", "sample", "did you mean samples?"),
         ("transport", "message", "did you mean messages?"),
         ("evaluate_on", "serve", "did you mean server?"),
     ],
@@ -255,6 +257,11 @@ def test_choices_are_those_of_the_preset_unless_a_part_is_given() -> None:
     for name, parts in rows.items():
         choices = RunConfig(algorithm=name).choices
         assert (choices.steps, choices.sampler, choices.weights) == parts
+    released = RunConfig(algorithm="biased-local-sgd-released").choices
+    assert (released.epoch, released.high_loss_to) == ("table", "slow")
+    own = {"epoch": "samples", "high_loss_to": "fast"}
+    released = RunConfig(algorithm="biased-local-sgd-released", **own).choices  # type: ignore[arg-type]
+    assert (released.epoch, released.high_loss_to) == ("samples", "fast")
     choices = RunConfig(algorithm="sync-sgd", sampler="separated", weights="load").choices
     assert (choices.steps, choices.sampler, choices.weights) == ("one", "separated", "load")
 

@@ -93,7 +93,7 @@ def test_config_has_what_the_paper_prints(name: str) -> None:
     assert (config.batch_size, config.epochs) == (batch_size, epochs)
     assert (config.learning_rate, config.weight_decay) == (learning_rate, weight_decay)
     assert (config.optimizer, config.momentum, config.nesterov) == ("sgd", 0.9, False)
-    assert (config.algorithm, config.epoch, config.clock) == (LOCAL, "samples", "device")
+    assert (config.algorithm, config.choices.epoch, config.clock) == (LOCAL, "samples", "device")
     falls = [float(share.strip(" %")) / 100 * epochs for share in config.decay_epochs.split(",")]
     assert falls == pytest.approx(decay)
     assert (config.local_steps_fast, config.local_steps_slow) == (32, slow_steps(name))

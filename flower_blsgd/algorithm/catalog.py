@@ -17,7 +17,14 @@ from .local_steps import (
     StepPolicy,
     SystemAwareSteps,
 )
-from .sampling import Sampler, SeparatedSampler, UnifiedSampler, UniformSampler
+from .sampling import (
+    CandidateSampler,
+    ReshuffledSampler,
+    Sampler,
+    SeparatedSampler,
+    UnifiedSampler,
+    UniformSampler,
+)
 from .selection import ActiveBias, ImportanceSampling, InfoBatch, RandomSubset, Selection
 
 
@@ -55,6 +62,8 @@ class Choices:
         What happens to momentum between rounds.
     local_steps_fast : int or "auto" (default: 32)
         tau of the fast workers.
+    high_loss_to, epoch : str (default: "fast", "samples")
+        What the settings of these names mean where they are empty.
     """
 
     steps: str
@@ -63,6 +72,8 @@ class Choices:
     train_on: str = "all"
     momentum_buffers: str = "keep"
     local_steps_fast: int | str = SystemAwareSteps.local_steps_fast
+    high_loss_to: str = "fast"
+    epoch: str = "samples"
 
 
 ALGORITHMS: Mapping[str, Choices] = {
@@ -78,6 +89,10 @@ ALGORITHMS: Mapping[str, Choices] = {
     "byteps": Choices("one", "uniform", "equal", "fast-slow-sums"),
     "dlb": Choices("one-by-throughput", "uniform", "load", "all", "average"),
     "fednova": Choices("system-aware", "uniform", "normalized", "all", "reset"),
+    "biased-local-sgd-released": Choices(
+        "system-aware", "candidates", "equal", high_loss_to="slow", epoch="table"
+    ),
+    "unbiased-local-sgd-released": Choices("system-aware", "reshuffled", "equal", epoch="table"),
 }
 
 
@@ -115,9 +130,11 @@ STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
 }
 
 SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
-    "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.high_loss_to),
-    "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.high_loss_to),
+    "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.choices.high_loss_to),
+    "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.choices.high_loss_to),
     "uniform": lambda _: UniformSampler(),
+    "candidates": lambda s: CandidateSampler(s.candidate_factor, s.choices.high_loss_to),
+    "reshuffled": lambda _: ReshuffledSampler(),
 }
 
 SELECTIONS: Mapping[str, Callable[[], Selection]] = {

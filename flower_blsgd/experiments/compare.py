@@ -48,12 +48,12 @@ def with_budget(config: RunConfig, budget: str) -> RunConfig:
 
 
 def read_algorithms(text: str) -> list[str]:
-    """Read names with commas between them; ``"all"`` stands for the whole catalog.
+    """Read names with commas between them; ``"all"`` stands for those with epochs of N samples.
 
     UsageError if one is not known (the nearest names are offered), or comes twice.
     """
     if text.strip() == "all":
-        return list(ALGORITHMS)
+        return [name for name, row in ALGORITHMS.items() if row.epoch == "samples"]
     names = _words("--algorithms", text)
     for name in names:
         if name not in ALGORITHMS:

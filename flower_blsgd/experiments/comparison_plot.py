@@ -39,6 +39,8 @@ STYLES = {
     "balanced-local-sgd": _style(plots.VERMILION, "v"),
     "fast-only-local-sgd": _style(plots.DARK, "P"),
     "fednova": _style(plots.SKY, "X"),
+    "biased-local-sgd-released": _style(plots.PURPLE, "*"),
+    "unbiased-local-sgd-released": _style(plots.SKY, "d"),
     "sync-sgd": _style(plots.BLUE, "<", dashed=True),
     "sync-sgd-fast-only": _style(plots.DARK, ">", dashed=True),
     "byteps": _style(plots.ORANGE, "p", dashed=True),

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
 
 from rich import box
 from rich.table import Table
@@ -126,7 +127,8 @@ def terminal_table(comparison: Comparison) -> Table:
         first = header == "algorithm"
         table.add_column(header, justify="left" if first else "right", no_wrap=first)
     for one in comparison.algorithms:
-        table.add_row(*(cell(one) for cell in columns.values()))
+        name, *cells = (cell(one) for cell in columns.values())
+        table.add_row(fill(name, 20), *cells)
     return table
 
 

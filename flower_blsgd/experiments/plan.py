@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from textwrap import fill
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -99,7 +100,7 @@ def plan_table(plan: Plan, source: str) -> RenderableType:
     lines = []
     for name, found in plan.expected.items():
         if isinstance(found, str):
-            table.add_row(name, "refused", *["-"] * 7)
+            table.add_row(fill(name, 20), "refused", *["-"] * 7)
             lines.append(f"{name}: {found}")
             continue
         same = len({_batch_size(row) for row in found.workers}) == 1
@@ -109,7 +110,7 @@ def plan_table(plan: Plan, source: str) -> RenderableType:
         ]
         slow = [row.weight for row in found.workers if not row.fast]
         table.add_row(
-            name,
+            fill(name, 20),
             _join_equal(steps),
             f"{sum(slow):.1%}" if slow else "-",
             f"{found.rounds_per_epoch:.1f}",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
@@ -172,7 +172,7 @@ class BiasedLocalSGD(FedAvg):
             fast_threshold=fast_threshold,
             fast_fraction=fast_fraction,
         )
-        _check_selection(selection, fast_fraction, sampler, epoch)
+        _check_epoch(selection, fast_fraction, sampler, epoch)
         if not momentum_buffers:  # the setting may be empty, for that of the algorithm
             raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
         if weights.momentum_buffers not in ("", momentum_buffers):
@@ -459,14 +459,21 @@ class BiasedLocalSGD(FedAvg):
         return fit(self, grid, initial_arrays, **arguments)
 
 
-def _check_selection(
+def _check_epoch(
     selection: Selection | None, fast_fraction: float, sampler: Sampler | None, epoch: EpochMode
 ) -> None:
     """Raise UsageError if the sampler, or what an epoch is, does not go with fewer samples."""
-    if selection and isinstance(sampler, UnifiedSampler):
+    if not epoch:  # the setting may be empty
+        raise UsageError(f"epoch = {epoch!r} must be one of {', '.join(get_args(EpochMode))}")
+    reason = ""
+    if isinstance(sampler, UnifiedSampler):
+        reason = 'sampler = "unified" gives the second tier all that are left'
+    elif sampler and sampler.horizon(2, 2):
+        reason = f"{type(sampler).__name__} does not choose by the epoch"
+    if selection and reason:
         raise UsageError(
-            f"selection ({type(selection).__name__}) leaves samples out, but sampler = "
-            '"unified" gives the second tier all that are left; use "separated" or "uniform"'
+            f"selection ({type(selection).__name__}) leaves samples of an epoch out, but {reason}; "
+            'use "separated" or "uniform"'
         )
     if epoch == "table" and (selection or fast_fraction < 1):
         given = f"fast-fraction = {fast_fraction}" if fast_fraction < 1 else "selection"

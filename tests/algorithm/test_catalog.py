@@ -19,7 +19,13 @@ from flower_blsgd.algorithm.local_steps import (
     SameSteps,
     SystemAwareSteps,
 )
-from flower_blsgd.algorithm.sampling import SeparatedSampler, UnifiedSampler, UniformSampler
+from flower_blsgd.algorithm.sampling import (
+    CandidateSampler,
+    ReshuffledSampler,
+    SeparatedSampler,
+    UnifiedSampler,
+    UniformSampler,
+)
 from flower_blsgd.config import RunConfig
 
 _WORKERS = [
@@ -55,6 +61,8 @@ _ROWS = [
     ("byteps", _ONE, _B, UniformSampler, _EQUAL, _FAST, "keep"),
     ("dlb", _ONE, _BY_THROUGHPUT, UniformSampler, _BY_LOAD, _ALL, "average"),
     ("fednova", _SYSTEM_AWARE, _B, UniformSampler, _EQUAL, _ALL, "reset"),
+    ("biased-local-sgd-released", _SYSTEM_AWARE, _B, CandidateSampler, _EQUAL, _ALL, "keep"),
+    ("unbiased-local-sgd-released", _SYSTEM_AWARE, _B, ReshuffledSampler, _EQUAL, _ALL, "keep"),
 ]
 
 _SETTINGS = RunConfig(local_steps_fast=32, local_steps_slow=8)
@@ -92,6 +100,8 @@ def test_what_only_one_algorithm_has() -> None:
     assert [n for n, r in rows if r.local_steps_fast == "auto"] == ["recommended"]
     assert [n for n, r in rows if STEPS[r.steps](_SETTINGS).follows_speeds] == ["dlb"]
     assert [n for n, r in rows if WEIGHTS[r.weights](_SETTINGS).scales_updates] == ["fednova"]
+    assert [n for n, r in rows if r.high_loss_to == "slow"] == ["biased-local-sgd-released"]
+    assert [n for n, r in rows if r.epoch == "table"] == list(ALGORITHMS)[-2:]
 
 
 def test_parts_are_built_from_the_settings() -> None:
@@ -101,6 +111,7 @@ def test_parts_are_built_from_the_settings() -> None:
         shrink_slow_batch=False,
         high_loss_ratio=0.25,
         high_loss_to="slow",
+        candidate_factor=2,
         momentum=0.5,
         nesterov=True,
     )
@@ -117,6 +128,8 @@ def test_parts_are_built_from_the_settings() -> None:
     assert [n for n, p in chosen.items() if isinstance(p, AutoSteps)] == [*list(STEPS)[:3]]
     assert SAMPLERS["separated"](settings) == SeparatedSampler(0.25, "slow")
     assert SAMPLERS["unified"](settings) == UnifiedSampler(0.25, "slow")
+    assert SAMPLERS["candidates"](settings) == CandidateSampler(2, "slow")
+    assert SAMPLERS["candidates"](RunConfig()) == CandidateSampler(4, "fast")
     assert WEIGHTS["normalized"](settings) == NormalizedWeighting(0.5, True)
     adamw = RunConfig(momentum=0.5, optimizer="adamw")
     assert WEIGHTS["normalized"](adamw) == NormalizedWeighting(0.0)

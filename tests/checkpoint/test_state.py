@@ -207,6 +207,19 @@ def test_resumed_selection_has_the_same_samples_and_weights(
     assert (plan.weights is not None) == (config.selection == "infobatch")
 
 
+def test_resumed_lists_of_an_epoch_before_go_on(tmp_path: Path) -> None:
+    """Rounds of 14 of 48 samples: lists for 3 rounds, epochs of 48 // (2 x 3 x 3) = 2.
+
+    The second lists begin with round 4, within an epoch, and go on in round 5; the third with 7.
+    """
+    config = config_of(algorithm="biased-local-sgd-released")
+    assert_goes_on_to_the_bit(tmp_path, config, k=5)
+    whole = strategy_of(config)
+    play(whole, grid_of(), first_model(), 1, 5)
+    plan = whole.planner.plan
+    assert (plan.rounds, plan.first_round, plan.lists_end) == (2, -1, 2)
+
+
 @pytest.mark.parametrize("policy", ["keep", "average"])
 def test_resumed_adamw_has_its_moments_and_steps(tmp_path: Path, policy: str) -> None:
     config = config_of(optimizer="adamw", momentum_buffers=policy, sampler="unified")
@@ -241,6 +254,7 @@ def test_checkpoint_of_an_earlier_version_knows_no_batches(captured: Checkpoint)
     checkpoint = copy.deepcopy(captured)
     for row in checkpoint.values["workers"]:
         del row["profile"]["batch-size"], row["profile"]["precision"]
+    del checkpoint.values["first-round"]
     strategy = strategy_of(config_of(outer_optimizer="nesterov"))
     restore(strategy, checkpoint, first_model())
     assert [worker.own_batch(2) for worker in strategy.registry.workers] == [2, 2, 2]
@@ -620,6 +634,9 @@ NONSENSE: dict[str, Callable[[Checkpoint], object]] = {
     "more rounds than the epoch has": changed(5, "progress", "rounds_done"),
     "samples of no epoch": changed(1, "progress", "samples_planned"),
     "a million rounds": changed(10**6, "rounds"),
+    "lists of rounds to come": changed(5, "first-round"),
+    "lists of rounds that are over": changed(-5, "first-round"),
+    "lists of half a round": changed(0.5, "first-round"),
     "no steps": changed([0, 0, 0], "shape", "local-steps"),
     "steps of a worker less": changed([3, 2], "shape", "local-steps"),
     "half a step": changed([3, 2.5, 1], "shape", "local-steps"),

@@ -283,7 +283,7 @@ def test_budget_that_is_none_is_refused(text: str) -> None:
 
 def test_algorithms_and_seeds() -> None:
     assert read_algorithms("dlb, sync-sgd,") == ["dlb", "sync-sgd"]
-    assert read_algorithms(" all ") == list(ALGORITHMS)
+    assert read_algorithms(" all ") == [*ALGORITHMS][:-2]  # the others' epochs are shorter
     assert read_seeds("3, 0 ,011,") == [3, 0, 11]
     with pytest.raises(UsageError, match="'²' is not a whole number"):
         read_seeds("²")

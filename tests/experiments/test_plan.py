@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -74,7 +75,8 @@ def lines_of(renderable: RenderableType, width: int = 100) -> list[str]:
 
 def plan_cells(lines: Sequence[str], algorithm: str) -> list[str]:
     """Return the nine cells of an algorithm's row; that of the steps may hold spaces."""
-    (line,) = [line for line in lines if line.split()[:1] == [algorithm]]
+    first, *_ = textwrap.wrap(algorithm, 20)  # a longer one takes two lines
+    (line,) = [line for line in lines if line.split()[:1] == [first]]
     name, rest = line.split(maxsplit=1)
     return [name, *rest.rsplit(maxsplit=7)]
 

@@ -23,6 +23,7 @@ from flower_blsgd.algorithm.local_steps import (
     SystemAwareSteps,
 )
 from flower_blsgd.algorithm.sampling import (
+    CandidateSampler,
     EpochRequest,
     LossTable,
     SampleList,
@@ -547,7 +548,8 @@ def test_start_and_fit_give_the_same_bits() -> None:
     [
         ({"fraction_train": 0.5}, "fraction_train = 0.5"),
         ({"batch_size": 1}, "batch_size = 1 must be at least 2"),
-        ({"epoch": "tables"}, "epoch = 'tables' is not known; did you mean table"),
+        ({"epoch": "tables"}, "epoch = 'tables' must be empty, or one of samples, table"),
+        ({"epoch": ""}, "epoch = '' must be one of samples, table"),
         ({"momentum_buffers": "kept"}, "momentum_buffers = 'kept'"),
         ({"clock": "walls"}, "clock = 'walls'"),
         ({"deadline_seconds": float("nan")}, "deadline_seconds = nan"),
@@ -584,6 +586,10 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
         (FROM_SPEEDS | {"clock": "device"}, 'rebalance = true follows .*use clock = "wall"'),
         (FROM_SPEEDS, ""),
         ({"sampler": UnifiedSampler(), "selection": InfoBatch()}, r'InfoBatch.*use "separated"'),
+        (
+            {"sampler": CandidateSampler(), "selection": InfoBatch()},
+            r'InfoBatch.*CandidateSampler does not choose by the epoch; use "separated"',
+        ),
         ({"epoch": "table", "selection": InfoBatch()}, 'selection makes .*use epoch = "samples"'),
         ({"epoch": "table", "fast_fraction": 0.5}, "fast-fraction = 0.5 makes epochs shorter"),
         (FROM_SPEEDS | {"local_steps": SystemAwareSteps(16, all_by_speed=True)}, ""),
