@@ -22,7 +22,7 @@ _ROUNDING = 1e-9
 Run = Mapping[str, Any]
 """A finished run: its ``summary.json`` (what was not measured is None), and beside that
 
-``settings``: as in ``config.toml``, and ``rows``: the lines of ``epochs.csv`` as numbers.
+``settings``: as in ``config.toml``, ``rows``: ``epochs.csv`` as numbers, ``folder``: of all this.
 """
 
 _NUMBERS = ("epoch", "training_seconds", "device_seconds", "accuracy")
@@ -56,7 +56,7 @@ def read_run(folder: Path) -> Run | None:
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UsageError(f"the run in {folder} cannot be read: {reason}") from None
-    return {**summary, "settings": settings, "rows": rows}
+    return {**summary, "settings": settings, "rows": rows, "folder": folder}
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def _draw_curves(
     """Draw each algorithm's mean and band; the best on top."""
     ends, top = [], shown[1]
     for one in reversed(comparison.algorithms):
-        if curves := [curve for run in one.runs if (curve := _curve(run, seconds_of))]:
+        if curves := [found for run in one.runs if (found := curve(run, seconds_of))]:
             seconds, mean, lowest, highest = seed_band(curves)
             style = STYLES[one.algorithm]
             axes.fill_between(seconds, lowest, highest, color=style["color"], alpha=0.12, lw=0)
@@ -145,11 +145,12 @@ def _draw_curves(
         axes.set_xlim(0, 1.04 * max(ends))
 
 
-def _curve(run: Run, seconds_of: str) -> dict[int, tuple[float, float]]:
+def curve(run: Run, along: str) -> dict[int, tuple[float, float]]:
+    """Return by evaluated epoch a column of ``epochs.csv``, and the accuracy in percent."""
     return {
-        int(row["epoch"]): (row[seconds_of], 100 * row["accuracy"])
+        int(row["epoch"]): (row[along], 100 * row["accuracy"])
         for row in run["rows"]
-        if row["accuracy"] is not None and row[seconds_of] is not None
+        if row["accuracy"] is not None and row[along] is not None
     }
 
 

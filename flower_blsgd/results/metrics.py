@@ -18,7 +18,7 @@ from ..protocol import WorkerProfile
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
 from ..tasks import GIVEN_IN_PYTHON
-from .folder import EpochRow
+from .folder import EpochRow, RunFolder
 
 Figures = dict[str, Any]
 """What the cost model predicts of a run, or the same as measured, by name."""
@@ -160,6 +160,18 @@ class RunMetrics:
             whole += record.round_seconds
             without_slow += record.round_seconds - min(of_fast, default=0.0)
         return whole / without_slow - 1 if without_slow else None
+
+
+def metrics_of(folder: Path, summary: Mapping[str, Any]) -> RunMetrics:
+    """Return the rounds in the folder of a run that is over, and what they sum up to."""
+    metrics = RunMetrics(summary["clock"])
+    records = RunFolder(folder).rounds_until(sys.maxsize)
+    trained = sorted({row.worker for record in records for row in record.workers if row.trained})
+    alone = [worker["seconds_per_step_alone"] or 0.0 for worker in summary["workers"]]
+    metrics.seconds_per_step = dict(zip(trained, alone, strict=False))
+    for record in records:
+        metrics.add(record)
+    return metrics
 
 
 def measured_figures(metrics: RunMetrics) -> Figures | None:

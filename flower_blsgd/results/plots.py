@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ..algorithm.local_steps import Clock
-from ..strategy.round_metrics import RoundRecord
+from ..strategy.round_metrics import RoundRecord, WorkerRound
 from .folder import EpochRow
 
 # Okabe and Ito's colours can be told apart with any kind of colour vision.
@@ -42,9 +42,10 @@ _AGES = {
     "left_out_age_epochs_p90": ("not given to a fast worker, 90th percentile", PURPLE, ":", 1.6),
 }
 
-_COMPUTE, _WAIT, _MOVE, _SUM = BLUE, ORANGE, GREY, GREEN
+COMPUTE, WAIT, MOVE, SUM = BLUE, ORANGE, GREY, GREEN
 _FAILED: dict[str, Any] = {"facecolor": "white", "edgecolor": VERMILION, "hatch": "////"}
 _ROUNDS_SHOWN = 8
+_ROUNDS_NUMBERED = 12
 _HEIGHT = 0.62
 
 
@@ -132,40 +133,48 @@ def draw_timeline(records: Sequence[RoundRecord], title: str, path: Path) -> Non
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1.3])
     left.set_yticks(list(y_of.values()), [labels[worker] for worker in y_of])
     shown = records[-_ROUNDS_SHOWN:]
-    _draw_rounds(left, shown, y_of)
+    draw_rounds(left, shown, y_of)
     about = f"the last {len(shown)} of {len(records)} rounds (their numbers on top)"
     style_panel(left, about, "seconds")
     _draw_shares(right, records, y_of)
     style_panel(right, "the whole run", "share of the time (%)")
     for axes in (left, right):
         axes.tick_params(axis="y", length=0)
-    handles = [
-        Patch(color=_COMPUTE, label="computing"),
-        Patch(color=_WAIT, label="waiting for the last worker"),
-        Patch(color=_MOVE, label="transfer, averaging, queueing for a device"),
-    ]
-    if any(row.summing_seconds for row in rows):
-        handles.append(Patch(color=_SUM, label="summing up models"))
-    if any(row.failure for row in rows):
-        handles.append(Patch(**_FAILED, label="failed, weight 0"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    time_legend(figure, rows)
     save(figure, path)
 
 
-def _draw_rounds(axes: Axes, shown: Sequence[RoundRecord], y_of: Mapping[int, int]) -> None:
+def time_legend(figure: Figure, rows: Sequence[WorkerRound] = ()) -> None:
+    """Say below a figure what the colours of a worker's time mean, those that these rows need."""
+    handles = [
+        Patch(color=COMPUTE, label="computing"),
+        Patch(color=WAIT, label="waiting for the last worker"),
+        Patch(color=MOVE, label="transfer, averaging, queueing for a device"),
+    ]
+    if any(row.summing_seconds for row in rows):
+        handles.append(Patch(color=SUM, label="summing up models"))
+    if any(row.failure for row in rows):
+        handles.append(Patch(**_FAILED, label="failed, weight 0"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+
+
+def draw_rounds(axes: Axes, shown: Sequence[RoundRecord], y_of: Mapping[int, int]) -> None:
+    """Draw rounds one after another, from 0 s on: what every worker did, in its own row."""
     now = 0.0
     for record in shown:
         axes.axvline(now, color="black", linewidth=0.6, alpha=0.5)
-        middle = now + record.round_seconds / 2
-        axes.text(middle, len(y_of) - 0.5, str(record.round), ha="center", color=DARK, fontsize=9)
+        middle, top = now + record.round_seconds / 2, len(y_of) - 0.5
+        if len(shown) <= _ROUNDS_NUMBERED:
+            number = axes.text(middle, top, str(record.round), ha="center", clip_on=True)
+            number.set(color=DARK, fontsize=9)
         for row in record.workers:
             start = now + row.start_seconds
-            whole: dict[str, Any] = _FAILED if row.failure else {"color": _MOVE}
+            whole: dict[str, Any] = _FAILED if row.failure else {"color": MOVE}
             bars = [
                 (now, record.round_seconds if row.trained else 0.0, whole),
-                (start, row.summing_seconds, {"color": _SUM}),
-                (start, row.compute_seconds, {"color": _COMPUTE}),
-                (start + row.compute_seconds, row.waiting_seconds, {"color": _WAIT}),
+                (start, row.summing_seconds, {"color": SUM}),
+                (start, row.compute_seconds, {"color": COMPUTE}),
+                (start + row.compute_seconds, row.waiting_seconds, {"color": WAIT}),
             ]
             for left, length, style in bars:
                 if length:
@@ -185,10 +194,10 @@ def _draw_shares(axes: Axes, records: Sequence[RoundRecord], y_of: Mapping[int, 
         computed = percent * sum(row.compute_seconds for row in useful)
         summed = percent * sum(row.summing_seconds for row in useful)
         waited = percent * sum(row.waiting_seconds for row in useful)
-        axes.barh(y, answered, color=_MOVE, height=_HEIGHT)
-        axes.barh(y, computed, color=_COMPUTE, height=_HEIGHT)
-        axes.barh(y, summed, color=_SUM, height=_HEIGHT)
-        axes.barh(y, waited, left=computed, color=_WAIT, height=_HEIGHT)
+        axes.barh(y, answered, color=MOVE, height=_HEIGHT)
+        axes.barh(y, computed, color=COMPUTE, height=_HEIGHT)
+        axes.barh(y, summed, color=SUM, height=_HEIGHT)
+        axes.barh(y, waited, left=computed, color=WAIT, height=_HEIGHT)
         if failed:
             axes.barh(y, percent * sum(failed), left=answered, height=_HEIGHT, **_FAILED)
             text = f"failed {len(failed)}x"

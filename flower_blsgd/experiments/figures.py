@@ -1,0 +1,166 @@
+"""Draw the paper's figures: learning curves, features, time per round, who works when.
+
+Runs come by label, an algorithm or a variant of one; those of a label are its seeds. A path that
+ends in .svg gets SVG, others PNG.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..results import plots
+from ..results.metrics import metrics_of
+from ..strategy.round_metrics import RoundRecord
+from .comparison import Run, read_run
+from .comparison_plot import STYLES, curve, final_range, seed_band
+
+Runs = Mapping[str, Sequence[Run]]
+
+
+def accuracy_name(run: Run) -> str:
+    """Return what its accuracy is: ``"test accuracy"``, or ``"validation accuracy"``."""
+    held_out = run["settings"].get("validation-share")
+    return "validation accuracy" if held_out else "test accuracy"
+
+
+def draw_learning_curves(runs: Runs, path: Path) -> None:
+    """Draw accuracy over epochs and over seconds: the mean of the seeds, in a band of all of them.
+
+    Seconds on simulated devices where that is the clock.
+    """
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    column, unit = _clock(runs)
+    for axes, along, text in zip(panels, ("epoch", column), ("epoch", unit), strict=True):
+        for label, style in _styles(runs).items():
+            if curves := [found for run in runs[label] if (found := curve(run, along))]:
+                at, mean, lowest, highest = seed_band(curves)
+                axes.fill_between(at, lowest, highest, color=style["color"], alpha=0.15, lw=0)
+                axes.plot(at, mean, markevery=[-1], linewidth=1.8, label=label, **style)
+        plots.style_panel(axes, "mean; from the lowest to the highest seed", text, grid=True)
+        axes.set_xlim(left=0)
+    panels[0].set_ylabel(f"{accuracy_name(_first(runs))} (%)")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
+    plots.save(figure, path)
+
+
+def draw_features(runs: Runs, path: Path) -> None:
+    """Draw final accuracy as a bar per label, with its standard deviation; a dot is a seed."""
+    figure = Figure(figsize=(2.5 + 1.4 * len(runs), 4.6), layout="constrained")
+    axes, styles = figure.subplots(), _styles(runs)
+    finals = {k: [100 * r["accuracy"] for r in its if r["accuracy"]] for k, its in runs.items()}
+    low, high = final_range([x for its in finals.values() for x in its] or [0.0])
+    for x, (label, its) in enumerate(finals.items()):
+        if its:
+            mean, deviation = fmean(its), stdev(its) if len(its) > 1 else 0.0
+            color = styles[label]["color"]
+            axes.bar(x, max(0.0, mean - low), bottom=low, width=0.6, color=color, alpha=0.7)
+            axes.errorbar(x, mean, yerr=deviation, fmt="none", color="black", capsize=6)
+            axes.plot([x] * len(its), its, "o", color="black", markersize=4, alpha=0.5)
+            top = max(*its, mean + deviation) + 0.02 * (high - low)
+            axes.text(x, top, f"{mean:.2f}", ha="center", va="bottom")
+    axes.set_xticks(range(len(finals)), list(finals))
+    axes.set_ylim(low, high + 0.1 * (high - low))
+    plots.style_panel(axes, "mean ± standard deviation; dots: seeds", "")
+    axes.set_ylabel(f"final {accuracy_name(_first(runs))} (%), axis starts at {low:g}")
+    plots.save(figure, path)
+
+
+def draw_timing(runs: Runs, path: Path) -> None:
+    """Draw how long each device computes, waits and communicates in a round, a panel per label.
+
+    Means over rounds and seeds; the line on a bar is the standard deviation of the computing.
+    """
+    times = {label: [_seconds_per_round(run) for run in its] for label, its in runs.items()}
+    figure, panels = _panels([len(its[0]) for its in times.values()])
+    for axes, (label, its) in zip(panels, times.items(), strict=True):
+        for y, device in enumerate(its[0]):
+            seeds = np.array([found[device] for found in its if device in found])
+            compute, wait, whole = seeds.mean(axis=0)
+            deviation = seeds[:, 0].std(ddof=1) if len(seeds) > 1 else 0.0
+            axes.barh(y, whole, color=plots.MOVE)
+            axes.barh(y, wait, left=compute, color=plots.WAIT)
+            axes.barh(y, compute, color=plots.COMPUTE, xerr=deviation or None, capsize=3)
+        axes.set_yticks(range(len(its[0])), list(its[0]))
+        axes.invert_yaxis()
+        plots.style_panel(axes, label, _clock(runs)[1].replace("training time", "time per round"))
+    plots.time_legend(figure)
+    plots.save(figure, path)
+
+
+def draw_schedule(folders: Mapping[str, Path], path: Path) -> None:
+    """Draw who works when from the second round on, on one axis of time; a run's folder per label.
+
+    Two rounds of the label with the longest, and of the others what begins meanwhile, up to 100.
+    Labels without a finished run whose times are known are left out.
+    """
+    runs = {label: [run] for label, folder in folders.items() if (run := read_run(folder))}
+    rounds = {label: its for label, (run,) in runs.items() if (its := _rounds(run))}
+    if not rounds:
+        plots.save_text_instead(Figure(), "no times of rounds are known", path)
+        return
+    window = 2 * max(fmean(record.round_seconds for record in its) for its in rounds.values())
+    figure, panels = _panels([len(its[0].workers) for its in rounds.values()])
+    for axes, (label, its) in zip(panels, rounds.items(), strict=True):
+        ends = np.cumsum([record.round_seconds for record in its])
+        shown = its[: min(int(np.searchsorted(ends, window)) + 1, 100)]
+        labels = {row.worker: row.label for record in shown for row in record.workers}
+        y_of = {worker: y for y, worker in enumerate(sorted(labels, reverse=True))}
+        plots.draw_rounds(axes, shown, y_of)
+        axes.set_yticks(list(y_of.values()), [labels[worker] for worker in y_of])
+        axes.set_xlim(0, window)
+        unit = _clock(runs)[1].replace("training ", "")
+        plots.style_panel(axes, f"{label}, from round {shown[0].round} on", unit)
+    plots.time_legend(figure, [row for its in rounds.values() for r in its for row in r.workers])
+    plots.save(figure, path)
+
+
+def _panels(rows: Sequence[int]) -> tuple[Figure, Sequence[Any]]:
+    """Return a figure with panels below each other, as high as their numbers of rows need."""
+    heights = [1.1 + 0.3 * count for count in rows]
+    figure = Figure(figsize=(11, 0.6 + sum(heights)), layout="constrained")
+    return figure, list(figure.subplots(len(rows), squeeze=False, height_ratios=heights)[:, 0])
+
+
+def _rounds(run: Run) -> list[RoundRecord]:
+    """Return the rounds with the times of the run's clock, but the first: processes warm up."""
+    rounds = metrics_of(run["folder"], run).rounds_on_clock()
+    if run["clock"] == "device":  # on a device of its own everybody begins at once
+        begun = [[replace(row, start_seconds=0.0) for row in one.workers] for one in rounds]
+        rounds = [replace(r, workers=tuple(its)) for r, its in zip(rounds, begun, strict=True)]
+    return rounds[1:] or rounds
+
+
+def _seconds_per_round(run: Run) -> dict[str, Any]:
+    """Return by worker the means of computing, waiting and of the whole round, in seconds."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for record in _rounds(run):
+        for row in record.workers:
+            busy = row.summing_seconds + row.compute_seconds
+            parts = (busy, row.waiting_seconds, record.round_seconds)
+            found.setdefault(row.label, []).append(parts)
+    return {label: np.mean(parts, axis=0) for label, parts in found.items()}
+
+
+def _clock(runs: Runs) -> tuple[str, str]:
+    """Return the column with the seconds of the runs' clock, and what an axis says of them."""
+    if _first(runs)["clock"] == "device":
+        return "device_seconds", "training time on simulated devices (s, computed)"
+    return "training_seconds", "training time (s)"
+
+
+def _first(runs: Runs) -> Run:
+    return next(iter(runs.values()))[0]
+
+
+def _styles(labels: Runs) -> dict[str, dict[str, Any]]:
+    """Return how each label is drawn: as the algorithm of its name, else in a style left over."""
+    left = cycle([style for name, style in STYLES.items() if name not in labels] or STYLES.values())
+    return {label: STYLES.get(label) or next(left) for label in labels}
