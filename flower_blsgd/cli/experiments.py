@@ -1,4 +1,4 @@
-"""The commands ``blsgd calibrate``, ``plan`` and ``compare``."""
+"""The commands ``blsgd calibrate``, ``plan``, ``compare`` and ``report``."""
 
 import argparse
 from collections.abc import Sequence
@@ -61,6 +61,13 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
     add_settings(command)
     add_workers(command)
+
+
+def add_report(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd report``."""
+    command.set_defaults(command=_report)
+    command.add_argument("folder", help="of a run, such as runs/latest, or of several: compare's")
+    command.add_argument("--out", metavar="FILE", help="default: report.html in that folder")
 
 
 def _console() -> Console:
@@ -233,6 +240,13 @@ def _profile_of(config: RunConfig, own: Path, given: str) -> "SpeedProfile":
             "or measure with blsgd calibrate"
         )
     return profile
+
+
+def _report(options: argparse.Namespace) -> None:
+    from ..experiments.html_report import write_report
+
+    out = Path(options.out or f"{options.folder}/report.html")
+    _say(f"{write_report(Path(options.folder), out)}\nin {out}: open it in a browser")
 
 
 def _profile_path(config: RunConfig) -> Path:

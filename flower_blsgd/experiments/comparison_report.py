@@ -74,7 +74,7 @@ def write_comparison(
 # --- the table to read, in a file and in a terminal
 
 
-def _columns(comparison: Comparison) -> dict[str, Callable[[AlgorithmFigures], str]]:
+def table_columns(comparison: Comparison) -> dict[str, Callable[[AlgorithmFigures], str]]:
     """Return the table's columns: their headers, and the cell of each algorithm."""
     columns: dict[str, Callable[[AlgorithmFigures], str]] = {
         "algorithm": lambda one: one.algorithm,
@@ -95,7 +95,7 @@ def _columns(comparison: Comparison) -> dict[str, Callable[[AlgorithmFigures], s
 
 def markdown(comparison: Comparison, failed: Sequence[str] = ()) -> str:
     """Return the text of ``comparison.md``."""
-    columns = _columns(comparison)
+    columns = table_columns(comparison)
     table = [[header.replace("\n", " ") for header in columns]]
     table.append(["---"] + ["---:"] * (len(columns) - 1))
     table += [[cell(one) for cell in columns.values()] for one in comparison.algorithms]
@@ -122,7 +122,7 @@ def terminal_table(comparison: Comparison) -> Table:
         box=box.SIMPLE_HEAD,
         padding=0,
     )
-    columns = _columns(comparison)
+    columns = table_columns(comparison)
     for header in columns:
         first = header == "algorithm"
         table.add_column(header, justify="left" if first else "right", no_wrap=first)

@@ -1,0 +1,237 @@
+"""Write one HTML page of a results folder: a run, a comparison, or a reproduction of the paper.
+
+It opens without a network: pictures are inside, and all text from files is escaped.
+"""
+
+import base64
+import csv
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ..errors import UsageError, first_line
+from ..results.folder import read_config, written_whole
+from ..results.metrics import last_lines, metrics_of, versions
+from . import comparison_report as words
+from .compare import SETTINGS
+from .comparison import Comparison, Run, compare, read_run
+
+_REPRODUCTION = "reproduction.csv"
+_WORKER = (
+    *("device", "name", "tier", "local_steps", "batch_size", "weight", "samples"),
+    *("seconds_per_step", "compute_seconds", "waiting_seconds", "transfer_seconds", "failures"),
+)
+_CELL = (
+    *("arm", "tau_fast", "tau_slow", "n", "accuracy_percent ± deviation"),
+    *("difference_points ± half_width_points", "verdict", "paper_percent ± paper_spread"),
+    *("paper_label", "training_seconds", "device_seconds", "samples"),
+    *("accuracy_at_equal_time_percent", "accuracy_at_equal_samples_percent"),
+)
+"""The columns of ``reproduction.csv`` that are shown of each cell, some of them side by side."""
+
+# Of an SVG file, inside a page.
+_NOT_NEEDED = re.compile(
+    r'<metadata>.*?</metadata>|<!--.*?-->| xmlns(:xlink)?="[^"]*"| id="[A-Za-z.0-9]+_\d+"', re.S
+)
+Page = tuple[str, str, list[str], list[str]]  # headline, sentences below, warnings, sections
+
+
+def write_report(folder: Path, out: Path) -> str:
+    """Write the page of a results folder to a file, whole or not at all; return its headline.
+
+    What is missing of several runs is named there. UsageError if the folder holds no results that
+    this version can read, or the file cannot be written.
+    """
+    makers = {_REPRODUCTION: _of_reproduction, SETTINGS: _of_comparison, "config.toml": _of_run}
+    make = next((make for name, make in makers.items() if (folder / name).is_file()), None)
+    if make is None:
+        raise UsageError(f"{folder} holds none of {', '.join(makers)}; name a folder under runs/")
+    folder = folder.resolve()  # runs/latest is a link
+    try:
+        title, lead, warnings, sections = make(folder)
+    except UsageError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{type(error).__name__} {first_line(error)}"
+        way_out = "use the version of flower-blsgd that made it"
+        raise UsageError(f"{folder} cannot be read ({reason}); {way_out}") from error
+    page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
+    version = versions()["flower-blsgd"]
+    texts = {"title": title, "lead": lead, "folder": folder.name, "version": version}
+    texts = {name: escape(text) for name, text in texts.items()}
+    text = page.substitute(texts, warnings=_list(warnings), body="\n".join(sections))
+    try:
+        with written_whole(out) as part:
+            part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written: {error.strerror}") from None
+    return title
+
+
+# --- what each kind of folder says
+
+
+def _of_run(folder: Path) -> Page:
+    from ..results.plots import draw_timeline
+    from .figures import accuracy_name, draw_learning_curves
+
+    config, run = read_config(folder), read_run(folder)
+    if run is None:
+        way_out = f"blsgd run --resume {folder} goes on with it"
+        raise UsageError(f"the run in {folder} did not go to its end; {way_out}")
+    metrics, label = metrics_of(folder, run), run["algorithm"]
+    config = replace(config, out=config.out and folder.name)  # no paths of this machine
+    lines = last_lines(run, metrics, config, Path(folder.name))[1:]
+    warnings = [line for line in lines if line.startswith("failures: ")]
+    if missing := run["rounds"] - len(metrics.records):
+        warnings.append(f"{missing} of {run['rounds']} rounds are missing in rounds.jsonl")
+    reached = "" if run["accuracy"] is None else f"{accuracy_name(run)} {run['accuracy']:.2%} "
+    title = f"{label} on {run['task']}: {reached}after {run['training_seconds']:.1f} s of training"
+    pictures = [_svg("accuracy in training", partial(draw_learning_curves, {label: [run]}))]
+    if metrics.records:
+        timeline = partial(draw_timeline, metrics.records, f"{label}, seed {run['seed']}")
+        pictures += [_svg("who works when, as measured", timeline), *_images(folder, "sampling")]
+    workers = [[_text(worker.get(key)) for key in _WORKER] for worker in run["workers"]]
+    sections = _sections(compare([run], label), _table(workers, _WORKER), *pictures)
+    return title, ". ".join(line for line in lines if line not in warnings), warnings, sections
+
+
+def _of_comparison(folder: Path) -> Page:
+    from .figures import accuracy_name
+
+    comparison, warnings = _compared(folder)
+    best, *others = comparison.algorithms
+    title = f"{best.algorithm}: {accuracy_name(best.runs[0])} {words.accuracy_text(best)}"
+    title += " %" * (best.accuracy is not None)
+    if others and (found := others[0].difference):
+        half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
+        shown = "the 95 % interval shows it" if found.shown else found.in_words
+        title += f", {-100 * found.mean + 0.0:+.2f}{half} points to the next of {1 + len(others)}: "
+        title += shown
+    lead = f"{words.headline(comparison.runs)}. {words.verdict(comparison)}"
+    return title, lead, warnings, _sections(comparison, _drawn(comparison))
+
+
+def _of_reproduction(folder: Path) -> Page:
+    with (folder / _REPRODUCTION).open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    cells = {row["cell"]: [one for one in rows if one["cell"] == row["cell"]] for row in rows}
+    known = [row for row in rows if row["accuracy_percent"]]
+    best = {row["cell"]: row for row in sorted(known, key=lambda r: float(r["accuracy_percent"]))}
+    title, lead, warnings, sections = f"{folder.name}: no accuracy was measured", "", [], []
+    for arm, times in Counter(row["arm"] for row in best.values()).most_common(1):
+        verdicts = [row["verdict"] for row in best.values() if row["arm"] == arm]
+        shown = sum(verdict.startswith("better") for verdict in verdicts)
+        title = f"{folder.name}: {arm} is the most accurate in {times} of {len(cells)} cells"
+        lead = f"In {shown} of these {times} the 95 % interval shows it better than the reference."
+    for cell, its in cells.items():
+        table = _table([[_cell(row, names) for names in _CELL] for row in its], _CELL)
+        sections.append(_section(f"{cell}, {its[0]['mode']} mode", table))
+        try:
+            comparison, missing = _compared(folder / Path(cell).name)
+        except UsageError as error:
+            warnings.append(f"{cell}: {error}")
+            continue
+        warnings += [f"{cell}: {line}" for line in missing]
+        sections += _sections(comparison, _drawn(comparison))
+    return title, lead, warnings, [*_images(folder), *sections]
+
+
+def _compared(folder: Path) -> tuple[Comparison, list[str]]:
+    """Compare the runs of a folder with the best of its arms, and say which are missing, and why.
+
+    UsageError if no run can be read.
+    """
+    matches = [re.fullmatch(r"(.+)-seed(\d+)", path.name) for path in sorted(folder.glob("*"))]
+    found = {(match[1], int(match[2])): folder / match[0] for match in matches if match}
+    runs: list[Run] = []
+    missing = []
+    for seed in sorted({seed for _, seed in found}):
+        for arm in dict.fromkeys(arm for arm, _ in found):
+            reason = "it did not go to its end" if (arm, seed) in found else "it is not there"
+            try:
+                if run := read_run(found.get((arm, seed), folder / "none")):
+                    runs.append({**run, "algorithm": arm})
+                    continue
+            except UsageError as error:
+                reason = str(error)
+            missing.append(f"in no figure: {arm}, seed {seed}: {reason}")
+    if not runs:
+        raise UsageError("; ".join([f"{folder} holds no finished run", *missing[:1]]))
+    best = compare(runs, runs[0]["algorithm"]).algorithms[0].algorithm
+    return compare(runs, best), missing
+
+
+# --- pieces of a page
+
+
+def _sections(comparison: Comparison, *pictures: str) -> list[str]:
+    columns = words.table_columns(comparison)
+    rows = [[cell(one) for cell in columns.values()] for one in comparison.algorithms]
+    return [
+        _section("Figures", _table(rows, list(columns)), *pictures),
+        _section("Conditions", _table(words.conditions(comparison).items())),
+    ]
+
+
+def _drawn(comparison: Comparison) -> str:
+    from .comparison_plot import draw_comparison
+
+    return _svg(words.headline(comparison.runs), partial(draw_comparison, comparison))
+
+
+def _section(heading: str, *parts: str) -> str:
+    return "\n".join([f"<section><h2>{escape(heading)}</h2>", *parts, "</section>"])
+
+
+def _table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Return a table of numbers; without a header one of texts."""
+    head = "".join(f"<th>{escape(cell.replace('_', ' '))}</th>" for cell in header)
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    opening = f'<div class="wide"><table class="{"numbers" if header else "texts"}">'
+    return f"{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _svg(caption: str, draw: Callable[[Path], None]) -> str:
+    """Return what a function draws; letters are paths, so that the page needs no font."""
+    import matplotlib
+
+    # With the caption as salt no id comes twice in a page.
+    look = matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": caption})
+    with tempfile.TemporaryDirectory() as folder, look:
+        draw(path := Path(folder) / "picture.svg")
+        svg = path.read_text(encoding="utf-8")
+    return _figure(_NOT_NEEDED.sub("", svg[svg.index("<svg") :]), caption)
+
+
+def _images(folder: Path, name: str = "*") -> list[str]:
+    """Return the pictures that a folder holds."""
+    data = {path.stem: base64.b64encode(path.read_bytes()) for path in folder.glob(f"{name}.png")}
+    opening = '<img alt="" src="data:image/png;base64,'
+    return [_figure(f'{opening}{data[stem].decode()}">', stem) for stem in sorted(data)]
+
+
+def _figure(picture: str, caption: str) -> str:
+    return f"<figure>{picture}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _cell(row: Mapping[str, str], names: str) -> str:
+    """Return columns as one text, numbers with two decimals; a dash if none is filled in."""
+    found = [text for name in names.split(" ± ") if (text := row.get(name))]
+    return " ± ".join(f"{float(text):.2f}" if "." in text else text for text in found) or "-"
+
+
+def _text(value: Any) -> str:
+    return "-" if value in (None, "") else f"{value:.4g}" if type(value) is float else str(value)

@@ -1,0 +1,271 @@
+"""The page of a results folder: what it says of made runs, and that it needs and runs nothing."""
+
+import csv
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_blsgd.config import RunConfig
+from flower_blsgd.experiments import html_report
+from flower_blsgd.experiments.compare import open_folder
+from flower_blsgd.experiments.html_report import write_report
+from flower_blsgd.results.folder import RunFolder
+
+from ..refusal import refusal
+from ..results.records import two_rounds
+from .fake_training import write_run
+
+CONFIG = RunConfig(epochs=2, batch_size=8, learning_rate=0.25)
+HOSTILE = "<script>alert('x')</script>&amp;"
+SUMMARY: dict[str, Any] = {
+    **{"wall_seconds": 21.0, "rounds": 2, "summing_seconds": 0.0, "losses_refreshed": 0},
+    **{"failures_by_worker": {}, "predicted": None, "measured": None},
+}
+
+
+class Page(HTMLParser):
+    """All text of a page, its cells by line, and what it would load; tags must be balanced."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.text, self.sources = "", []
+        self.rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.source = file.read_text(encoding="utf-8")
+        self.feed(self.source)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "link", "iframe", "object")
+        assert not any(name.startswith("on") for name, _ in attributes)
+        if tag not in ("meta", "img"):
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        self.sources += [v for k, v in attributes if k in ("src", "href", "xlink:href") and v]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in ("meta", "img"):
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if {"td", "th"} & set(self._open[-1:]):
+            self.rows[-1][-1] += data
+
+    @property
+    def headline(self) -> str:
+        return self.source.split("<h1>")[1].split("</h1>")[0]
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of the time."""
+    monkeypatch.setattr(html_report, "_svg", lambda caption, draw: f"<p>{caption}</p>")
+
+
+def page_of(folder: Path) -> Page:
+    headline = write_report(folder, folder / "report.html")
+    page = Page(folder / "report.html")
+    assert headline in page.text
+    return page
+
+
+def run_folder(out: Path, config: RunConfig = CONFIG, **summary: Any) -> Path:
+    workers = [
+        {"device": "cuda:0", "tier": "fast", "samples": 128, "weight": 0.625},
+        {"device": "cuda:1", "tier": "fast", "samples": 64, "weight": 0.125},
+        {"device": "cpu", "tier": "slow", "samples": 48, "weight": 0.25},
+    ]
+    more = {"local_steps": 4, "seconds_per_step_alone": None, "hardly_takes_part": False}
+    values = {**SUMMARY, "workers": [{**worker, **more} for worker in workers], **summary}
+    folder = write_run(RunConfig(**{**vars(config), "out": str(out)}), **values)
+    for round_ in two_rounds():
+        RunFolder(folder).add_round(round_)
+    return folder
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    """Write a comparison of 3 + 2 runs: accuracies in percent 95, 96, 97, and 94, 94, 94 - 1."""
+    folder = tmp_path / "compared"
+    open_folder(folder, CONFIG)
+    finals = {"dlb": (0.95, 0.96, 0.97), "sync-sgd": (0.94, 0.94, 0.94)}
+    for arm, accuracies in finals.items():
+        for seed, accuracy in enumerate(accuracies):
+            out = str(folder / f"{arm}-seed{seed}")
+            write_run(RunConfig(algorithm=arm, seed=seed, out=out), accuracy)
+    return folder
+
+
+# --- a run
+
+
+def test_page_of_a_run_is_whole_and_its_text_is_escaped(tmp_path: Path) -> None:
+    hostile = {"task": HOSTILE, "versions": {"torch": HOSTILE}, "algorithm": HOSTILE}
+    folder = run_folder(tmp_path / "<b>", **hostile)
+    (folder / "sampling.png").write_bytes(b"a picture")
+    page = page_of(folder)
+    assert f"{HOSTILE} on {HOSTILE}: test accuracy 87.50% after 2.0 s of training" in page.text
+    # 48 of 240 samples were the slow one's; of 16 s of rounds 3 were spent waiting for it alone.
+    assert "20.0% of the samples, 25.0% of the weight, rounds +23% longer" in page.text
+    assert str(tmp_path) not in page.source
+    assert page.source.count("<svg") == 2
+    assert "data:image/png;base64,YSBwaWN0dXJl" in page.sources
+    assert all(source.startswith(("#", "data:")) for source in page.sources)
+    assert "://" not in page.source
+    assert ["cpu", "-", "slow", "4"] in [row[:4] for row in page.rows]
+    conditions = {row[0]: row[1] for row in page.rows if len(row) == 2}
+    assert "learning-rate = 0.25" in conditions["settings that are not the defaults"]
+    assert conditions["versions"] == f"torch {HOSTILE}"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_page_of_a_run_names_what_went_wrong_and_what_was_measured(tmp_path: Path) -> None:
+    config = RunConfig(validation_share=0.25)
+    failed = {"fast-1 (cpu:1)": {"died": 2}}
+    page = page_of(run_folder(tmp_path / "x", config, failures_by_worker=failed, rounds=5))
+    assert "validation accuracy 87.50%" in page.headline
+    for warning in (
+        "failures: fast-1 (cpu:1) died 2",
+        "3 of 5 rounds are missing in rounds.jsonl",
+    ):
+        assert f"<li>{warning}</li>" in page.source
+
+
+# --- several runs
+
+
+def test_page_of_a_comparison(comparison: Path) -> None:
+    page = page_of(comparison)
+    # Differences of 1, 2 and 3 points: 2 ± 4.303 x 1 / sqrt(3)
+    best = "dlb: test accuracy 96.00 ± 1.00 %"
+    assert page.headline == f"{best}, +2.00 ± 2.48 points to the next of 2: no difference shown"
+    assert "Against dlb - no difference shown: sync-sgd." in page.text
+    assert ["sync-sgd", "3", "94.00 ± 0.00", "-2.00 ± 2.48"] in [row[:4] for row in page.rows]
+    assert page.source.count("<svg") == 1
+    assert "in no figure" not in page.source
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_missing_and_damaged_runs_are_named_and_the_rest_is_reported(comparison: Path) -> None:
+    shutil.rmtree(comparison / "sync-sgd-seed0")
+    (comparison / "sync-sgd-seed1" / "summary.json").unlink()
+    (comparison / "dlb-seed2" / "epochs.csv").write_text("epoch\n1\n")
+    page = page_of(comparison)
+    assert page.headline.startswith("dlb: test accuracy 95.50 ± 0.71 %")
+    assert "in no figure: sync-sgd, seed 0: it is not there" in page.text
+    assert "in no figure: sync-sgd, seed 1: it did not go to its end" in page.text
+    assert "in no figure: dlb, seed 2: the run in " in page.text
+    for path in comparison.glob("*/summary.json"):
+        path.unlink()
+    line = refusal(write_report, comparison, comparison / "x.html")
+    assert "holds no finished run; in no figure: dlb, seed 0" in line
+
+
+def reproduction(folder: Path, **changes: str) -> Path:
+    """Write two cells of two arms; in the second cell nothing was measured of the other one."""
+    rows = [
+        {
+            **{
+                "cell": cell,
+                "arm": arm,
+                "mode": "table",
+                "tau_fast": "32",
+                "tau_slow": "1",
+                "n": "3",
+            },
+            **{"accuracy_percent": accuracy, "deviation": accuracy and "0.512"},
+            **{"difference_points": "1.251"},
+            **{"half_width_points": "0.5", "verdict": verdict, "samples": "1000"},
+            **{"paper_percent": "70.125", "paper_spread": "", "paper_label": "paper, computed"},
+            **changes,
+        }
+        for cell, arm, accuracy, verdict in (
+            ("a-32-1", "dlb", "71.234", "better"),
+            ("a-32-1", "sync-sgd", "69.983", ""),
+            ("b-32-1", "dlb", "60.0", "no difference shown"),
+            ("b-32-1", "sync-sgd", "", ""),
+        )
+    ]
+    with (folder / "reproduction.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_page_of_a_reproduction(tmp_path: Path, comparison: Path) -> None:
+    comparison.rename(tmp_path / "a-32-1")
+    page = page_of(reproduction(tmp_path))
+    assert page.headline.endswith(": dlb is the most accurate in 2 of 2 cells")
+    assert "In 1 of these 2 the 95 % interval shows it better than the reference." in page.text
+    expected = ["dlb", "32", "1", "3", "71.23 ± 0.51", "1.25 ± 0.50", "better"]
+    assert [*expected, "70.12", "paper, computed", "-", "-", "1000", "-", "-"] in page.rows
+    assert ["sync-sgd", "32", "1", "3", "-", "1.25 ± 0.50"] in [row[:6] for row in page.rows]
+    assert ["dlb", "3", "96.00 ± 1.00"] in [row[:3] for row in page.rows]
+    assert "b-32-1 holds no finished run" in page.text
+
+
+# --- folders that are none
+
+
+def of_another_version(folder: Path) -> Path:
+    (run_folder(folder) / "config.toml").write_text("no-such-key = 1")
+    return folder
+
+
+def that_has_not_ended(folder: Path) -> Path:
+    (run_folder(folder) / "summary.json").unlink()
+    return folder
+
+
+def with_another_summary(folder: Path) -> Path:
+    return run_folder(folder, workers=[{}])
+
+
+def with_other_columns(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "reproduction.csv").write_text("cell,arm\na,dlb\n")
+    return folder
+
+
+def without_runs(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "comparison.toml").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda folder: folder, "holds none of reproduction.csv, comparison.toml, config.toml"),
+        (of_another_version, "no-such-key = 1: unknown key"),
+        (that_has_not_ended, "blsgd run --resume"),
+        (with_another_summary, "use the version of flower-blsgd that made it"),
+        (with_other_columns, "use the version of flower-blsgd that made it"),
+        (without_runs, "x holds no finished run"),
+    ],
+)
+def test_folder_that_is_none_of_this_version_is_refused(
+    tmp_path: Path, write: Callable[[Path], Path], words: str
+) -> None:
+    assert words in refusal(write_report, write(tmp_path / "x"), tmp_path / "x.html")
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "x")
+    assert "cannot be written: " in refusal(write_report, folder, tmp_path / "none" / "x.html")
