@@ -47,7 +47,7 @@ CHANGEABLE = (
     *("epochs", "seconds", "stop-at-accuracy", "patience", "workers", "min-workers", "profile"),
     *("data", "threads", "micro-batch-size", "channels-last", "compile", "cuda-graph"),
     *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
-    *("checkpoint-minutes", "keep-checkpoints", "trace"),
+    *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
 )
 """What may change when a run is resumed: how long it is, and where and how fast it computes."""
 
@@ -180,6 +180,7 @@ class RunConfig:
     checkpoint_minutes: float = _above_zero(10.0)
     keep_checkpoints: int = _at_least(0, 2)
     trace: bool = False
+    tensorboard: bool = False
     out: str = ""
     resume: str = ""
 

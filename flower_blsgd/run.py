@@ -15,6 +15,7 @@ from .algorithm.sampling import derived_seed
 from .config import RunConfig
 from .errors import UsageError
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
+from .results.events import require_tensorboard
 from .results.folder import RunFolder
 from .results.recorder import ProgressView, RunRecorder
 from .results.speed_profile import SpeedProfile, with_profile
@@ -74,6 +75,8 @@ def _train(
     grid: Grid, config: RunConfig, view: ProgressView | None, past: Past | None
 ) -> RunRecorder:
     began, last_round = time.time(), 0
+    if config.tensorboard:
+        require_tensorboard()
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
     task = load_own_task(config)
     model = task.initial_model(derived_seed(config.seed, "model"))

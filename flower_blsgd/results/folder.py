@@ -35,7 +35,7 @@ MODEL = "model.safetensors"
 
 _OWN_NAMES = {
     *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
-    *("learning_curve.png", "timeline.png", "sampling.png", "trace", FOLDER),
+    *("learning_curve.png", "timeline.png", "sampling.png", "trace", "tensorboard", FOLDER),
 }
 
 
@@ -55,6 +55,17 @@ class EpochRow:
     samples: int
     mean_loss_age_rounds: float
     sampling: SamplingStats
+
+
+def scalars(record: Any) -> dict[str, float]:
+    """Return a dataclass's finite numbers by name, those of the dataclasses in it as well."""
+    found: dict[str, float] = {}
+    for name, value in vars(record).items():
+        if dataclasses.is_dataclass(value):
+            found |= scalars(value)
+        elif type(value) in (int, float) and math.isfinite(value):
+            found[name] = value
+    return found
 
 
 class RunFolder:

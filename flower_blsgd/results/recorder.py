@@ -22,6 +22,7 @@ from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
+from .events import EventWriter
 from .folder import EpochRow, RunFolder, of_plain, plain
 from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
 from .waiting import waiting_note
@@ -173,6 +174,7 @@ class RunRecorder:
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
         self._shown_steps: dict[int, int] = {}
+        self._events: EventWriter | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -202,13 +204,18 @@ class RunRecorder:
         try:
             yield
         except BaseException:
-            self._view.end()
+            self._end_progress()
             with contextlib.suppress(Exception):  # the first error is the one to be raised
                 if self._folder is not None and not self.at_once:
                     self._finish(interrupted=True)
             raise
-        self._view.end()
+        self._end_progress()
         self._finish()
+
+    def _end_progress(self) -> None:
+        self._view.end()
+        if self._events is not None:
+            self._write("tensorboard", self._events.close)
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -229,6 +236,8 @@ class RunRecorder:
             if missing := self._resumed[-1] - len(self._metrics.records):
                 self.say(f"warning: {missing} rounds are missing in rounds.jsonl and all figures")
         self._folder = folder
+        if config.tensorboard:
+            self._events = EventWriter(folder.path, self._resumed[-1] if resumed else 0)
 
     # --- a run that goes on
 
@@ -302,6 +311,8 @@ class RunRecorder:
         self._metrics.add(record)
         self._show_steps(record)
         self._write("rounds.jsonl", self.folder.add_round, record)
+        if self._events is not None:
+            self._write("tensorboard", self._events.add_round, record)
         self._view.round(record, self._metrics)
 
     def add_epoch(self, end: EpochEnd) -> bool:
@@ -328,6 +339,8 @@ class RunRecorder:
         rounds_before = self._rows[-1].rounds if self._rows else 0
         self._rows.append(row)
         self._write("epochs.csv", self.folder.add_epoch, row)
+        if self._events is not None:
+            self._write("tensorboard", self._events.add_epoch, row)
         self._view.epoch(row)
         # In the first round of all, processes warm up; so it is left out, and one is not enough.
         if rounds_before < 2 <= row.rounds:

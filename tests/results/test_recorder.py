@@ -6,12 +6,13 @@ import functools
 import json
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -491,3 +492,78 @@ def test_run_stops_early_and_says_why(
     run.finish()
     assert run.summary()["stopped_early"] == reason
     assert run.summary()["interrupted"] is False
+
+
+# --- TensorBoard
+
+
+class Events:
+    """A stand-in for torch's SummaryWriter."""
+
+    made: ClassVar[list["Events"]] = []
+
+    def __init__(self, folder: str, purge_step: int | None) -> None:
+        self.folder, self.purge_step, self.closed = Path(folder), purge_step, False
+        self.scalars: dict[tuple[str, int], float] = {}
+        self.made.append(self)
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars[tag, step] = value
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Events]:
+    module = SimpleNamespace(SummaryWriter=Events)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setattr(Events, "made", [])
+    return Events.made
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_events_have_the_numbers_of_rounds_and_epochs(
+    start: Start, events: list[Events], interrupted: bool
+) -> None:
+    run = start(tensorboard=True)
+    run.recorder.at_once = interrupted
+    run.train(measured(0.75))
+    run.interrupt() if interrupted else run.finish()
+    (written,) = events
+    assert written.closed
+    assert (written.folder, written.purge_step) == (run.recorder.folder.path / "tensorboard", None)
+    numbers = written.scalars
+    assert (numbers["round/train_loss", 1], numbers["round/round_seconds", 2]) == (1.5, 6.0)
+    assert numbers["slow-2 (cpu:2)/compute_seconds", 2] == 4.0
+    assert ("fast-1 (cpu:1)/loss", 2) not in numbers  # it failed: there is none
+    assert (numbers["epoch/accuracy", 2], numbers["epoch/all_loss_mean", 2]) == (0.75, 1.0)
+    assert ("epoch/device_seconds", 2) not in numbers
+
+
+def test_events_of_a_resumed_run_go_on(start: Start, events: list[Events]) -> None:
+    run = start(tensorboard=True)
+    run.train(measured(0.75))
+    run.recorder._resumed = [1]
+    run.recorder.open_folder(run.recorder.folder)
+    assert [(one.folder, one.purge_step) for one in events] == [
+        (events[0].folder, n) for n in (None, 2)
+    ]
+
+
+def test_run_without_events_imports_nothing_of_them(start: Start, events: list[Events]) -> None:
+    start().finish()
+    assert events == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_events_can_be_read_by_tensorboard(start: Start) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = start(tensorboard=True)
+    run.train(measured(0.75))
+    run.finish()
+    read = EventAccumulator(str(run.recorder.folder.path / "tensorboard")).Reload()
+    (event,) = read.Scalars("epoch/accuracy")
+    assert (event.step, event.value) == (2, 0.75)

@@ -1,0 +1,46 @@
+"""Write a run's numbers as TensorBoard events, as ``tensorboard = true`` asks for it."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..strategy.round_metrics import RoundRecord
+from .folder import EpochRow, scalars
+
+
+def require_tensorboard() -> None:
+    """Raise UsageError if TensorBoard's package is not there."""
+    try:
+        importlib.import_module("torch.utils.tensorboard")
+    except ImportError as error:
+        way_out = "pip install 'flower-blsgd[tensorboard]'"
+        raise UsageError(f"tensorboard = true: {error}; {way_out}") from None
+
+
+class EventWriter:
+    """Writes rounds and epochs to ``tensorboard/`` in a run's folder; their step is the round.
+
+    Events after the round from which a resumed run goes on, 0 for a new one, are hidden.
+    """
+
+    def __init__(self, folder: Path, last_round: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge_step = last_round + 1 if last_round else None
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
+        self.close = self._writer.close
+
+    def add_round(self, record: RoundRecord) -> None:
+        """Write the numbers of a line of ``rounds.jsonl``."""
+        self._add("round", record, record.round)
+        for row in record.workers:
+            self._add(row.label, row, record.round)
+
+    def add_epoch(self, row: EpochRow) -> None:
+        """Write the numbers of a line of ``epochs.csv``."""
+        self._add("epoch", row, row.rounds)
+
+    def _add(self, group: str, record: Any, step: int) -> None:
+        for name, value in scalars(record).items():
+            self._writer.add_scalar(f"{group}/{name}", value, step)
