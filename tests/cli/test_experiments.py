@@ -1,6 +1,7 @@
 """``blsgd calibrate``, ``plan`` and ``compare``: what they print, write and refuse."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flower_blsgd.results.speed_profile import SpeedProfile
 from flower_blsgd.runtime.devices import parse_workers, usable_cores
 from flower_blsgd.runtime.local_grid import LocalGrid
 
-from ..experiments.fake_training import FakeTrain
+from ..experiments.fake_training import FakeTrain, write_run
 from ..results.profiles import made_profile
 from .conftest import LOAD_SERVER_APP, Printed, Refused, contents
 
@@ -117,6 +118,28 @@ def test_argument_or_file_is_refused(
 
 
 # --- run
+
+
+def test_run_with_tensorboard_needs_its_package(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    line = refused("run", "--workers", BOTH, "-s", "tensorboard=true")
+    assert line.endswith("; pip install 'flower-blsgd[tensorboard]'")
+
+
+# --- report
+
+
+def test_report_writes_a_page_and_says_what_is_on_it(printed: Printed, refused: Refused) -> None:
+    assert refused("report", "runs").startswith("runs holds none of reproduction.csv, comparison")
+    config = RunConfig(algorithm="dlb", out="runs/compared/dlb-seed0")
+    compare.open_folder(Path("runs/compared"), config)
+    write_run(config)
+    for more, out in (((), "runs/compared/report.html"), (("--out", "x.html"), "x.html")):
+        lines = printed("report", "runs/compared", *more)
+        assert lines == ["dlb: test accuracy 87.50 %", f"in {out}: open it in a browser"]
+        assert "<h1>dlb: test accuracy 87.50 %</h1>" in Path(out).read_text()
 
 
 def test_run_and_plan_take_the_speeds_of_a_profile(

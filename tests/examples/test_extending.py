@@ -1,7 +1,11 @@
 """docs/extending.md: every block of code in it runs, in the order in which it stands there."""
 
+import contextlib
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,13 +13,16 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_blsgd import TrainReport
 from flower_blsgd.algorithm.local_steps import Participant
+from flower_blsgd.results.folder import EpochRow
 
+from ..results.records import epoch
 from .commands import ROOT, two_nodes
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "extending.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 LOCAL_GRID = "LocalGrid("
+LOGGERS = ("import wandb", "import mlflow")
 INCLUDED = re.compile(r"# (examples/\S+\.py)\n(.*)", re.DOTALL)
 
 
@@ -27,7 +34,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found["grid"] = two_nodes(lambda: found["app"], {})
     found["context"] = Context(1, 1, {}, RecordDict(), {})
     for block in BLOCKS:
-        if LOCAL_GRID not in block:
+        if not any(text in block for text in (LOCAL_GRID, *LOGGERS)):
             exec(compile(block, "docs/extending.md", "exec"), found)
     return found
 
@@ -83,6 +90,48 @@ def test_local_grid_runs_an_ordinary_app(names: dict[str, Any]) -> None:
     exec(compile(block, "docs/extending.md", "exec"), names)
     assert list(names["result"].train_metrics_clientapp) == [1, 2]
     assert names["result"].train_metrics_clientapp[2]["train-loss"] < 2.0
+
+
+def run_callback(block: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Run a block in a stand-in for training: two epochs, of which the first was not evaluated."""
+    (folder / "summary.json").write_text("{}")
+
+    def train(task: str, on_epoch_end: Callable[[EpochRow], object], **settings: Any) -> Any:
+        assert (task, settings) == ("digits", {"epochs": 20, "seed": 0})
+        for row in (epoch(1, accuracy=None), epoch(2, accuracy=0.75)):
+            on_epoch_end(row)
+        return SimpleNamespace(folder=folder)
+
+    monkeypatch.setattr("flower_blsgd.train", train, raising=False)
+    exec(compile(block, "docs/extending.md", "exec"), {})
+
+
+def test_wandb_callback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    logged: dict[int, dict[str, float]] = {}
+    run = SimpleNamespace(log=lambda numbers, step: logged.update({step: numbers}))
+    wandb = SimpleNamespace(init=lambda project, config: contextlib.nullcontext(run))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)  # it wants an account
+    run_callback(next(b for b in BLOCKS if LOGGERS[0] in b), monkeypatch, tmp_path)
+    assert list(logged) == [2, 4]
+    assert "accuracy" not in logged[2]
+    assert (logged[4]["accuracy"], logged[4]["all_loss_mean"]) == (0.75, 1.0)
+    assert all(type(value) in (int, float) for value in logged[2].values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_callback_with_its_file_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    store, run = tmp_path / "store", tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.as_uri())
+    run_callback(next(b for b in BLOCKS if LOGGERS[1] in b), monkeypatch, run)
+    (found,) = mlflow.search_runs(output_format="list")
+    assert found.data.params == {"epochs": "20", "seed": "0"}
+    assert (found.data.metrics["accuracy"], found.data.metrics["training_seconds"]) == (0.75, 4.0)
+    assert list(store.rglob("summary.json"))
 
 
 @pytest.mark.parametrize("page", ["extending.md", "deployment.md"])
