@@ -99,7 +99,8 @@ def _of_run(folder: Path) -> Page:
         timeline = partial(draw_timeline, metrics.records, f"{label}, seed {run['seed']}")
         pictures += [_svg("who works when, as measured", timeline), *_images(folder, "sampling")]
     workers = [[_text(worker.get(key)) for key in _WORKER] for worker in run["workers"]]
-    sections = _sections(compare([run], label), _table(workers, _WORKER), *pictures)
+    comparison = compare([{**run, "arm": label}], label)
+    sections = _sections(comparison, _table(workers, _WORKER), *pictures)
     return title, ". ".join(line for line in lines if line not in warnings), warnings, sections
 
 
@@ -158,7 +159,7 @@ def _compared(folder: Path) -> tuple[Comparison, list[str]]:
             reason = "it did not go to its end" if (arm, seed) in found else "it is not there"
             try:
                 if run := read_run(found.get((arm, seed), folder / "none")):
-                    runs.append({**run, "algorithm": arm})
+                    runs.append({**run, "algorithm": arm, "arm": arm})
                     continue
             except UsageError as error:
                 reason = str(error)
