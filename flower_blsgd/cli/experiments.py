@@ -1,7 +1,7 @@
 """The commands ``blsgd calibrate``, ``plan``, ``compare`` and ``report``."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..experiments.compare import Arm
     from ..results.speed_profile import SpeedProfile
     from ..tasks.task import Task
 
@@ -70,11 +71,12 @@ def add_report(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", metavar="FILE", help="default: report.html in that folder")
 
 
-def _console() -> Console:
-    console = Console(highlight=False, emoji=False, markup=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
-    return console
+def console() -> Console:
+    """Return where tables are printed."""
+    screen = Console(highlight=False, emoji=False, markup=False)
+    if not screen.is_terminal:
+        screen.width = _WIDTH
+    return screen
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -101,10 +103,10 @@ def _calibrate(options: argparse.Namespace) -> None:
         profile = _measure(config)
         profile.write(path)
     workers = profile.given_to(parse_workers(config.workers), config.clock)
-    num_samples = _load(config).num_train
+    num_samples = load_own(config).num_train
     overhead = profile.overhead_seconds.median
     plan = plan_runs(config, workers, num_samples, [config.algorithm], overhead)
-    _console().print(speed_table(profile, plan, config.clock))
+    console().print(speed_table(profile, plan, config.clock))
     _say(f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
 
 
@@ -116,7 +118,7 @@ def _measure(config: RunConfig) -> "SpeedProfile":
 
     # A speed that was given wins over what a worker measures.
     workers = [replace(worker, seconds_per_step=None) for worker in parse_workers(config.workers)]
-    task = _load(config)
+    task = load_own(config)
     check_workers(config, workers, task.num_train)
     if note := sharing_note(workers):
         _say(note)
@@ -150,9 +152,9 @@ def _plan(options: argparse.Namespace) -> None:
         )
         assert profile is not None
         overhead, source = profile.overhead_seconds.median, str(path)
-    num_samples = options.num_samples or _load(config).num_train
+    num_samples = options.num_samples or load_own(config).num_train
     plan = plan_runs(config, workers, num_samples, algorithms, overhead)
-    _console().print(
+    console().print(
         plan_table(plan, f"{source}; clock = {config.clock}, {num_samples:,} samples an epoch")
     )
     if note := overridden(config):
@@ -166,6 +168,7 @@ def _compare(options: argparse.Namespace) -> None:
 
     config = own_settings(options)
     algorithms = compare.read_algorithms(options.algorithms)
+    arms = {name: {"algorithm": name} for name in algorithms}
     seeds = compare.read_seeds(options.seeds)
     if note := compare.overridden(config):
         raise UsageError(f"{note}; leave it empty to compare them")
@@ -178,13 +181,7 @@ def _compare(options: argparse.Namespace) -> None:
     given = config.profile
     config = replace(config, profile="", algorithm=algorithms[0])
     compare.check_folder(folder, config)
-    workers = parse_workers(config.workers)
-    task = _load(config)
-    _refuse_unable(config, algorithms, workers, task.num_train)  # before it is measured
-    profile = None
-    if any(worker.seconds_per_step is None for worker in workers):
-        profile = _profile_of(config, own, given)
-        _refuse_unable(config, algorithms, profile.given_to(workers, config.clock), task.num_train)
+    profile = speeds_for(config, arms, own, given)
     compare.open_folder(folder, config)
     busy = f"another blsgd compare is at work in {folder}; wait for it, or name another with --out"
     with alone_in(folder, busy):
@@ -194,7 +191,7 @@ def _compare(options: argparse.Namespace) -> None:
         with terminated_like_interrupted():
             try:
                 runs, failures = compare.train_all(
-                    config, algorithms, seeds, folder, compare.train_quietly, _say
+                    config, arms, seeds, folder, compare.train_quietly, _say
                 )
             except (KeyboardInterrupt, SystemExit):
                 _say("interrupted; the same command goes on with what is not finished")
@@ -203,26 +200,38 @@ def _compare(options: argparse.Namespace) -> None:
             _say(failure)
         if not runs:
             raise AggregationError("no run finished, so there is nothing to compare")
-        named = [run["algorithm"] for run in runs]
+        named = [run["arm"] for run in runs]
         reference = next(name for name in algorithms if name in named)
         comparison = write_comparison(runs, folder, reference, options.target, failures)
-        _console().print(terminal_table(comparison))
+        console().print(terminal_table(comparison))
         _say(f"in {folder}: comparison.md, comparison.csv, comparison.png")
 
 
+def speeds_for(
+    config: RunConfig, arms: "Mapping[str, Arm]", own: Path, given: str
+) -> "SpeedProfile | None":
+    """Return the speeds for all runs; None if given. UsageError if an arm could not begin."""
+    workers, num_samples = parse_workers(config.workers), load_own(config).num_train
+    _refuse_unable(config, arms, workers, num_samples)  # before it is measured
+    if not any(worker.seconds_per_step is None for worker in workers):
+        return None
+    profile = _profile_of(config, own, given)
+    _refuse_unable(config, arms, profile.given_to(workers, config.clock), num_samples)
+    return profile
+
+
 def _refuse_unable(
-    config: RunConfig, algorithms: Sequence[str], workers: Sequence[WorkerSpec], num_samples: int
+    config: RunConfig, arms: "Mapping[str, Arm]", workers: Sequence[WorkerSpec], num_samples: int
 ) -> None:
-    """Raise UsageError if one of these algorithms could not begin with these workers."""
+    """Raise UsageError if one of these arms could not begin with these workers."""
     from ..run import check_workers
 
-    for name in algorithms:
+    for name, changes in arms.items():
         try:
-            check_workers(replace(config, algorithm=name), workers, num_samples)
+            check_workers(replace(config, **changes), workers, num_samples)
         except UsageError as error:
             raise UsageError(
-                f"{name} cannot run with these settings: {error}; change them, or leave it out "
-                "of --algorithms"
+                f"{name} cannot run with these settings: {error}; change them, or leave it out"
             ) from None
 
 
@@ -253,7 +262,8 @@ def _profile_path(config: RunConfig) -> Path:
     return Path(config.profile) if config.profile else _PROFILES / f"{config.name}.json"
 
 
-def _load(config: RunConfig) -> "Task":
+def load_own(config: RunConfig) -> "Task":
+    """Return the task that the settings name, also one of a module in the current folder."""
     from ..run import load_own_task
 
     find_modules_here()

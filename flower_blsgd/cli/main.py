@@ -36,6 +36,7 @@ COMMANDS = {
     "calibrate": ("experiments", "measure what each device can do"),
     "plan": ("experiments", "say what to expect of each algorithm, without training"),
     "compare": ("experiments", "train several algorithms: one table, one picture of who wins"),
+    "reproduce": ("reproduce", "repeat a table or a figure of the paper, beside what it printed"),
     "report": ("experiments", "turn a results folder into one page of HTML"),
     "supernode": ("supernode", "be a node of a SuperLink, with this machine's devices"),
 }

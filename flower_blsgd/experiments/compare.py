@@ -1,28 +1,35 @@
-"""Train several algorithms with several seeds in one folder, one run after another."""
+"""Train several algorithms, or other arms, with several seeds in one folder."""
 
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
+from filelock import FileLock, Timeout
 from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
-from ..results.folder import RunFolder
+from ..results.folder import RunFolder, written_whole
 from ..results.recorder import ProgressView
 from ..run import make_local_grid, train_on
 from .comparison import Run, read_run
+from .comparison_report import accuracy_name
 
 SETTINGS = "comparison.toml"
 PROFILE = "profile.json"
 
 _VARIED = ("algorithm", "seed", "out", "name", "profile")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
+
+Arm = Mapping[str, Any]
+"""The settings that an arm of a comparison has instead of those in common, in snake_case."""
 
 _ALGORITHM_PARTS = ("steps", "sampler", "weights", "train-on", "momentum-buffers")
 _UNLIMITED_EPOCHS = 100_000
@@ -124,7 +131,8 @@ def open_folder(folder: Path, config: RunConfig) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / SETTINGS).exists():
-            (folder / SETTINGS).write_text(tomli_w.dumps(_shared(config)))
+            with written_whole(folder / SETTINGS) as part:
+                part.write_text(tomli_w.dumps(_shared(config)))
     except OSError as error:
         raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
 
@@ -138,22 +146,23 @@ def _shared(config: RunConfig) -> dict[str, Value]:
 
 def train_all(
     config: RunConfig,
-    algorithms: Sequence[str],
+    arms: Mapping[str, Arm],
     seeds: Sequence[int],
     folder: Path,
     train: Callable[[RunConfig], object],
     log: Callable[[str], object],
+    shared: bool = False,
 ) -> tuple[list[Run], list[str]]:
-    """Train every algorithm with every seed; what is finished is not repeated.
+    """Train every arm with every seed; what is finished is not repeated.
 
-    All algorithms are trained with one seed before the next seed, so that the runs which an
+    All arms are trained with one seed before the next seed, so that the runs which an
     interruption leaves are paired.
 
     Parameters
     ----------
     config : RunConfig
         What all have in common.
-    algorithms, seeds : sequences
+    arms, seeds : mapping of str to Arm, sequence of int
         What differs.
     folder : Path
         From `open_folder`.
@@ -162,35 +171,57 @@ def train_all(
         failed and the next one begins; any other error ends the comparison.
     log : callable
         Takes a line before and after each run.
+    shared : bool (default: False)
+        Whether other processes may do the same in this folder at the same time: each trains what
+        no other does, and waits for them at the end.
 
     Returns
     -------
     list of Run
         What the runs left that finished.
     list of str
-        Why each of the others failed, a line each.
+        Why each of the others failed, or is of no use, a line each.
     """
-    finished, failures = [], []
-    runs = [(algorithm, seed) for seed in seeds for algorithm in algorithms]
-    for number, (algorithm, seed) in enumerate(runs, 1):
-        head = f"[{number}/{len(runs)}] {algorithm}, seed {seed}: "
-        out = folder / f"{algorithm}-seed{seed}"
-        run, state = read_run(out), "finished before"
+    runs = [(arm, seed) for seed in seeds for arm in arms]
+
+    def one(number: int, arm: str, seed: int) -> Run | str:
+        """Return what a run left, or why it failed."""
+        head = f"[{number}/{len(runs)}] {arm}, seed {seed}: "
+        out = folder / f"{arm}-seed{seed}"
+        try:
+            run, state = read_run(out), "finished before"
+            settings = run["settings"] if run else {}
+            for name, value in arms[arm].items():
+                if (theirs := settings.get(key := name.replace("_", "-"), value)) != value:
+                    raise UsageError(f"{out} has {key} = {theirs!r}, not {value!r}; move it away")
+        except UsageError as error:
+            log(f"{head}left out: {error}")
+            return f"{arm}, seed {seed}: {error}"
         if run is None:
             shutil.rmtree(out, ignore_errors=True)  # what an interruption left
             log(f"{head}training")
             try:
-                train(replace(config, algorithm=algorithm, seed=seed, out=str(out)))
+                train(replace(config, **arms[arm], seed=seed, out=str(out)))
             except AggregationError as error:
-                failures.append(f"{algorithm}, seed {seed} failed: {error}")
                 log(f"{head}failed: {error}")
-                continue
+                return f"{arm}, seed {seed} failed: {error}"
             run, state = read_run(out), "done"
         assert run is not None, "a run that raised nothing went to its end"
-        reached = "" if run["accuracy"] is None else f", accuracy {run['accuracy']:.2%}"
+        name = accuracy_name(run).removeprefix("test ")
+        reached = "" if run["accuracy"] is None else f", {name} {run['accuracy']:.2%}"
         log(f"{head}{state}{reached} after {run['training_seconds']:.1f} s of training")
-        finished.append(run)
-    return finished, failures
+        return run
+
+    results: dict[tuple[int, str, int], Run | str] = {}
+    waiting = [(number, *run) for number, run in enumerate(runs, 1)]
+    for timeout in (0, -1):  # at first those that no other process has
+        for each in [run for run in waiting if run not in results]:
+            lock = FileLock(folder / ".{1}-seed{2}.lock".format(*each), timeout=timeout)
+            with suppress(Timeout), lock if shared else nullcontext():
+                results[each] = one(*each)
+    found = [result for _, result in sorted(results.items())]
+    failures = [result for result in found if isinstance(result, str)]
+    return [result for result in found if not isinstance(result, str)], failures
 
 
 def train_quietly(config: RunConfig) -> None:

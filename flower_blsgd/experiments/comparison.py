@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ _ROUNDING = 1e-9
 Run = Mapping[str, Any]
 """A finished run: its ``summary.json`` (what was not measured is None), and beside that
 
-``settings``: as in ``config.toml``, ``rows``: ``epochs.csv`` as numbers, ``folder``: of all this.
+``settings``: as in ``config.toml``, ``rows``: ``epochs.csv`` as numbers, ``folder``: of all this,
+``arm``: what it is compared as: its algorithm unless its folder is called ``<arm>-seed<n>``.
 """
 
-_NUMBERS = ("epoch", "training_seconds", "device_seconds", "accuracy")
+_NUMBERS = ("epoch", "training_seconds", "device_seconds", "accuracy", "samples")
 _NEEDED = {
     *("algorithm", "seed", "task", "clock", "accuracy", "best_accuracy", "loss", "epochs"),
     *("rounds", "samples", "samples_given_up", "training_seconds", "device_seconds", "workers"),
@@ -56,7 +58,9 @@ def read_run(folder: Path) -> Run | None:
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UsageError(f"the run in {folder} cannot be read: {reason}") from None
-    return {**summary, "settings": settings, "rows": rows, "folder": folder}
+    named = re.fullmatch(r"(.+)-seed\d+", folder.name)
+    arm = named[1] if named else summary["algorithm"]
+    return {**summary, "settings": settings, "rows": rows, "arm": arm, "folder": folder}
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class AlgorithmFigures:
-    """The runs of one algorithm, and what they show.
+    """The runs of one algorithm, or of another arm, and what they show.
 
     Attributes
     ----------
     algorithm : str
-        Its name.
+        Its name, or the arm's.
     runs : list of Run
         One for each seed.
     reached : list of mappings
@@ -161,15 +165,14 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], reference: str, target: float | None = None) -> Comparison:
-    """Compare the runs of several algorithms.
+    """Compare the runs of several algorithms, or other arms.
 
     Parameters
     ----------
     runs : sequence of Run
-        All seeds of all algorithms, in the order in which they were named; at least one, and
-        none twice.
+        All seeds of all arms, in the order in which they were named; at least one, and none twice.
     reference : str
-        One of their algorithms.
+        One of their arms.
     target : float, optional
         An accuracy in (0, 1]; None for the highest that every run reached, down to a tenth of a
         point: 0.9833 and 0.9789 give 0.978. There is none if one was never evaluated.
@@ -177,10 +180,10 @@ def compare(runs: Sequence[Run], reference: str, target: float | None = None) ->
     aim, best = target, [run["best_accuracy"] for run in runs]
     if aim is None and None not in best:
         aim = math.floor(1000 * min(best) + _ROUNDING) / 1000
-    of_reference = {run["seed"]: run["accuracy"] for run in runs if run["algorithm"] == reference}
+    of_reference = {run["seed"]: run["accuracy"] for run in runs if run["arm"] == reference}
     algorithms = []
-    for name in dict.fromkeys(run["algorithm"] for run in runs):
-        of_name = [run for run in runs if run["algorithm"] == name]
+    for name in dict.fromkeys(run["arm"] for run in runs):
+        of_name = [run for run in runs if run["arm"] == name]
         its = sorted(of_name, key=lambda run: int(run["seed"]))
         reached = [] if aim is None else [row for run in its if (row := reached_at(run, aim))]
         pairs = [(run["accuracy"], of_reference.get(run["seed"])) for run in its]

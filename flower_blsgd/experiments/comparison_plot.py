@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..results import plots
 from .comparison import Comparison, Run
-from .comparison_report import accuracy_text, headline
+from .comparison_report import accuracy_name, accuracy_text, headline
 
 _LOG_FROM_RATIO = 10
 """From this ratio of the longest to the shortest training on, time is drawn logarithmically."""
@@ -45,8 +45,14 @@ STYLES = {
     "sync-sgd-fast-only": _style(plots.DARK, ">", dashed=True),
     "byteps": _style(plots.ORANGE, "p", dashed=True),
     "dlb": _style(plots.VERMILION, "h", dashed=True),
+    "biased-local-sgd-200": _style(plots.SKY, "o"),
+    "biased-local-sgd-300": _style(plots.PURPLE, "o"),
+    "biased-local-sgd-fast-only": _style(plots.PURPLE, "P"),
+    "separated-high-to-slow": _style(plots.SKY, "o"),
+    "unified-high-to-fast": _style(plots.PURPLE, "X"),
+    "unified-high-to-slow": _style(plots.VERMILION, "X"),
 }
-"""How each algorithm of the catalog is drawn, the same in every picture."""
+"""How each algorithm of the catalog is drawn, and the other arms of reproductions."""
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
@@ -60,16 +66,17 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     figure = Figure(figsize=size, layout="constrained")
     number = f"{rows} algorithms: " if rows > 1 else f"{comparison.reference}: "
     figure.suptitle(number + headline(comparison.runs))
-    finals = [100 * accuracy for one in comparison.algorithms for accuracy in one.accuracies]
+    finals = [100 * value for one in comparison.algorithms for value in one.accuracies]
+    accuracy = accuracy_name(comparison.runs[0])
     if not finals:
-        plots.save_text_instead(figure, "no test accuracy was measured", path)
+        plots.save_text_instead(figure, f"no {accuracy} was measured", path)
         return
     shown = final_range(finals)
     ratios = [1.3] * (1 + devices) + [1, 0.45]
     measured, *simulated, ranking, waiting = figure.subplots(1, len(ratios), width_ratios=ratios)
     _draw_curves(measured, comparison, shown, "training_seconds")
     plots.style_panel(measured, "over measured time", "training time (s)", grid=True)
-    measured.set_ylabel(_accuracy_label(measured.get_ylim()[0]))
+    measured.set_ylabel(_accuracy_label(accuracy, measured.get_ylim()[0]))
     for axes in simulated:
         axes.sharey(measured)
         _draw_curves(axes, comparison, shown, "device_seconds")
@@ -77,7 +84,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         plots.style_panel(axes, "over time on simulated devices", unit, grid=True)
     _draw_ranking(ranking, comparison)
     ranking.set_xlim(*shown)
-    plots.style_panel(ranking, "final accuracy", _accuracy_label(shown[0]), grid=True)
+    plots.style_panel(ranking, "final accuracy", _accuracy_label(accuracy, shown[0]), grid=True)
     waiting.sharey(ranking)
     _draw_waiting(waiting, comparison)
     plots.style_panel(waiting, "fast devices wait", "% of the time")
@@ -218,5 +225,6 @@ def _start_below(percent: float) -> float:
     return max(0.0, math.floor(10 * percent) / 10)
 
 
-def _accuracy_label(low: float) -> str:
-    return "accuracy (%)" + (f", axis starts at {low:g}" if low > 0 else "")
+def _accuracy_label(name: str, low: float) -> str:
+    start = f", axis starts at {low:g}" if low > 0 else ""
+    return f"{name.removeprefix('test ')} (%){start}"

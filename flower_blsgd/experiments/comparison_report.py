@@ -2,9 +2,10 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -76,10 +77,11 @@ def write_comparison(
 
 def table_columns(comparison: Comparison) -> dict[str, Callable[[AlgorithmFigures], str]]:
     """Return the table's columns: their headers, and the cell of each algorithm."""
+    held_out = accuracy_name(comparison.runs[0]).startswith("validation")
     columns: dict[str, Callable[[AlgorithmFigures], str]] = {
         "algorithm": lambda one: one.algorithm,
         "n": lambda one: str(len(one.accuracies)),
-        "accuracy\n(%)": accuracy_text,
+        "validation\naccuracy (%)" if held_out else "accuracy\n(%)": accuracy_text,
         "difference\n(points)": lambda one: _difference_text(one, comparison.reference),
         "training\n(s)": lambda one: _seconds(one.mean("training_seconds")),
         "simulated\n(s)": lambda one: _seconds(one.mean("device_seconds")),
@@ -143,18 +145,18 @@ def csv_text(comparison: Comparison) -> str:
         reached = (target is not None and reached_at(run, target)) or {}
         rows.append(
             {
-                "algorithm": run["algorithm"],
+                "algorithm": run["arm"],
                 "seed": run["seed"],
-                "accuracy_percent": _percent(run["accuracy"]),
-                "best_accuracy_percent": _percent(run["best_accuracy"]),
+                "accuracy_percent": percent(run["accuracy"]),
+                "best_accuracy_percent": percent(run["best_accuracy"]),
                 "loss": run["loss"],
                 "training_seconds": run["training_seconds"],
                 "simulated_device_seconds": run["device_seconds"],
-                "target_accuracy_percent": _percent(target),
+                "target_accuracy_percent": percent(target),
                 "training_seconds_to_target": reached.get("training_seconds"),
                 "simulated_device_seconds_to_target": reached.get("device_seconds"),
-                "fast_waiting_percent": _percent(run["fast_waiting_share"]),
-                "slow_waiting_percent": _percent(run["slow_waiting_share"]),
+                "fast_waiting_percent": percent(run["fast_waiting_share"]),
+                "slow_waiting_percent": percent(run["slow_waiting_share"]),
                 "samples": run["samples"],
                 "samples_given_up": run["samples_given_up"],
                 "rounds": run["rounds"],
@@ -162,6 +164,11 @@ def csv_text(comparison: Comparison) -> str:
                 "failures": len(run["failures"]),
             }
         )
+    return csv_of(rows)
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows, at least one, as CSV; numbers with six figures, None as nothing."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -171,11 +178,17 @@ def csv_text(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def _percent(share: float | None) -> float | None:
+def percent(share: float | None) -> float | None:
+    """Return a share in percent; None stays None."""
     return None if share is None else 100 * share
 
 
 # --- wording, alike in a file, in a terminal and in the picture
+
+
+def accuracy_name(run: Run) -> str:
+    """Return ``"test accuracy"``, or ``"validation accuracy"`` if training data was held out."""
+    return f"{'validation' if run['settings'].get('validation-share') else 'test'} accuracy"
 
 
 def accuracy_text(one: AlgorithmFigures) -> str:
@@ -246,11 +259,13 @@ def _share(share: float | None) -> str:
 def headline(runs: Sequence[Run]) -> str:
     """Return task, budget and seeds: ``"digits, 15 epochs, 3 seeds"``."""
     settings, seeds = runs[0]["settings"], {run["seed"] for run in runs}
+    epochs = [run["settings"].get("epochs", 0) for run in runs]
     if seconds := settings.get("seconds"):
         simulated = runs[0]["clock"] == "device"
         budget = f"{seconds:g} s {'on simulated devices' if simulated else 'of training'}"
     else:
-        budget = f"{settings['epochs']} epoch{'' if settings['epochs'] == 1 else 's'}"
+        least = f"{min(epochs)} to " if min(epochs) < max(epochs) else ""
+        budget = f"{least}{max(epochs)} epoch{'' if max(epochs) == 1 else 's'}"
     number = f"seed {seeds.pop()}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     return f"{runs[0]['task']}, {budget}, {number}"
 
@@ -258,8 +273,7 @@ def headline(runs: Sequence[Run]) -> str:
 def conditions(comparison: Comparison) -> dict[str, str]:
     """Return the conditions by name, with the algorithms that have them where they differ.
 
-    The runs have all settings but algorithm and seed in common. Neither paths nor host names are
-    among the conditions.
+    Neither paths nor host names are among the conditions.
     """
 
     def of_each(describe: Callable[[Run], str]) -> str:
@@ -272,20 +286,25 @@ def conditions(comparison: Comparison) -> dict[str, str]:
             return next(iter(names))
         return "; ".join(f"{text} ({', '.join(those)})" for text, those in names.items())
 
-    settings, defaults = comparison.runs[0]["settings"], RunConfig().to_run_config()
+    runs, defaults = comparison.runs, RunConfig().to_run_config()
+    settings = runs[0]["settings"]
+    known = [key for key in settings if key in defaults and key not in _NOT_SHOWN]
+    own = [key for key in known if any(run["settings"].get(key) != settings[key] for run in runs)]
     changed = [
-        f"{key} = {value}"
-        for key, value in settings.items()
-        if key in defaults and value != defaults[key] and key not in _NOT_SHOWN
+        f"{key} = {settings[key]}"
+        for key in known
+        if settings[key] != defaults[key] and key not in own
     ]
+    differ = {key: of_each(lambda run: str(run["settings"].get(key))) for key in own}  # noqa: B023
     share = settings.get("validation-share")
     failed = [
-        f"{len(run['failures'])} of {run['algorithm']} seed {run['seed']}"
-        for run in comparison.runs
+        f"{len(run['failures'])} of {run['arm']} seed {run['seed']}"
+        for run in runs
         if run["failures"]
     ]
     return {
         "settings that are not the defaults": ", ".join(changed) or "none",
+        **differ,
         "workers": of_each(_workers),
         "seeds": of_each(lambda run: str(run["seed"])),
         "accuracy measured on": f"{share:.0%} of the training data, held out (not on the test set)"

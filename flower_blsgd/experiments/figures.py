@@ -19,14 +19,9 @@ from ..results.metrics import metrics_of
 from ..strategy.round_metrics import RoundRecord
 from .comparison import Run, read_run
 from .comparison_plot import STYLES, curve, final_range, seed_band
+from .comparison_report import accuracy_name
 
 Runs = Mapping[str, Sequence[Run]]
-
-
-def accuracy_name(run: Run) -> str:
-    """Return what its accuracy is: ``"test accuracy"``, or ``"validation accuracy"``."""
-    held_out = run["settings"].get("validation-share")
-    return "validation accuracy" if held_out else "test accuracy"
 
 
 def draw_learning_curves(runs: Runs, path: Path) -> None:

@@ -80,7 +80,7 @@ def write_report(folder: Path, out: Path) -> str:
 
 def _of_run(folder: Path) -> Page:
     from ..results.plots import draw_timeline
-    from .figures import accuracy_name, draw_learning_curves
+    from .figures import draw_learning_curves
 
     config, run = read_config(folder), read_run(folder)
     if run is None:
@@ -92,7 +92,9 @@ def _of_run(folder: Path) -> Page:
     warnings = [line for line in lines if line.startswith("failures: ")]
     if missing := run["rounds"] - len(metrics.records):
         warnings.append(f"{missing} of {run['rounds']} rounds are missing in rounds.jsonl")
-    reached = "" if run["accuracy"] is None else f"{accuracy_name(run)} {run['accuracy']:.2%} "
+    reached = (
+        "" if run["accuracy"] is None else f"{words.accuracy_name(run)} {run['accuracy']:.2%} "
+    )
     title = f"{label} on {run['task']}: {reached}after {run['training_seconds']:.1f} s of training"
     pictures = [_svg("accuracy in training", partial(draw_learning_curves, {label: [run]}))]
     if metrics.records:
@@ -105,11 +107,9 @@ def _of_run(folder: Path) -> Page:
 
 
 def _of_comparison(folder: Path) -> Page:
-    from .figures import accuracy_name
-
     comparison, warnings = _compared(folder)
     best, *others = comparison.algorithms
-    title = f"{best.algorithm}: {accuracy_name(best.runs[0])} {words.accuracy_text(best)}"
+    title = f"{best.algorithm}: {words.accuracy_name(best.runs[0])} {words.accuracy_text(best)}"
     title += " %" * (best.accuracy is not None)
     if others and (found := others[0].difference):
         half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"

@@ -315,7 +315,8 @@ def last_lines(
     """
     state = "stopped early" if summary["interrupted"] else "done"
     accuracy, device_seconds = summary["accuracy"], summary["device_seconds"]
-    reached = "" if accuracy is None else f"test accuracy {accuracy:.2%} "
+    measured_on = "validation" if config.validation_share else "test"
+    reached = "" if accuracy is None else f"{measured_on} accuracy {accuracy:.2%} "
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:
         others += f"; {device_seconds:.1f} s on simulated devices, computed"

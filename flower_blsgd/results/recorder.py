@@ -47,6 +47,7 @@ class ProgressView:
     """
 
     def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
+        self.accuracy_name = "accuracy"
         self._epochs, self._seconds = epochs, seconds
         self._of_epochs = "" if seconds else f"/{epochs}"
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
@@ -99,7 +100,7 @@ class ProgressView:
     def epoch(self, row: EpochRow) -> None:
         """Print the line of an epoch that is over."""
         width = len(str(self._epochs)) if self._of_epochs else 3
-        accuracy = [] if row.accuracy is None else [f"accuracy {row.accuracy:.2%}"]
+        accuracy = [] if row.accuracy is None else [f"{self.accuracy_name} {row.accuracy:.2%}"]
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
         self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
 
@@ -200,6 +201,8 @@ class RunRecorder:
             f"{task.num_train:,} training and {task.num_test:,} test samples, batch size "
             f"{self.config.batch_size}, {budget}, seed {self.config.seed}"
         )
+        if self.config.validation_share:
+            self._view.accuracy_name = "validation accuracy"
         self._view.begin()
         try:
             yield
@@ -462,7 +465,9 @@ class RunRecorder:
 
         title = f"{self.config.algorithm}, {self.config.task}, seed {self.config.seed}"
         path = self.folder.path
-        draw_learning_curve(self._rows, title, path / "learning_curve.png", self._metrics.clock)
+        measured_on = "validation" if self.config.validation_share else "test"
+        curve = path / "learning_curve.png"
+        draw_learning_curve(self._rows, title, curve, self._metrics.clock, measured_on)
         draw_timeline(self._metrics.records, title, path / "timeline.png")
         draw_sampling(self._rows, title, path / "sampling.png")
 

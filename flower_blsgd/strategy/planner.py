@@ -267,7 +267,7 @@ class Planner:
         epoch, share = self.epoch + 1, self.budget_share()
         selected = None
         rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
-        table = permuted(self.table, self.seed, epoch) if self.permute_losses else self.table
+        table = self._ranking_table(epoch)
         if self.selection is not None:
             request = SelectionRequest(self.seed, epoch, share)
             chosen = self.selection.select(request, table)
@@ -298,10 +298,14 @@ class Planner:
         self.rounds_done = 0
         self.workers = training
 
+    def _ranking_table(self, epoch: int) -> LossTable:
+        """Return the losses that an epoch's samples are chosen by."""
+        return permuted(self.table, self.seed, epoch) if self.permute_losses else self.table
+
     def _make_new_lists(self, server_round: int) -> None:
         """Let the sampler choose again within an epoch, for the same workers."""
         plan, workers = self.plan, tuple(self._participants(self.workers))
-        table = self.ranking.table(self.table, self.seed, self.epoch)
+        table = self._ranking_table(self.epoch)
         before, per_round = self.samples_planned_so_far, plan.shape.samples_per_round
         request = EpochRequest(self.seed, self.epoch, plan.rounds, workers, per_round, before)
         self.plan = with_new_lists(plan, self.sampler, request, table, self.rounds_done)

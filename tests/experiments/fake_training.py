@@ -18,7 +18,7 @@ def write_run(config: RunConfig, accuracy: float = 0.875, **summary: Any) -> Pat
     written.add_epoch(epoch(1, accuracy=None, loss=None))
     written.add_epoch(epoch(2, accuracy=accuracy, device_seconds=1.5))
     run = {**made_run(config.algorithm, config.seed, [accuracy]), "interrupted": False, **summary}
-    written.write_summary({key: run[key] for key in run.keys() - {"settings", "rows"}})
+    written.write_summary({key: run[key] for key in run.keys() - {"settings", "rows", "arm"}})
     return written.path
 
 

@@ -31,11 +31,13 @@ def made_run(
             "training_seconds": seconds_per_epoch * number,
             "device_seconds": None if device is None else device * number,
             "accuracy": accuracy,
+            "samples": 1000.0 * number / len(accuracies),
         }
         for number, accuracy in enumerate(accuracies, start=1)
     ]
     return {
         "algorithm": algorithm,
+        "arm": algorithm,
         "seed": seed,
         "rows": rows,
         "task": "digits",

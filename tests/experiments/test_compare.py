@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
@@ -26,7 +27,7 @@ from flower_blsgd.experiments.compare import (
 from flower_blsgd.experiments.comparison import Run
 from flower_blsgd.results.folder import alone_in
 
-from .fake_training import FakeTrain
+from .fake_training import FakeTrain, write_run
 
 A, B, C = "sync-sgd", "dlb", "fednova"
 CONFIG = RunConfig(epochs=2, batch_size=8)
@@ -58,7 +59,8 @@ def go(folder: Path, lines: list[str]) -> Go:
     def train(
         train: FakeTrain, algorithms: Sequence[str] = (A, B), seeds: Sequence[int] = (0, 1)
     ) -> tuple[list[Run], list[str]]:
-        return train_all(CONFIG, algorithms, seeds, folder, train, lines.append)
+        arms = {name: {"algorithm": name} for name in algorithms}
+        return train_all(CONFIG, arms, seeds, folder, train, lines.append)
 
     return train
 
@@ -154,6 +156,46 @@ def test_any_other_error_ends_the_comparison(go: Go) -> None:
     with pytest.raises(UsageError):
         go(train)
     assert train.trained == [(A, 0), (B, 0)]
+
+
+def test_arms_of_one_algorithm_are_told_apart_and_those_of_other_settings_left_out(
+    folder: Path, lines: list[str]
+) -> None:
+    arms: dict[str, Any] = {"once": {"algorithm": A}, "twice": {"algorithm": A, "epochs": 4}}
+    train = FakeTrain()
+    runs, _ = train_all(CONFIG, arms, [0], folder, train, lines.append)
+    assert [run["arm"] for run in runs] == ["once", "twice"]
+    assert [config.epochs for config in train.configs] == [2, 4]
+    before = contents(folder)
+    arms["twice"]["epochs"] = 6
+    runs, (failure,) = train_all(CONFIG, arms, [0], folder, FakeTrain(), lines.append)
+    assert [run["arm"] for run in runs] == ["once"]
+    out = folder / "twice-seed0"
+    assert failure == f"twice, seed 0: {out} has epochs = 4, not 6; move it away"
+    (out / "epochs.csv").unlink()  # as of another version
+    runs, (failure,) = train_all(CONFIG, arms, [0], folder, FakeTrain(), lines.append)
+    assert len(runs) == 1
+    assert f"the run in {out} cannot be read" in failure
+    assert contents(folder).keys() == before.keys() - {"twice-seed0/epochs.csv"}
+
+
+def test_run_that_another_process_trains_is_waited_for_at_the_end(
+    folder: Path, lines: list[str]
+) -> None:
+    lock = FileLock(folder / f".{A}-seed0.lock")
+    lock.acquire()
+    train, arms = FakeTrain(), {name: {"algorithm": name} for name in (A, B)}
+
+    def log(line: str) -> None:
+        lines.append(line)
+        if f"{B}, seed 0: done" in line:  # meanwhile the other one finishes
+            write_run(replace(CONFIG, algorithm=A, out=str(folder / f"{A}-seed0")))
+            lock.release()
+
+    runs, failures = train_all(CONFIG, arms, [0], folder, train, log, shared=True)
+    assert (named(runs), failures) == ([(A, 0), (B, 0)], [])
+    assert train.trained == [(B, 0)]
+    assert "[1/2] sync-sgd, seed 0: finished before" in lines[-1]
 
 
 # --- the folder

@@ -35,10 +35,16 @@ def test_read_run(folder: Path) -> None:
     assert run.items() >= json.loads((folder / "summary.json").read_text()).items()
     assert (run["algorithm"], run["seed"], run["accuracy"], run["loss"]) == ("dlb", 2, 0.875, None)
     assert run["settings"]["batch-size"] == 8
-    assert run["rows"] == [
-        {"epoch": 1, "training_seconds": 2.0, "device_seconds": None, "accuracy": None},
-        {"epoch": 2, "training_seconds": 4.0, "device_seconds": 1.5, "accuracy": 0.875},
-    ]
+    columns = ("epoch", "training_seconds", "device_seconds", "accuracy", "samples")
+    rows = [tuple(row[column] for column in columns) for row in run["rows"]]
+    assert rows == [(1, 2.0, None, None, 128), (2, 4.0, 1.5, 0.875, 256)]
+
+
+def test_arm_is_what_the_folder_is_called_after(folder: Path) -> None:
+    named = folder.rename(folder.with_name("twice-the-epochs-seed12"))
+    other = write_run(RunConfig(algorithm="dlb", out=str(folder)))
+    arms = [run["arm"] for run in map(read_run, (named, other)) if run]
+    assert arms == ["twice-the-epochs", "dlb"]
 
 
 @pytest.mark.parametrize("text", [None, "{", "[1]", "{}", '{"interrupted": true}'])

@@ -148,6 +148,23 @@ def test_conditions_that_differ_name_the_algorithms() -> None:
     assert found["versions"].startswith("python 3.11.7 / torch 2.13.0, python 3.12.1 / torch")
 
 
+def test_arms_that_differ_in_more_than_the_algorithm() -> None:
+    longer = {**made_run()["settings"], "epochs": 4, "train-on": "fast"}
+    runs = [made_run("a", 0), made_run("a", 0, (0.5, 0.8), arm="a-longer", settings=longer)]
+    comparison = compare(runs, "a")
+    assert [one.algorithm for one in comparison.algorithms] == ["a", "a-longer"]
+    found = conditions(comparison)
+    assert found["settings that are not the defaults"] == "batch-size = 8"
+    assert found["epochs"] == "2 (a); 4 (a-longer)"
+    assert headline(runs) == "digits, 2 to 4 epochs, seed 0"
+    assert "a-longer,0,80," in csv_text(comparison)
+
+
+def test_accuracy_on_held_out_training_data_is_called_so() -> None:
+    runs = [made_run("a", 0, settings={"epochs": 2, "validation-share": 0.5})]
+    assert "| validation accuracy (%) |" in markdown(compare(runs, "a"))
+
+
 def test_budget_in_seconds_and_validation() -> None:
     settings = {"epochs": 2, "seconds": 60.0, "validation-share": 0.1, "replicas": "threads"}
     run = made_run("a", 3, settings=settings, clock="device")

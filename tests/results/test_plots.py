@@ -43,8 +43,9 @@ def test_learning_curve_on_the_device_clock(
     figures: list[Figure], devices: tuple[float | None, ...], seconds: list[float], unit: str
 ) -> None:
     rows = [epoch(n, device_seconds=device) for n, device in enumerate(devices, 1)]
-    draw_learning_curve(rows, "x", PATH, "device")
-    right = figures[0].axes[1]
+    draw_learning_curve(rows, "x", PATH, "device", "validation")
+    left, right = figures[0].axes
+    assert left.get_ylabel() == "validation accuracy (%)"
     np.testing.assert_allclose(right.lines[0].get_xdata(), seconds)
     assert right.get_xlabel() == unit
 

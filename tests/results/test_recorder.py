@@ -325,6 +325,14 @@ def test_last_line_says_whether_slow_devices_help(run: Run) -> None:
     )
 
 
+def test_accuracy_on_held_out_training_data_is_called_so(start: Start) -> None:
+    run = start(validation_share=0.25)
+    run.train(measured(0.75))
+    run.finish()
+    assert any("  validation accuracy 75.00%  " in line for line in run.lines)
+    assert run.lines[-2].startswith("done: validation accuracy 75.00% after ")
+
+
 def test_without_slow_devices_and_with_one_that_hardly_takes_part(run: Run) -> None:
     run.recorder.add_round(record(row(0, weight=0.995), row(1, weight=0.005)))
     assert ["hardly takes part" in line for line in run.lines[1:3]] == [False, True]

@@ -1,0 +1,187 @@
+"""``blsgd reproduce``: what it prints, writes and refuses."""
+
+import csv
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.serverapp.exception import AggregationError
+
+from flower_blsgd.cli import main as cli
+from flower_blsgd.experiments import compare
+
+from ..experiments.fake_training import FakeTrain
+from .conftest import Printed, Refused
+
+SMOKE = ("reproduce", "bias-2c8g")
+BELOW = Path("runs/reproduce-bias-2c8g-smoke")
+ARMS = ["biased-local-sgd", "unbiased-local-sgd", "weighted-local-sgd", "fast-only-local-sgd"]
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
+    """Replace training, and the picture of a comparison, which is tested where it is drawn."""
+
+    def draw(_: object, path: Path) -> None:
+        path.write_bytes(b"")
+
+    train = FakeTrain()
+    monkeypatch.setattr(compare, "train_quietly", train)
+    monkeypatch.setattr("flower_blsgd.experiments.comparison_plot.draw_comparison", draw)
+    return train
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["bias"], "bias is not known; there are comparison, fast-only-vs-mixed, bias-2c8g"),
+        (["bias-2c8g", "--scale", "huge"], "invalid choice: 'huge'"),
+        (["bias-2c8g", "--only", "32-16"], "no such cell at --scale smoke"),
+        (["bias-2c8g", "--seeds", "a"], "'a' is not a whole number"),
+        (["bias-2c8g", "-s", "epocs=1"], "did you mean epochs"),
+        (["bias-2c8g", "-s", "sampler=uniform"], "sampler = 'uniform' overrides that of every"),
+        (["bias-2c8g", "-s", "batch-size=1438"], "1437 samples; use a smaller batch"),
+        (["bias-2c8g", "-s", "data=some"], "the digits come with scikit-learn"),
+        (
+            ["bias-2c8g", "--scale", "quick", "-s", "data=some"],
+            "data = 'some' holds no folder cifar10: name a folder with one for each",
+        ),
+        (
+            ["features", "--scale", "full", "--only", "tiny-imagenet"],
+            "and an accelerator, of which there is none; on ",
+        ),
+        (["bias-1c1g", "--scale", "full", "--anyway"], "device cuda:0 is not there"),
+    ],
+)
+def test_argument_is_refused(refused: Refused, arguments: list[str], expected: str) -> None:
+    assert expected in refused("reproduce", *arguments)
+
+
+def test_scale_that_the_machine_cannot_hold_is_refused_with_memory_and_time(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten workers with ViT-B/16; 100,000 samples x 10 epochs x 3 seeds x 4 arms x 3 gaps, 2.3 s."""
+    machine = SimpleNamespace(cores=(0, 1), accelerators=())
+    monkeypatch.setattr("flower_blsgd.cli.reproduce.this_machine", lambda: machine)
+    line = refused("reproduce", "bias-2c8g", "--scale", "full", "--only", "tiny-imagenet")
+    assert line.startswith("--scale full needs about 30.9 GB of memory, of which ")
+    assert "on 2 CPU cores it takes about 11,500 h" in line
+    assert "--scale quick" in line
+
+
+def test_smoke_trains_every_arm_and_writes_the_tables(trained: FakeTrain, printed: Printed) -> None:
+    lines = printed(*SMOKE)
+    assert trained.trained == [(arm, 0) for arm in ARMS]
+    assert lines[0].startswith("4 runs in 1 cells, 0 of them finished; the others train for about ")
+    assert "GB of memory, of which " in lines[0]
+    assert lines[1] == "digits-32-1 [1/4] biased-local-sgd, seed 0: training"
+    assert lines[-1] == (
+        f"in {BELOW}: reproduction.md, reproduction.csv, and a comparison for each cell"
+    )
+    assert (BELOW / "digits-32-1" / "comparison.md").exists()
+    with (BELOW / "reproduction.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["arm"] for row in rows] == ARMS
+    assert {row["cell"] for row in rows} == {"digits-32-1"}
+    again = printed(*SMOKE, "--seeds", "0,1")  # goes on with another seed
+    assert again[0].startswith("8 runs in 1 cells, 4 of them finished; ")
+    assert trained.trained[4:] == [(arm, 1) for arm in ARMS]
+
+
+def test_table_mode_has_a_folder_and_settings_of_its_own(
+    trained: FakeTrain, printed: Printed
+) -> None:
+    printed("reproduce", "fast-only-vs-mixed", "--mode", "table")
+    assert {config.epoch for config in trained.configs} == {"table"}
+    folder = Path("runs/reproduce-fast-only-vs-mixed-smoke-table")
+    assert (folder / "digits-32-1" / "biased-local-sgd-fast-only-seed0").is_dir()
+    assert [config.train_on for config in trained.configs] == ["", "fast", "", ""]
+
+
+def test_data_of_each_data_set_lies_in_its_own_folder(
+    refused: Refused, trained: FakeTrain, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = SimpleNamespace(num_train=25_000)
+    for module in ("experiments", "reproduce"):
+        monkeypatch.setattr(f"flower_blsgd.cli.{module}.load_own", lambda _: task)
+    Path("mine/ag_news").mkdir(parents=True)
+    quick = ("reproduce", "bias-2c8g", "--scale", "quick", "-s", "data=mine", "--seeds", "7")
+    assert "holds no folder cifar10" in refused(*quick)
+    printed(*quick, "--only", "cifar10,32-1", "--out", "one")  # then it is that data set's own
+    Path("mine/cifar10").mkdir()
+    printed(*quick, "--only", "32-1")
+    assert [config.data for config in trained.configs[::4]] == [
+        *("mine", "mine/cifar10", "mine/ag_news"),
+    ]
+
+
+def test_cell_of_other_settings_is_named_and_the_rest_reported(
+    trained: FakeTrain, printed: Printed, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed(*SMOKE)
+    line = refused(*SMOKE, "-s", "epochs=3")
+    assert "holds a comparison with epochs = 2, not 3; name another folder with --out" in line
+    from flower_blsgd.experiments import reproduction
+
+    (cell,) = reproduction.cells_of("bias-2c8g", "smoke")
+    longer = reproduction.Cell("digits", "32-2", {**cell.values, "epochs": 5})
+    monkeypatch.setattr(reproduction, "cells_of", lambda *_: [longer, cell])
+    compare.open_folder(BELOW / "digits-32-2", compare.RunConfig())
+    lines = printed(*SMOKE)
+    assert lines[0].startswith(f"digits-32-2 left out: {BELOW / 'digits-32-2'} holds a comparison")
+    text = (BELOW / "reproduction.md").read_text()
+    assert f"In no figure: {BELOW / 'digits-32-2'} holds a comparison with " in text
+    assert "| biased-local-sgd | 1 | 90.00 |" in text
+
+
+def test_ctrl_c_leaves_what_is_finished_and_the_same_command_goes_on(
+    trained: FakeTrain, printed: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained.fates[("unbiased-local-sgd", 0)] = KeyboardInterrupt()
+    trained.fates[("weighted-local-sgd", 0)] = AggregationError("nobody is left")
+    assert cli.main(SMOKE) == 130
+    assert "interrupted; the same command goes on" in capsys.readouterr().out
+    lines = printed(*SMOKE)
+    assert lines[0].startswith("4 runs in 1 cells, 1 of them finished; ")
+    assert trained.trained == [(arm, 0) for arm in (ARMS[0], ARMS[1], *ARMS[1:])]
+    text = (BELOW / "reproduction.md").read_text()
+    assert "In no figure: weighted-local-sgd, seed 0 failed: nobody is left." in text
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "labels"),
+    [
+        ("features", "draw_features", ["no bias", "sampling", "weights", "both"]),
+        ("figure-timing", "draw_timing", None),
+        ("figure-schedule", "draw_schedule", None),
+        ("figure-learning-curves", "draw_learning_curves", None),
+    ],
+)
+def test_figure_is_drawn_of_each_cell(
+    trained: FakeTrain,
+    printed: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    function: str,
+    labels: list[str] | None,
+) -> None:
+    drawn: list[tuple[Mapping[str, Any], Path]] = []
+    figures = SimpleNamespace(**{function: lambda *arguments: drawn.append(arguments)})
+    monkeypatch.setitem(sys.modules, "flower_blsgd.experiments.figures", figures)
+    monkeypatch.setattr("flower_blsgd.experiments.figures", figures, raising=False)
+    printed("reproduce", name)
+    ((runs, path),) = drawn
+    folder = Path(f"runs/reproduce-{name}-smoke/digits-32-1")
+    assert path == folder / f"{name}.png"
+    expected = labels or [config.algorithm for config in trained.configs]
+    assert list(runs) == expected
+    if name == "figure-schedule":
+        assert runs["sync-sgd"] == folder / "sync-sgd-seed0"
+    else:
+        assert all(len(its) == 1 for its in runs.values())
+    assert f"({folder.name}/{name}.png)" in (folder.parent / "reproduction.md").read_text()
