@@ -31,9 +31,7 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_reproduce)
     command.add_argument("name", help="such as bias-2c8g; another name lists all")
     command.add_argument("--scale", choices=("smoke", "quick", "full"), default="smoke")
-    command.add_argument(
-        "--mode", choices=("samples", "table"), default="samples", help="of epochs"
-    )
+    command.add_argument("--mode", choices=("samples", "table"), default="samples")
     command.add_argument("--seeds", metavar="0,1,2", help="a run with each (default: 0 in smoke)")
     command.add_argument("--only", metavar="DATA,GAP", default="", help="such as cifar10,32-16")
     command.add_argument("--out", metavar="DIR", help="default: runs/reproduce-<name>-<scale>")
@@ -42,19 +40,19 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> None:
-    from ..experiments import compare, reproduction
+    from ..experiments import compare
     from ..experiments.comparison_report import terminal_table, write_comparison
+    from ..experiments.reproduction import REFERENCE, REPRODUCTIONS, cells_of
     from ..experiments.reproduction_report import RepeatedCell, write_reproduction
 
-    cells = reproduction.cells_of(options.name, options.scale, options.only)
-    repeated = reproduction.REPRODUCTIONS[options.name]
+    cells = cells_of(options.name, options.scale, options.only)
+    repeated = REPRODUCTIONS[options.name]
     seeds = compare.read_seeds(options.seeds or ("0" if options.scale == "smoke" else "0,1,2"))
     suffix = "-table" if options.mode == "table" else ""
     folder = Path(options.out or f"runs/reproduce-{options.name}-{options.scale}{suffix}")
-    one_dataset = len({cell.dataset for cell in cells}) == 1
     every = []
     for cell in cells:
-        config = _config_of(cell, options, one_dataset)
+        config = _config_of(cell, options, {each.dataset for each in cells} == {cell.dataset})
         every.append(RepeatedCell(cell, config, repeated.arms_of(config)))
     if options.scale == "full" and not options.anyway:
         _refuse_full(every, len(seeds))
@@ -87,8 +85,7 @@ def _reproduce(options: argparse.Namespace) -> None:
                 _say("interrupted; the same command goes on with what is not finished")
                 raise
         if runs:
-            reference = reproduction.REFERENCE
-            each.comparison = write_comparison(runs, below, reference, failed=each.problems)
+            each.comparison = write_comparison(runs, below, REFERENCE, None, each.problems)
             each.pictures = _draw(options.name, runs, below)
             console().print(terminal_table(each.comparison))
     if not any(each.comparison for each in ready):
@@ -137,9 +134,8 @@ def _refuse_full(cells: "Sequence[RepeatedCell]", num_seeds: int) -> None:
     raise UsageError(
         f"--scale full needs about {format_bytes(needed)} of memory, of which "
         f"{format_bytes(free or 0)} are free, and an accelerator, of which there is "
-        f"{', '.join(machine.accelerators) or 'none'}; on {len(machine.cores)} CPU cores it takes "
-        f"about {hours / len(machine.cores):,.0f} h. Take --scale quick, fewer cells by --only, or "
-        "--anyway"
+        f"{', '.join(machine.accelerators) or 'none'}; {len(machine.cores)} CPU cores take about "
+        f"{hours / len(machine.cores):,.0f} h. Take --scale quick, fewer by --only, or --anyway"
     )
 
 
@@ -166,9 +162,9 @@ def _say_cost(cells: "Sequence[RepeatedCell]", seeds: Sequence[int], folder: Pat
         number, done = number + len(found), done + sum(run is not None for run in found.values())
         needed = max(needed, full_cost(config, len(workers))[0])
     _say(
-        f"{number} runs in {len(cells)} cells, {done} of them finished; the others train for about "
-        f"{seconds / 3600:.2g} h on {', '.join(devices)} and need about "
-        f"{format_bytes(needed)} of memory, of which {format_bytes(free_bytes() or 0)} are free"
+        f"{number} runs, {done} of them finished; about {seconds / 3600:.2g} h of training for the "
+        f"others on {', '.join(devices)}, with {format_bytes(needed)} of memory, of which "
+        f"{format_bytes(free_bytes() or 0)} are free"
     )
 
 

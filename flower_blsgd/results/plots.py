@@ -50,11 +50,7 @@ _HEIGHT = 0.62
 
 
 def draw_learning_curve(
-    rows: Sequence[EpochRow],
-    title: str,
-    path: Path,
-    clock: Clock = "wall",
-    measured_on: str = "test",
+    rows: Sequence[EpochRow], title: str, path: Path, clock: Clock = "wall", split: str = "test"
 ) -> None:
     """Draw accuracy over epochs and over seconds of training; epochs without one are left out.
 
@@ -64,7 +60,7 @@ def draw_learning_curve(
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(title)
     if not rows:
-        save_text_instead(figure, f"no {measured_on} accuracy was measured", path)
+        save_text_instead(figure, f"no {split} accuracy was measured", path)
         return
     seconds, unit = [row.training_seconds for row in rows], "training time (s)"
     simulated = [row.device_seconds for row in rows if row.device_seconds is not None]
@@ -83,7 +79,7 @@ def draw_learning_curve(
         axes.plot(along[best_at], best, "o", color=DARK, fillstyle="none", markersize=9)
         axes.set_xlim(left=0)
         style_panel(axes, f"best {best:.1f} % {when} (circle)", label, grid=True)
-    left.set_ylabel(f"{measured_on} accuracy (%)")
+    left.set_ylabel(f"{split} accuracy (%)")
     save(figure, path)
 
 

@@ -465,9 +465,9 @@ class RunRecorder:
 
         title = f"{self.config.algorithm}, {self.config.task}, seed {self.config.seed}"
         path = self.folder.path
-        measured_on = "validation" if self.config.validation_share else "test"
+        split = "validation" if self.config.validation_share else "test"
         curve = path / "learning_curve.png"
-        draw_learning_curve(self._rows, title, curve, self._metrics.clock, measured_on)
+        draw_learning_curve(self._rows, title, curve, self._metrics.clock, split)
         draw_timeline(self._metrics.records, title, path / "timeline.png")
         draw_sampling(self._rows, title, path / "sampling.png")
 

@@ -53,7 +53,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         ),
         (
             ["features", "--scale", "full", "--only", "tiny-imagenet"],
-            "and an accelerator, of which there is none; on ",
+            "and an accelerator, of which there is none; ",
         ),
         (["bias-1c1g", "--scale", "full", "--anyway"], "device cuda:0 is not there"),
     ],
@@ -70,14 +70,14 @@ def test_scale_that_the_machine_cannot_hold_is_refused_with_memory_and_time(
     monkeypatch.setattr("flower_blsgd.cli.reproduce.this_machine", lambda: machine)
     line = refused("reproduce", "bias-2c8g", "--scale", "full", "--only", "tiny-imagenet")
     assert line.startswith("--scale full needs about 30.9 GB of memory, of which ")
-    assert "on 2 CPU cores it takes about 11,500 h" in line
+    assert "2 CPU cores take about 11,500 h" in line
     assert "--scale quick" in line
 
 
 def test_smoke_trains_every_arm_and_writes_the_tables(trained: FakeTrain, printed: Printed) -> None:
     lines = printed(*SMOKE)
     assert trained.trained == [(arm, 0) for arm in ARMS]
-    assert lines[0].startswith("4 runs in 1 cells, 0 of them finished; the others train for about ")
+    assert lines[0].startswith("4 runs, 0 of them finished; about ")
     assert "GB of memory, of which " in lines[0]
     assert lines[1] == "digits-32-1 [1/4] biased-local-sgd, seed 0: training"
     assert lines[-1] == (
@@ -89,7 +89,7 @@ def test_smoke_trains_every_arm_and_writes_the_tables(trained: FakeTrain, printe
     assert [row["arm"] for row in rows] == ARMS
     assert {row["cell"] for row in rows} == {"digits-32-1"}
     again = printed(*SMOKE, "--seeds", "0,1")  # goes on with another seed
-    assert again[0].startswith("8 runs in 1 cells, 4 of them finished; ")
+    assert again[0].startswith("8 runs, 4 of them finished; ")
     assert trained.trained[4:] == [(arm, 1) for arm in ARMS]
 
 
@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_what_is_finished_and_the_same_command_goes_on(
     assert cli.main(SMOKE) == 130
     assert "interrupted; the same command goes on" in capsys.readouterr().out
     lines = printed(*SMOKE)
-    assert lines[0].startswith("4 runs in 1 cells, 1 of them finished; ")
+    assert lines[0].startswith("4 runs, 1 of them finished; ")
     assert trained.trained == [(arm, 0) for arm in (ARMS[0], ARMS[1], *ARMS[1:])]
     text = (BELOW / "reproduction.md").read_text()
     assert "In no figure: weighted-local-sgd, seed 0 failed: nobody is left." in text
