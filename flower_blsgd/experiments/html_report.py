@@ -28,13 +28,15 @@ _WORKER = (
     *("device", "name", "tier", "local_steps", "batch_size", "weight", "samples"),
     *("seconds_per_step", "compute_seconds", "waiting_seconds", "transfer_seconds", "failures"),
 )
-_CELL = (
-    *("arm", "tau_fast", "tau_slow", "n", "accuracy_percent ± deviation"),
-    *("difference_points ± half_width_points", "verdict", "paper_percent ± paper_spread"),
-    *("paper_label", "training_seconds", "device_seconds", "samples"),
-    *("accuracy_at_equal_time_percent", "accuracy_at_equal_samples_percent"),
-)
-"""The columns of ``reproduction.csv`` that are shown of each cell, some of them side by side."""
+_COLUMNS = {
+    **{"arm": "arm", "n": "n", "accuracy (%)": "accuracy_percent ± deviation"},
+    **{"difference (points)": "difference_points ± half_width_points", "verdict": "verdict"},
+    **{"paper (%)": "paper_percent ± paper_spread", "which is": "paper_label"},
+    "at equal time (%)": "accuracy_at_equal_time_percent",
+    "at equal samples (%)": "accuracy_at_equal_samples_percent",
+    **{"samples": "samples", "simulated (s)": "device_seconds"},
+}
+"""What is shown of each cell of ``reproduction.csv``: its columns, some of them side by side."""
 
 # Of an SVG file, inside a page.
 _NOT_NEEDED = re.compile(
@@ -124,16 +126,19 @@ def _of_reproduction(folder: Path) -> Page:
     with (folder / _REPRODUCTION).open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     cells = {row["cell"]: [one for one in rows if one["cell"] == row["cell"]] for row in rows}
-    known = [row for row in rows if row["accuracy_percent"]]
-    best = {row["cell"]: row for row in sorted(known, key=lambda r: float(r["accuracy_percent"]))}
-    title, lead, warnings, sections = f"{folder.name}: no accuracy was measured", "", [], []
-    for arm, times in Counter(row["arm"] for row in best.values()).most_common(1):
-        verdicts = [row["verdict"] for row in best.values() if row["arm"] == arm]
-        shown = sum(verdict.startswith("better") for verdict in verdicts)
-        title = f"{folder.name}: {arm} is the most accurate in {times} of {len(cells)} cells"
-        lead = f"In {shown} of these {times} the 95 % interval shows it better than the reference."
+    verdicts = Counter(row["verdict"] for row in rows if row["accuracy_percent"])
+    reference = next((row["arm"] for row in rows if row["verdict"] == "reference"), "no reference")
+    rivals = verdicts.total() - verdicts["reference"]
+    title = (
+        f"{folder.name}: {reference} is shown better than {verdicts['worse']} of {rivals} rivals, "
+        f"worse than {verdicts['better']}"
+    )
+    lead = "Counted in each cell. To the others the 95 % interval shows no difference."
+    warnings, sections = [], []
     for cell, its in cells.items():
-        table = _table([[_cell(row, names) for names in _CELL] for row in its], _CELL)
+        columns = {head: [_cell(row, names) for row in its] for head, names in _COLUMNS.items()}
+        columns = {head: texts for head, texts in columns.items() if set(texts) != {"-"}}
+        table = _table(list(zip(*columns.values(), strict=True)), list(columns))
         sections.append(_section(f"{cell}, {its[0]['mode']} mode", table))
         try:
             comparison, missing = _compared(folder / Path(cell).name)
@@ -230,7 +235,7 @@ def _figure(picture: str, caption: str) -> str:
 
 def _cell(row: Mapping[str, str], names: str) -> str:
     """Return columns as one text, numbers with two decimals; a dash if none is filled in."""
-    found = [text for name in names.split(" ± ") if (text := row.get(name))]
+    found = [text.split(" (")[0] for name in names.split(" ± ") if (text := row.get(name))]
     return " ± ".join(f"{float(text):.2f}" if "." in text else text for text in found) or "-"
 
 
