@@ -154,7 +154,7 @@ def screening_lines(rows: Sequence[Row], scale: Scale, made: Choice | None) -> L
     """Yield the grids, the add-ons against their base, and the choice."""
     done = counting(rows)
     accuracies: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in done.values():
+    for row in sorted(done.values(), key=lambda row: int(row["seed"])):
         if row["gap"] == 2:
             accuracies[row["arm"]][row["rate"]].append(row["accuracy"])
     if not done:
@@ -313,7 +313,7 @@ def by_loss_lines(rows: Sequence[Row], made: Choice) -> Lines:
 def by_task_lines(rows: Sequence[Row]) -> Lines:
     """Yield the accuracies of each task and arm."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rows:
+    for row in sorted(rows, key=lambda row: int(row["seed"])):
         found[row["task"], row["arm"]].append(row["accuracy"])
     yield from _table("task", "arm", "accuracy [95 %]", "by seed")
     for (task, arm), own in sorted(found.items()):
