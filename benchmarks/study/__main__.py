@@ -90,10 +90,7 @@ class Study:
         probe = Probe(self.places, seconds) if probed else None
         try:
             for run in runs:
-                row = row_of(run, self.places, probe=probe)
-                self._keep(run, row, say)
-                while probed and is_due(run, self.store.read(run.stage)):
-                    self._keep(run, row_of(run, self.places, probe=probe), say)
+                self._keep(run, row_of(run, self.places, probe=probe), say)
         finally:
             if probe:
                 probe.close()
