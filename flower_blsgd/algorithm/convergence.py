@@ -1,6 +1,6 @@
-"""How small gradients are sure to become: a bound that holds, and the paper's, which does not.
+"""How small gradients are sure to become: a bound that holds, where the paper's does not.
 
-What they say to a user, why the paper's fails, and a proof: ``docs/theory.md``.
+What it says to a user, why the paper's fails, and a proof: ``docs/theory.md``.
 """
 
 import math
@@ -60,7 +60,9 @@ def gradient_bound(
         raise ValueError("rounds and local_steps must be at least 1, nothing below 0")
     if abs(math.fsum(weights) - 1) > 1e-6:
         raise ValueError(f"weights = {list(weights)} must add up to 1")
-    _check_rate(learning_rate, smoothness, 6 * max(local_steps))
+    times = 6 * max(local_steps)
+    if not (learning_rate > 0 and smoothness > 0 and learning_rate * smoothness * times < 1 + 1e-9):
+        raise ValueError(f"{learning_rate = } must lie in (0, 1 / ({times} x {smoothness})]")
     rows = list(zip(weights, local_steps, biases, strict=True))
     mean_steps, step = sum(w * tau for w, tau, _ in rows), smoothness * learning_rate
     return (
@@ -70,28 +72,3 @@ def gradient_bound(
         + 28.8 * step**2 * sum(w * tau**3 * bias**2 for w, tau, bias in rows) / mean_steps
         + 3.6 * joint_bias**2
     )
-
-
-def printed_bound(
-    *,
-    fallen_loss: float,
-    learning_rate: float,
-    smoothness: float,
-    rounds: int,
-    local_steps: int,
-    noise: float,
-) -> float:
-    """Return what Theorem 1 of the paper claims of the mean over x_1 to x_T, wrongly.
-
-    ``2 (F(x_0) - F(x_T)) / (eta T) + L eta tau^2 sigma^2``, whatever the samples and the weights;
-    `fallen_loss` is F(x_0) - F(x_T); the rest is as in `gradient_bound`, with the same error, but
-    with equal steps and a rate of at most 1 / (L tau).
-    """
-    _check_rate(learning_rate, smoothness, local_steps)
-    variance = smoothness * learning_rate * (local_steps * noise) ** 2
-    return 2 * fallen_loss / (learning_rate * rounds) + variance
-
-
-def _check_rate(learning_rate: float, smoothness: float, times: int) -> None:
-    if not (learning_rate > 0 and smoothness > 0 and learning_rate * smoothness * times < 1 + 1e-9):
-        raise ValueError(f"{learning_rate = } must lie in (0, 1 / ({times} x {smoothness})]")

@@ -6,23 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.serverapp.exception import AggregationError
 
 from ..config import RunConfig, without_retired
 from ..errors import UsageError
+from ..results.folder import written_whole
 from ..runtime.devices import format_bytes, free_bytes, parse_workers, this_machine
 from ..runtime.flower_app import built_in_app, run_config
-from .experiments import console, load_own, speeds_for
+from .experiments import console, speeds_for
 from .options import add_settings, terminated_like_interrupted
 
 if TYPE_CHECKING:
-    from ..experiments.comparison import Run
     from ..experiments.reproduction import Cell
     from ..experiments.reproduction_report import RepeatedCell
 
-_FEATURES = tuple(f"{name}-local-sgd" for name in ("unbiased", "sampled", "weighted", "biased"))
 _say = partial(print, flush=True)
 
 
@@ -35,13 +34,13 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", metavar="0,1,2", help="a run with each (default: 0 in smoke)")
     command.add_argument("--only", metavar="DATA,GAP", default="", help="such as cifar10,32-16")
     command.add_argument("--out", metavar="DIR", help="default: runs/reproduce-<name>-<scale>")
-    command.add_argument("--anyway", action="store_true", help="full, whatever the machine is")
     add_settings(command)
 
 
 def _reproduce(options: argparse.Namespace) -> None:
     from ..experiments import compare
     from ..experiments.comparison_report import terminal_table, write_comparison
+    from ..experiments.figures import FIGURES
     from ..experiments.reproduction import REFERENCE, REPRODUCTIONS, cells_of
     from ..experiments.reproduction_report import RepeatedCell, write_reproduction
 
@@ -54,8 +53,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     for cell in cells:
         config = _config_of(cell, options, {each.dataset for each in cells} == {cell.dataset})
         every.append(RepeatedCell(cell, config, repeated.arms_of(config)))
-    if options.scale == "full" and not options.anyway:
-        _refuse_full(every, len(seeds))
+    _say_cost(every, seeds, folder, options.scale == "full")
     for each in every:
         try:
             compare.check_folder(below := folder / each.cell.name, each.config)
@@ -71,7 +69,6 @@ def _reproduce(options: argparse.Namespace) -> None:
     ready = [each for each in every if not each.problems]
     if not ready:
         raise UsageError(every[0].problems[0])
-    _say_cost(ready, seeds, folder)
     for each in ready:
         name, below = each.cell.name, folder / each.cell.name
         compare.open_folder(below, each.config)
@@ -86,12 +83,15 @@ def _reproduce(options: argparse.Namespace) -> None:
                 raise
         if runs:
             each.comparison = write_comparison(runs, below, REFERENCE, None, each.problems)
-            each.pictures = _draw(options.name, runs, below)
+            by_arm = {one.algorithm: one.runs for one in each.comparison.algorithms}
+            if draw := FIGURES.get(options.name):
+                with written_whole(below / f"{options.name}.png") as part:
+                    draw({arm: by_arm[arm] for arm in each.arms if arm in by_arm}, part)
             console().print(terminal_table(each.comparison))
+            title = f"{options.name}, {options.scale} scale, {options.mode} mode"
+            write_reproduction(title, repeated, every, folder)
     if not any(each.comparison for each in ready):
         raise AggregationError("no run finished, so there is nothing to compare")
-    title = f"{options.name}, {options.scale} scale, {options.mode} mode"
-    write_reproduction(title, repeated, every, folder)
     _say(f"in {folder}: reproduction.md, reproduction.csv, and a comparison for each cell")
 
 
@@ -118,82 +118,37 @@ def _config_of(cell: "Cell", options: argparse.Namespace, one_dataset: bool) -> 
     return config
 
 
-def _refuse_full(cells: "Sequence[RepeatedCell]", num_seeds: int) -> None:
-    """Raise UsageError if this machine cannot hold the printed scale; says memory and time."""
-    from ..experiments.reproduction import full_cost
-
-    machine, free = this_machine(), free_bytes()
-    costs = [
-        full_cost(replace(each.config, **arm), len(parse_workers(each.config.workers, None, True)))
-        for each in cells
-        for arm in each.arms.values()
-    ]
-    needed, hours = max(cost[0] for cost in costs), num_seeds * sum(cost[1] for cost in costs)
-    if machine.accelerators and (free is None or needed <= free):
-        return
-    raise UsageError(
-        f"--scale full needs about {format_bytes(needed)} of memory, of which "
-        f"{format_bytes(free or 0)} are free, and an accelerator, of which there is "
-        f"{', '.join(machine.accelerators) or 'none'}; {len(machine.cores)} CPU cores take about "
-        f"{hours / len(machine.cores):,.0f} h. Take --scale quick, fewer by --only, or --anyway"
-    )
-
-
-def _say_cost(cells: "Sequence[RepeatedCell]", seeds: Sequence[int], folder: Path) -> None:
-    """Say how many runs there are, and about what they need, before they start."""
-    from ..experiments.reproduction import full_cost
-    from ..results.speed_profile import with_profile
+def _say_cost(
+    cells: "Sequence[RepeatedCell]", seeds: Sequence[int], folder: Path, refuse: bool
+) -> None:
+    """Say what the runs need; UsageError, if asked for, where that is more memory than is free."""
+    from ..experiments.reproduction import cost
 
     number, done, seconds, needed = 0, 0, 0.0, 0.0
     for each in cells:
-        config = each.config
-        workers, _ = with_profile(parse_workers(config.workers), config)
-        num_samples = load_own(config).num_train
-        work = {
-            (arm, n): num_samples * its["epochs"] for arm, its in each.arms.items() for n in seeds
-        }
-        found = {key: _finished(folder / each.cell.name / "{}-seed{}".format(*key)) for key in work}
-        trained = sum(work[key] for key, run in found.items() if run)
-        took = sum(run["training_seconds"] for run in found.values() if run)
-        fastest = min((w.seconds_per_step or 0.0) / (w.batch or config.batch_size) for w in workers)
-        devices = {worker.device_with_cores: None for worker in workers}
-        rate = took / trained if trained else fastest / len(devices)
-        seconds += rate * (sum(work.values()) - trained)
-        number, done = number + len(found), done + sum(run is not None for run in found.values())
-        needed = max(needed, full_cost(config, len(workers))[0])
-    _say(
-        f"{number} runs, {done} of them finished; about {seconds / 3600:.2g} h of training for the "
-        f"others on {', '.join(devices)}, with {format_bytes(needed)} of memory, of which "
-        f"{format_bytes(free_bytes() or 0)} are free"
+        num_workers = len(parse_workers(each.config.workers, None, anywhere=True))
+        for arm, changes in each.arms.items():
+            its_bytes, its_seconds = cost(replace(each.config, **changes), num_workers)
+            runs = [folder / each.cell.name / f"{arm}-seed{seed}" for seed in seeds]
+            left = sum(not _is_finished(run) for run in runs)
+            number, done = number + len(runs), done + len(runs) - left
+            seconds, needed = seconds + left * its_seconds, max(needed, bool(left) * its_bytes)
+    machine, free, hours = this_machine(), free_bytes(), seconds / 3600
+    text = (
+        f"{number} runs, {done} of them finished; the others take about "
+        f"{hours:{',.0f' if hours > 9 else '.2g'}} h of a CPU core, and {format_bytes(needed)} of "
+        f"memory; here are {len(machine.cores)} cores, "
+        f"{', '.join(machine.accelerators) or 'no accelerator'} and "
+        f"{'an unknown part' if free is None else format_bytes(free)} free"
     )
+    if refuse and free is not None and needed > free:
+        raise UsageError(f"{text}: take --scale quick, or fewer by --only")
+    _say(text)
 
 
-def _finished(folder: Path) -> "Run | None":
+def _is_finished(folder: Path) -> bool:
     from ..experiments.comparison import read_run
 
     with contextlib.suppress(UsageError):  # one that cannot be read is said later
-        return read_run(folder)
-    return None
-
-
-def _draw(name: str, runs: "Sequence[Run]", folder: Path) -> list[str]:
-    """Draw a cell of a figure, and return the name of the picture; nothing for a table."""
-    if not name.startswith(("figure-", "features")):
-        return []
-    from ..experiments import figures
-
-    picture = folder / f"{name}.png"
-    by_arm: dict[str, list[Any]] = {}
-    for run in runs:
-        by_arm.setdefault(run["arm"], []).append(run)
-    if name == "features":
-        bars = zip(_FEATURES, ("no bias", "sampling", "weights", "both"), strict=True)
-        figures.draw_features({label: by_arm[arm] for arm, label in bars if arm in by_arm}, picture)
-    elif name == "figure-schedule":
-        folders = {arm: folder / f"{arm}-seed{its[0]['seed']}" for arm, its in by_arm.items()}
-        figures.draw_schedule(folders, picture)
-    elif name == "figure-timing":
-        figures.draw_timing(by_arm, picture)
-    else:
-        figures.draw_learning_curves(by_arm, picture)
-    return [picture.name]
+        return read_run(folder) is not None
+    return False

@@ -136,15 +136,10 @@ def _draw_curves(
     axes: Axes, comparison: Comparison, shown: tuple[float, float], seconds_of: str
 ) -> None:
     """Draw each algorithm's mean and band; the best on top."""
-    ends, top = [], shown[1]
-    for one in reversed(comparison.algorithms):
-        if curves := [found for run in one.runs if (found := curve(run, seconds_of))]:
-            seconds, mean, lowest, highest = seed_band(curves)
-            style = STYLES[one.algorithm]
-            axes.fill_between(seconds, lowest, highest, color=style["color"], alpha=0.12, lw=0)
-            axes.plot(seconds, mean, markevery=[-1], linewidth=1.8, **style)
-            ends.append(seconds[-1])
-            top = max(top, highest.max())
+    arms = reversed(comparison.algorithms)
+    found = [draw_curve(axes, one.algorithm, one.runs, seconds_of) for one in arms]
+    ends, tops = zip(*(each for each in found if each), strict=True)
+    top = max(shown[1], *tops)
     axes.set_ylim(_start_below(shown[1] - _CURVES_BELOW_FINALS * (shown[1] - shown[0])), top)
     if max(ends) >= _LOG_FROM_RATIO * min(ends) > 0:
         axes.set_xscale("log")
@@ -152,13 +147,26 @@ def _draw_curves(
         axes.set_xlim(0, 1.04 * max(ends))
 
 
-def curve(run: Run, along: str) -> dict[int, tuple[float, float]]:
-    """Return by evaluated epoch a column of ``epochs.csv``, and the accuracy in percent."""
-    return {
-        int(row["epoch"]): (row[along], 100 * row["accuracy"])
-        for row in run["rows"]
-        if row["accuracy"] is not None and row[along] is not None
-    }
+def draw_curve(axes: Axes, arm: str, runs: Sequence[Run], along: str) -> tuple[float, float] | None:
+    """Draw an arm's mean and band over a column of ``epochs.csv``.
+
+    Returns where it ends, and its highest accuracy in percent; None if nothing was evaluated.
+    """
+    curves = [
+        {
+            int(row["epoch"]): (row[along], 100 * row["accuracy"])
+            for row in run["rows"]
+            if None not in (row["accuracy"], row[along])
+        }
+        for run in runs
+    ]
+    if not any(curves):
+        return None
+    at, mean, lowest, highest = seed_band([curve for curve in curves if curve])
+    style = STYLES.get(arm) or _style(plots.DARK, "o")
+    axes.fill_between(at, lowest, highest, color=style["color"], alpha=0.12, lw=0)
+    axes.plot(at, mean, markevery=[-1], linewidth=1.8, label=arm, **style)
+    return float(at[-1]), float(highest.max())
 
 
 # --- final accuracy and waiting, a row per algorithm, the best on top

@@ -1,12 +1,9 @@
 """Draw the paper's figures: learning curves, features, time per round, who works when.
 
-Runs come by label, an algorithm or a variant of one; those of a label are its seeds. A path that
-ends in .svg gets SVG, others PNG.
+Runs come by arm; those of an arm are its seeds. A path that ends in .svg gets SVG, others PNG.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import cycle
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -17,8 +14,8 @@ from matplotlib.figure import Figure
 from ..results import plots
 from ..results.metrics import metrics_of
 from ..strategy.round_metrics import RoundRecord
-from .comparison import Run, read_run
-from .comparison_plot import STYLES, curve, final_range, seed_band
+from .comparison import Run
+from .comparison_plot import STYLES, draw_curve, final_range
 from .comparison_report import accuracy_name
 
 Runs = Mapping[str, Sequence[Run]]
@@ -33,11 +30,8 @@ def draw_learning_curves(runs: Runs, path: Path) -> None:
     panels = figure.subplots(1, 2, sharey=True)
     column, unit = _clock(runs)
     for axes, along, text in zip(panels, ("epoch", column), ("epoch", unit), strict=True):
-        for label, style in _styles(runs).items():
-            if curves := [found for run in runs[label] if (found := curve(run, along))]:
-                at, mean, lowest, highest = seed_band(curves)
-                axes.fill_between(at, lowest, highest, color=style["color"], alpha=0.15, lw=0)
-                axes.plot(at, mean, markevery=[-1], linewidth=1.8, label=label, **style)
+        for arm, its in runs.items():
+            draw_curve(axes, arm, its, along)
         plots.style_panel(axes, "mean; from the lowest to the highest seed", text, grid=True)
         axes.set_xlim(left=0)
     panels[0].set_ylabel(f"{accuracy_name(_first(runs))} (%)")
@@ -47,21 +41,20 @@ def draw_learning_curves(runs: Runs, path: Path) -> None:
 
 
 def draw_features(runs: Runs, path: Path) -> None:
-    """Draw final accuracy as a bar per label, with its standard deviation; a dot is a seed."""
+    """Draw final accuracy as a bar per arm, with its standard deviation; a dot is a seed."""
     figure = Figure(figsize=(2.5 + 1.4 * len(runs), 4.6), layout="constrained")
-    axes, styles = figure.subplots(), _styles(runs)
+    axes = figure.subplots()
     finals = {k: [100 * r["accuracy"] for r in its if r["accuracy"]] for k, its in runs.items()}
     low, high = final_range([x for its in finals.values() for x in its] or [0.0])
-    for x, (label, its) in enumerate(finals.items()):
+    for x, (arm, its) in enumerate(finals.items()):
         if its:
             mean, deviation = fmean(its), stdev(its) if len(its) > 1 else 0.0
-            color = styles[label]["color"]
-            axes.bar(x, max(0.0, mean - low), bottom=low, width=0.6, color=color, alpha=0.7)
-            axes.errorbar(x, mean, yerr=deviation, fmt="none", color="black", capsize=6)
+            look: dict[str, Any] = {"color": STYLES[arm]["color"], "alpha": 0.7, "width": 0.6}
+            axes.bar(x, max(0.0, mean - low), bottom=low, yerr=deviation, capsize=6, **look)
             axes.plot([x] * len(its), its, "o", color="black", markersize=4, alpha=0.5)
             top = max(*its, mean + deviation) + 0.02 * (high - low)
             axes.text(x, top, f"{mean:.2f}", ha="center", va="bottom")
-    axes.set_xticks(range(len(finals)), list(finals))
+    axes.set_xticks(range(len(finals)), [arm.removesuffix("-local-sgd") for arm in finals])
     axes.set_ylim(low, high + 0.1 * (high - low))
     plots.style_panel(axes, "mean ± standard deviation; dots: seeds", "")
     axes.set_ylabel(f"final {accuracy_name(_first(runs))} (%), axis starts at {low:g}")
@@ -69,7 +62,7 @@ def draw_features(runs: Runs, path: Path) -> None:
 
 
 def draw_timing(runs: Runs, path: Path) -> None:
-    """Draw how long each device computes, waits and communicates in a round, a panel per label.
+    """Draw how long each device computes, waits and communicates in a round, a panel per arm.
 
     Means over rounds and seeds; the line on a bar is the standard deviation of the computing.
     """
@@ -90,14 +83,13 @@ def draw_timing(runs: Runs, path: Path) -> None:
     plots.save(figure, path)
 
 
-def draw_schedule(folders: Mapping[str, Path], path: Path) -> None:
-    """Draw who works when from the second round on, on one axis of time; a run's folder per label.
+def draw_schedule(runs: Runs, path: Path) -> None:
+    """Draw who works when from the second round on, on one axis of time, with each first seed.
 
-    Two rounds of the label with the longest, and of the others what begins meanwhile, up to 100.
-    Labels without a finished run whose times are known are left out.
+    Two rounds of the arm with the longest, and of the others what begins meanwhile, up to 100.
+    Arms whose times are not known are left out.
     """
-    runs = {label: [run] for label, folder in folders.items() if (run := read_run(folder))}
-    rounds = {label: its for label, (run,) in runs.items() if (its := _rounds(run))}
+    rounds = {label: found for label, its in runs.items() if (found := _rounds(its[0]))}
     if not rounds:
         plots.save_text_instead(Figure(), "no times of rounds are known", path)
         return
@@ -127,9 +119,6 @@ def _panels(rows: Sequence[int]) -> tuple[Figure, Sequence[Any]]:
 def _rounds(run: Run) -> list[RoundRecord]:
     """Return the rounds with the times of the run's clock, but the first: processes warm up."""
     rounds = metrics_of(run["folder"], run).rounds_on_clock()
-    if run["clock"] == "device":  # on a device of its own everybody begins at once
-        begun = [[replace(row, start_seconds=0.0) for row in one.workers] for one in rounds]
-        rounds = [replace(r, workers=tuple(its)) for r, its in zip(rounds, begun, strict=True)]
     return rounds[1:] or rounds
 
 
@@ -155,7 +144,10 @@ def _first(runs: Runs) -> Run:
     return next(iter(runs.values()))[0]
 
 
-def _styles(labels: Runs) -> dict[str, dict[str, Any]]:
-    """Return how each label is drawn: as the algorithm of its name, else in a style left over."""
-    left = cycle([style for name, style in STYLES.items() if name not in labels] or STYLES.values())
-    return {label: STYLES.get(label) or next(left) for label in labels}
+FIGURES: Mapping[str, Callable[[Runs, Path], None]] = {
+    "features": draw_features,
+    "figure-timing": draw_timing,
+    "figure-schedule": draw_schedule,
+    "figure-learning-curves": draw_learning_curves,
+}
+"""What draws the picture of a reproduction, by its name; the others are tables."""

@@ -4,11 +4,10 @@ It opens without a network: pictures are inside, and all text from files is esca
 """
 
 import base64
-import csv
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -16,27 +15,23 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import matplotlib
+
 from ..errors import UsageError, first_line
 from ..results.folder import read_config, written_whole
 from ..results.metrics import last_lines, metrics_of, versions
+from ..results.plots import draw_timeline
 from . import comparison_report as words
 from .compare import SETTINGS
 from .comparison import Comparison, Run, compare, read_run
+from .comparison_plot import draw_comparison
+from .figures import FIGURES, draw_learning_curves
+from .reproduction_report import FILE, read_rows, table_of
 
-_REPRODUCTION = "reproduction.csv"
 _WORKER = (
     *("device", "name", "tier", "local_steps", "batch_size", "weight", "samples"),
     *("seconds_per_step", "compute_seconds", "waiting_seconds", "transfer_seconds", "failures"),
 )
-_COLUMNS = {
-    **{"arm": "arm", "n": "n", "accuracy (%)": "accuracy_percent ± deviation"},
-    **{"difference (points)": "difference_points ± half_width_points", "verdict": "verdict"},
-    **{"paper (%)": "paper_percent ± paper_spread", "which is": "paper_label"},
-    "at equal time (%)": "accuracy_at_equal_time_percent",
-    "at equal samples (%)": "accuracy_at_equal_samples_percent",
-    **{"samples": "samples", "simulated (s)": "device_seconds"},
-}
-"""What is shown of each cell of ``reproduction.csv``: its columns, some of them side by side."""
 
 # Of an SVG file, inside a page.
 _NOT_NEEDED = re.compile(
@@ -51,7 +46,7 @@ def write_report(folder: Path, out: Path) -> str:
     What is missing of several runs is named there. UsageError if the folder holds no results that
     this version can read, or the file cannot be written.
     """
-    makers = {_REPRODUCTION: _of_reproduction, SETTINGS: _of_comparison, "config.toml": _of_run}
+    makers = {FILE: _of_reproduction, SETTINGS: _of_comparison, "config.toml": _of_run}
     make = next((make for name, make in makers.items() if (folder / name).is_file()), None)
     if make is None:
         raise UsageError(f"{folder} holds none of {', '.join(makers)}; name a folder under runs/")
@@ -81,14 +76,11 @@ def write_report(folder: Path, out: Path) -> str:
 
 
 def _of_run(folder: Path) -> Page:
-    from ..results.plots import draw_timeline
-    from .figures import draw_learning_curves
-
     config, run = read_config(folder), read_run(folder)
     if run is None:
         way_out = f"blsgd run --resume {folder} goes on with it"
         raise UsageError(f"the run in {folder} did not go to its end; {way_out}")
-    metrics, label = metrics_of(folder, run), run["algorithm"]
+    metrics, label = metrics_of(folder, run), run["arm"]
     config = replace(config, out=config.out and folder.name)  # no paths of this machine
     lines = last_lines(run, metrics, config, Path(folder.name))[1:]
     warnings = [line for line in lines if line.startswith("failures: ")]
@@ -103,8 +95,7 @@ def _of_run(folder: Path) -> Page:
         timeline = partial(draw_timeline, metrics.records, f"{label}, seed {run['seed']}")
         pictures += [_svg("who works when, as measured", timeline), *_images(folder, "sampling")]
     workers = [[_text(worker.get(key)) for key in _WORKER] for worker in run["workers"]]
-    comparison = compare([{**run, "arm": label}], label)
-    sections = _sections(comparison, _table(workers, _WORKER), *pictures)
+    sections = _sections(compare([run], label), _table(workers, _WORKER), *pictures)
     return title, ". ".join(line for line in lines if line not in warnings), warnings, sections
 
 
@@ -123,8 +114,7 @@ def _of_comparison(folder: Path) -> Page:
 
 
 def _of_reproduction(folder: Path) -> Page:
-    with (folder / _REPRODUCTION).open(newline="", encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = read_rows(folder)
     cells = {row["cell"]: [one for one in rows if one["cell"] == row["cell"]] for row in rows}
     verdicts = Counter(row["verdict"] for row in rows if row["accuracy_percent"])
     reference = next((row["arm"] for row in rows if row["verdict"] == "reference"), "no reference")
@@ -136,10 +126,10 @@ def _of_reproduction(folder: Path) -> Page:
     lead = "Counted in each cell. To the others the 95 % interval shows no difference."
     warnings, sections = [], []
     for cell, its in cells.items():
-        columns = {head: [_cell(row, names) for row in its] for head, names in _COLUMNS.items()}
-        columns = {head: texts for head, texts in columns.items() if set(texts) != {"-"}}
-        table = _table(list(zip(*columns.values(), strict=True)), list(columns))
-        sections.append(_section(f"{cell}, {its[0]['mode']} mode", table))
+        header, *lines = table_of(its)
+        pictures = [part for name in FIGURES for part in _images(folder / Path(cell).name, name)]
+        table = _table(lines, header)
+        sections.append(_section(f"{cell}, {its[0]['mode']} mode", table, *pictures))
         try:
             comparison, missing = _compared(folder / Path(cell).name)
         except UsageError as error:
@@ -147,7 +137,7 @@ def _of_reproduction(folder: Path) -> Page:
             continue
         warnings += [f"{cell}: {line}" for line in missing]
         sections += _sections(comparison, _drawn(comparison))
-    return title, lead, warnings, [*_images(folder), *sections]
+    return title, lead, warnings, sections
 
 
 def _compared(folder: Path) -> tuple[Comparison, list[str]]:
@@ -156,22 +146,22 @@ def _compared(folder: Path) -> tuple[Comparison, list[str]]:
     UsageError if no run can be read.
     """
     matches = [re.fullmatch(r"(.+)-seed(\d+)", path.name) for path in sorted(folder.glob("*"))]
-    found = {(match[1], int(match[2])): folder / match[0] for match in matches if match}
+    found = [(match[1], int(match[2])) for match in matches if match]
     runs: list[Run] = []
     missing = []
     for seed in sorted({seed for _, seed in found}):
         for arm in dict.fromkeys(arm for arm, _ in found):
             reason = "it did not go to its end" if (arm, seed) in found else "it is not there"
             try:
-                if run := read_run(found.get((arm, seed), folder / "none")):
-                    runs.append({**run, "algorithm": arm, "arm": arm})
+                if run := read_run(folder / f"{arm}-seed{seed}"):
+                    runs.append(run)
                     continue
             except UsageError as error:
                 reason = str(error)
             missing.append(f"in no figure: {arm}, seed {seed}: {reason}")
     if not runs:
         raise UsageError("; ".join([f"{folder} holds no finished run", *missing[:1]]))
-    best = compare(runs, runs[0]["algorithm"]).algorithms[0].algorithm
+    best = compare(runs, runs[0]["arm"]).algorithms[0].algorithm
     return compare(runs, best), missing
 
 
@@ -188,8 +178,6 @@ def _sections(comparison: Comparison, *pictures: str) -> list[str]:
 
 
 def _drawn(comparison: Comparison) -> str:
-    from .comparison_plot import draw_comparison
-
     return _svg(words.headline(comparison.runs), partial(draw_comparison, comparison))
 
 
@@ -212,8 +200,6 @@ def _list(lines: Sequence[str]) -> str:
 
 def _svg(caption: str, draw: Callable[[Path], None]) -> str:
     """Return what a function draws; letters are paths, so that the page needs no font."""
-    import matplotlib
-
     # With the caption as salt no id comes twice in a page.
     look = matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": caption})
     with tempfile.TemporaryDirectory() as folder, look:
@@ -222,21 +208,16 @@ def _svg(caption: str, draw: Callable[[Path], None]) -> str:
     return _figure(_NOT_NEEDED.sub("", svg[svg.index("<svg") :]), caption)
 
 
-def _images(folder: Path, name: str = "*") -> list[str]:
-    """Return the pictures that a folder holds."""
-    data = {path.stem: base64.b64encode(path.read_bytes()) for path in folder.glob(f"{name}.png")}
-    opening = '<img alt="" src="data:image/png;base64,'
-    return [_figure(f'{opening}{data[stem].decode()}">', stem) for stem in sorted(data)]
+def _images(folder: Path, name: str) -> list[str]:
+    """Return a picture of a folder; nothing if it is not there."""
+    if not (path := folder / f"{name}.png").is_file():
+        return []
+    data = base64.b64encode(path.read_bytes()).decode()
+    return [_figure(f'<img alt="" src="data:image/png;base64,{data}">', name)]
 
 
 def _figure(picture: str, caption: str) -> str:
     return f"<figure>{picture}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _cell(row: Mapping[str, str], names: str) -> str:
-    """Return columns as one text, numbers with two decimals; a dash if none is filled in."""
-    found = [text.split(" (")[0] for name in names.split(" ± ") if (text := row.get(name))]
-    return " ± ".join(f"{float(text):.2f}" if "." in text else text for text in found) or "-"
 
 
 def _text(value: Any) -> str:

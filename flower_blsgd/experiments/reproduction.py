@@ -23,10 +23,12 @@ _SLOWER = {16: 2, 4: 8, 1: 22}
 """How many times slower a simulated device is that does so many steps; 22 as in the paper."""
 
 _MODELS = {
+    "resnet8": (75_290, 50_000, 0.002),
     "resnet20": (269_722, 50_000, 0.0105),
     "wrn-16-8": (11_010_486, 7_169, 0.36),
     "wrn-28-10": (36_536_884, 50_000, 0.74),
     "vit-b-16": (85_952_456, 100_000, 2.3),
+    "encoder": (800_000, 120_000, 0.0006),
     "distilbert": (66_956_548, 120_000, 1.06),
 }
 """Parameters, samples of the data set, and about how many seconds a CPU core trains on one."""
@@ -104,7 +106,7 @@ def _arm(
 _RIVALS = {name: _arm(name) for name in ("weighted-local-sgd", "fast-only-local-sgd")}
 _UNBIASED = {"unbiased-local-sgd": _arm("unbiased-local-sgd", "unbiased")}
 _BIAS = {REFERENCE: _arm(REFERENCE, "biased"), **_UNBIASED, **_RIVALS}
-_FEATURES = {**_BIAS, "sampled-local-sgd": _arm("sampled-local-sgd")}
+_FEATURES = {**_UNBIASED, "sampled-local-sgd": _arm("sampled-local-sgd"), **_RIVALS, **_BIAS}
 _RELEASED = {
     name: _arm(name) for name in ("biased-local-sgd-released", "unbiased-local-sgd-released")
 }
@@ -142,9 +144,7 @@ REPRODUCTIONS: Mapping[str, Reproduction] = {
     ),
     # Bars without numbers, of which the table of `bias-2c8g` has two.
     "features": Reproduction("2c8g", "bias_2c8g", _FEATURES, *_CELLS),
-    "figure-timing": _FIGURE,
-    "figure-schedule": _FIGURE,
-    "figure-learning-curves": _FIGURE,
+    **dict.fromkeys(("figure-timing", "figure-schedule", "figure-learning-curves"), _FIGURE),
 }
 """What can be repeated, by name."""
 
@@ -195,8 +195,9 @@ def cells_of(name: str, scale: str, only: str = "") -> list[Cell]:
     return [cell for cell in cells if cell.dataset in datasets and cell.gap in gaps]
 
 
-def full_cost(config: RunConfig, num_workers: int) -> tuple[float, float]:
-    """Return about how many bytes of memory, and hours of a CPU core, a run as printed needs."""
-    parameters, samples, seconds = _MODELS.get(config.model, (0, 0, 0.0))
+def cost(config: RunConfig, num_workers: int) -> tuple[float, float]:
+    """Return about how many bytes of memory, and seconds of a CPU core, a run needs."""
+    parameters, samples, seconds = _MODELS.get(config.model, (0, 1_437, 0.0003))
     num_bytes = (num_workers + 1) * _PROCESS_BYTES + num_workers * _COPIES * 4 * parameters
-    return num_bytes, config.epochs * samples * seconds / 3600
+    trained = config.epochs * min(samples, config.max_samples or samples)
+    return num_bytes, num_workers * 0.7 + trained * seconds  # 0.7 s of a core for one to start

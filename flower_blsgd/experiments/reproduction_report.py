@@ -1,5 +1,7 @@
 """Write a reproduction: what was measured of its cells beside what the paper printed."""
 
+import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,10 @@ from ..results.folder import written_whole
 from .compare import Arm
 from .comparison import AlgorithmFigures, Comparison, Run, known_mean
 from .comparison_report import accuracy_name, csv_of, percent, verdict
+from .figures import FIGURES
 from .reproduction import Cell, Reproduction
+
+FILE = "reproduction.csv"
 
 _ALIKE = 1.1
 """Epochs end with whole rounds: up to a tenth more time, or samples, counts as equal."""
@@ -18,34 +23,28 @@ _ALIKE = 1.1
 _TABLE = {
     "arm": "arm",
     "n": "n",
-    "accuracy_percent": "accuracy (%)",
-    "deviation": "±",
-    "difference_points": "difference (points)",
-    "half_width_points": "±",
+    "accuracy (%)": "accuracy_percent ± deviation",
+    "difference (points)": "difference_points ± half_width_points",
     "verdict": "verdict",
-    "accuracy_at_equal_time_percent": "at equal time (%)",
-    "accuracy_at_equal_samples_percent": "at equal samples (%)",
+    "at equal time (%)": "accuracy_at_equal_time_percent",
+    "at equal samples (%)": "accuracy_at_equal_samples_percent",
     "samples": "samples",
-    "device_seconds": "simulated (s)",
-    "paper_percent": "paper (%)",
-    "paper_spread": "±",
-    "paper_label": "which is",
-    "paper_seconds": "paper: wall clock (s)",
-    "paper_seconds_label": "which is",
-    "refitted_seconds": "refitted (s)",
+    "simulated (s)": "device_seconds",
+    "paper (%)": "paper_percent ± paper_spread",
+    "which is": "paper_label",
+    "paper: wall clock (s)": "paper_seconds",
+    "which are": "paper_seconds_label",
+    "refitted (s)": "refitted_seconds",
 }
-"""Columns of the table to read, where any row has something there, and their headers."""
+"""Columns of the table to read, where any row has something there, of ``reproduction.csv``."""
 
 _HOW_TO_READ = """
-- **accuracy**: of the final models, mean ± sample standard deviation over n seeds.
-- **difference**: to the paper's method, seed by seed, ± half of its 95 % interval (Student's t,
-  paired). *better*, *worse*: the interval does not contain 0.
 - **at equal time**, **samples**: of the last evaluation not after the end of the arm that takes
   the fewest seconds on simulated devices, or samples; a tenth more counts as equal.
-- **simulated**: seconds as computed from each device's speed alone.
 - **paper**: at its own size; beside another scale compare differences, not accuracies.
 - **refitted**: seconds of the paper's runs by the cost model, with times of a step and of a
   communication from three of its rows.
+- The rest is said below the table of each comparison.
 """
 
 
@@ -58,7 +57,6 @@ class RepeatedCell:
     arms: Mapping[str, Arm]
     comparison: Comparison | None = None
     problems: list[str] = field(default_factory=list)
-    pictures: list[str] = field(default_factory=list)
 
 
 def write_reproduction(
@@ -69,17 +67,28 @@ def write_reproduction(
     for each in cells:
         name, its = each.cell.name, rows_of(repeated, each)
         rows += its
-        lines += [f"## {name}", "", *_markdown(its)]
+        table = table_of(its)
+        table.insert(1, ["---"] * len(table[0]))
+        lines += [f"## {name}", "", *(f"| {' | '.join(cells)} |" for cells in table), ""]
         if each.comparison:
             measured = accuracy_name(each.comparison.runs[0]).capitalize()
             lines += [verdict(each.comparison), ""]
             lines += [f"{measured}; conditions and pictures: [table]({name}/comparison.md).", ""]
-        lines += [f"![{picture}]({name}/{picture})\n" for picture in each.pictures]
+        pictures = [f"{name}/{figure}.png" for figure in FIGURES]
+        lines += [f"![{path}]({path})\n" for path in pictures if (folder / path).is_file()]
         lines += [f"In no figure: {problem}.\n" for problem in each.problems]
     text = "\n".join([*lines, "## How to read", _HOW_TO_READ])
-    for ending, content in (("md", text), ("csv", csv_of(rows))):
-        with written_whole(folder / f"reproduction.{ending}") as part:
+    for name, content in (("reproduction.md", text), (FILE, csv_of(rows))):
+        with written_whole(folder / name) as part:
             part.write_text(content, encoding="utf-8", newline="\n")
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of ``reproduction.csv``, its numbers as such, but for counts of seeds."""
+    with (folder / FILE).open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    number = re.compile(r"-?\d[\d.]*(e[+-]\d+)?").fullmatch
+    return [{k: float(v) if number(v) and k != "n" else v for k, v in r.items()} for r in rows]
 
 
 def rows_of(repeated: Reproduction, its: RepeatedCell) -> list[dict[str, Any]]:
@@ -114,7 +123,8 @@ def rows_of(repeated: Reproduction, its: RepeatedCell) -> list[dict[str, Any]]:
         for name, figure in (("time", "device_seconds"), ("samples", "samples")):
             accuracy = _accuracy_by(one.runs, figure, limits[figure])
             row[f"accuracy_at_equal_{name}_percent"] = percent(accuracy)
-        rows.append(row | {key: paper.get(key) for key in list(_TABLE)[-3:]})
+        seconds = ("paper_seconds", "paper_seconds_label", "refitted_seconds")
+        rows.append(row | {key: paper.get(key) for key in seconds})
     return rows
 
 
@@ -127,15 +137,18 @@ def _accuracy_by(runs: Sequence[Run], figure: str, limit: float) -> float | None
     return known_mean(last)
 
 
-def _markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table to read."""
-    shown = [key for key in _TABLE if any(row[key] not in (None, "") for row in rows)]
-    table = [[_TABLE[key] for key in shown], ["---"] * len(shown)]
-    table += [[_text(row[key]) for key in shown] for row in rows]
-    return [*(f"| {' | '.join(cells)} |" for cells in table), ""]
+def table_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the table to read, its header first."""
+    columns = [[head, *(_text(row, names) for row in rows)] for head, names in _TABLE.items()]
+    return [list(row) for row in zip(*(c for c in columns if {*c[1:]} != {"-"}), strict=True)]
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"
-    return "-" if value in (None, "") else str(value)
+def _text(row: Mapping[str, Any], names: str) -> str:
+    """Return columns, those that are filled in, as one text; numbers as they are read."""
+    texts = []
+    for value in (row[name] for name in names.split(" ± ")):
+        if isinstance(value, float):
+            texts.append(f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}")
+        elif value not in (None, ""):
+            texts.append(str(value))
+    return " ± ".join(texts) or "-"

@@ -47,8 +47,8 @@ def on_own_devices(
     Returns
     -------
     RoundRecord or None
-        With other seconds of the round, of computing and of waiting; None if the speed or the
-        times of a worker that did a step are not known.
+        With other seconds of the round, of computing, from its start on, and of waiting; None if
+        the speed or the times of a worker that did a step are not known.
     """
     rows = [row for row in record.workers if row.completed_steps]
     loads = {row.worker: row.completed_steps * row.batch_scale for row in rows}
@@ -66,6 +66,7 @@ def on_own_devices(
     workers = [
         replace(
             row,
+            start_seconds=0.0,
             compute_seconds=compute.get(row.worker, row.compute_seconds),
             waiting_seconds=longest - compute.get(row.worker, longest),
         )

@@ -55,7 +55,7 @@ def test_learning_curves_over_epochs_and_seconds(figures: list[Figure]) -> None:
             made_run(seed=0, accuracies=(0.5, 0.8)),
             made_run(seed=1, accuracies=(0.6, 0.9)),
         ],
-        "high loss to slow": [made_run(seed=0, accuracies=(None, 0.7), seconds_per_epoch=3.0)],
+        "another": [made_run(seed=0, accuracies=(None, 0.7), seconds_per_epoch=3.0)],
     }
     draw_learning_curves(runs, PATH)
     epochs, seconds = figures[0].axes
@@ -81,7 +81,7 @@ def test_learning_curves_of_simulated_devices_and_of_a_validation_share(
 
 
 def test_features_have_a_bar_a_deviation_and_a_dot_per_seed(figures: list[Figure]) -> None:
-    finals = {"no bias": (0.60, 0.62, 0.64), "both": (0.70, 0.70, 0.70)}
+    finals = {"unbiased-local-sgd": (0.60, 0.62, 0.64), "dlb": (0.70, 0.70, 0.70)}
     runs = {
         label: [made_run(seed=seed, accuracies=[a]) for seed, a in enumerate(accuracies)]
         for label, accuracies in finals.items()
@@ -92,7 +92,7 @@ def test_features_have_a_bar_a_deviation_and_a_dot_per_seed(figures: list[Figure
     assert axes.get_ylabel() == "final test accuracy (%), axis starts at 58.8"
     tops = [patch.get_y() + patch.get_height() for patch in axes.patches]  # type: ignore[attr-defined]
     assert tops == pytest.approx([62, 70])
-    assert {"62.00", "70.00", "no bias", "both"} <= texts(figures[0])
+    assert {"62.00", "70.00", "unbiased", "dlb"} <= texts(figures[0])
     np.testing.assert_allclose(axes.collections[0].get_segments()[0][:, 1], [60, 64])  # type: ignore[attr-defined]
 
 
@@ -115,12 +115,14 @@ def test_timing_on_both_clocks(tmp_path: Path, figures: list[Figure]) -> None:
 
 
 def test_schedule_has_one_axis_of_time(tmp_path: Path, figures: list[Figure]) -> None:
-    folders = {
-        "long": folder_of(tmp_path / "a", longer=2),
-        "short": folder_of(tmp_path / "b"),
-        "none": tmp_path,
+    unknown = folder_of(tmp_path / "c")
+    (unknown / "rounds.jsonl").unlink()
+    runs = {
+        "long": [run_of(folder_of(tmp_path / "a", longer=2))],
+        "short": [run_of(folder_of(tmp_path / "b"))],
+        "none": [run_of(unknown)],
     }
-    draw_schedule(folders, PATH)
+    draw_schedule(runs, PATH)
     (figure,) = figures
     assert [axes.get_xlim() for axes in figure.axes] == [(0, 16), (0, 16)]
     # Worker 0 is on top; the first of the three rounds is left out.
@@ -132,5 +134,5 @@ def test_schedule_has_one_axis_of_time(tmp_path: Path, figures: list[Figure]) ->
     ]
     assert bars(figure, 1, COMPUTE) == [(1, 0.5, 1.5), (0, 0.5, 3.5), (1, 4.5, 5.5), (0, 4.5, 7.5)]
     assert {"long, from round 2 on", "short, from round 2 on"} <= texts(figure)
-    draw_schedule({"none": tmp_path}, PATH)
+    draw_schedule({"none": runs["none"]}, PATH)
     assert "no times of rounds are known" in texts(figures[1])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_blsgd.experiments.paper import COMPUTED, MEASURED, TABLES, label, printed
+from flower_blsgd.experiments.paper import COMPUTED, MEASURED, label, printed
 from flower_blsgd.experiments.paper_times import refitted_epoch_seconds, refitted_times
 
 SECONDS = "wall_clock_s"
@@ -14,13 +14,15 @@ def seconds_of(dataset: str) -> dict[tuple[str, int], float]:
 
 
 def test_tables_have_every_row_and_figures_in_every_cell() -> None:
-    tables = {name: printed(name) for name in TABLES}
-    assert [len(rows) for rows in tables.values()] == [15, 15, 24, 6, 6, 10]
+    lengths = {
+        **{"bias_1c1g": 15, "bias_2c8g": 15, "comparison_2c8g": 24, "fast_only_vs_mixed": 6},
+        **{"sampling_schemes_2c8g": 6, "hyperparameters": 10},
+    }
+    tables = {name: printed(name) for name in lengths}
+    assert {name: len(rows) for name, rows in tables.items()} == lengths
     assert all(all(row.values()) and None not in row for rows in tables.values() for row in rows)
     row = tables["bias_2c8g"][2]
     assert (row["dataset"], row["tau_slow"], row["unbiased_spread"]) == ("cifar10", "1", "0.2")
-    with pytest.raises(ValueError, match=r"'bias' is none of .* bias_1c1g, bias_2c8g"):
-        printed("bias")
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,6 @@ def test_refitted_times_worked() -> None:
     assert times.communication == pytest.approx(750.35 / 12_400)
     assert times.slow == pytest.approx(0.040925, abs=1e-6)
     assert times.fast == pytest.approx(0.016660, abs=1e-6)
-    with pytest.raises(ValueError, match="no times of 'ag-news': cifar10, flowers102, cifar100"):
-        refitted_times("ag-news")
 
 
 @pytest.mark.parametrize(

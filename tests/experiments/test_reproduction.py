@@ -11,7 +11,7 @@ from flower_blsgd.experiments.reproduction import (
     REPRODUCTIONS,
     Cell,
     cells_of,
-    full_cost,
+    cost,
 )
 from flower_blsgd.runtime.devices import Machine, parse_workers
 
@@ -165,9 +165,11 @@ def test_refitted_seconds_are_those_of_the_epochs_printed() -> None:
     assert twice == pytest.approx(2 * once, rel=1e-5)
 
 
-def test_cost_of_the_full_scale() -> None:
-    """Ten processes and eleven copies: 0.31 GB each, and 8 x 4 bytes x 269,722 for a worker."""
-    num_bytes, hours = full_cost(RunConfig(model="resnet20", epochs=100), 10)
+def test_cost_of_a_run() -> None:
+    """Eleven processes of 0.31 GB, and 8 x 4 bytes x 269,722 for each of ten workers."""
+    num_bytes, seconds = cost(RunConfig(model="resnet20", epochs=100), 10)
     assert num_bytes == 11 * 0.31e9 + 10 * 8 * 4 * 269_722
-    assert hours == pytest.approx(100 * 50_000 * 0.0105 / 3600)
-    assert full_cost(RunConfig(model="cnn"), 1) == (2 * 0.31e9, 0)
+    assert seconds == pytest.approx(10 * 0.7 + 100 * 50_000 * 0.0105)
+    _, of_some = cost(RunConfig(model="resnet20", epochs=100, max_samples=500), 10)
+    assert of_some == pytest.approx(10 * 0.7 + 100 * 500 * 0.0105)
+    assert cost(RunConfig(model="cnn"), 1)[0] == 2 * 0.31e9

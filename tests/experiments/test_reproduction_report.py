@@ -74,16 +74,17 @@ def test_equal_samples_are_equal_to_within_a_tenth() -> None:
 
 
 def test_files(tmp_path: Path, cell: RepeatedCell) -> None:
-    cell.pictures = ["features.png"]
+    (tmp_path / cell.cell.name).mkdir()
+    (tmp_path / cell.cell.name / "features.png").touch()
     write_reproduction("bias-2c8g, quick scale", BIAS, [cell, cell_of([])], tmp_path)
     text = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
     assert text.startswith("# bias-2c8g, quick scale\n\n## cifar10-32-4\n")
     lines = [line for line in text.splitlines() if line.startswith(f"| {UNBIASED} | 2 |")]
-    assert lines[0].startswith(f"| {UNBIASED} | 2 | 80.50 | 0.71 | -10.50 | 6.35 | worse | 60.00 |")
-    assert lines[0].endswith("| 88.09 | 0.1 | paper, measured |")
+    assert lines[0].startswith(f"| {UNBIASED} | 2 | 80.50 ± 0.71 | -10.50 ± 6.35 | worse | 60.00 |")
+    assert lines[0].endswith("| 88.09 ± 0.1 | paper, measured |")
     assert "Against biased-local-sgd - worse: unbiased-local-sgd." in text
     assert "Test accuracy; conditions and pictures: [table](cifar10-32-4/comparison.md)" in text
-    assert "![features.png](cifar10-32-4/features.png)" in text
+    assert "![cifar10-32-4/features.png](cifar10-32-4/features.png)" in text
     assert "In no figure: fast-only-local-sgd, seed 0 failed: nobody." in text
     with (tmp_path / "reproduction.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

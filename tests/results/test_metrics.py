@@ -143,6 +143,7 @@ def test_round_of_workers_in_a_queue() -> None:
     # Moved: 0.5 s before the first and 0.5 s after the last; then 0.25 s of averaging.
     assert found.round_seconds == 2.0 + 1.25
     assert [(w.compute_seconds, w.waiting_seconds) for w in found.workers] == [(2.0, 0.0)] * 4
+    assert {w.start_seconds for w in found.workers} == {0.0}
 
 
 @pytest.mark.parametrize(
