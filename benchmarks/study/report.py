@@ -55,9 +55,13 @@ def page(rows: Rows, scale: Scale) -> str:
     if made and rows["confirmation"]:
         parts.append(f"![speed-up against the gap]({PICTURE})")
     if made and (paired := list(counting(rows["by-loss"]).values())):
-        parts += _section("With and without choosing samples by loss", by_loss_lines(paired, made))
+        parts += _section(
+            "With and without choosing samples by loss",
+            lead_lines(paired, made.ships, [WITHOUT_LOSS]),
+        )
     if made and (long := list(counting(rows["long"]).values())):
-        parts += _section("Long runs", accuracy_lines(long, 2.0))
+        rivals = [made.fast_alone, "ddp-proportional"]
+        parts += _section("Long runs", lead_lines(long, made.ships, rivals))
     if made and (slow := list(counting(rows["slow-link"]).values())):
         parts += _section("Slow link", slow_link_lines(slow, made))
     for stage, title in (("noise", "Label noise"), ("ag-news", "AG News")):
@@ -296,17 +300,17 @@ def slow_link_lines(rows: Sequence[Row], made: Choice) -> Lines:
     yield from accuracy_lines(rows, 2.0)
 
 
-def by_loss_lines(rows: Sequence[Row], made: Choice) -> Lines:
-    """Yield what choosing samples by loss gains, seed by seed, then the accuracies."""
-    with_it, without = (
-        {row["seed"]: row["accuracy"] for row in rows if row["arm"] == arm}
-        for arm in (made.ships, WITHOUT_LOSS)
-    )
-    leads = [with_it[seed] - without[seed] for seed in sorted(with_it.keys() & without.keys())]
-    if leads:
-        yield f"Lead of `{made.ships}` over `{WITHOUT_LOSS}`: {spread(interval(leads), 100)} points"
-        yield f"(by seed {', '.join(f'{100 * lead:+.2f}' for lead in leads)})."
-        yield ""
+def lead_lines(rows: Sequence[Row], ours: str, rivals: Sequence[str]) -> Lines:
+    """Yield the lead of an arm over others, seed by seed, then the accuracies of all."""
+    by_seed = {(row["arm"], row["seed"]): row["accuracy"] for row in rows}
+    seeds = sorted({row["seed"] for row in rows})
+    for rival in rivals:
+        pairs = [(by_seed.get((ours, seed)), by_seed.get((rival, seed))) for seed in seeds]
+        leads = [own - its for own, its in pairs if own is not None and its is not None]
+        if leads:
+            yield f"Lead of `{ours}` over `{rival}`: {spread(interval(leads), 100)} points"
+            yield f"(by seed {', '.join(f'{100 * lead:+.2f}' for lead in leads)})."
+            yield ""
     yield from accuracy_lines(rows, 2.0)
 
 
