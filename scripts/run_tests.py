@@ -1,8 +1,8 @@
 """Run all tests in two processes side by side.
 
-Tests of Flower's own engines and of failures mostly wait, and those of the stream leave threads of
-gRPC behind; they run in one process beside all others. What it prints comes at the end. The exit
-status is 0 if all passed.
+Tests of Flower's own engines, of failures and of kills mostly wait, and those of the stream leave
+threads of gRPC behind; they run in one process beside all others, which takes about as long. What
+it prints comes at the end. The exit status is 0 if all passed.
 """
 
 import subprocess
@@ -10,7 +10,10 @@ import sys
 import tempfile
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-BESIDE = ["tests/faults", "tests/engines", "tests/runtime/stream"]
+BESIDE = [
+    *("tests/faults", "tests/engines", "tests/runtime/stream", "tests/runtime/test_kills.py"),
+    "tests/experiments/test_compare_processes.py",
+]
 OTHERS = [f"--ignore={path}" for path in BESIDE]
 
 

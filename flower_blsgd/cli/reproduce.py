@@ -137,7 +137,7 @@ def _say_cost(
     text = (
         f"{number} runs, {done} of them finished; the others take about "
         f"{hours:{',.0f' if hours > 9 else '.2g'}} h of a CPU core, and {format_bytes(needed)} of "
-        f"memory; here are {len(machine.cores)} cores, "
+        f"memory; here are {len(machine.cores)} core(s), "
         f"{', '.join(machine.accelerators) or 'no accelerator'} and "
         f"{'an unknown part' if free is None else format_bytes(free)} free"
     )

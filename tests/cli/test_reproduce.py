@@ -67,7 +67,7 @@ def test_scale_that_the_machine_cannot_hold_is_refused_with_memory_and_time(
     monkeypatch.setattr("flower_blsgd.cli.reproduce.free_bytes", lambda: 8e9)
     line = refused("reproduce", "bias-2c8g", "--scale", "full", "--only", "tiny-imagenet")
     assert line.startswith("36 runs, 0 of them finished; the others take about 23,000 h of a CPU ")
-    assert "30.9 GB of memory; here are 2 cores, no accelerator and 8.0 GB free: take" in line
+    assert "30.9 GB of memory; here are 2 core(s), no accelerator and 8.0 GB free: take" in line
     assert "--scale quick" in line
 
 
