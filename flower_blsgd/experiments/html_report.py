@@ -60,10 +60,10 @@ def write_report(folder: Path, out: Path) -> str:
         way_out = "use the version of flower-blsgd that made it"
         raise UsageError(f"{folder} cannot be read ({reason}); {way_out}") from error
     page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
-    version = versions()["flower-blsgd"]
-    texts = {"title": title, "lead": lead, "folder": folder.name, "version": version}
-    texts = {name: escape(text) for name, text in texts.items()}
-    text = page.substitute(texts, warnings=_list(warnings), body="\n".join(sections))
+    texts = {"title": title, "lead": lead, "folder": folder.name, **versions()}
+    texts = {name.replace("-", "_"): escape(text) for name, text in texts.items()}
+    texts["warnings"] = "".join(f"<li>{escape(line)}</li>" for line in warnings)
+    text = page.substitute(texts, body="\n".join(sections))
     try:
         with written_whole(out) as part:
             part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
@@ -192,10 +192,6 @@ def _table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     opening = f'<div class="wide"><table class="{"numbers" if header else "texts"}">'
     return f"{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
 def _svg(caption: str, draw: Callable[[Path], None]) -> str:
