@@ -1,7 +1,4 @@
-"""How small gradients are sure to become: a bound that holds, where the paper's does not.
-
-What it says to a user, why the paper's fails, and a proof: ``docs/theory.md``.
-"""
+"""How small gradients are sure to become; proof, and why the paper's fails: ``docs/theory.md``."""
 
 import math
 from collections.abc import Sequence

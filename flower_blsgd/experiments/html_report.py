@@ -161,8 +161,7 @@ def _compared(folder: Path) -> tuple[Comparison, list[str]]:
             missing.append(f"in no figure: {arm}, seed {seed}: {reason}")
     if not runs:
         raise UsageError("; ".join([f"{folder} holds no finished run", *missing[:1]]))
-    best = compare(runs, runs[0]["arm"]).algorithms[0].algorithm
-    return compare(runs, best), missing
+    return compare(runs, compare(runs, runs[0]["arm"]).algorithms[0].algorithm), missing
 
 
 # --- pieces of a page

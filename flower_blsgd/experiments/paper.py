@@ -1,7 +1,6 @@
 """The paper's tables as it printed them, and which of their figures cannot be measurements.
 
-"Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems". Beside our own numbers
-each of its figures stands with its label.
+Beside our own numbers each of its figures stands with its label.
 """
 
 import csv

@@ -1,8 +1,7 @@
 """How long the paper's runs would take on its devices, by the cost model: devices not at hand.
 
-The paper prints seconds of whole runs. From three of its rows, which differ only in how often
-models are averaged and in who trains, the seconds of a step and of a communication follow; the
-cost model of ``blsgd plan`` then gives those of every algorithm.
+Three of its rows differ only in how often models are averaged and in who trains: they give seconds
+of a step and of a communication, and the cost model of ``blsgd plan`` those of every algorithm.
 """
 
 from dataclasses import dataclass
