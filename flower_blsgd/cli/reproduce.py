@@ -122,6 +122,7 @@ def _say_cost(
     cells: "Sequence[RepeatedCell]", seeds: Sequence[int], folder: Path, refuse: bool
 ) -> None:
     """Say what the runs need; UsageError, if asked for, where that is more memory than is free."""
+    from ..experiments.comparison import run_folder
     from ..experiments.reproduction import cost
 
     number, done, seconds, needed = 0, 0, 0.0, 0.0
@@ -129,7 +130,7 @@ def _say_cost(
         num_workers = len(parse_workers(each.config.workers, None, anywhere=True))
         for arm, changes in each.arms.items():
             its_bytes, its_seconds = cost(replace(each.config, **changes), num_workers)
-            runs = [folder / each.cell.name / f"{arm}-seed{seed}" for seed in seeds]
+            runs = [run_folder(folder / each.cell.name, arm, seed) for seed in seeds]
             left = sum(not _is_finished(run) for run in runs)
             number, done = number + len(runs), done + len(runs) - left
             seconds, needed = seconds + left * its_seconds, max(needed, bool(left) * its_bytes)

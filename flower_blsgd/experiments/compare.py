@@ -19,7 +19,7 @@ from ..errors import UsageError, nearest
 from ..results.folder import RunFolder, written_whole
 from ..results.recorder import ProgressView
 from ..run import make_local_grid, train_on
-from .comparison import Run, read_run
+from .comparison import Run, read_run, run_folder
 from .comparison_report import accuracy_name
 
 SETTINGS = "comparison.toml"
@@ -187,7 +187,7 @@ def train_all(
     def one(number: int, arm: str, seed: int) -> Run | str:
         """Return what a run left, or why it failed."""
         head = f"[{number}/{len(runs)}] {arm}, seed {seed}: "
-        out = folder / f"{arm}-seed{seed}"
+        out = run_folder(folder, arm, seed)
         try:
             run, state = read_run(out), "finished before"
             settings = run["settings"] if run else {}

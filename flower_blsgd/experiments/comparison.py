@@ -35,6 +35,11 @@ _NEEDED = {
 }
 
 
+def run_folder(folder: Path, arm: str, seed: int) -> Path:
+    """Return where a comparison's folder has a run, from whose name `read_run` takes the arm."""
+    return folder / f"{arm}-seed{seed}"
+
+
 def read_run(folder: Path) -> Run | None:
     """Read a results folder; None if it holds no run that went to its end.
 

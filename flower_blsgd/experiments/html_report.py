@@ -23,7 +23,7 @@ from ..results.metrics import last_lines, metrics_of, versions
 from ..results.plots import draw_timeline
 from . import comparison_report as words
 from .compare import SETTINGS
-from .comparison import Comparison, Run, compare, read_run
+from .comparison import Comparison, Run, compare, read_run, run_folder
 from .comparison_plot import draw_comparison
 from .figures import FIGURES, draw_learning_curves
 from .reproduction_report import FILE, read_rows, table_of
@@ -153,7 +153,7 @@ def _compared(folder: Path) -> tuple[Comparison, list[str]]:
         for arm in dict.fromkeys(arm for arm, _ in found):
             reason = "it did not go to its end" if (arm, seed) in found else "it is not there"
             try:
-                if run := read_run(folder / f"{arm}-seed{seed}"):
+                if run := read_run(run_folder(folder, arm, seed)):
                     runs.append(run)
                     continue
             except UsageError as error:
