@@ -74,7 +74,7 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
 def _train(
     grid: Grid, config: RunConfig, view: ProgressView | None, past: Past | None
 ) -> RunRecorder:
-    began, last_round = time.time(), 0
+    began, last_round = time.monotonic(), 0
     if config.tensorboard:
         require_tensorboard()
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared

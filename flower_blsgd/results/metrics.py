@@ -139,9 +139,9 @@ class RunMetrics:
         """
         rounds = self._on_clock[-1:] if last_round else self._on_clock
         known = [record for record in rounds if record is not None]
-        seconds = sum(record.round_seconds for record in known)
-        rows = (row for record in known for row in record.workers)
-        return waiting_share(rows, seconds, fast) if len(known) == len(rounds) else None
+        if len(known) < len(rounds):
+            return None
+        return waiting_share(((record.round_seconds, record.workers) for record in known), fast)
 
     def rounds_on_clock(self, first: int = 0) -> list[RoundRecord]:
         """Return the rounds from one on, with the times of the chosen clock as far as known."""
@@ -274,7 +274,7 @@ def _worker(
     return {
         "name": profile.name,
         "device": profile.device,
-        "tier": "fast" if rows[0].fast else "slow",
+        "tier": "fast" if rows[-1].fast else "slow",
         "local_steps": rows[-1].local_steps,
         "weight": weight,
         "hardly_takes_part": weight < HARDLY,
@@ -343,7 +343,8 @@ def _slow_devices(
     """Answer "do my slow devices help?" as far as one run can."""
     if seconds := summary["summing_seconds"]:
         return f"they summed up models, for {seconds:.2g} s in all, and trained on nothing"
-    slow = [worker for worker in summary["workers"] if worker["tier"] == "slow"]
+    rows = (row for record in metrics.records for row in record.workers)
+    slow = [row for row in rows if row.trained and not row.fast]
     if not slow and summary["losses_refreshed"]:
         return f"none trained; {summary['losses_refreshed']:,} losses were refreshed, forward only"
     if not slow:
@@ -354,8 +355,8 @@ def _slow_devices(
     else:
         rounds = f"rounds {longer:+.0%} longer for waiting for them"
         rounds += " (simulated devices)" if metrics.clock == "device" else ""
-    samples = sum(worker["samples"] for worker in slow) / metrics.samples
-    weight = sum(worker["weight"] for worker in slow)
+    samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
+    weight = sum(row.weight for row in slow) / len(metrics.records)
     return (
         f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; what they do to "
         f"accuracy shows beside a run without them: {_fast_only(config, folder)}"

@@ -133,14 +133,14 @@ class RunRecorder:
     view : ProgressView
         Shows rounds, epochs and lines.
     began_at : float
-        Unix time at which set-up began.
+        When set-up began, on the clock of `time.monotonic`, which nobody sets.
 
     Attributes
     ----------
     summary : dict
         The content of ``summary.json``; empty until the run is over.
     wall_seconds, setup_seconds : float
-        From the first order to the last model, and before it; of all processes of a resumed run.
+        From the first plan to the last model, and before it; of all processes of a resumed run.
     evaluation_seconds, checkpoint_seconds : float
         How long training waited for them.
     predicted : dict, optional
@@ -304,9 +304,9 @@ class RunRecorder:
 
     def add_round(self, record: RoundRecord) -> None:
         """Write a round, and show it."""
-        now = time.time()
+        now = time.monotonic()
         if not self._last_model_at:
-            self._last_model_at = now - record.round_seconds
+            self._last_model_at = now - record.round_seconds - record.planning_seconds
             self.setup_seconds += self._last_model_at - self._began_at
         self.wall_seconds += now - self._last_model_at
         self._last_model_at = now

@@ -28,14 +28,18 @@ def waiting_note(
     rounds : sequence of RoundRecord
         With the times of the run's clock.
     """
-    rows = [row for record in rounds for row in record.workers if row.completed_steps]
-    share = waiting_share(rows, sum(record.round_seconds for record in rounds), fast=True)
+    stepped = [
+        (record.round_seconds, [row for row in record.workers if row.completed_steps])
+        for record in rounds
+    ]
+    share = waiting_share(stepped, fast=True)
     if share is None or share <= _MUCH:
         return ""
     seconds: defaultdict[int, float] = defaultdict(float)
-    for row in rows:
+    last: dict[int, WorkerRound] = {}
+    for row in (row for _, rows in stepped for row in rows):
         seconds[row.worker] += row.compute_seconds
-    last = {row.worker: row for row in rows}
+        last[row.worker] = row
     longest = last[max(seconds, key=seconds.__getitem__)]
     fastest = last[min((i for i in last if last[i].fast), key=seconds.__getitem__)]
     cause = _cause_in_settings(config, workers[longest.worker], longest, fastest)

@@ -238,7 +238,7 @@ class BiasedLocalSGD(FedAvg):
         self._patience, self._rounds_lost = Patience(), 0
         self._model_shape: ModelShape | None = None
         self._slow_reduce: SlowWorkerReduce | None = None
-        self._sent_at = self._planning_seconds = 0.0
+        self._sent_at = self._sent_on_clock = self._planning_seconds = 0.0
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -282,7 +282,7 @@ class BiasedLocalSGD(FedAvg):
         self._sent = [message.metadata for message in messages]  # their ids come when they are sent
         done, rounds = self.planner.rounds_done, self.planner.plan.rounds
         _LOG.info("epoch %d, round %d of %d", self.planner.epoch, done + 1, rounds)
-        self._sent_at = time.time()
+        self._sent_at, self._sent_on_clock = time.time(), time.perf_counter()
         return messages
 
     def aggregate_train(
@@ -298,10 +298,10 @@ class BiasedLocalSGD(FedAvg):
         """
         assert self._model_shape is not None, "configure_train comes first"
         replies = list(replies)
-        received_at = time.time()
+        reply_seconds = time.perf_counter() - self._sent_on_clock
         ids = {sent.dst_node_id: sent.message_id for sent in self._sent}
         outcomes = read_replies(replies, self._orders, self._model_shape, self.weighted_by_key, ids)
-        seconds = received_at - self._sent_at
+        seconds = reply_seconds
         if any(outcome.failure and outcome.failure.kind == "late" for outcome in outcomes):
             # Of the round that says nothing, but who has computed need not compile again.
             seconds = max((o.report.compute_seconds for o in outcomes if o.report), default=0.0)
@@ -337,7 +337,8 @@ class BiasedLocalSGD(FedAvg):
                 outcomes,
                 weights,
                 sent_at=self._sent_at,
-                received_at=received_at,
+                reply_seconds=reply_seconds,
+                round_seconds=time.perf_counter() - self._sent_on_clock,
                 planning_seconds=self._planning_seconds,
                 model_bytes=self._model_shape.num_bytes,
                 summing=self._slow_reduce.summing if self._slow_reduce else (),

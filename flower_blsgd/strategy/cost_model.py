@@ -44,7 +44,7 @@ class Prediction:
 
     def waiting_share(self, fast: bool) -> float | None:
         """Return the mean over a tier; None where no worker of it trains."""
-        return waiting_share(self.workers, self.round_seconds, fast)
+        return waiting_share([(self.round_seconds, self.workers)], fast)
 
 
 def predict_run(

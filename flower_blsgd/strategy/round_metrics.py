@@ -1,6 +1,5 @@
 """The record of a round: each worker's work, weight and times, and who waited for whom."""
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -111,48 +110,56 @@ class RoundRecord:
     workers: tuple[WorkerRound, ...]
 
 
-def waiting_share(rows: Iterable[WorkerRound], seconds: float, fast: bool) -> float | None:
-    """Return a tier's waiting / (its workers x seconds of the rounds); None if none trains."""
-    its = [row for row in rows if row.trained and row.fast is fast]
-    waited = sum(row.waiting_seconds for row in its)
-    return waited / (len({row.worker for row in its}) * seconds) if its else None
+def waiting_share(
+    rounds: Iterable[tuple[float, Iterable[WorkerRound]]], fast: bool
+) -> float | None:
+    """Return a tier's waiting seconds / (round seconds x its workers in that round), summed.
+
+    Each round is its seconds and its rows. A worker counts in the tier that it had in that round.
+    None if no worker of the tier trains.
+    """
+    waited = available = 0.0
+    for round_seconds, rows in rounds:
+        its = [row.waiting_seconds for row in rows if row.trained and row.fast is fast]
+        waited += sum(its)
+        available += len(its) * round_seconds
+    return waited / available if available else None
 
 
 def split_times(
-    sent_at: float, received_at: float, computing: Mapping[int, tuple[float, float]]
+    seconds: float, computing: Mapping[int, tuple[float, float]]
 ) -> dict[int, dict[str, float]]:
     """Split the time between orders and replies for each worker.
 
     Parameters
     ----------
-    sent_at, received_at : float
-        Unix time in seconds of the first order and of the last reply.
+    seconds : float
+        First order sent to last reply received.
     computing : mapping of int to (float, float)
-        Each worker's start and end of computing. Clocks of other hosts may be off: both are
-        moved into [sent_at, received_at].
+        When each worker started to compute, after the first order, and for how many seconds it
+        computed. Clocks of other hosts may be off, and any clock may be set meanwhile: the start
+        moves as far as needed for all of it to lie within `seconds`.
 
     Returns
     -------
     dict of int to dict
         The times in seconds by their names in `WorkerRound`. Compute, waiting and transfer add up
-        to received_at - sent_at.
+        to `seconds`.
     """
-    clamped = {
-        worker: (
-            min(max(start, sent_at), received_at),
-            min(max(end, start, sent_at), received_at),
-        )
-        for worker, (start, end) in computing.items()
-    }
-    last_end = max((end for _, end in clamped.values()), default=received_at)
+    clamped = {}
+    for worker, (start, duration) in computing.items():
+        duration = min(duration, seconds)
+        start = min(max(start, 0.0), seconds - duration)
+        clamped[worker] = start, duration, start + duration
+    last_end = max((end for _, _, end in clamped.values()), default=seconds)
     return {
         worker: {
-            "start_seconds": start - sent_at,
-            "compute_seconds": end - start,
+            "start_seconds": start,
+            "compute_seconds": duration,
             "waiting_seconds": last_end - end,
-            "transfer_seconds": (start - sent_at) + (received_at - last_end),
+            "transfer_seconds": start + (seconds - last_end),
         }
-        for worker, (start, end) in clamped.items()
+        for worker, (start, duration, end) in clamped.items()
     }
 
 
@@ -162,22 +169,24 @@ def round_record(
     weights: Sequence[float],
     *,
     sent_at: float,
-    received_at: float,
+    reply_seconds: float,
+    round_seconds: float,
     planning_seconds: float,
     model_bytes: int,
     summing: Sequence[tuple["Worker", tuple[float, float]]] = (),
 ) -> RoundRecord:
     """Return the record of the round that just ended; the planner counts it as over already.
 
-    Outcomes are in worker order. Times are Unix times in seconds: of the first order, of the last
-    reply, and of the start and the end of those that summed models.
+    Outcomes are in worker order. `sent_at` and the start and the end of those that summed models
+    are Unix times. `reply_seconds` and `round_seconds` are the time from the first order to the
+    last reply and to the new model, on a clock that nobody sets.
     """
     computing = {
-        o.worker.index: (o.report.started_at, o.report.ended_at)
+        o.worker.index: (o.report.started_at - sent_at, o.report.compute_seconds)
         for o in outcomes
-        if o.report is not None and o.report.ended_at > 0
+        if o.report is not None and o.report.started_at > 0
     }
-    times = split_times(sent_at, received_at, computing)
+    times = split_times(reply_seconds, computing)
     workers = [
         WorkerRound(
             worker=outcome.worker.index,
@@ -211,7 +220,6 @@ def round_record(
         )
         for worker, (started, ended) in summing
     ]
-    now = time.time()
     return RoundRecord(
         round=outcomes[0].order.round,
         epoch=planner.epoch,
@@ -219,8 +227,8 @@ def round_record(
         round_in_epoch=planner.rounds_done,
         learning_rate=outcomes[0].order.learning_rate,
         planning_seconds=planning_seconds,
-        round_seconds=now - sent_at,
-        averaging_seconds=now - received_at,
+        round_seconds=round_seconds,
+        averaging_seconds=round_seconds - reply_seconds,
         bytes_moved=model_bytes * (len(sent) + len(answered)),
         train_loss=loss / samples if samples else float("nan"),
         workers=tuple(sorted([*workers, *sums], key=lambda row: row.worker)),

@@ -107,6 +107,7 @@ def answer_sum(message: Message) -> Message:
     ProtocolError if the message holds no such order.
     """
     order = SumOrder.from_message(message)
-    started_at = time.time()
+    started_at, start = time.time(), time.perf_counter()
     summed = weighted_average(order.models(), order.weights)
-    return SumReport(view_record(summed), started_at, time.time()).to_reply(message)
+    ended_at = started_at + time.perf_counter() - start
+    return SumReport(view_record(summed), started_at, ended_at).to_reply(message)

@@ -52,12 +52,22 @@ def test_shares_without_a_round_or_a_worker() -> None:
 
 
 def test_waiting_share_of_a_worker_that_came_later() -> None:
-    """It is one of the tier's workers, whenever it came."""
+    """It counts in the rounds that it had an order in."""
     metrics = metrics_of(
         record(row(0, waiting_seconds=2.0)),
         record(row(0, waiting_seconds=2.0), row(1, waiting_seconds=4.0), round=2),
     )
-    assert metrics.waiting_share(fast=True) == 8.0 / (2 * 20.0)
+    assert metrics.waiting_share(fast=True) == 8.0 / (10.0 + 2 * 10.0)
+
+
+def test_shares_of_a_worker_that_changes_its_tier() -> None:
+    """Worker 1 is slow in the first of two rounds, and fast in the second."""
+    metrics = metrics_of(
+        record(row(0, waiting_seconds=1.0), row(1, fast=False, waiting_seconds=6.0)),
+        record(row(0, waiting_seconds=1.0), row(1, waiting_seconds=2.0), round=2),
+    )
+    assert metrics.waiting_share(fast=False) == 6.0 / 10.0
+    assert metrics.waiting_share(fast=True) == (1.0 + 1.0 + 2.0) / (10.0 + 2 * 10.0)
 
 
 def test_longer_for_slow_leaves_out_a_worker_that_failed() -> None:
@@ -172,9 +182,9 @@ spans = st.lists(
 def test_both_clocks_agree_where_every_device_is_alone_in_truth(
     workers: list[tuple[float, float, int, float]], after: float, averaging: float
 ) -> None:
-    computing = {i: (start, start + length) for i, (start, length, _, _) in enumerate(workers)}
-    end = max(end for _, end in computing.values()) + after
-    measured = split_times(0.0, end, computing)
+    computing = {i: (start, length) for i, (start, length, _, _) in enumerate(workers)}
+    end = max(start + length for start, length in computing.values()) + after
+    measured = split_times(end, computing)
     rows = [
         row(i, completed_steps=steps, **measured[i]) for i, (_, _, steps, _) in enumerate(workers)
     ]

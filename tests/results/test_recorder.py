@@ -60,7 +60,7 @@ class Run:
         if not draws:  # it takes a second
             monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
         self.now = 1000.0
-        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
+        clock = SimpleNamespace(monotonic=lambda: self.now)  # no clock that somebody can set
         monkeypatch.setattr(recorder_module, "time", clock)
         self.screen = StringIO()
         self.config = RunConfig(**{"epochs": 2, **settings})
@@ -187,9 +187,9 @@ def test_summary_hand_worked(run: Run) -> None:
         *("losses_refreshed", "mean_loss_age_rounds"),
     }
     assert (summary["losses_refreshed"], summary["mean_loss_age_rounds"]) == (0, 0.5)
-    # The first order left at 1030 - 10, the last model was there at 1038.
-    assert summary["setup_seconds"] == 20.0
-    assert summary["wall_seconds"] == 18.0
+    # The first plan began at 1030 - 10 - 0.5, the last model was there at 1038.
+    assert summary["setup_seconds"] == 19.5
+    assert summary["wall_seconds"] == 18.5
     assert (summary["training_seconds"], summary["evaluation_seconds"]) == (16.75, 1.5)
     assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.75, 0.75, 0.25)
     assert (summary["epochs"], summary["rounds"], summary["samples"]) == (1, 2, 240)
@@ -220,6 +220,30 @@ def test_summary_hand_worked(run: Run) -> None:
     }.items():
         assert [worker.pop(key) for worker in summary["workers"]] == values, key
     assert summary["workers"] == [{}] * 3
+
+
+def test_shares_of_workers_that_come_late_or_change_their_tier(run: Run) -> None:
+    """Worker 1 is slow with a fifth of the samples, then fast; worker 2 comes in round 2."""
+    run.recorder.add_round(
+        record(
+            row(0, completed_steps=4, num_examples=80, weight=0.75),
+            row(1, fast=False, completed_steps=1, num_examples=20, weight=0.25),
+        )
+    )
+    run.recorder.add_round(
+        record(
+            row(0, completed_steps=4, num_examples=40, weight=0.5),
+            row(1, completed_steps=4, num_examples=40, weight=0.25),
+            row(2, completed_steps=4, num_examples=20, weight=0.25),
+            round=2,
+        )
+    )
+    run.end_epoch(1)
+    run.finish()
+    workers = run.summary()["workers"]
+    assert [worker["weight"] for worker in workers] == [0.625, 0.25, 0.125]  # of both rounds
+    assert [worker["tier"] for worker in workers] == ["fast", "fast", "fast"]
+    assert "slow devices: 10.0% of the samples, 12.5% of the weight, " in run.screen.getvalue()
 
 
 def test_summary_accuracy_is_the_last_and_the_best(run: Run) -> None:

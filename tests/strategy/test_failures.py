@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -348,7 +349,8 @@ def test_patience_is_a_multiple_of_what_rounds_took(monkeypatch: pytest.MonkeyPa
     grid.fail_at(1, 5, "dies")
     took = iter([8.0, 2.0, 2.0, 999.0, 2.0, 2.0])
     now = [1000.0]
-    monkeypatch.setattr("flower_blsgd.strategy.biased_local_sgd.time.time", lambda: now[0])
+    clock = SimpleNamespace(time=lambda: 0.0, perf_counter=lambda: now[0])
+    monkeypatch.setattr("flower_blsgd.strategy.biased_local_sgd.time", clock)
     send_and_receive = grid.send_and_receive
 
     def slowly(messages: Any, *, timeout: float | None = None) -> Any:

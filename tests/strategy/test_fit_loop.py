@@ -2,7 +2,10 @@
 
 import dataclasses
 import gc
+import itertools
+import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +58,25 @@ class Recorder:
     @property
     def evaluated(self) -> list[int]:
         return [server_round for name, server_round in self.calls if name == "evaluate"]
+
+
+def test_no_duration_follows_a_clock_that_is_set_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look at the clock of the day finds it an hour later, or earlier."""
+    for hours in (1, -1):
+        of_day = itertools.count(1e9, 3600 * hours)
+        clock = SimpleNamespace(time=lambda of_day=of_day: next(of_day))
+        clock.perf_counter = time.perf_counter
+        monkeypatch.setattr(strategy_module, "time", clock)
+        monkeypatch.setattr("flower_blsgd.strategy.round_metrics.time", clock, raising=False)
+        seen = Recorder()
+        strategy_of().fit(grid_of_two(), toy_arrays(), seconds=3000, epochs=2,
+                          on_round=seen.on_round)  # fmt: skip
+        assert len(seen.rounds) == 4  # two epochs, long before the seconds are over
+        assert all(0 <= record.round_seconds < 3000 for record in seen.rounds)
+        rows = [row for record in seen.rounds for row in record.workers]
+        assert all(0 <= row.waiting_seconds < 3000 for row in rows)
 
 
 def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> None:

@@ -24,22 +24,23 @@ def rows_of(outcomes: list[Outcome], weights: list[float]) -> tuple[WorkerRound,
     """Return the rows of a round with orders sent at 0 and the last reply at 4."""
     plan = SimpleNamespace(rounds=4)
     planner = SimpleNamespace(batch_size=2, epoch=1, rounds_done=1, plan=plan)
-    span = {"sent_at": 0.0, "received_at": 4.0, "planning_seconds": 0.0, "model_bytes": 1}
+    span = {"sent_at": 0.0, "reply_seconds": 4.0, "round_seconds": 4.0, "planning_seconds": 0.0}
+    span["model_bytes"] = 1
     return round_record(planner, outcomes, weights, **span).workers  # type: ignore[arg-type]
 
 
 def test_split_times_hand_worked() -> None:
-    """Orders sent at 100, last reply at 110; the last worker ends computing at 109."""
-    computing = {0: (101.0, 109.0), 1: (102.0, 105.0), 2: (100.5, 107.0), 3: (101.0, 101.0)}
-    assert split_times(100.0, 110.0, computing) == {
-        # start, compute, waiting for the end at 109, transfer = start + (110 - 109)
+    """The last reply comes after 10 s; the last worker computes from 1 s to 9 s."""
+    computing = {0: (1.0, 8.0), 1: (2.0, 3.0), 2: (0.5, 6.5), 3: (1.0, 0.0)}
+    assert split_times(10.0, computing) == {
+        # start, compute, waiting for the end at 9, transfer = start + (10 - 9)
         0: times(1.0, 8.0, 0.0, 2.0),
         1: times(2.0, 3.0, 4.0, 3.0),
         2: times(0.5, 6.5, 2.0, 1.5),
         3: times(1.0, 0.0, 8.0, 2.0),
     }
-    assert split_times(0.0, 4.0, {7: (1.0, 3.5)}) == {7: times(1.0, 2.5, 0.0, 1.5)}
-    assert split_times(0.0, 4.0, {}) == {}
+    assert split_times(4.0, {7: (1.0, 2.5)}) == {7: times(1.0, 2.5, 0.0, 1.5)}
+    assert split_times(4.0, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -47,20 +48,20 @@ def test_split_times_hand_worked() -> None:
     [
         # a clock that is slow: it seems to begin before the order
         ((-5.0, 6.0), times(0.0, 6.0, 0.0, 4.0)),
+        ((-3600.0, 6.0), times(0.0, 6.0, 0.0, 4.0)),
         # a clock that is fast: it seems to end after the reply
-        ((3.0, 12.0), times(3.0, 7.0, 0.0, 3.0)),
-        ((-5.0, 12.0), times(0.0, 10.0, 0.0, 0.0)),
-        # all of it before, or after
-        ((-9.0, -3.0), times(0.0, 0.0, 0.0, 10.0)),
-        ((20.0, 25.0), times(10.0, 0.0, 0.0, 10.0)),
+        ((3.0, 9.0), times(1.0, 9.0, 0.0, 1.0)),
+        ((3600.0, 6.0), times(4.0, 6.0, 0.0, 4.0)),
+        # more than there is time for
+        ((3.0, 12.0), times(0.0, 10.0, 0.0, 0.0)),
     ],
 )
 def test_split_times_moves_other_clocks_into_the_round(
     computing: tuple[float, float], expected: dict[str, float]
 ) -> None:
-    assert split_times(0.0, 10.0, {0: computing}) == {0: expected}
-    both = split_times(0.0, 10.0, {0: (1.0, 8.0), 1: (1.0, 500.0)})
-    assert both[0]["waiting_seconds"] == 2.0  # nobody waits for a clock that is fast
+    assert split_times(10.0, {0: computing}) == {0: expected}
+    both = split_times(10.0, {0: (1.0, 7.0), 1: (3600.0, 7.0)})
+    assert both[0]["waiting_seconds"] == 2.0  # no longer than until the last reply
 
 
 def test_rows_hold_steps_weight_loss_times_and_failure() -> None:
