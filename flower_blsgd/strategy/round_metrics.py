@@ -147,9 +147,9 @@ def split_times(
         to `seconds`.
     """
     clamped = {}
-    for worker, (start, duration) in computing.items():
-        duration = min(duration, seconds)
-        start = min(max(start, 0.0), seconds - duration)
+    for worker, (said_start, said_seconds) in computing.items():
+        duration = min(said_seconds, seconds)
+        start = min(max(said_start, 0.0), seconds - duration)
         clamped[worker] = start, duration, start + duration
     last_end = max((end for _, _, end in clamped.values()), default=seconds)
     return {
