@@ -194,9 +194,11 @@ class Checkpoints:
                     try:
                         yield
                     except AggregationError:
-                        # Its orders may have moved the workers' momentum.
+                        # A round in which no worker succeeded left the model as it was.
+                        if self._last is not None:
+                            self._last = self._strategy.planner.rounds_total, self._last[1]
                         if self._last is not None and self._last[0] != self._saved_round:
-                            self._save(with_momentum=False)
+                            self._save(with_momentum=False)  # those that failed have none
                         raise
             except BaseException as error:
                 if not locked and self._store.saved_round:

@@ -110,7 +110,8 @@ def _train(
     evaluate = _evaluate_fn(grid, config, task, strategy.registry, report)
     with report.recording(task):
         strategy.registry.update(grid)  # connects, and measures speeds that are needed
-        strategy.planner.check(strategy.registry.active)
+        if strategy.registry.active or not past:  # else all are left out until an epoch is planned
+            strategy.planner.check(strategy.registry.active)
         report.open_folder(RunFolder(past.folder) if past else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, report)

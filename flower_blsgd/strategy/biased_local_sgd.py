@@ -48,9 +48,6 @@ _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's o
 
 _MEASURED_ROUNDS = 3
 
-_SILENT = "late", "died", "gone"
-"""Kinds of failures that are no answer: a stall of the machine may be the reason for all."""
-
 
 class BiasedLocalSGD(FedAvg):
     """Biased local SGD: unequal local steps, hard samples for fast workers, load weights.
@@ -64,10 +61,11 @@ class BiasedLocalSGD(FedAvg):
 
     A worker that fails, or sends a model or a loss that is not finite or has another shape, has
     weight 0 in that round; its samples are given up for this epoch. After three failures in a row
-    it is left out, and queried again when the next epoch is planned. ``AggregationError`` is raised
-    by a round in which no worker succeeded, the third in a row if nobody answered at all, and by an
-    epoch that would begin with fewer training workers than ``min_available_nodes``, if so many
-    began, and that do not come back within a minute.
+    it is left out, and queried again when the next epoch is planned. A round in which no worker
+    succeeds is given up, and the model stays as it is. ``AggregationError`` is raised by the third
+    such round in a row, by one that uses up the budget before anything was trained, and by an epoch
+    that would begin with fewer training workers than ``min_available_nodes``, if so many began, and
+    that do not come back within a minute.
 
     Parameters
     ----------
@@ -293,8 +291,9 @@ class BiasedLocalSGD(FedAvg):
         Raises
         ------
         AggregationError
-            If no worker completed a step that can be used; if nobody answered the model stays as it
-            is, until the third such round in a row.
+            If no worker completed a step that can be used, in the third round in a row, or in the
+            last one of a run that trained on nothing. The round counts as over, so a run that is
+            resumed continues with other samples.
         """
         assert self._model_shape is not None, "configure_train comes first"
         replies = list(replies)
@@ -309,12 +308,6 @@ class BiasedLocalSGD(FedAvg):
         self._patience.learn(seconds, _samples(answered))
         loads = [outcome.load for outcome in outcomes]
         self._rounds_lost = 0 if any(loads) else self._rounds_lost + 1
-        silent = all(outcome.failure and outcome.failure.kind in _SILENT for outcome in outcomes)
-        if self._rounds_lost and not (silent and self._rounds_lost < MOST_FAILURES):
-            reasons = "; ".join(
-                f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes
-            )
-            raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
         for worker, _ in answered:
             self.resumed_momentum.pop(worker.index, None)
         record_losses(outcomes, self.planner.table, server_round)
@@ -344,6 +337,12 @@ class BiasedLocalSGD(FedAvg):
                 summing=self._slow_reduce.summing if self._slow_reduce else (),
             )
             self.on_round(record)
+        trained_nothing = not self.planner.samples_trained and self.planner.budget_share() >= 1
+        if self._rounds_lost >= MOST_FAILURES or trained_nothing:
+            reasons = "; ".join(
+                f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes
+            )
+            raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
         return arrays, metrics
 
     def choose_local_steps(

@@ -208,11 +208,11 @@ def test_worker_that_answers_no_query_stays_out_and_one_that_never_did_may_join(
     assert "node 30" in line
 
 
-@pytest.mark.parametrize("fault", ["missing", "dies", "gone"])
-def test_round_that_nobody_answered_is_given_up_and_the_third_in_a_row_ends_the_run(
+@pytest.mark.parametrize("fault", ["missing", "dies", "gone", "raises"])
+def test_round_that_nobody_completed_is_given_up_and_the_third_in_a_row_ends_the_run(
     fault: str,
 ) -> None:
-    """Such as when the machine swaps, or a disk on the network stands still."""
+    """Such as when the machine swaps, or all draw a sample that cannot be read."""
 
     def stalled(*rounds: int) -> Run:
         grid = InProcessGrid(three())
@@ -232,16 +232,17 @@ def test_round_that_nobody_answered_is_given_up_and_the_third_in_a_row_ends_the_
         run.play(epochs=2)
 
 
-def test_error_of_the_users_code_on_all_workers_ends_the_run_at_once() -> None:
+def test_error_of_the_users_code_on_all_workers_is_named_in_one_line() -> None:
     grid = InProcessGrid(three())
     for worker in range(3):
-        grid.fail_at(worker, 2, "raises")
+        for server_round in (1, 2, 3):
+            grid.fail_at(worker, server_round, "raises")
     run = Run(grid)
     with pytest.raises(AggregationError) as stopped:
         run.play(epochs=3)
     line = str(stopped.value)
     assert "\n" not in line
-    assert "round 2" in line
+    assert "round 3" in line
     for worker in ("fast-0 (cpu:0)", "fast-1 (cpu:1)", "slow-2 (cpu:2)"):
         assert f"{worker}: RuntimeError: the fan stands still" in line
     nodes = three()
