@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import tomllib
 from pathlib import Path
@@ -331,14 +332,14 @@ def test_run_that_stops_keeps_what_was_reached(reason: type[BaseException]) -> N
     if reason is KeyboardInterrupt:
         view = Interrupted(2, Console(file=io.StringIO()))
     else:
-        for worker in (0, 1):
-            grid.fail_at(worker, 6, "raises")
+        for worker, server_round in itertools.product((0, 1), (4, 5, 6)):
+            grid.fail_at(worker, server_round, "raises")
     with pytest.raises(reason):
         train_on(grid, config, view)
     folder = Path("runs") / "digits-1"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["interrupted"] is True
-    assert summary["rounds"] == 5
+    assert summary["rounds"] == (5 if reason is KeyboardInterrupt else 6)
     assert summary["accuracy"] is not None  # of epoch 1
     assert (folder / "model.safetensors").is_file()
 
