@@ -188,7 +188,9 @@ class Evaluation:
 
     Parameters
     ----------
-    accuracy, loss : float
+    accuracy : float or None
+        Mean of the metric over the samples; None if one of its values is outside [0, 1].
+    metric, loss : float
         Means over the samples.
     num_examples : int
         How many samples.
@@ -196,7 +198,8 @@ class Evaluation:
         Where it was computed.
     """
 
-    accuracy: float
+    accuracy: float | None
+    metric: float
     loss: float
     num_examples: int
     device: str
@@ -277,7 +280,8 @@ def evaluate_run(
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
     report = task.evaluate(model, device)
-    return Evaluation(report.accuracy, report.loss, task.num_test, device)
+    accuracy = report.metric if report.metric_in_range else None
+    return Evaluation(accuracy, report.metric, report.loss, task.num_test, device)
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

@@ -174,6 +174,7 @@ class Checkpoints:
         self._config, self._folder = report.config, report.folder.path
         self._store = CheckpointStore(self._folder, self._config.keep_checkpoints)
         self._last: tuple[int, ArrayRecord] | None = None
+        self._before_evaluation: Checkpoint | None = None
         self._saved_round = 0
         self._due = time.monotonic() + 60 * self._config.checkpoint_minutes
         self._signal, self._evaluating = 0, False
@@ -197,8 +198,8 @@ class Checkpoints:
                         # A round in which no worker succeeded left the model as it was.
                         if self._last is not None:
                             self._last = self._strategy.planner.rounds_total, self._last[1]
-                        if self._last is not None and self._last[0] != self._saved_round:
-                            self._save(with_momentum=False)  # those that failed have none
+                            if self._last[0] != self._saved_round:
+                                self._save(with_momentum=False)  # those that failed have none
                         raise
             except BaseException as error:
                 if not locked and self._store.saved_round:
@@ -218,41 +219,51 @@ class Checkpoints:
 
     def end_epoch(self, end: EpochEnd) -> bool:
         """Record an epoch and write a checkpoint; return whether the run is to stop early."""
+        had_best = self._report.best is not None
         stops = self._report.add_epoch(end)
         self._last = end.round, end.arrays
+        best = self._report.best
+        if best is not None and best.round == end.round:
+            # Before the checkpoint that names it: whichever is there after a kill, they agree.
+            self._store.save_best(end.arrays, end.round, best.accuracy)
+        elif best is None and had_best:
+            self._store.discard_best()
         self._save()
-        best = self._report.best_epoch
-        if self._config.keep_checkpoints and best is not None and best.epoch == end.epoch:
-            self._store.save_best(end.arrays, end.round, best.accuracy or 0.0)
+        self._before_evaluation = None
         return stops
 
     def evaluated_by(self, evaluate: EvaluateFn) -> EvaluateFn:
-        """Return the function with Ctrl-C and SIGTERM ending it, and a checkpoint of before."""
+        """Return the function with a checkpoint before it, and with Ctrl-C and SIGTERM ending it.
+
+        Whatever ends it, the checkpoint and the model of before are kept.
+        """
 
         def interruptible(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            self._last = server_round, arrays
+            self._last, self._report.arrays = (server_round, arrays), arrays
+            self._before_evaluation = self._save()
             self._evaluating = True
             try:
+                if self._signal:
+                    self._end(self._signal)
                 return evaluate(server_round, arrays)
-            except (KeyboardInterrupt, SystemExit):
-                self._report.arrays = arrays
-                self._save()
-                raise
             finally:
                 self._evaluating = False
 
         return interruptible
 
-    def _save(self, with_momentum: bool = True) -> None:
-        if self._config.keep_checkpoints:
-            assert self._last is not None
-            began = time.perf_counter()
-            checkpoint = capture(self._strategy, self._grid, *self._last, with_momentum)
-            checkpoint.values[_RUN] = self._report.state()
-            self._saved_round = self._last[0]
-            self._store.save(checkpoint, self._saved_round)
-            self._due = time.monotonic() + 60 * self._config.checkpoint_minutes
-            self._report.checkpoint_seconds += time.perf_counter() - began
+    def _save(self, with_momentum: bool = True) -> Checkpoint | None:
+        if not self._config.keep_checkpoints:
+            return None
+        assert self._last is not None
+        began = time.perf_counter()
+        before = self._before_evaluation
+        checkpoint = capture(self._strategy, self._grid, *self._last, with_momentum, before)
+        checkpoint.values[_RUN] = self._report.state()
+        self._saved_round = self._last[0]
+        self._store.save(checkpoint, self._saved_round)
+        self._due = time.monotonic() + 60 * self._config.checkpoint_minutes
+        self._report.checkpoint_seconds += time.perf_counter() - began
+        return checkpoint
 
     # --- Ctrl-C and SIGTERM
 

@@ -13,7 +13,7 @@ from .algorithm.catalog import SAMPLERS, SELECTIONS, STEPS, TRAIN_ON, WEIGHTS
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import derived_seed
 from .config import RunConfig
-from .errors import UsageError
+from .errors import UsageError, first_line
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
@@ -299,11 +299,16 @@ def _evaluate_fn(
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         began = time.perf_counter()
-        if config.evaluate_on == "workers":
-            metrics = on_workers()(server_round, arrays)
-        else:
-            whole = evaluate_slice(arrays, 0, task.num_test)
-            metrics = MetricRecord({"accuracy": whole.accuracy, "loss": whole.loss})
+        try:
+            if config.evaluate_on == "workers":
+                metrics = on_workers()(server_round, arrays)
+            else:
+                metrics = evaluate_slice(arrays, 0, task.num_test).metrics()
+        except Exception as error:
+            raise UsageError(
+                f"task = {config.task!r}: evaluating after round {server_round} raised "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
         report.evaluation_seconds += time.perf_counter() - began
         return metrics
 

@@ -54,6 +54,7 @@ def capture(
     server_round: int,
     arrays: ArrayRecord,
     with_momentum: bool = True,
+    before: Checkpoint | None = None,
 ) -> Checkpoint:
     """Return the state of a run between two rounds.
 
@@ -72,7 +73,13 @@ def capture(
         The global model after it, which does not change any more.
     with_momentum : bool (default: True)
         Whether to query the workers. After a round that failed their momentum is another one.
+    before : Checkpoint, optional
+        Of the same round: it has their momentum, and they are not queried again.
     """
+    if before is None:
+        momentum = _momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum)
+    else:
+        momentum = {k: t for k, t in before.tensors.items() if k.startswith(f"{MOMENTUM}-")}
     planner, plan, model = strategy.planner, strategy.planner.plan, tensors_of(arrays)
     kept = getattr(strategy.aggregation.outer_optimizer, "kept", {})
     averaged = strategy.averaged_momentum
@@ -87,7 +94,6 @@ def capture(
         "stats": {n: np.asarray(v) for n, v in vars(planner.sampling_stats).items()},
         "outer": {n: tensor.copy() for n, tensor in kept.items()},
         "averaged": tensors_of(averaged) if averaged else {},
-        **_momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum),
         "scored": _arrays_of(scored) if scored.rounds.any() else {},
     }
     values = {
@@ -106,14 +112,17 @@ def capture(
             for worker in strategy.registry.workers
         ],
     }
-    tensors = {f"{part}/{name}": t for part, named in parts.items() for name, t in named.items()}
-    return Checkpoint(values, tensors)
+    return Checkpoint(values, {**_by_path(parts), **momentum})
+
+
+def _by_path(parts: Mapping[str, Tensors]) -> dict[str, AnyArray]:
+    return {f"{part}/{name}": t for part, named in parts.items() for name, t in named.items()}
 
 
 def _momentum_by_worker(
     strategy: BiasedLocalSGD, grid: Grid, model_shape: ModelShape, query: bool
-) -> dict[str, Tensors]:
-    """Return what each worker that answers keeps, checked; note of the others why there is none."""
+) -> dict[str, AnyArray]:
+    """Return what each worker that answers keeps, checked; record why the others have none."""
     if strategy.planner.momentum_buffers != "keep":
         return {}
     # Of those that had no order that succeeded since the last resume.
@@ -147,7 +156,7 @@ def _momentum_by_worker(
     for worker in strategy.registry.workers:
         reason = reasons.get(worker.index, "it was not queried")
         worker.no_momentum = "" if worker.index in found else reason
-    return {f"momentum-{index}": tensors for index, tensors in found.items()}
+    return _by_path({f"{MOMENTUM}-{index}": tensors for index, tensors in found.items()})
 
 
 def _arrays_of(table: LossTable) -> dict[str, AnyArray]:
@@ -235,7 +244,7 @@ def _restore(
     outer, velocity = strategy.aggregation.outer_optimizer, parts.pop("outer", {})
     _check_velocity(velocity, tensors_of(arrays))
     momentum = {
-        i: view_record(shape.checked_momentum(view_record(parts.pop(f"momentum-{i}", {}))))
+        i: view_record(shape.checked_momentum(view_record(parts.pop(f"{MOMENTUM}-{i}", {}))))
         for i, worker in enumerate(workers)
         if not worker.no_momentum
     }

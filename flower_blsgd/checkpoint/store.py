@@ -90,7 +90,12 @@ class CheckpointStore:
     def save_best(self, arrays: ArrayRecord, server_round: int, accuracy: float) -> None:
         """Hand the best model so far over to be written to ``best_model.safetensors``."""
         about = {"round": str(server_round), "accuracy": repr(accuracy)}
-        self._hand_over(BEST_MODEL, self._write_best, arrays, about)
+        if self._keep:
+            self._hand_over(BEST_MODEL, self._write_best, arrays, about)
+
+    def discard_best(self) -> None:
+        """Have ``best_model.safetensors`` removed: no model is known to be the best."""
+        self._hand_over(BEST_MODEL, (self._run_folder / BEST_MODEL).unlink, True)
 
     def close(self) -> None:
         """Wait until all that was handed over is written, and take no more. May be called twice."""

@@ -228,11 +228,12 @@ def add_evaluate(command: argparse.ArgumentParser) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from ..api import evaluate_run
+    from ..results.metrics import shown_metric
 
     find_modules_here()
     result = evaluate_run(options.run, data=options.data, device=options.device)
     print(
-        f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on "
+        f"test {shown_metric(result.accuracy, result.metric)}, loss {result.loss:.4f} on "
         f"{result.num_examples:,} samples ({options.run}, computed on {result.device})"
     )
 

@@ -1,5 +1,6 @@
 """A slice of the test set to evaluate, and its exact sums."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -72,13 +73,16 @@ class EvaluateReport:
     first, last : int
         The slice [first, last) of the test set.
     loss_sum, metric_sum : float
-        In float64 over all its samples.
+        In float64 over all its samples; nan if one of them has nan.
+    metric_in_range : bool
+        Whether no value of the metric was outside [0, 1]; only then is it called accuracy.
     """
 
     first: int
     last: int
-    loss_sum: float
-    metric_sum: float
+    loss_sum: float = field(metadata={"limits": None})
+    metric_sum: float = field(metadata={"limits": None})
+    metric_in_range: bool = True
 
     @property
     def num_examples(self) -> int:
@@ -91,9 +95,25 @@ class EvaluateReport:
         return self.loss_sum / self.num_examples
 
     @property
-    def accuracy(self) -> float:
+    def metric(self) -> float:
         """Mean metric."""
         return self.metric_sum / self.num_examples
+
+    def metrics(self) -> MetricRecord:
+        """Return the means: ``loss``, and ``accuracy`` or else ``metric``."""
+        name = "accuracy" if self.metric_in_range else "metric"
+        return MetricRecord({name: self.metric, "loss": self.loss})
+
+    @classmethod
+    def total(cls, reports: Sequence["EvaluateReport"]) -> "EvaluateReport":
+        """Return the report of several slices that follow each other."""
+        return cls(
+            reports[0].first,
+            reports[-1].last,
+            sum(report.loss_sum for report in reports),
+            sum(report.metric_sum for report in reports),
+            all(report.metric_in_range for report in reports),
+        )
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to an evaluate message.
@@ -101,9 +121,7 @@ class EvaluateReport:
         Its one MetricRecord holds means and ``num-examples``, so Flower's own strategies can
         average it as well; the sums stand beside it.
         """
-        metrics = MetricRecord(
-            {NUM_EXAMPLES: self.num_examples, "loss": self.loss, "accuracy": self.accuracy}
-        )
+        metrics = MetricRecord({NUM_EXAMPLES: self.num_examples, **self.metrics()})
         sums = ConfigRecord(to_wire(self))
         return Message(RecordDict({METRICS: metrics, SUMS: sums}), reply_to=message)
 
@@ -111,7 +129,7 @@ class EvaluateReport:
     def from_content(cls, content: RecordDict, order: EvaluateOrder) -> "EvaluateReport":
         """Read the content of the reply to an order.
 
-        ProtocolError if it holds no sums, or sums of other samples, or sums that are not finite.
+        ProtocolError if it holds no sums, or sums of other samples.
         """
         sums = content.config_records.get(SUMS)
         if sums is None:

@@ -77,7 +77,7 @@ def to_wire(values: Any) -> dict[str, Any]:
     A field's ``key`` is another name for it, such as Flower's own. A sequence becomes a list, and
     an array whose field has a ``dtype`` the bytes of that dtype.
     Fields with ``wire`` False are left out. The ``limits`` of a field are the texts that it may
-    be, or the least that its numbers may be.
+    be, or the least that its numbers may be; None lets a float be nan or infinite.
     """
     record = {}
     for name, (key, kind, _) in _wire_fields(values.__class__).items():
@@ -123,7 +123,8 @@ def _checked(key: str, value: Any, kind: Any, limits: Any) -> Any:
     elif kind is int:  # those that fit on the wire
         possible = max(limits, -(2**63)) <= value < 2**63
     else:
-        possible = kind is not float or (limits <= value and math.isfinite(value))
+        within = limits is None or (kind is float and limits <= value and math.isfinite(value))
+        possible = kind is not float or within
     if not possible:
         raise ProtocolError(f"the message's {key} is {value!r:.80}, out of its range")
     return value

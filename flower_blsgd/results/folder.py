@@ -41,7 +41,10 @@ _OWN_NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class EpochRow:
-    """One line of ``epochs.csv``; an empty field was not measured."""
+    """One line of ``epochs.csv``; an empty field was not measured.
+
+    A metric with a value outside [0, 1] is in `metric`, any other in `accuracy`.
+    """
 
     epoch: int
     wall_seconds: float
@@ -55,6 +58,7 @@ class EpochRow:
     samples: int
     mean_loss_age_rounds: float
     sampling: SamplingStats
+    metric: float | None = None
 
 
 def scalars(record: Any) -> dict[str, float]:

@@ -196,16 +196,27 @@ def measured_figures(metrics: RunMetrics) -> Figures | None:
 # --- summary.json
 
 
+def shown_metric(accuracy: float | None, metric: float | None) -> str:
+    """Return ``"accuracy 98.33%"``, or ``"metric 1.234"``; empty if there is neither."""
+    if accuracy is None:
+        return "" if metric is None else f"metric {metric:.4g}"
+    return f"accuracy {accuracy:.2%}"
+
+
 def summary_of(
-    config: RunConfig, strategy: BiasedLocalSGD, metrics: RunMetrics, epochs: Sequence[EpochRow]
+    config: RunConfig,
+    strategy: BiasedLocalSGD,
+    metrics: RunMetrics,
+    epochs: Sequence[EpochRow],
+    best_accuracy: float | None,
 ) -> dict[str, Any]:
     """Return what ``summary.json`` says of all rounds and epochs; what was not measured is None.
 
     The strategy knows the samples that were not trained on, and the workers. Of the rounds that
     are over, ``samples_planned = samples + samples_given_up + samples_cut_off``.
     """
-    evaluated = [(row.accuracy, row.loss) for row in epochs if row.accuracy is not None]
-    accuracy, loss = evaluated[-1] if evaluated else (None, None)
+    evaluated = [row for row in epochs if row.loss is not None]
+    last = evaluated[-1] if evaluated else None
     rows = [(record.round, row) for record in metrics.records for row in record.workers]
     by_worker: dict[int, list[WorkerRound]] = {}
     for _, row in rows:
@@ -218,14 +229,15 @@ def summary_of(
         "weights": config.choices.weights,
         "train_on": config.choices.train_on,
         "task": config.task,
-        "accuracy": accuracy,
-        "best_accuracy": max((value for value, _ in evaluated), default=None),
+        "accuracy": last and last.accuracy,
+        "metric": last and last.metric,
+        "best_accuracy": best_accuracy,
         "best_model_chosen_on": (
             "the validation share" if config.validation_share else "the test set"
         )
-        if evaluated and config.keep_checkpoints
+        if best_accuracy is not None and config.keep_checkpoints
         else None,
-        "loss": loss,
+        "loss": last and last.loss,
         "training_seconds": metrics.training_seconds,
         "device_seconds": metrics.device_seconds,
         "clock": metrics.clock,
@@ -315,9 +327,10 @@ def last_lines(
     The summary is the content of ``summary.json``, the folder that of the results.
     """
     state = "stopped early" if summary["interrupted"] else "done"
-    accuracy, device_seconds = summary["accuracy"], summary["device_seconds"]
+    device_seconds = summary["device_seconds"]
     measured_on = "validation" if config.validation_share else "test"
-    reached = "" if accuracy is None else f"{measured_on} accuracy {accuracy:.2%} "
+    shown = shown_metric(summary["accuracy"], summary["metric"])
+    reached = shown and f"{measured_on} {shown} "
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:
         others += f"; {device_seconds:.1f} s on simulated devices, computed"

@@ -24,10 +24,28 @@ from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
 from .events import EventWriter
 from .folder import EpochRow, RunFolder, of_plain, plain
-from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
+from .metrics import (
+    HARDLY,
+    Figures,
+    RunMetrics,
+    last_lines,
+    measured_figures,
+    shown_metric,
+    summary_of,
+    versions,
+)
 from .waiting import waiting_note
 
 _SECONDS = ("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The model with the highest accuracy so far: which one it is, and its accuracy."""
+
+    round: int
+    epoch: int
+    accuracy: float
 
 
 class ProgressView:
@@ -47,7 +65,7 @@ class ProgressView:
     """
 
     def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
-        self.accuracy_name = "accuracy"
+        self.measured_on = ""
         self._epochs, self._seconds = epochs, seconds
         self._of_epochs = "" if seconds else f"/{epochs}"
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
@@ -100,7 +118,8 @@ class ProgressView:
     def epoch(self, row: EpochRow) -> None:
         """Print the line of an epoch that is over."""
         width = len(str(self._epochs)) if self._of_epochs else 3
-        accuracy = [] if row.accuracy is None else [f"{self.accuracy_name} {row.accuracy:.2%}"]
+        shown = shown_metric(row.accuracy, row.metric)
+        accuracy = [f"{self.measured_on}{shown}"] if shown else []
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
         self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
 
@@ -151,6 +170,9 @@ class RunRecorder:
         Whether a run that is interrupted ends without writing what was reached.
     arrays : ArrayRecord, optional
         The model that is saved at the end; None before an epoch is over.
+    best : Best, optional
+        The first of the models with the highest accuracy, also if its epoch was resumed in the
+        middle; None before an evaluation, and if the metric is not an accuracy.
     """
 
     def __init__(
@@ -172,6 +194,9 @@ class RunRecorder:
         self._metrics = RunMetrics(config.clock)
         self._rows: list[EpochRow] = []
         self.arrays: ArrayRecord | None = None
+        self.best: Best | None = None
+        self._since_best = 0
+        self._said: set[str] = set()
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
         self._shown_steps: dict[int, int] = {}
@@ -202,7 +227,7 @@ class RunRecorder:
             f"{self.config.batch_size}, {budget}, seed {self.config.seed}"
         )
         if self.config.validation_share:
-            self._view.accuracy_name = "validation accuracy"
+            self._view.measured_on = "validation "
         self._view.begin()
         try:
             yield
@@ -252,6 +277,8 @@ class RunRecorder:
             "epochs": [dataclasses.asdict(row) for row in self._rows],
             "seconds": {name: getattr(self, name) for name in _SECONDS},
             "resumed": self._resumed,
+            "best": self.best and dataclasses.asdict(self.best),
+            "since_best": self._since_best,
         }
         return dict(plain(state))
 
@@ -271,6 +298,8 @@ class RunRecorder:
             setattr(self, name, float(state["seconds"][name]))
         self._resumed = [*map(int, state["resumed"]), last_round]
         self._rows = [of_plain(EpochRow, row) for row in state["epochs"]]
+        self.best = of_plain(Best, state["best"]) if state["best"] else None
+        self._since_best = int(state["since_best"])
         if self._budget_used_up() or planner.epoch_ended:
             self.arrays = arrays
         else:  # a budget in seconds may have ended the run within an epoch, whose row is not final
@@ -338,6 +367,7 @@ class RunRecorder:
             samples=self._metrics.samples,
             mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
             sampling=planner.sampling_stats,
+            metric=metrics.get("metric"),
         )
         rounds_before = self._rows[-1].rounds if self._rows else 0
         self._rows.append(row)
@@ -345,6 +375,7 @@ class RunRecorder:
         if self._events is not None:
             self._write("tensorboard", self._events.add_epoch, row)
         self._view.epoch(row)
+        self._note_best(row, end.round)
         # In the first round of all, processes warm up; so it is left out, and one is not enough.
         if rounds_before < 2 <= row.rounds:
             workers = self._strategy.registry.workers
@@ -356,24 +387,35 @@ class RunRecorder:
             self.say(f"stopping early: {self.stopped_early}")
         return self.stopped_early is not None
 
-    @property
-    def best_epoch(self) -> EpochRow | None:
-        """The first epoch with the highest accuracy; None before an evaluation."""
-        evaluated = [row for row in self._rows if row.accuracy is not None]
-        return max(evaluated, key=lambda row: row.accuracy or 0.0, default=None)
+    def _note_best(self, row: EpochRow, server_round: int) -> None:
+        """Take the model of this evaluation as the best one, unless it is not."""
+        reason = ""
+        if any(other.metric is not None for other in self._rows):
+            self.best, reason = None, "the metric has values outside [0, 1]"
+        elif row.accuracy is None:
+            return
+        elif not math.isfinite(row.accuracy):
+            reason = "the accuracy is not a number"
+        elif self.best is None or row.accuracy > self.best.accuracy:
+            self.best, self._since_best = Best(server_round, row.epoch, row.accuracy), 0
+            return
+        self._since_best += 1
+        if reason and reason not in self._said:
+            self._said.add(reason)
+            use = "best_model, patience and stop-at-accuracy do not use it"
+            self.say(f"warning: {reason}, so {use}")
 
     def _reason_to_stop(self) -> str | None:
         """Return why the evaluations end the run before its budget; None if they do not."""
-        config, best = self.config, self.best_epoch
-        if best is None or best.accuracy is None or self._budget_used_up():
+        config, best = self.config, self.best
+        if best is None or self._budget_used_up():
             return None
         if config.stop_at_accuracy and best.accuracy >= config.stop_at_accuracy:
             return f"accuracy {best.accuracy:.2%} (stop-at-accuracy = {config.stop_at_accuracy:g})"
-        since = sum(row.accuracy is not None and row.epoch > best.epoch for row in self._rows)
-        if config.patience and since >= config.patience:
+        if config.patience and self._since_best >= config.patience:
             return (
-                f"{since} evaluations without more than the {best.accuracy:.2%} of epoch "
-                f"{best.epoch} (patience = {config.patience})"
+                f"{self._since_best} evaluations without more than the {best.accuracy:.2%} of "
+                f"epoch {best.epoch} (patience = {config.patience})"
             )
         return None
 
@@ -415,7 +457,13 @@ class RunRecorder:
 
     def _finish(self, interrupted: bool = False) -> None:
         self.summary = {
-            **summary_of(self.config, self._strategy, self._metrics, self._rows),
+            **summary_of(
+                self.config,
+                self._strategy,
+                self._metrics,
+                self._rows,
+                self.best.accuracy if self.best else None,
+            ),
             "predicted": self.predicted,
             "measured": measured_figures(self._metrics),
             **{name: getattr(self, name) for name in _SECONDS},

@@ -46,7 +46,7 @@ class WorkerEvaluation:
     _patience: Patience = field(default_factory=Patience, init=False)
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        """Return ``accuracy`` and ``loss`` of a model on the whole test set."""
+        """Return `EvaluateReport.metrics` of a model on the whole test set."""
         orders = self._orders(server_round, arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
         samples = {worker.address: order.last - order.first for worker, order in orders}
@@ -60,11 +60,7 @@ class WorkerEvaluation:
         reports = [
             self._report(worker, order, replies.get(worker.node_id)) for worker, order in orders
         ] or [self.evaluate_slice(arrays, 0, self.num_test)]
-        loss_sum = sum(report.loss_sum for report in reports)
-        metric_sum = sum(report.metric_sum for report in reports)
-        return MetricRecord(
-            {"accuracy": metric_sum / self.num_test, "loss": loss_sum / self.num_test}
-        )
+        return EvaluateReport.total(reports).metrics()
 
     def _orders(self, server_round: int, arrays: ArrayRecord) -> list[tuple[Worker, EvaluateOrder]]:
         online = set(self.grid.get_node_ids())

@@ -39,12 +39,14 @@ def evaluate_sums(
     source = BatchSource(samples, device, move=False)
     last = len(source) if last is None else last
     model = model.to(device).eval()
-    loss_sum = metric_sum = 0.0
+    loss_sum, metric_sum, in_range = 0.0, 0.0, True
     with torch.inference_mode():
         for indices in torch.split(torch.arange(first, last), batch_size):
             inputs, targets = source.batch(indices)
             outputs = model(inputs)
             # On the CPU, since not every accelerator has float64.
             loss_sum += float(loss(outputs, targets).cpu().double().sum())
-            metric_sum += float(metric(outputs, targets).cpu().double().sum())
-    return EvaluateReport(first, last, loss_sum, metric_sum)
+            values = metric(outputs, targets).cpu().double()
+            metric_sum += float(values.sum())
+            in_range = in_range and not bool(((values < 0) | (values > 1)).any())
+    return EvaluateReport(first, last, loss_sum, metric_sum, in_range)

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import functools
 import json
+import math
 import re
 import shlex
 import sys
@@ -177,7 +178,7 @@ def test_summary_hand_worked(run: Run) -> None:
     assert summary == run.recorder.summary
     assert summary.keys() == {
         *("algorithm", "steps", "sampler", "weights", "train_on", "task", "clock", "seed"),
-        *("accuracy", "best_accuracy", "loss", "epochs", "rounds", "samples"),
+        *("accuracy", "metric", "best_accuracy", "loss", "epochs", "rounds", "samples"),
         *("samples_planned", "samples_given_up", "samples_cut_off"),
         *("wall_seconds", "setup_seconds", "training_seconds", "device_seconds"),
         *("evaluation_seconds", "summing_seconds", "fast_waiting_share", "slow_waiting_share"),
@@ -505,6 +506,12 @@ def test_run_that_ends_before_it_has_a_folder(start: Start, tmp_path: Path) -> N
             "2 evaluations without more than the 75.00% of epoch 2 (patience = 2)",
         ),
         ({"patience": 2}, [0.5, 0.25, 0.625, 0.5], None),
+        (  # what is not a number is no best, in the first evaluation or later
+            {"patience": 2},
+            [math.nan, math.nan, 0.5, math.nan, 0.25],
+            "2 evaluations without more than the 50.00% of epoch 3 (patience = 2)",
+        ),
+        ({"stop_at_accuracy": 0.75}, [math.nan, 0.75], "accuracy 75.00% (stop-at-accuracy = 0.75)"),
         ({"patience": 1, "epochs": 2}, [0.5, 0.25], None),  # the budget ends it
         ({}, [1.0, 0.5, 0.5], None),
     ],
@@ -524,6 +531,34 @@ def test_run_stops_early_and_says_why(
     run.finish()
     assert run.summary()["stopped_early"] == reason
     assert run.summary()["interrupted"] is False
+
+
+def test_accuracy_that_is_not_a_number_is_said_once(run: Run) -> None:
+    run.train(measured(math.nan))
+    run.end_epoch(2, measured(0.25))
+    run.end_epoch(3, measured(math.nan))
+    (line,) = [line for line in run.lines if line.startswith("warning: ")]
+    assert line.startswith("warning: the accuracy is not a number, so best_model, patience and ")
+    run.finish()
+    summary = run.summary()
+    assert (summary["accuracy"], summary["best_accuracy"]) == (None, 0.25)
+
+
+def test_metric_outside_0_to_1_is_no_accuracy_and_has_no_best(start: Start) -> None:
+    """An error that falls, in [0, 1] by chance at first: the first model is not the best."""
+    run = start(epochs=9, patience=2, stop_at_accuracy=0.5)
+    run.train(measured(0.25))
+    errors = [MetricRecord({"metric": 1.25 / number, "loss": 0.5}) for number in (1, 2, 3, 4)]
+    assert [run.end_epoch(number, error) for number, error in enumerate(errors, 2)] == [False] * 4
+    assert run.recorder.best is None
+    (line,) = [line for line in run.lines if line.startswith("warning: ")]
+    assert line.startswith("warning: the metric has values outside [0, 1], so best_model, ")
+    assert run.lines[-1].startswith("epoch 5/9  metric 0.3125  train loss")
+    run.finish()
+    assert "done: test metric 0.3125 after" in run.screen.getvalue()
+    summary = run.summary()
+    keys = ("accuracy", "best_accuracy", "best_model_chosen_on", "metric")
+    assert [summary[key] for key in keys] == [None, None, None, 0.3125]
 
 
 # --- TensorBoard

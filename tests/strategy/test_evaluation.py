@@ -1,5 +1,6 @@
 """Evaluation shared among the fast workers: exact sums, and never a crash or a wrong mean."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,8 +124,10 @@ def other_slice(message: Message, order: EvaluateOrder) -> Message:
     return sums_of(order.arrays, 0, 1).to_reply(message)
 
 
-def not_finite(message: Message, order: EvaluateOrder) -> Message:
-    return EvaluateReport(order.first, order.last, float("nan"), 1.0).to_reply(message)
+def no_numbers(message: Message, order: EvaluateOrder) -> Message:
+    reply = sums_of(order.arrays, order.first, order.last).to_reply(message)
+    reply.content.config_records["sums"]["loss-sum"] = "nan"
+    return reply
 
 
 def as_for_fedavg(message: Message, order: EvaluateOrder) -> Message:
@@ -146,12 +149,12 @@ def test_worker_that_is_gone_or_left_out_gets_no_slice() -> None:
 
 
 def test_all_fail_and_the_mean_is_right() -> None:
-    setup = Setup(fast(0, raises), fast(1, not_finite), fast(2, dies))
+    setup = Setup(fast(0, raises), fast(1, no_numbers), fast(2, dies))
     assert setup() == RIGHT
     assert setup.on_server == [(0, 3), (3, 6), (6, 10)]
 
 
-@pytest.mark.parametrize("answer", [other_slice, not_finite, as_for_fedavg])
+@pytest.mark.parametrize("answer", [other_slice, no_numbers, as_for_fedavg])
 def test_reply_that_cannot_be_used_costs_that_evaluation_only(answer: Answer) -> None:
     setup = Setup(fast(0), fast(1, answer), slow(2))
     with captured_log() as log:
@@ -164,6 +167,24 @@ def test_reply_that_cannot_be_used_costs_that_evaluation_only(answer: Answer) ->
     assert setup.registry.workers[1].failures == ["unusable reply, evaluating"]
     assert setup.slices == [[(0, 5)] * 2, [(5, 10)] * 2, []]
     assert setup.on_server == [(5, 10)]
+
+
+@pytest.mark.parametrize(
+    ("metric_sum", "in_range", "name"), [(math.nan, True, "accuracy"), (7.0, False, "metric")]
+)
+def test_metric_that_is_no_accuracy_is_not_the_workers_failure(
+    metric_sum: float, in_range: bool, name: str
+) -> None:
+    def diverged(message: Message, order: EvaluateOrder) -> Message:
+        report = EvaluateReport(order.first, order.last, math.nan, metric_sum, in_range)
+        return report.to_reply(message)
+
+    setup = Setup(fast(0), fast(1, diverged))
+    found = setup()
+    assert found.keys() == {name, "loss"}
+    assert math.isnan(found["loss"])  # type: ignore[arg-type]
+    assert found[name] == pytest.approx((3.0 + metric_sum) / 10, nan_ok=True)
+    assert setup.on_server == setup.registry.workers[1].failures == []
 
 
 def test_worker_that_raised_is_sent_one_slice_and_trains_on() -> None:

@@ -1,6 +1,7 @@
 """Exact means of loss and metric over a test set."""
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,25 @@ def test_sums_and_means_by_hand() -> None:
     targets = torch.ones(4)  # errors 0, 1, 2, 1/2
     report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one)
     assert (report.loss_sum, report.metric_sum) == (3.5, 2.0)
-    assert (report.loss, report.accuracy) == (3.5 / 4, 0.5)
+    assert (report.loss, report.metric) == (3.5 / 4, 0.5)
     report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one, first=1, last=3)
     assert (report.first, report.last, report.num_examples) == (1, 3, 2)
-    assert (report.loss, report.accuracy) == (1.5, 1.0)
+    assert (report.loss, report.metric) == (1.5, 1.0)
+    assert report.metric_in_range
+
+
+@pytest.mark.parametrize(
+    ("value", "in_range"), [(0.0, True), (1.0, True), (1.5, False), (-0.5, False), (math.nan, True)]
+)
+def test_metric_with_a_value_outside_0_to_1_is_said(value: float, in_range: bool) -> None:
+    """Their mean, 0.5 or so, does not tell."""
+
+    def one_of_four(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.where(outputs.squeeze(1) == 2.0, value, 0.5)
+
+    inputs, targets = torch.tensor([[2.0], [4.0], [6.0], [1.0]]), torch.ones(4)
+    report = evaluate_sums(Halve(), (inputs, targets), absolute, one_of_four, batch_size=2)
+    assert report.metric_in_range is in_range
 
 
 def test_evaluation_is_in_eval_mode_and_changes_nothing() -> None:
