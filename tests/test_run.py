@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from server.blsgd_server import app as server_app
 
 from .in_process_grid import Handler, InProcessGrid, fast_profile, slow_profile
 from .log_capture import captured_log
+from .refusal import refusal
 from .results.profiles import made_profile
 from .runtime.processes import process_ids
 
@@ -184,6 +186,24 @@ def test_run_and_its_saved_model_are_evaluated_in_batches_of_the_task(where: str
     evaluation = evaluate_run("run", task, device="cpu")
     assert sizes == [7, 7, 6]
     assert evaluation.accuracy == report.summary["accuracy"]
+
+
+def test_run_given_its_task_looks_none_up_and_compares_data_and_model_with_the_workers() -> None:
+    """What another thread registers under the same name is what the workers here find."""
+    own = task_of([])
+    inputs, labels = own.test
+    register_task(replace(own, test=(inputs, 1 - labels)))
+    config = config_of(
+        task="given-in-python", epochs=1, batch_size=5, local_steps_fast=2, evaluate_on="server"
+    )
+    summary = train_on(grid_of(config), config, task=own).summary
+    assert summary["accuracy"] == evaluate_run("runs/latest", own, device="cpu").accuracy > 0.5
+    other = replace(own, train=(own.train[0] + 1, own.train[1]))
+    line = refusal(train_on, grid_of(config), config, task=other)
+    assert line.startswith(f"worker fast-0 (cpu:{CORE}) holds other training data than the server")
+    other = replace(own, model=lambda: nn.Linear(3, 3))
+    line = refusal(train_on, grid_of(config), config, task=other)
+    assert line.startswith(f"worker fast-0 (cpu:{CORE}) has another model than the server; install")
 
 
 # --- steps from speeds

@@ -332,6 +332,7 @@ def load_task(
     validation_share: float = 0.0,
     seed: int = 0,
     again: bool = False,
+    given: Task | None = None,
     **options: Any,
 ) -> Task:
     """Return a task by name.
@@ -348,6 +349,8 @@ def load_task(
         Which samples that share consists of.
     again : bool (default: False)
         Prepare the data of a benchmark even if that was done.
+    given : Task, optional
+        The task itself: nothing is looked up by the name.
     **options
         Of `OPTIONS`; those that the task does not take must be at their default.
 
@@ -356,8 +359,10 @@ def load_task(
     UsageError
         If there is no such task, or it refuses one of the settings.
     """
-    if name in _REGISTERED:
-        make = _REGISTERED[name]
+    registered: Mapping[str, Callable[..., Task]]
+    registered = _REGISTERED if given is None else {name: lambda: given}
+    if name in registered:
+        make = registered[name]
     elif name in TASKS:
         benchmark = _benchmark(name)
         make, model = benchmark.task, model or benchmark.default_model
