@@ -280,7 +280,7 @@ def evaluate_run(
     model = load(folder, given if config.task in TASKS else task)
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
-    report = task.evaluate(model, device)
+    report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
     return Evaluation(report.accuracy, report.loss, task.num_test, device)
 
 

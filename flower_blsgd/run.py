@@ -294,13 +294,14 @@ def _evaluate_fn(
     grid: Grid, config: RunConfig, task: Task, registry: WorkerRegistry, report: RunRecorder
 ) -> EvaluateFn:
     """Return the function that evaluates on the workers or on the server, and counts its time."""
-    model = functools.cache(task.model)  # made only if this process has to evaluate
+    # Made only if this process has to evaluate, without drawing from the caller's generator.
+    model = functools.cache(functools.partial(task.fresh_model, 0))
 
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
         device = next(iter(this_machine().accelerators), "cpu")
         use_precision(config.precision, device)
         load_state(model(), arrays)
-        return task.evaluate(model(), device, first, last)
+        return task.evaluate(model(), device, first, last, config.evaluation_batch_size)
 
     @functools.cache
     def on_workers() -> WorkerEvaluation:

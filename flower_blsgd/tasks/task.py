@@ -61,8 +61,9 @@ class Task:
     pretrained : callable, optional
         Puts the weights to begin with into a fresh model, in place: ``(model) -> None``. Called
         once in a run, by the server; workers get the weights from it.
-    evaluation_batch_size : int (default: 1024)
-        Samples per batch in evaluation, where nothing is kept for a backward pass.
+    evaluation_batch_size : int (default: 0)
+        Samples per batch in evaluation, where nothing is kept for a backward pass; 0 for four
+        times as many as the run computes at once in training.
     assets : mapping (default: empty)
         Files that a saved model needs, such as the tokenizer, by the names that they get in the
         results folder. Data that belong to other ones are refused when the model is evaluated.
@@ -84,7 +85,7 @@ class Task:
     augment: Augment | None = None
     data_fingerprint: str = ""
     pretrained: Callable[[nn.Module], None] | None = None
-    evaluation_batch_size: int = 1024
+    evaluation_batch_size: int = 0
     assets: Mapping[str, Path] = field(default_factory=dict)
     prepared: Prepared | None = None
 
@@ -94,10 +95,10 @@ class Task:
                 f"task: model is a {type(self.model).__name__}, but must be a function that makes "
                 "a fresh one, such as model=lambda: Net()"
             )
-        if self.evaluation_batch_size < 1:
+        if self.evaluation_batch_size < 0:
             raise UsageError(
                 f"task: evaluation_batch_size is {self.evaluation_batch_size}, but must be at "
-                "least 1"
+                "least 0"
             )
         _check_samples("train", self.train)
         _check_samples("test", self.test)
@@ -136,10 +137,13 @@ class Task:
         return model
 
     def evaluate(
-        self, model: nn.Module, device: str, first: int = 0, last: int | None = None
+        self, model: nn.Module, device: str, first: int, last: int, batch_size: int
     ) -> EvaluateReport:
-        """Return loss and metric added up over the samples [first, last) of the test set."""
-        parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size
+        """Return loss and metric added up over the samples [first, last) of the test set.
+
+        `batch_size` samples are computed at once, unless the task says how many.
+        """
+        parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size or batch_size
         return evaluate_sums(model, *parts, device, first, last, size)
 
     def fingerprint(self) -> str:

@@ -144,7 +144,7 @@ def test_task_refuses_wrong_data(name: str, part: object, found: str) -> None:
     ("settings", "message"),
     [
         ({"model": nn.Linear(2, 3)}, "model is a Linear, but must be a function that makes"),
-        ({"evaluation_batch_size": 0}, "evaluation_batch_size is 0"),
+        ({"evaluation_batch_size": -1}, "evaluation_batch_size is -1"),
     ],
 )
 def test_task_refuses_wrong_settings(settings: dict[str, object], message: str) -> None:
