@@ -24,7 +24,8 @@ from ..errors import UsageError, nearest
 from ..worker.batches import BatchSource, Samples, num_samples, tensor_parts
 from ..worker.evaluation import EvaluateReport, evaluate_sums
 from ..worker.local_sgd import SampleLoss, cross_entropy
-from ..worker.step import Augment, check_micro_batches
+from ..worker.model_io import check_model
+from ..worker.step import Augment, check_micro_batches, micro_batches
 from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
 
 _LOG = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ def _check_samples(name: str, samples: Samples) -> None:
 
 
 def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
-    """Try model, loss, metric and augmentation once on two training samples, on the CPU.
+    """Try model, loss, metric and augmentation once on two samples each, on the CPU.
 
     Torch's generator is as before afterwards.
 
@@ -213,11 +214,15 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
     ------
     UsageError
         If one of the task's functions raises, or returns something of the wrong shape, or the
-        model does not allow micro-batches. A UsageError of a function itself comes out as it is.
+        model cannot be trained, or not in micro-batches. A UsageError of a function itself comes
+        out as it is.
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(_call, title)
-    inputs, targets = call("reading train", _two_samples, task.train)
+    inputs, targets = train = call("reading train", _two_samples, task.train)
+    test = call("reading test", _two_samples, task.test)
+    if micro_batch_size > 0:
+        next(micro_batches(inputs, targets, micro_batch_size))
     with torch.no_grad():
         model = call("model()", task.fresh_model, 0)
         if not isinstance(model, nn.Module):
@@ -225,6 +230,7 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
                 f"{title}: model() returned {_what(model)}, expected a torch.nn.Module"
             )
         check_micro_batches(model, micro_batch_size)
+        check_model(model)
         model = model.cpu().eval()
         if task.augment is not None:
             seeded = torch.Generator().manual_seed(0)
@@ -235,11 +241,18 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
                     f"tensor of the whole batch, like the inputs' shape {tuple(inputs.shape)}"
                 )
             call("model(augment(inputs, generator))", model, augmented)
-        outputs = call("model(inputs)", model, inputs)
-        losses = call("loss(outputs, targets)", task.loss, outputs, targets)
-        _check_per_sample(f"{title}: loss", losses, 'a torch loss does with reduction="none"')
-        values = call("metric(outputs, targets)", task.metric, outputs, targets)
-        _check_per_sample(f"{title}: metric", values, "return it before taking the mean")
+        functions: dict[str, SampleLoss] = {"loss": task.loss}
+        for of, (inputs, targets) in (("", train), (" of test", test)):
+            outputs = call(f"model(inputs){of}", model, inputs)
+            for kind, function in functions.items():
+                described = f"{kind}(outputs, targets){of}"
+                values = call(described, function, outputs, targets)
+                if not isinstance(values, Tensor) or values.shape != (2,):
+                    raise UsageError(
+                        f"{title}: {described} returned {_what(values)} for 2 samples, expected "
+                        'shape (2,): one value per sample; a torch loss does with reduction="none"'
+                    )
+            functions["metric"] = task.metric  # of test only
 
 
 def _call(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -253,17 +266,9 @@ def _call(title: str, described: str, function: Callable[..., Any], *arguments: 
 
 
 def _two_samples(samples: Samples) -> tuple[Any, Any]:
-    """Return a batch of the first two samples; of a single sample twice that one."""
-    indices = torch.tensor([0, min(1, num_samples(samples) - 1)])
+    """Return a batch of the first and the last sample; of a single sample twice that one."""
+    indices = torch.tensor([0, num_samples(samples) - 1])
     return BatchSource(samples, torch.device("cpu")).batch(indices)
-
-
-def _check_per_sample(function: str, values: Any, hint: str) -> None:
-    if not isinstance(values, Tensor) or values.shape != (2,):
-        raise UsageError(
-            f"{function}(outputs, targets) returned {_what(values)} for 2 samples, expected shape "
-            f"(2,): one value per sample; {hint}"
-        )
 
 
 def _what(value: Any) -> str:
