@@ -73,8 +73,8 @@ def score(message: Message, context: Context) -> Message:
     config = RunConfig.from_run_config(context.run_config)
     worker = worker_of(context)
     with pinned(worker, config.threads):
-        sgd, size = _local_sgd(config, worker), _task(config).evaluation_batch_size
-        report = sgd.score(ScoreOrder.from_message(message), size)
+        size = _task(config).evaluation_batch_size or config.evaluation_batch_size
+        report = _local_sgd(config, worker).score(ScoreOrder.from_message(message), size)
     return report.to_reply(message)
 
 
@@ -119,7 +119,8 @@ def evaluate(message: Message, context: Context) -> Message:
         model = _evaluation_model(config, worker.device)
         use_precision(config.precision, worker.device)
         load_state(model, order.arrays)
-        report = task.evaluate(model, worker.device, order.first, order.last)
+        size = config.evaluation_batch_size
+        report = task.evaluate(model, worker.device, order.first, order.last, size)
     return report.to_reply(message)
 
 

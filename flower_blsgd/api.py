@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def train(
     on_round_end: OnRoundEnd | None = None,
     on_epoch_end: OnEpochEnd | None = None,
     quiet: bool = False,
-    **settings: bool | int | float | str,
+    **settings: bool | int | float | str | os.PathLike[str],
 ) -> TrainResult:
     """Train on all devices of this machine.
 
@@ -118,22 +119,25 @@ def train(
     given = task if isinstance(task, Task) else None
     if given is None and not isinstance(task, str):
         raise UsageError(f"task = {task!r} must be a Task or a text")
-    name = task if isinstance(task, str) else register_task(task)
+    name = task if isinstance(task, str) else GIVEN_IN_PYTHON
     values = {"workers": "auto", **of_run, "task": name, "resume": str(resume)}
-    values |= {key.replace("_", "-"): value for key, value in settings.items()}
+    values |= {
+        key.replace("_", "-"): os.fspath(value) if isinstance(value, os.PathLike) else value
+        for key, value in settings.items()
+    }
     if workers:
         values["workers"] = workers
     if given is not None and not resume:
         values.setdefault("name", "train")
     config = RunConfig.from_run_config(values)
-    grid = make_local_grid(
-        config, None if given is None else functools.partial(register_task, given, name)
-    )
+    # In their processes only: threads of this one may train other tasks meanwhile.
+    setup = None if given is None else functools.partial(register_task, given)
+    grid = make_local_grid(config, setup)
     view = _CallingView(config, quiet, on_round_end, on_epoch_end)
     if note := sharing_note(grid.workers):
         view.say(note)
     with grid, _quiet_flower():
-        report = train_on(grid, config, view)
+        report = train_on(grid, config, view, given)
     return TrainResult(
         model=load(report.folder.path, task=given),
         accuracy=report.summary["accuracy"],
@@ -279,7 +283,7 @@ def evaluate_run(
     model = load(folder, given if config.task in TASKS else task)
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
-    report = task.evaluate(model, device)
+    report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
     accuracy = report.metric if report.metric_in_range else None
     return Evaluation(accuracy, report.metric, report.loss, task.num_test, device)
 

@@ -263,6 +263,11 @@ class RunConfig:
         return {"name": self.task, **{name: getattr(self, name) for name in names}}
 
     @property
+    def evaluation_batch_size(self) -> int:
+        """Samples per batch in evaluation, where the task does not say: four training batches."""
+        return 4 * min(self.batch_size, self.micro_batch_size or self.batch_size)
+
+    @property
     def learning_rate_schedule(self) -> LearningRate:
         """The learning rate with its schedule and its warm-up."""
         decays = parse_decay(self.decay_epochs)

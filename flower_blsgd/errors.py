@@ -15,7 +15,9 @@ class UsageError(ValueError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint at the known words nearest to `word`: ``"did you mean a or b?"``."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=2, cutoff=0.6)
+    close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
+    same_letter = [name for name in known if name[:1] == word[:1]]
+    close = close or difflib.get_close_matches(word, same_letter, n=2, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
 
 

@@ -33,12 +33,14 @@ from .strategy.replies import ModelShape
 from .strategy.workers import WorkerRegistry
 from .tasks.task import Task, check_task, check_weights, load_task
 from .worker import MODULES
-from .worker.model_io import load_state, state_record
+from .worker.model_io import load_state, model_fingerprint, state_record
 from .worker.profile import profile_of
 from .worker.step import use_precision
 
 
-def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunRecorder:
+def train_on(
+    grid: Grid, config: RunConfig, view: ProgressView | None = None, task: Task | None = None
+) -> RunRecorder:
     """Train as the settings say, and leave a results folder.
 
     Everything that can be refused is refused before anything is written, and on the local grid
@@ -52,6 +54,8 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         The settings.
     view : ProgressView, optional
         Where progress is shown.
+    task : Task, optional
+        Instead of the one that the settings name; the workers still load theirs by that name.
 
     Returns
     -------
@@ -68,17 +72,21 @@ def train_on(grid: Grid, config: RunConfig, view: ProgressView | None = None) ->
         Likewise.
     """
     with past_of(config, complete=isinstance(grid, LocalGrid)) as past:
-        return _train(grid, past.config if past else config, view, past)
+        return _train(grid, past.config if past else config, view, past, task)
 
 
 def _train(
-    grid: Grid, config: RunConfig, view: ProgressView | None, past: Past | None
+    grid: Grid,
+    config: RunConfig,
+    view: ProgressView | None,
+    past: Past | None,
+    given: Task | None,
 ) -> RunRecorder:
     began, last_round = time.monotonic(), 0
     if config.tensorboard:
         require_tensorboard()
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
-    task = load_own_task(config)
+    task = load_own_task(config, given)
     model = task.initial_model(derived_seed(config.seed, "model"))
     arrays = state_record(model)
     workers = grid.workers if isinstance(grid, LocalGrid) else ()
@@ -108,6 +116,8 @@ def _train(
     if past:
         arrays, last_round = past.take_up(strategy, report, arrays)
     evaluate = _evaluate_fn(grid, config, task, strategy.registry, report)
+    strategy.registry.data_fingerprint = task.fingerprint()
+    strategy.registry.model_fingerprint = model_fingerprint(model)
     with report.recording(task):
         strategy.registry.update(grid)  # connects, and measures speeds that are needed
         if strategy.registry.active or not past:  # else all are left out until an epoch is planned
@@ -199,12 +209,12 @@ def make_local_grid(
         ) from error
 
 
-def load_own_task(config: RunConfig) -> Task:
-    """Return the task that the settings name, checked.
+def load_own_task(config: RunConfig, given: Task | None = None) -> Task:
+    """Return the given task, or the one that the settings name, checked.
 
     UsageError if there is no such task, or it is not what a task must be.
     """
-    task = load_task(**config.task_settings)
+    task = load_task(**config.task_settings, given=given)
     check_task(task, config.task, config.micro_batch_size)
     return task
 
@@ -285,13 +295,14 @@ def _evaluate_fn(
     grid: Grid, config: RunConfig, task: Task, registry: WorkerRegistry, report: RunRecorder
 ) -> EvaluateFn:
     """Return the function that evaluates on the workers or on the server, and counts its time."""
-    model = functools.cache(task.model)  # made only if this process has to evaluate
+    # Made only if this process has to evaluate, without drawing from the caller's generator.
+    model = functools.cache(functools.partial(task.fresh_model, 0))
 
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
         device = next(iter(this_machine().accelerators), "cpu")
         use_precision(config.precision, device)
         load_state(model(), arrays)
-        return task.evaluate(model(), device, first, last)
+        return task.evaluate(model(), device, first, last, config.evaluation_batch_size)
 
     @functools.cache
     def on_workers() -> WorkerEvaluation:

@@ -20,9 +20,11 @@ import flower_blsgd
 from flower_blsgd import Task, evaluate_run, load
 from flower_blsgd.cli.main import main
 from flower_blsgd.results.folder import EpochRow
+from flower_blsgd.run import make_local_grid
 from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.strategy.round_metrics import RoundRecord
-from flower_blsgd.tasks import load_task
+from flower_blsgd.tasks import load_task, register_task
 from scripts.flower_engine import session_members
 
 from .refusal import refusal
@@ -408,6 +410,7 @@ Refused = Callable[..., str]
     [
         ({"epoch_s": 3}, "did you mean epochs"),
         ({"workers": 2}, "workers = 2 must be a text"),
+        ({"out": Path("/")}, "out = '/' exists"),
         ({"workers": "1x cpu slow"}, "no fast worker"),
         ({"task": None}, "task = None must be a Task or a text"),
         ({"task": Task}, "must be a Task"),
@@ -423,6 +426,17 @@ def test_unsound_task_is_refused(refused: Refused) -> None:
     task = small_task(loss=nn.CrossEntropyLoss())
     assert 'reduction="none"' in refused(task)
     assert "data = 'here'" in refused(small_task(), data="here")
+
+
+def test_task_of_another_thread_is_not_tried_instead(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def while_another_trains(*arguments: Any) -> LocalGrid:
+        register_task(small_task())
+        return make_local_grid(*arguments)
+
+    monkeypatch.setattr("flower_blsgd.api.make_local_grid", while_another_trains)
+    assert 'reduction="none"' in refused(small_task(loss=nn.CrossEntropyLoss()))
 
 
 def _capturing(thing: Any) -> Callable[[], nn.Module]:

@@ -11,6 +11,9 @@ from flower_blsgd.errors import UsageError, nearest
         ("epoch-s", ["epochs", "seed", "workers"], "did you mean epochs?"),
         ("abc1", ["abc2", "abc3", "abc4"], "did you mean abc4 or abc3?"),  # two at most
         ("zzz", ["beta", "alpha"], "known: alpha, beta"),
+        ("betas", ["task", "data"], "known: data, task"),
+        ("batch", ["batch-size", "epochs"], "did you mean batch-size?"),
+        ("", ["a", "b"], "known: a, b"),
     ],
 )
 def test_nearest(word: str, known: list[str], hint: str) -> None:

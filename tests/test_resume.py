@@ -245,7 +245,8 @@ def test_signal_in_an_evaluation_ends_it_and_loses_nothing_before_it(
             signal.raise_signal(signal.SIGINT)
         return correct(outputs, targets)
 
-    register_task(replace(points(), metric=interrupted), "points")
+    task = replace(points(), metric=interrupted, evaluation_batch_size=32)  # one batch
+    register_task(task, "points")
     for resume, epochs, rounds in (("", 0, 4), ("run", 0, 4), ("run", 1, 8)):
         view = View()
         with pytest.raises(KeyboardInterrupt) as ended:

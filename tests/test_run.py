@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from server.blsgd_server import app as server_app
 
 from .in_process_grid import Handler, InProcessGrid, fast_profile, slow_profile
 from .log_capture import captured_log
+from .refusal import refusal
 from .results.profiles import made_profile
 from .runtime.processes import process_ids
 
@@ -153,7 +155,7 @@ def test_run_evaluation_on_workers_or_server_gives_the_same_figures_and_bits() -
         assert found["workers"][1][key] == pytest.approx(found["server"][1][key], abs=1e-6)
 
 
-def task_of(sizes: list[int]) -> Task:
+def task_of(sizes: list[int], evaluation_batch_size: int = 7) -> Task:
     """Return a task of 60 points, 20 to test on, which notes how many it is tested on at once."""
 
     def noting(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -167,24 +169,64 @@ def task_of(sizes: list[int]) -> Task:
         train=(points[:60], labels[:60]),
         test=(points[60:], labels[60:]),
         metric=noting,
-        evaluation_batch_size=7,
+        evaluation_batch_size=evaluation_batch_size,
     )
 
 
 @pytest.mark.parametrize("where", ["workers", "server"])
-def test_run_and_its_saved_model_are_evaluated_in_batches_of_the_task(where: str) -> None:
+@pytest.mark.parametrize(
+    ("of_task", "micro_batch", "expected"),
+    [(7, 0, [7, 7, 6]), (0, 0, [16, 4]), (0, 2, [8, 8, 4]), (0, 99, [16, 4])],
+)
+def test_run_and_its_saved_model_are_evaluated_in_batches_of_the_task_or_of_four_in_training(
+    where: str, of_task: int, micro_batch: int, expected: list[int]
+) -> None:
     sizes: list[int] = []
-    task = task_of(sizes)
-    name = register_task(task, f"batches-{where}")
+    task = task_of(sizes, of_task)
+    name = register_task(task, f"batches-{where}-{of_task}-{micro_batch}")
+    settings: dict[str, Any] = {"batch_size": 4, "micro_batch_size": micro_batch}
     config = config_of(
-        task=name, epochs=1, batch_size=5, local_steps_fast=2, evaluate_on=where, out="run"
+        task=name, epochs=1, local_steps_fast=2, evaluate_on=where, out="run", **settings
     )
     report = run(config, grid_of(config))
-    assert sizes == [2, 7, 7, 6]  # the first is the try of two samples before the run
+    assert sizes == [2, *expected]  # the first is the try of two samples before the run
     sizes.clear()
     evaluation = evaluate_run("run", task, device="cpu")
-    assert sizes == [7, 7, 6]
+    assert sizes == expected
     assert evaluation.accuracy == report.summary["accuracy"]
+
+
+def test_run_given_its_task_looks_none_up_and_compares_data_and_model_with_the_workers() -> None:
+    """What another thread registers under the same name is what the workers here find."""
+    own = task_of([])
+    inputs, labels = own.test
+    register_task(replace(own, test=(inputs, 1 - labels)))
+    config = config_of(
+        task="given-in-python", epochs=1, batch_size=5, local_steps_fast=2, evaluate_on="server"
+    )
+    summary = train_on(grid_of(config), config, task=own).summary
+    assert summary["accuracy"] == evaluate_run("runs/latest", own, device="cpu").accuracy > 0.5
+    other = replace(own, train=(own.train[0] + 1, own.train[1]))
+    line = refusal(train_on, grid_of(config), config, task=other)
+    assert line.startswith(f"worker fast-0 (cpu:{CORE}) holds other training data than the server")
+    other = replace(own, model=lambda: nn.Linear(3, 3))
+    line = refusal(train_on, grid_of(config), config, task=other)
+    assert line.startswith(f"worker fast-0 (cpu:{CORE}) has another model than the server; install")
+
+
+def test_run_draws_nothing_from_the_callers_generator() -> None:
+    def of_its_own(node: Handler) -> Handler:
+        def handle(message: Message, node_id: int) -> Message:
+            with torch.random.fork_rng(devices=[]):  # as in a process of its own
+                return node(message, node_id)
+
+        return handle
+
+    config = config_of(epochs=1, evaluate_on="server")
+    nodes = {50 + i: of_its_own(node_of(config, node)) for i, node in enumerate(NODES)}
+    before = torch.random.get_rng_state()
+    run(config, InProcessGrid(nodes))
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 # --- steps from speeds

@@ -128,7 +128,7 @@ def finished(task: Task, model: nn.Module) -> dict[str, float]:
     inputs = (source.batch(part)[0] for part in torch.from_numpy(chosen).split(_STATISTICS_BATCH))
     draw = torch.Generator().manual_seed(derived_seed(0, "study-statistics"))
     update_bn((task.augment(one, draw) if task.augment else one for one in inputs), model)
-    size = task.evaluation_batch_size
+    size = task.evaluation_batch_size or 1024
     report = evaluate_sums(model, task.test, task.loss, task.metric, batch_size=size)
     loss = report.loss if math.isfinite(report.loss) else None
     return {"accuracy": report.accuracy, "loss": loss}

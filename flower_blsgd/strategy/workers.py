@@ -228,6 +228,8 @@ class WorkerRegistry:
         Why nodes with several devices cannot take part; empty if they can.
     num_samples : int (default: 0)
         N, into which the batch of every worker must fit; 0 if it is not known.
+    data_fingerprint, model_fingerprint : str (default: "")
+        Of the server's data and model, which those of every worker must equal; empty if unknown.
     """
 
     min_workers: int
@@ -237,6 +239,8 @@ class WorkerRegistry:
     clock: Clock = "wall"
     no_hosts: str = ""
     num_samples: int = 0
+    data_fingerprint: str = ""
+    model_fingerprint: str = ""
 
     def __post_init__(self) -> None:
         self.workers: list[Worker] = []
@@ -536,10 +540,11 @@ class WorkerRegistry:
                     "batch by its speed; leave it out"
                 )
         for fingerprint, difference, way_out in _MUST_BE_EQUAL:
-            own = getattr(profile, fingerprint)
-            first = next((w for w in self.workers if getattr(w.profile, fingerprint)), None)
-            if own and first and own != getattr(first.profile, fingerprint):
-                return f"{difference} than {first.label}; {way_out}"
+            own, known = getattr(profile, fingerprint), [("the server", getattr(self, fingerprint))]
+            known += [(w.label, getattr(w.profile, fingerprint)) for w in self.workers]
+            first, theirs = next((pair for pair in known if pair[1]), ("", own))
+            if own and own != theirs:
+                return f"{difference} than {first}; {way_out}"
         return ""
 
     def assign_tiers(self, first: int = 0) -> None:

@@ -24,7 +24,8 @@ from ..errors import UsageError, nearest
 from ..worker.batches import BatchSource, Samples, num_samples, tensor_parts
 from ..worker.evaluation import EvaluateReport, evaluate_sums
 from ..worker.local_sgd import SampleLoss, cross_entropy
-from ..worker.step import Augment, check_micro_batches
+from ..worker.model_io import check_model
+from ..worker.step import Augment, check_micro_batches, micro_batches
 from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
 
 _LOG = logging.getLogger(__name__)
@@ -61,8 +62,9 @@ class Task:
     pretrained : callable, optional
         Puts the weights to begin with into a fresh model, in place: ``(model) -> None``. Called
         once in a run, by the server; workers get the weights from it.
-    evaluation_batch_size : int (default: 1024)
-        Samples per batch in evaluation, where nothing is kept for a backward pass.
+    evaluation_batch_size : int (default: 0)
+        Samples per batch in evaluation, where nothing is kept for a backward pass; 0 for four
+        times as many as the run computes at once in training.
     assets : mapping (default: empty)
         Files that a saved model needs, such as the tokenizer, by the names that they get in the
         results folder. Data that belong to other ones are refused when the model is evaluated.
@@ -84,7 +86,7 @@ class Task:
     augment: Augment | None = None
     data_fingerprint: str = ""
     pretrained: Callable[[nn.Module], None] | None = None
-    evaluation_batch_size: int = 1024
+    evaluation_batch_size: int = 0
     assets: Mapping[str, Path] = field(default_factory=dict)
     prepared: Prepared | None = None
 
@@ -94,10 +96,10 @@ class Task:
                 f"task: model is a {type(self.model).__name__}, but must be a function that makes "
                 "a fresh one, such as model=lambda: Net()"
             )
-        if self.evaluation_batch_size < 1:
+        if self.evaluation_batch_size < 0:
             raise UsageError(
                 f"task: evaluation_batch_size is {self.evaluation_batch_size}, but must be at "
-                "least 1"
+                "least 0"
             )
         _check_samples("train", self.train)
         _check_samples("test", self.test)
@@ -136,10 +138,13 @@ class Task:
         return model
 
     def evaluate(
-        self, model: nn.Module, device: str, first: int = 0, last: int | None = None
+        self, model: nn.Module, device: str, first: int, last: int, batch_size: int
     ) -> EvaluateReport:
-        """Return loss and metric added up over the samples [first, last) of the test set."""
-        parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size
+        """Return loss and metric added up over the samples [first, last) of the test set.
+
+        `batch_size` samples are computed at once, unless the task says how many.
+        """
+        parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size or batch_size
         return evaluate_sums(model, *parts, device, first, last, size)
 
     def fingerprint(self) -> str:
@@ -192,7 +197,7 @@ def _check_samples(name: str, samples: Samples) -> None:
 
 
 def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
-    """Try model, loss, metric and augmentation once on two training samples, on the CPU.
+    """Try model, loss, metric and augmentation once on two samples each, on the CPU.
 
     Torch's generator is as before afterwards.
 
@@ -209,11 +214,15 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
     ------
     UsageError
         If one of the task's functions raises, or returns something of the wrong shape, or the
-        model does not allow micro-batches. A UsageError of a function itself comes out as it is.
+        model cannot be trained, or not in micro-batches. A UsageError of a function itself comes
+        out as it is.
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(_call, title)
-    inputs, targets = call("reading train", _two_samples, task.train)
+    inputs, targets = train = call("reading train", _two_samples, task.train)
+    test = call("reading test", _two_samples, task.test)
+    if micro_batch_size > 0:
+        next(micro_batches(inputs, targets, micro_batch_size))
     with torch.no_grad():
         model = call("model()", task.fresh_model, 0)
         if not isinstance(model, nn.Module):
@@ -221,6 +230,7 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
                 f"{title}: model() returned {_what(model)}, expected a torch.nn.Module"
             )
         check_micro_batches(model, micro_batch_size)
+        check_model(model)
         model = model.cpu().eval()
         if task.augment is not None:
             seeded = torch.Generator().manual_seed(0)
@@ -231,11 +241,18 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
                     f"tensor of the whole batch, like the inputs' shape {tuple(inputs.shape)}"
                 )
             call("model(augment(inputs, generator))", model, augmented)
-        outputs = call("model(inputs)", model, inputs)
-        losses = call("loss(outputs, targets)", task.loss, outputs, targets)
-        _check_per_sample(f"{title}: loss", losses, 'a torch loss does with reduction="none"')
-        values = call("metric(outputs, targets)", task.metric, outputs, targets)
-        _check_per_sample(f"{title}: metric", values, "return it before taking the mean")
+        functions: dict[str, SampleLoss] = {"loss": task.loss}
+        for of, (inputs, targets) in (("", train), (" of test", test)):
+            outputs = call(f"model(inputs){of}", model, inputs)
+            for kind, function in functions.items():
+                described = f"{kind}(outputs, targets){of}"
+                values = call(described, function, outputs, targets)
+                if not isinstance(values, Tensor) or values.shape != (2,):
+                    raise UsageError(
+                        f"{title}: {described} returned {_what(values)} for 2 samples, expected "
+                        'shape (2,): one value per sample; a torch loss does with reduction="none"'
+                    )
+            functions["metric"] = task.metric  # of test only
 
 
 def _call(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -249,17 +266,9 @@ def _call(title: str, described: str, function: Callable[..., Any], *arguments: 
 
 
 def _two_samples(samples: Samples) -> tuple[Any, Any]:
-    """Return a batch of the first two samples; of a single sample twice that one."""
-    indices = torch.tensor([0, min(1, num_samples(samples) - 1)])
+    """Return a batch of the first and the last sample; of a single sample twice that one."""
+    indices = torch.tensor([0, num_samples(samples) - 1])
     return BatchSource(samples, torch.device("cpu")).batch(indices)
-
-
-def _check_per_sample(function: str, values: Any, hint: str) -> None:
-    if not isinstance(values, Tensor) or values.shape != (2,):
-        raise UsageError(
-            f"{function}(outputs, targets) returned {_what(values)} for 2 samples, expected shape "
-            f"(2,): one value per sample; {hint}"
-        )
 
 
 def _what(value: Any) -> str:
@@ -332,6 +341,7 @@ def load_task(
     validation_share: float = 0.0,
     seed: int = 0,
     again: bool = False,
+    given: Task | None = None,
     **options: Any,
 ) -> Task:
     """Return a task by name.
@@ -348,6 +358,8 @@ def load_task(
         Which samples that share consists of.
     again : bool (default: False)
         Prepare the data of a benchmark even if that was done.
+    given : Task, optional
+        The task itself: nothing is looked up by the name.
     **options
         Of `OPTIONS`; those that the task does not take must be at their default.
 
@@ -356,8 +368,10 @@ def load_task(
     UsageError
         If there is no such task, or it refuses one of the settings.
     """
-    if name in _REGISTERED:
-        make = _REGISTERED[name]
+    registered: Mapping[str, Callable[..., Task]]
+    registered = _REGISTERED if given is None else {name: lambda: given}
+    if name in registered:
+        make = registered[name]
     elif name in TASKS:
         benchmark = _benchmark(name)
         make, model = benchmark.task, model or benchmark.default_model

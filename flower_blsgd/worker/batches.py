@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
+
+from ..errors import UsageError
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,13 +33,25 @@ def tensor_parts(samples: Samples) -> Sequence[Tensor] | None:
     """Return the tensors that a data set consists of; None if it is of another kind.
 
     Arrays become tensors that share their memory.
+
+    UsageError if torch cannot read the memory of an array.
     """
     if isinstance(samples, TensorDataset):
         return samples.tensors
     kinds = Tensor | np.ndarray
     if isinstance(samples, tuple | list) and all(isinstance(part, kinds) for part in samples):
-        return [part if isinstance(part, Tensor) else torch.from_numpy(part) for part in samples]
+        return [part if isinstance(part, Tensor) else _on_array(part) for part in samples]
     return None
+
+
+def _on_array(array: np.ndarray[Any, Any]) -> Tensor:
+    if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+        raise UsageError(
+            f"data: an array with dtype = {array.dtype.str!r} and strides = {array.strides} cannot "
+            "be a tensor; copy it with np.ascontiguousarray(x, x.dtype.newbyteorder('='))"
+        )
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of one that is read-only
+        return torch.from_numpy(array)
 
 
 class BatchSource:
@@ -103,7 +118,7 @@ class BatchSource:
         if self._chosen is not None:
             indices = self._chosen[indices.to(self._chosen.device)]
         if self._parts is None:
-            inputs, targets = default_collate([self._dataset[i] for i in indices.tolist()])
+            inputs, targets = _pair(default_collate([self._dataset[i] for i in indices.tolist()]))
         else:
             inputs, targets = (part[indices.to(part.device)] for part in self._parts)
         return self._brought(inputs), self._brought(targets)
@@ -112,6 +127,17 @@ class BatchSource:
         if self._device.type == "cuda" and isinstance(part, Tensor) and part.device.type == "cpu":
             return part.pin_memory().to(self._device, non_blocking=True)
         return part.to(self._device)
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """Return the inputs and targets of a collated batch; ValueError if it is no pair of such."""
+    parts = batch if isinstance(batch, tuple | list) else [batch]
+    if len(parts) != 2 or not all(hasattr(part, "to") for part in parts):
+        raise ValueError(
+            "a sample of a Dataset must be a pair (inputs, targets) of tensors, arrays or numbers; "
+            f"found {', '.join(type(part).__name__ for part in parts)}"
+        )
+    return parts[0], parts[1]
 
 
 def _moved(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:

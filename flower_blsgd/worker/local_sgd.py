@@ -19,6 +19,7 @@ from .batches import BatchSource, Samples
 from .cuda_graph import GraphedSteps, Step, capture_for
 from .model_io import (
     begin_state,
+    check_model,
     load_momentum,
     load_state,
     momentum_is_finite,
@@ -134,8 +135,9 @@ class LocalSGD:
     Raises
     ------
     UsageError
-        If the device cannot compute with this precision, or the batch is to be cut though the
-        model's samples depend on each other (BatchNorm).
+        If the device cannot compute with this precision, the model has nothing to train or tensors
+        that cannot be sent, or the batch is to be cut though the model's samples depend on each
+        other (BatchNorm).
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class LocalSGD:
         self._loss, self._augment = loss, augment
         self._precision = check_precision(precision, self.device)
         check_micro_batches(self.model, micro_batch_size)
+        check_model(self.model)
         self._micro_batch_size = micro_batch_size
         self._channels_last = channels_last
         if channels_last:

@@ -13,12 +13,30 @@ import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from ..array_records import Layout, flat_like, flat_of, flat_record, view_record
+from ..errors import UsageError
 from ..protocol import COUNTERS, SLOTS, state_name
 
 # --- weights
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise UsageError if a model has nothing to train, or tensors that cannot be sent."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("model: no parameter has requires_grad = True; there is nothing to train")
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor) or name.rpartition(".")[2] == "_extra_state":
+            reason = "comes from get_extra_state, which cannot be averaged; use a buffer instead"
+        elif is_lazy(tensor):
+            reason = "has no shape yet; give its layer all sizes, such as nn.Linear(64, 10)"
+        elif (dtype := str(tensor.dtype).removeprefix("torch.")) not in np.sctypeDict:
+            reason = f'is {dtype}, which numpy lacks; use float32 and set precision = "bfloat16"'
+        else:
+            continue
+        raise UsageError(f"model: {name!r} {reason}")
 
 
 def load_state(model: nn.Module, arrays: ArrayRecord) -> None:

@@ -84,11 +84,11 @@ def micro_batches(inputs: Any, targets: Any, size: int) -> Iterator[tuple[Tensor
 
     They differ in size by one at most.
 
-    ValueError if inputs or targets are no tensor.
+    UsageError if inputs or targets are no tensor.
     """
     for name, part in (("inputs", inputs), ("targets", targets)):
         if not isinstance(part, Tensor):
-            raise ValueError(
+            raise UsageError(
                 f"micro-batch-size = {size}: the {name} of a batch are a "
                 f"{type(part).__name__}, and only tensors can be cut; leave it at 0"
             )

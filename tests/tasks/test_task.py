@@ -1,7 +1,9 @@
 """Tasks: made, tried, split for validation, loaded by name and prepared."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from flower_blsgd import Task
+from flower_blsgd import LocalSGD, Task
 from flower_blsgd.cli import main as cli
 from flower_blsgd.errors import UsageError
 from flower_blsgd.models import pretrained
@@ -144,7 +146,7 @@ def test_task_refuses_wrong_data(name: str, part: object, found: str) -> None:
     ("settings", "message"),
     [
         ({"model": nn.Linear(2, 3)}, "model is a Linear, but must be a function that makes"),
-        ({"evaluation_batch_size": 0}, "evaluation_batch_size is 0"),
+        ({"evaluation_batch_size": -1}, "evaluation_batch_size is -1"),
     ],
 )
 def test_task_refuses_wrong_settings(settings: dict[str, object], message: str) -> None:
@@ -176,6 +178,10 @@ def test_check_lets_a_good_task_pass(train: object) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+LAST_WRONG = torch.tensor([0, 1, 2, 0, 1, 7])
+NO_PAIR = "a sample of a Dataset must be a pair (inputs, targets) of tensors, arrays or numbers;"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -184,8 +190,18 @@ def test_check_lets_a_good_task_pass(train: object) -> None:
             "loss(outputs, targets) returned shape () for 2 samples, expected shape (2,): one "
             'value per sample; a torch loss does with reduction="none"',
         ),
-        ({"metric": lambda o, t: o.mean()}, "metric(outputs, targets) returned shape ()"),
-        ({"metric": None}, "metric(outputs, targets) raised TypeError"),
+        ({"metric": lambda o, t: o.mean()}, "metric(outputs, targets) of test returned shape ()"),
+        ({"metric": None}, "metric(outputs, targets) of test raised TypeError"),
+        ({"test": (INPUTS[:, :1], TARGETS)}, "model(inputs) of test raised RuntimeError: mat1"),
+        (
+            {"test": (INPUTS, LAST_WRONG)},
+            "loss(outputs, targets) of test raised IndexError: Target 7",
+        ),
+        ({"test": [{"x": 1}] * 4}, f"reading test raised ValueError: {NO_PAIR} found dict"),
+        (
+            {"train": [({"x": 1}, 2)] * 4},
+            f"reading train raised ValueError: {NO_PAIR} found dict, Te",
+        ),
         ({"augment": lambda x, g: x[:1]}, "augment(inputs, generator) returned shape (1, 2), exp"),
         ({"augment": lambda x, g: x[:, :1]}, "model(augment(inputs, generator)) raised Runtime"),
         ({"model": lambda: nn.Linear(3, 3)}, "model(inputs) raised RuntimeError"),
@@ -214,6 +230,60 @@ def test_check_refuses_micro_batches_for_models_that_need_the_whole_batch() -> N
     with pytest.raises(UsageError, match=r"^micro-batch-size = 4: BatchNorm1d \(1\) of the model"):
         check_task(task_of(), micro_batch_size=4)
     check_task(task_of(model=lambda: nn.Linear(2, 3)), micro_batch_size=4)
+
+
+class Parts(dict):
+    def to(self, device: object) -> "Parts":
+        return self
+
+
+class Sum(nn.Linear):
+    def forward(self, inputs: Parts) -> Tensor:
+        return super().forward(inputs["x"])
+
+
+def test_check_refuses_to_cut_what_is_no_tensor() -> None:
+    train = [(Parts(x=INPUTS[0]), 1)] * 4
+    task = task_of(train, test=train, model=lambda: Sum(2, 3))
+    check_task(task)
+    message = "micro-batch-size = 4: the inputs of a batch are a Parts, and only tensors can be cut"
+    assert refusal(check_task, task, micro_batch_size=4).startswith(message)
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda: nn.Linear(2, 3).bfloat16(),
+            "'weight' is bfloat16, which numpy lacks; use float32",
+        ),
+        (lambda: nn.LazyLinear(3), "'weight' has no shape yet"),
+        (lambda: Extra(2, 3), "'_extra_state' comes from get_extra_state"),
+        (lambda: nn.Linear(2, 3).requires_grad_(False), "no parameter has requires_grad = True"),
+        (nn.Flatten, "no parameter has requires_grad = True"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_refused(
+    make: Callable[[], nn.Module], told: str
+) -> None:
+    assert refusal(check_task, task_of(model=make)).startswith(f"model: {told}")
+    assert refusal(LocalSGD, make(), (INPUTS, TARGETS)).startswith(f"model: {told}")
+
+
+def test_arrays_that_torch_cannot_read_are_refused() -> None:
+    array = INPUTS.numpy()
+    for wrong, told in (
+        (array[::-1], "dtype = '<f4' and strides = (-8, 4)"),
+        (array.astype(">f4"), "dtype = '>f4' and strides = (8, 4)"),
+    ):
+        expected = f"data: an array with {told} cannot be a tensor; copy it with np.ascontiguous"
+        for use in (task_of, partial(LocalSGD, network())):
+            assert refusal(use, (wrong, TARGETS)).startswith(expected)
 
 
 # validation

@@ -3,6 +3,8 @@
 The meta device stands for an accelerator: tensors move there, and hold nothing.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +57,18 @@ def test_batch_source_fetches_copies_by_index(samples: object, on_device: bool) 
     assert targets.dtype == torch.int64
     inputs.zero_()
     assert INPUTS[4].tolist() == [8.0, 9.0]
+
+
+def test_memory_map_that_is_read_only_is_read_without_a_warning(tmp_path: Path) -> None:
+    """pytest turns a warning into an error; torch warns once, unless it is told otherwise."""
+    np.save(tmp_path / "inputs.npy", INPUTS.numpy())
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        samples = np.load(tmp_path / "inputs.npy", mmap_mode="r"), TARGETS
+        assert BatchSource(samples, CPU).batch(torch.tensor([5]))[0].tolist() == [[10.0, 11.0]]
+    finally:
+        torch.set_warn_always(before)
 
 
 @pytest.mark.parametrize(
