@@ -215,7 +215,9 @@ def load_own_task(config: RunConfig, given: Task | None = None) -> Task:
     UsageError if there is no such task, or it is not what a task must be.
     """
     task = load_task(**config.task_settings, given=given)
-    check_task(task, config.task, config.micro_batch_size)
+    stops = {"patience": config.patience, "stop-at-accuracy": config.stop_at_accuracy}
+    needs_accuracy = ", ".join(f"{key} = {value:g}" for key, value in stops.items() if value)
+    check_task(task, config.task, config.micro_batch_size, needs_accuracy)
     return task
 
 

@@ -21,6 +21,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from flwr.app import Message
 from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 from safetensors import safe_open
@@ -52,11 +53,22 @@ FOUR = {**NODES[0], "seconds-per-step": 50.0}, {**NODES[1], "seconds-per-step": 
 
 
 class FastGrid(InProcessGrid):
-    """A grid whose messages are cheap, so that it is asked for momentum."""
+    """A grid whose messages are cheap, so that it is queried for momentum.
+
+    Workers that evaluate are busy: only the next order to train ends that.
+    """
+
+    busy = False
 
     @property
     def fast_nodes(self) -> set[int]:
         return set(self.get_node_ids())
+
+    def _answer(self, message: Message) -> Message | None:
+        kind = message.metadata.message_type
+        assert not (self.busy and kind == "query.momentum")
+        self.busy = kind == "evaluate"
+        return super()._answer(message)
 
 
 class View(ProgressView):
@@ -262,6 +274,33 @@ def test_signal_in_an_evaluation_ends_it_and_loses_nothing_before_it(
     assert left_by(Path("run")) == undisturbed
 
 
+def test_evaluation_that_raises_loses_nothing_before_it(undisturbed: dict[str, Any]) -> None:
+    """The checkpoint is on the disk before the evaluation begins."""
+    calls: list[int] = []
+
+    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(len(targets))
+        if len(calls) > 2:  # the first tries the task, the second is that of epoch 1
+            folder = Path("run/checkpoint")
+            assert wait_until(lambda: any(folder.glob("round-000000008.*")))
+            raise RuntimeError("labels of another data set")
+        return correct(outputs, targets)
+
+    register_task(replace(points(), metric=broken, evaluation_batch_size=32), "points")
+    with pytest.raises(UsageError) as ended:
+        train()
+    assert str(ended.value) == (
+        "task = 'points': evaluating after round 8 raised RuntimeError: labels of another data set"
+    )
+    assert ended.value.__notes__[0].endswith("run --resume run")
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["epochs"], summary["rounds"]) == (1, 8)
+    assert Path("run/model.safetensors").exists()
+    register_task(points(), "points")
+    assert train(resume="run").summary["resumed"] == [8]
+    assert left_by(Path("run")) == undisturbed
+
+
 def test_resume_that_ends_before_it_trains_leaves_the_run_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +406,32 @@ def test_budget_in_seconds_goes_on_within_an_epoch() -> None:
     summary = train(seconds=1050, resume="run", **settings).summary
     assert (summary["epochs"], summary["rounds"], summary["resumed"]) == (3, 11, [5, 9, 9])
     assert left_by(Path("run"))["model"] == left_by(Path("whole"))["model"]
+
+
+def test_best_model_of_an_epoch_that_was_resumed_in_the_middle_stays_the_best() -> None:
+    """The budget ends in epoch 2 with the best model of all; its row goes, the model stays."""
+    accuracies = iter([0.5, 0.5, 0.75, 0.5, 0.625, 0.5])  # each process tries the task first
+
+    def given(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.full((len(targets),), next(accuracies))
+
+    register_task(replace(points(), metric=given, evaluation_batch_size=32), "points")
+    settings: dict[str, Any] = {"epochs": 99, "clock": "device", "decay_epochs": ""}
+    train(seconds=450, **settings)
+    summary = train(seconds=1050, resume="run", **settings).summary
+    with safe_open("run/best_model.safetensors", "np") as model:
+        assert model.metadata() == {"round": "5", "accuracy": repr(summary["best_accuracy"])}
+    assert (summary["best_accuracy"], summary["epochs"]) == (0.75, 3)
+
+
+@pytest.mark.parametrize("settings", [{"patience": 2}, {"stop_at_accuracy": 0.5}])
+def test_metric_that_is_no_accuracy_is_refused_by_what_needs_one(settings: dict[str, Any]) -> None:
+    task = replace(points(), metric=lambda outputs, targets: 2.0 + targets)
+    register_task(task, "points")
+    name = next(iter(settings)).replace("_", "-")
+    assert refusal(train, **settings).startswith(f"{name} = {settings[name.replace('-', '_')]}: ")
+    assert train().summary["metric"] > 2.0
+    assert not Path("run/best_model.safetensors").exists()
 
 
 # --- settings -----------------------------------------------------------------------------------

@@ -196,7 +196,9 @@ def _check_samples(name: str, samples: Samples) -> None:
         )
 
 
-def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
+def check_task(
+    task: Task, name: str = "", micro_batch_size: int = 0, needs_accuracy: str = ""
+) -> None:
     """Try model, loss, metric and augmentation once on two samples each, on the CPU.
 
     Torch's generator is as before afterwards.
@@ -209,13 +211,15 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
         What the user calls it.
     micro_batch_size : int (default: 0)
         The most samples of a micro-batch; 0: batches stay whole.
+    needs_accuracy : str (default: "")
+        A setting, such as ``"patience = 2"``, that needs a metric with values in [0, 1].
 
     Raises
     ------
     UsageError
         If one of the task's functions raises, or returns something of the wrong shape, or the
-        model cannot be trained, or not in micro-batches. A UsageError of a function itself comes
-        out as it is.
+        metric has other values than a setting needs, or the model cannot be trained, or not in
+        micro-batches. A UsageError of a function itself comes out as it is.
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(_call, title)
@@ -253,6 +257,11 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
                         'shape (2,): one value per sample; a torch loss does with reduction="none"'
                     )
             functions["metric"] = task.metric  # of test only
+        if needs_accuracy and ((values < 0) | (values > 1)).any():
+            raise UsageError(
+                f"{needs_accuracy}: needs a metric in [0, 1] that is better the higher it is; "
+                f"that of the task returned {values.tolist()}; leave the setting out"
+            )
 
 
 def _call(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:
