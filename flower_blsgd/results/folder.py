@@ -16,15 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 from flwr.app import ArrayRecord
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from ..algorithm.epoch_plan import SamplingStats
-from ..checkpoint.store import BEST_MODEL, FOLDER
+from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.round_metrics import RoundRecord
@@ -168,10 +166,10 @@ class RunFolder:
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``, the state dict, whole or not at all; or raise OSError."""
-        tensors = {key: np.asarray(a.numpy(), order="C") for key, a in arrays.items()}
+        tensors = {key: array.numpy() for key, array in arrays.items()}
         with written_whole(self.path / MODEL) as part:
             try:
-                save_file(tensors, part)
+                save_tensors(part, tensors)
             except SafetensorError as error:  # it has the system's error as words only
                 raise OSError(errno.EIO, str(error)) from None
 
