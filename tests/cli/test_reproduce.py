@@ -74,8 +74,9 @@ def test_scale_that_the_machine_cannot_hold_is_refused_with_memory_and_time(
 def test_smoke_trains_every_arm_and_writes_the_tables(trained: FakeTrain, printed: Printed) -> None:
     lines = printed(*SMOKE)
     assert trained.trained == [(arm, 0) for arm in ARMS]
-    assert lines[0].startswith("4 runs, 0 of them finished; the others take about 0.0")
-    assert " of a CPU core, and 3.4 GB of memory; here are " in lines[0]
+    # Eleven processes of 0.7 s, and 1,437 samples of 0.3 ms twice; four times.
+    assert lines[0].startswith("4 runs, 0 of them finished; the others take about 31 s of a CPU ")
+    assert " core, and 3.4 GB of memory; here are " in lines[0]
     assert lines[1] == "digits-32-1 [1/4] biased-local-sgd, seed 0: training"
     assert lines[-1] == (
         f"in {BELOW}: reproduction.md, reproduction.csv, and a comparison for each cell"
@@ -147,6 +148,19 @@ def test_ctrl_c_leaves_what_is_finished_and_the_same_command_goes_on(
     assert trained.trained == [(arm, 0) for arm in (ARMS[0], ARMS[1], *ARMS[1:])]
     text = (BELOW / "reproduction.md").read_text()
     assert "In no figure: weighted-local-sgd, seed 0 failed: nobody is left." in text
+
+
+def test_cell_whose_runs_all_failed_is_named_and_is_a_failure(
+    trained: FakeTrain, printed: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed(*SMOKE)
+    trained.fates |= {(arm, 1): AggregationError("nobody is left") for arm in ARMS}
+    assert cli.main([*SMOKE, "--seeds", "0,1"]) == 1
+    output = capsys.readouterr()
+    for arm in ARMS:
+        assert f"\ndigits-32-1 {arm}, seed 1 failed: nobody is left\n" in output.out
+    assert output.err == "blsgd: none of the runs left to train finished: digits-32-1\n"
+    assert "| biased-local-sgd | 1 | 90.00 |" in (BELOW / "reproduction.md").read_text()
 
 
 @pytest.mark.parametrize(
