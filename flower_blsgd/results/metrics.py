@@ -26,6 +26,9 @@ Figures = dict[str, Any]
 HARDLY = 0.01
 """A worker whose weight is below this hardly takes part."""
 
+_FAR_SLOWER = 16
+"""From this gap on a slow worker does not pay (``docs/when-it-helps.md``)."""
+
 _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
 
 
@@ -356,10 +359,31 @@ def _slow_devices(
         rounds += " (simulated devices)" if metrics.clock == "device" else ""
     samples = sum(worker["samples"] for worker in slow) / metrics.samples
     weight = sum(worker["weight"] for worker in slow)
+    if far := far_slower(metrics):
+        rounds += f" ({', '.join(far)} slower: leave out such a worker, or give it role=score)"
     return (
         f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; what they do to "
         f"accuracy shows beside a run without them: {_fast_only(config, folder)}"
     )
+
+
+def far_slower(metrics: RunMetrics) -> list[str]:
+    """Return the slow workers that are too slow to pay, such as ``"slow-1 (cpu:1) 22 times"``."""
+    rows: dict[int, list[WorkerRound]] = {}
+    for record in metrics.rounds_on_clock(first=1):  # in the first, processes warm up
+        for row in record.workers:
+            if row.num_examples:
+                rows.setdefault(row.worker, []).append(row)
+    seconds = {  # per sample
+        worker: sum(row.compute_seconds for row in its) / sum(row.num_examples for row in its)
+        for worker, its in rows.items()
+    }
+    fastest = min((seconds[i] for i, its in rows.items() if its[-1].fast), default=0.0)
+    return [
+        f"{its[-1].label} {seconds[i] / fastest:.0f} times"
+        for i, its in sorted(rows.items())
+        if not its[-1].fast and seconds[i] >= _FAR_SLOWER * fastest > 0
+    ]
 
 
 def _fast_only(config: RunConfig, folder: Path) -> str:
@@ -369,6 +393,11 @@ def _fast_only(config: RunConfig, folder: Path) -> str:
     words = ["-c", str(folder / "config.toml"), "-s", "train-on=fast", "-s", "sampler=uniform"]
     words += ["-s", f"out={config.out}-fast-only"] if config.out else []
     return blsgd_run(*words)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 epoch"`` or ``"2 epochs"``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def blsgd_run(*words: str) -> str:
@@ -387,5 +416,5 @@ def plan_line(predicted: Figures, measured: Figures) -> str:
     expected, took = predicted["epoch_seconds"], measured["epoch_seconds"]
     return (
         f"plan: {expected:.3g} s an epoch{waits[0]}; measured: {took:.3g} s "
-        f"({took / expected - 1:+.0%}){waits[1]}"
+        f"({took / expected - 1:+z.0%}){waits[1]}"
     )

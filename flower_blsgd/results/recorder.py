@@ -24,7 +24,16 @@ from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
 from .events import EventWriter
 from .folder import EpochRow, RunFolder, of_plain, plain
-from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
+from .metrics import (
+    HARDLY,
+    Figures,
+    RunMetrics,
+    counted,
+    last_lines,
+    measured_figures,
+    summary_of,
+    versions,
+)
 from .waiting import waiting_note
 
 _SECONDS = ("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds")
@@ -190,7 +199,7 @@ class RunRecorder:
         After an error, or Ctrl-C, what was reached is written, marked as interrupted.
         """
         self._assets = task.assets
-        choices, budget = self.config.choices, f"{self.config.epochs} epochs"
+        choices, budget = self.config.choices, counted(self.config.epochs, "epoch")
         if self.config.seconds:
             budget = f"{self.config.seconds:g} s of training ({budget} at most)"
         self.say(
@@ -293,7 +302,7 @@ class RunRecorder:
     def _budget_used_up(self) -> str:
         config, planner = self.config, self._strategy.planner
         if planner.epoch_ended and planner.epoch >= config.epochs:
-            return f"{planner.epoch} of {config.epochs} epochs are done"
+            return f"{planner.epoch} of {counted(config.epochs, 'epoch')} done"
         if config.seconds and (used := self.budget_seconds()) >= config.seconds:
             return f"{used:.1f} of {config.seconds:g} seconds of training are over"
         return ""
@@ -386,7 +395,7 @@ class RunRecorder:
             elif before is None:
                 hardly = " (hardly takes part)" if 0 < row.weight < HARDLY else ""
                 own = self._strategy.registry.workers[row.worker].profile
-                steps = f"{row.local_steps} steps"
+                steps = counted(row.local_steps, "step")
                 steps += f" of {own.batch_size} samples" if own.batch_size else ""
                 steps += f" a round{own.precision and f' in {own.precision}'}"
                 steps += f", weight {row.weight:.1%}"
@@ -394,8 +403,8 @@ class RunRecorder:
             elif before != row.local_steps:
                 why = ", or how many samples an epoch has" if self.config.selection else ""
                 self.say(
-                    f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
-                    f"instead of {before}: its speed changed{why}"
+                    f"  epoch {record.epoch}: {row.label} does {counted(row.local_steps, 'step')} "
+                    f"a round instead of {before}: its speed changed{why}"
                 )
             self._shown_steps[row.worker] = row.local_steps
 

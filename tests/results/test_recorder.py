@@ -154,14 +154,14 @@ def test_open_folder_writes_the_resolved_config(start: Start, tmp_path: Path) ->
 
 def test_setting_that_makes_fast_workers_wait_is_named_once(start: Start) -> None:
     """After the first epoch, but not of the first round alone, in which processes warm up."""
-    run = start(local_steps_slow=8)
+    run = start(local_steps_slow=4)
     for epoch in (1, 2, 3):
         did = {"completed_steps": 4, "num_examples": 64, "weight": 0.5, "transfer_seconds": 1.0}
         fast = row(0, compute_seconds=1.0, waiting_seconds=8.0, **did)
         slow = row(2, fast=False, compute_seconds=9.0, **did)
         run.recorder.add_round(record(fast, slow, round=epoch, epoch=epoch))
         run.end_epoch(epoch)
-        said = [line for line in run.lines if "local-steps-slow = 8 is too many" in line]
+        said = [line for line in run.lines if "local-steps-slow = 4 is too many" in line]
         assert len(said) == min(1, epoch - 1)
     assert said[0].startswith("fast workers wait 80% of the time for slow-2 (cpu:2): ")
 
@@ -245,7 +245,7 @@ def test_round_and_epoch_are_written_and_shown_at_once(run: Run) -> None:
     assert run.lines[1:] == [
         "  fast-0 (cpu:0): 4 steps a round, weight 50.0%",
         "  fast-1 (cpu:1): 4 steps a round, weight 25.0%",
-        "  slow-2 (cpu:2): 1 steps of 16 samples a round in bfloat16, weight 25.0%",
+        "  slow-2 (cpu:2): 1 step of 16 samples a round in bfloat16, weight 25.0%",
         "  epoch 1: slow-2 (cpu:2) does 2 steps a round instead of 1: its speed changed",
     ]
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
