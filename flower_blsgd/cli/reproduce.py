@@ -12,14 +12,13 @@ from flwr.serverapp.exception import AggregationError
 
 from ..config import RunConfig, without_retired
 from ..errors import UsageError
-from ..results.folder import written_whole
+from ..results.folder import counted, written_whole
 from ..runtime.devices import format_bytes, free_bytes, parse_workers, this_machine
 from ..runtime.flower_app import built_in_app, run_config
 from .experiments import console, speeds_for
 from .options import add_settings, terminated_like_interrupted
 
 if TYPE_CHECKING:
-    from ..experiments.comparison import Run
     from ..experiments.reproduction import Cell
     from ..experiments.reproduction_report import RepeatedCell
 
@@ -70,11 +69,18 @@ def _reproduce(options: argparse.Namespace) -> None:
     ready = [each for each in every if not each.problems]
     if not ready:
         raise UsageError(every[0].problems[0])
-    in_vain: list[str] = []
     for each in ready:
-        below = folder / each.cell.name
+        name, below = each.cell.name, folder / each.cell.name
         compare.open_folder(below, each.config)
-        runs = _train(each, seeds, below, in_vain)
+        with terminated_like_interrupted():
+            try:
+                train, log = compare.train_quietly, partial(_say, name)
+                runs, each.problems = compare.train_all(
+                    each.config, each.arms, seeds, below, train, log, shared=True
+                )
+            except (KeyboardInterrupt, SystemExit):
+                _say("interrupted; the same command goes on with what is not finished")
+                raise
         if runs:
             each.comparison = write_comparison(runs, below, REFERENCE, None, each.problems)
             by_arm = {one.algorithm: one.runs for one in each.comparison.algorithms}
@@ -82,38 +88,14 @@ def _reproduce(options: argparse.Namespace) -> None:
                 with written_whole(below / f"{options.name}.png") as part:
                     draw({arm: by_arm[arm] for arm in each.arms if arm in by_arm}, part)
             console().print(terminal_table(each.comparison))
-            title = f"{options.name}, {options.scale} scale, {options.mode} mode"
-            write_reproduction(title, repeated, every, folder)
-    if not any(each.comparison for each in ready):
-        raise AggregationError("no run finished, so there is nothing to compare")
-    _say(f"in {folder}: reproduction.md, reproduction.csv, and a comparison for each cell")
-    if in_vain:
-        raise AggregationError(f"none of the runs left to train finished: {', '.join(in_vain)}")
-
-
-def _train(
-    each: "RepeatedCell", seeds: Sequence[int], folder: Path, in_vain: list[str]
-) -> "list[Run]":
-    """Return the runs of a cell; name it in `in_vain` if all that were left to train failed."""
-    from ..experiments import compare
-    from ..experiments.comparison import run_folder
-
-    name = each.cell.name
-    finished = sum(_is_finished(run_folder(folder, arm, s)) for arm in each.arms for s in seeds)
-    with terminated_like_interrupted():
-        try:
-            train, log = compare.train_quietly, partial(_say, name)
-            runs, each.problems = compare.train_all(
-                each.config, each.arms, seeds, folder, train, log, shared=True
+            write_reproduction(
+                f"{options.name}, {options.scale} scale, {options.mode} mode",
+                *(repeated, every, folder),
             )
-        except (KeyboardInterrupt, SystemExit):
-            _say("interrupted; the same command goes on with what is not finished")
-            raise
-    for problem in each.problems:
-        _say(f"{name} {problem}")
-    if each.problems and len(runs) <= finished:
-        in_vain.append(name)
-    return runs
+    if any(each.comparison for each in ready):
+        _say(f"in {folder}: reproduction.md, reproduction.csv, and a comparison for each cell")
+    if failed := [f"{each.cell.name} {problem}" for each in ready for problem in each.problems]:
+        raise AggregationError(f"{counted(len(failed), 'run')} failed: {'; '.join(failed)}")
 
 
 def _config_of(cell: "Cell", options: argparse.Namespace, one_dataset: bool) -> RunConfig:
@@ -156,9 +138,10 @@ def _say_cost(
             number, done = number + len(runs), done + len(runs) - left
             seconds, needed = seconds + left * its_seconds, max(needed, bool(left) * its_bytes)
     machine, free = this_machine(), free_bytes()
+    length, unit = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
     text = (
         f"{number} runs, {done} of them finished; the others take about "
-        f"{_duration(seconds)} of a CPU core, and {format_bytes(needed)} of "
+        f"{seconds / length:,.0f} {unit} of a CPU core, and {format_bytes(needed)} of "
         f"memory; here are {len(machine.cores)} core(s), "
         f"{', '.join(machine.accelerators) or 'no accelerator'} and "
         f"{'an unknown part' if free is None else format_bytes(free)} free"
@@ -166,14 +149,6 @@ def _say_cost(
     if refuse and free is not None and needed > free:
         raise UsageError(f"{text}: take --scale quick, or fewer by --only")
     _say(text)
-
-
-def _duration(seconds: float) -> str:
-    """Return ``"31 s"``, ``"90 min"`` or ``"23,000 h"``."""
-    length, unit = next(
-        (pair for pair in ((3600, "h"), (60, "min")) if seconds >= 2 * pair[0]), (1, "s")
-    )
-    return f"{seconds / length:,.0f} {unit}"
 
 
 def _is_finished(folder: Path) -> bool:

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..results.folder import written_whole
-from ..results.metrics import counted
+from ..results.folder import counted, written_whole
 from .comparison import AlgorithmFigures, Comparison, Run, compare, known_mean, reached_at
 
 _UNKNOWN = "-"

@@ -174,6 +174,11 @@ class RunFolder:
                 raise OSError(errno.EIO, str(error)) from None
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 epoch"`` or ``"2 epochs"``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def read_config(folder: Path) -> RunConfig:
     """Return the settings of a run.
 

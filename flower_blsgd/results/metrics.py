@@ -1,5 +1,6 @@
 """Sum up the rounds of a run, on two clocks: for its progress, ``summary.json`` and last lines."""
 
+import math
 import os
 import platform
 import shlex
@@ -359,7 +360,7 @@ def _slow_devices(
         rounds += " (simulated devices)" if metrics.clock == "device" else ""
     samples = sum(worker["samples"] for worker in slow) / metrics.samples
     weight = sum(worker["weight"] for worker in slow)
-    if far := far_slower(metrics):
+    if far := _far_slower(summary["workers"], metrics.clock):
         rounds += f" ({', '.join(far)} slower: leave out such a worker, or give it role=score)"
     return (
         f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; what they do to "
@@ -367,23 +368,21 @@ def _slow_devices(
     )
 
 
-def far_slower(metrics: RunMetrics) -> list[str]:
-    """Return the slow workers that are too slow to pay, such as ``"slow-1 (cpu:1) 22 times"``."""
-    rows: dict[int, list[WorkerRound]] = {}
-    for record in metrics.rounds_on_clock(first=1):  # in the first, processes warm up
-        for row in record.workers:
-            if row.num_examples:
-                rows.setdefault(row.worker, []).append(row)
-    seconds = {  # per sample
-        worker: sum(row.compute_seconds for row in its) / sum(row.num_examples for row in its)
-        for worker, its in rows.items()
-    }
-    fastest = min((seconds[i] for i, its in rows.items() if its[-1].fast), default=0.0)
-    return [
-        f"{its[-1].label} {seconds[i] / fastest:.0f} times"
-        for i, its in sorted(rows.items())
-        if not its[-1].fast and seconds[i] >= _FAR_SLOWER * fastest > 0
+def _far_slower(workers: Sequence[Mapping[str, Any]], clock: Clock) -> list[str]:
+    """Return the slow workers that are too slow to pay, such as ``"cpu:1 22 times"``."""
+    key = "seconds_per_step_alone" if clock == "device" else "seconds_per_step"
+    known = [  # of the wall clock a step may have a smaller batch
+        (
+            w["tier"],
+            w["name"] or w["device"],
+            w[key] / (1 if clock == "device" else w["batch_size"]),
+        )
+        for w in workers
+        if w.get(key)
     ]
+    fastest = min((seconds for tier, _, seconds in known if tier == "fast"), default=math.inf)
+    gaps = [(name, seconds / fastest) for tier, name, seconds in known if tier == "slow"]
+    return [f"{name} {gap:.0f} times" for name, gap in gaps if gap >= _FAR_SLOWER]
 
 
 def _fast_only(config: RunConfig, folder: Path) -> str:
@@ -393,11 +392,6 @@ def _fast_only(config: RunConfig, folder: Path) -> str:
     words = ["-c", str(folder / "config.toml"), "-s", "train-on=fast", "-s", "sampler=uniform"]
     words += ["-s", f"out={config.out}-fast-only"] if config.out else []
     return blsgd_run(*words)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return ``"1 epoch"`` or ``"2 epochs"``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def blsgd_run(*words: str) -> str:

@@ -23,17 +23,8 @@ from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
 from .events import EventWriter
-from .folder import EpochRow, RunFolder, of_plain, plain
-from .metrics import (
-    HARDLY,
-    Figures,
-    RunMetrics,
-    counted,
-    last_lines,
-    measured_figures,
-    summary_of,
-    versions,
-)
+from .folder import EpochRow, RunFolder, counted, of_plain, plain
+from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
 from .waiting import waiting_note
 
 _SECONDS = ("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ..config import RunConfig
 from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
 from ..strategy.workers import Worker
-from .metrics import counted
+from .folder import counted
 
 _MUCH = 0.2
 _ABOUT = 1.15
@@ -34,19 +34,13 @@ def waiting_note(
     if share is None or share <= _MUCH:
         return ""
     seconds: defaultdict[int, float] = defaultdict(float)
-    waited_for: defaultdict[int, float] = defaultdict(float)
-    for record in rounds:
-        its = [row for row in record.workers if row.completed_steps]
-        for row in its:
-            seconds[row.worker] += row.compute_seconds
-        if its:
-            latest = min(its, key=lambda row: row.waiting_seconds)
-            waited_for[latest.worker] += sum(row.waiting_seconds for row in its if row.fast)
+    for row in rows:
+        seconds[row.worker] += row.compute_seconds
     last = {row.worker: row for row in rows}
-    longest = last[max(waited_for, key=waited_for.__getitem__)]
+    longest = last[max(seconds, key=seconds.__getitem__)]
     fastest = last[min((i for i in last if last[i].fast), key=seconds.__getitem__)]
-    if seconds[longest.worker] <= seconds[fastest.worker]:
-        return ""  # it only began or ended later, which no setting changes
+    if longest is fastest:
+        return ""  # now it waits, now the others wait for it
     cause = _cause_in_settings(config, workers[longest.worker], longest, fastest)
     if not cause and config.choices.steps in ("system-aware", "by-speed"):
         cause = _cause_in_speeds(config, workers, longest, fastest)
@@ -58,17 +52,18 @@ def _cause_in_settings(
 ) -> str:
     """Return which number of steps does not come from a speed; empty if each does."""
     steps, slow, by_speed = config.choices.steps, config.local_steps_slow, 'set steps = "by-speed"'
-    given = worker.profile.steps or (0 if longest.fast or slow == "auto" else int(slow))
     if steps in ("same", "one"):
         return f'steps = "{steps}" gives everybody as many; {by_speed}'
-    if longest.local_steps < given and steps != "one-by-throughput":
-        fewer = f"its {given} steps do not fit into an epoch and became {longest.local_steps}"
-        return f"{fewer}; use a smaller batch-size"
-    if worker.profile.steps and steps != "one-by-throughput":
+    own, fixed = worker.profile.steps, not longest.fast and slow != "auto"
+    if steps != "one-by-throughput" and longest.local_steps < (own or (fixed and int(slow))):
+        return (
+            f"an epoch is too short for rounds of its {own or slow} steps; use a smaller batch-size"
+        )
+    if own and steps != "one-by-throughput":
         return "its own steps= are too many; leave them out"
     if steps == "system-aware" and longest.fast:
         return f"all fast workers do {counted(fastest.local_steps, 'step')}; {by_speed}"
-    if steps == "system-aware" and slow != "auto":
+    if steps == "system-aware" and fixed:
         return f'local-steps-slow = {slow} is too many; set local-steps-slow = "auto"'
     return ""
 
@@ -88,8 +83,7 @@ def _cause_in_speeds(
             # That many do not fit into an epoch.
             own = worker.profile.batch_size
             way_out = f"give it less than batch={own}" if own else "use a smaller batch-size"
-        steps = counted(fastest.local_steps, "step")
-        return f"rounds of {steps} are too short; {way_out}"
+        return f"rounds of {counted(fastest.local_steps, 'step')} are too short; {way_out}"
     if config.rebalance:
         return ""
     if not all(known):

@@ -143,24 +143,15 @@ def test_ctrl_c_leaves_what_is_finished_and_the_same_command_goes_on(
     trained.fates[("weighted-local-sgd", 0)] = AggregationError("nobody is left")
     assert cli.main(SMOKE) == 130
     assert "interrupted; the same command goes on" in capsys.readouterr().out
-    lines = printed(*SMOKE)
-    assert lines[0].startswith("4 runs, 1 of them finished; ")
+    assert cli.main(SMOKE) == 1
+    output = capsys.readouterr()
+    assert output.out.startswith("4 runs, 1 of them finished; ")
+    assert output.err == (
+        "blsgd: 1 run failed: digits-32-1 weighted-local-sgd, seed 0 failed: nobody is left\n"
+    )
     assert trained.trained == [(arm, 0) for arm in (ARMS[0], ARMS[1], *ARMS[1:])]
     text = (BELOW / "reproduction.md").read_text()
     assert "In no figure: weighted-local-sgd, seed 0 failed: nobody is left." in text
-
-
-def test_cell_whose_runs_all_failed_is_named_and_is_a_failure(
-    trained: FakeTrain, printed: Printed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    printed(*SMOKE)
-    trained.fates |= {(arm, 1): AggregationError("nobody is left") for arm in ARMS}
-    assert cli.main([*SMOKE, "--seeds", "0,1"]) == 1
-    output = capsys.readouterr()
-    for arm in ARMS:
-        assert f"\ndigits-32-1 {arm}, seed 1 failed: nobody is left\n" in output.out
-    assert output.err == "blsgd: none of the runs left to train finished: digits-32-1\n"
-    assert "| biased-local-sgd | 1 | 90.00 |" in (BELOW / "reproduction.md").read_text()
 
 
 @pytest.mark.parametrize(

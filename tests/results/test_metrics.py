@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from flower_blsgd.algorithm.local_steps import Clock
 from flower_blsgd.results.metrics import (
     RunMetrics,
-    far_slower,
     measured_figures,
     on_own_devices,
     plan_line,
@@ -193,34 +192,6 @@ def test_both_clocks_agree_where_every_device_is_alone_in_truth(
         assert [w.waiting_seconds for w in same.workers] == pytest.approx(
             [w.waiting_seconds for w in one.workers], abs=1e-9
         )
-
-
-# --- workers that do not pay
-
-
-@pytest.mark.parametrize(("slow_seconds", "far"), [(7.75, False), (8.0, True)])
-def test_worker_16_times_slower_a_sample_is_named(slow_seconds: float, far: bool) -> None:
-    """The fast one does 64 samples in 2 s; 16 samples take the slow one 7.75 or 8 s: 15.5, 16."""
-    rounds = [
-        record(
-            row(0, completed_steps=4, num_examples=64, compute_seconds=fast),
-            row(1, fast=False, completed_steps=1, num_examples=16, compute_seconds=slow_seconds),
-            round=number,
-        )
-        for number, fast in ((1, 99.0), (2, 2.0), (3, 2.0))  # processes warm up in the first
-    ]
-    found = far_slower(metrics_of(*rounds))
-    assert found == (["slow-1 (cpu:1) 16 times"] if far else [])
-
-
-def test_worker_that_is_far_slower_by_its_given_speed_is_named() -> None:
-    one = record(
-        row(0, completed_steps=4, num_examples=64, compute_seconds=2.0),
-        row(1, fast=False, completed_steps=1, num_examples=16, compute_seconds=0.5),
-    )
-    metrics = metrics_of(one, one, clock="device", speeds={0: 1.0, 1: 22.0})
-    assert far_slower(metrics) == ["slow-1 (cpu:1) 22 times"]
-    assert far_slower(metrics_of(one, one)) == []
 
 
 # --- the figures that the cost model predicts, as measured

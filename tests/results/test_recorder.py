@@ -325,6 +325,31 @@ def test_last_line_says_whether_slow_devices_help(run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("clock", "seconds", "gap"),
+    [
+        (
+            "wall",
+            8.0,
+            "cpu:2-3 16 times",
+        ),  # 16 samples a step against 64 in 2 s: 0.5 s / (1 / 32) s
+        ("wall", 7.75, ""),
+        ("device", 8.0, ""),  # by the speeds that were given, 0.125 and 1 s a step
+        ("device", 0.5, ""),
+    ],
+)
+def test_last_line_advises_to_leave_out_a_worker_16_times_slower(
+    start: Start, clock: str, seconds: float, gap: str
+) -> None:
+    run = start(clock=clock)
+    fast = row(0, completed_steps=4, num_examples=64, compute_seconds=2.0)
+    slow = row(2, False, completed_steps=1, num_examples=16, compute_seconds=seconds)
+    run.recorder.add_round(record(fast, slow))
+    run.finish()
+    advice = "leave out such a worker, or give it role=score"
+    assert (f" ({gap} slower: {advice})" in run.lines[-1]) if gap else advice not in run.lines[-1]
+
+
 def test_accuracy_on_held_out_training_data_is_called_so(start: Start) -> None:
     run = start(validation_share=0.25)
     run.train(measured(0.75))

@@ -53,9 +53,9 @@ def test_fast_workers_that_wait_little_say_nothing() -> None:
         (  # 2 : 4 steps became 1 : 1
             {"local_steps_slow": 2},
             {"tau": (1, 1)},
-            "its 2 steps do not fit into an epoch and became 1; use a smaller batch-size",
+            "an epoch is too short for rounds of its 2 steps; use a smaller batch-size",
         ),
-        ({}, {"steps": 2, "tau": (1, 1)}, "its 2 steps do not fit into an epoch and became 1"),
+        ({}, {"steps": 2, "tau": (1, 1)}, "too short for rounds of its 2 steps; use"),
         ({"algorithm": "sync-sgd"}, {}, 'steps = "one" gives everybody as many; set steps = "by'),
         ({"algorithm": "balanced-local-sgd"}, {}, 'steps = "same" gives everybody as many; set'),
         ({}, {"fast": True}, 'all fast workers do 32 steps; set steps = "by-speed"'),
@@ -93,21 +93,17 @@ def test_cause_and_way_out(config: dict[str, Any], values: dict[str, Any], cause
     assert cause in found
 
 
-@pytest.mark.parametrize(("longest", "named"), [(9.0, "slow-1 (cpu:1)"), (3.0, "")])
-def test_fast_worker_does_not_wait_for_itself(longest: float, named: str) -> None:
-    """It computed for longer in one of two rounds; the other one is waited for in the other."""
-    profiles = [fast_profile(0), slow_profile(1)]
-    workers = WorkerRegistry.of_profiles(profiles).workers
+def test_fast_worker_does_not_wait_for_itself() -> None:
+    """It computes for 2 s, then for 10 s, and waits in between for a worker that does 8 s."""
+    workers = WorkerRegistry.of_profiles([fast_profile(0), slow_profile(1)]).workers
     did = {"local_steps": 8, "completed_steps": 8}
     rounds = [
         record(row(0, compute_seconds=2.0, waiting_seconds=6.0, **did),
-               row(1, fast=False, compute_seconds=longest - 2, **did)),
-        record(row(0, compute_seconds=4.0, **did),
-               row(1, fast=False, compute_seconds=2.0, waiting_seconds=2.0, **did)),
+               row(1, fast=False, compute_seconds=8.0, **did)),
+        record(row(0, compute_seconds=10.0, **did),
+               row(1, fast=False, compute_seconds=2.0, waiting_seconds=8.0, **did)),
     ]  # fmt: skip
-    found = waiting_note(RunConfig(local_steps_slow=8), workers, rounds)
-    assert found.startswith(f"fast workers wait 30% of the time for {named}: " if named else "")
-    assert bool(found) == bool(named)
+    assert waiting_note(RunConfig(local_steps_slow=8), workers, rounds) == ""
 
 
 @pytest.mark.parametrize("config", [{"algorithm": "dlb"}, {"rebalance": True}])
