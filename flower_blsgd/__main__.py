@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from traceback import walk_stack
 from types import FrameType
 
 _LIBRARIES = {"flower_blsgd", "flwr", "torch"}
@@ -19,7 +18,10 @@ def main() -> int:
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
-    stack = [(at.f_code.co_name, str(at.f_globals.get("__name__"))) for at, _ in walk_stack(frame)]
+    stack = []
+    while frame is not None:
+        stack.append((frame.f_code.co_name, str(frame.f_globals.get("__name__"))))
+        frame = frame.f_back
     importing = {name.partition(".")[0] for code, name in stack if code == "<module>"}
     # The import system runs callbacks, in which an exception is lost.
     if importing & _LIBRARIES or stack[0][1] == "importlib._bootstrap":
