@@ -300,7 +300,7 @@ def test_without_checkpoints_nothing_of_it_is_done() -> None:
         train(view, keep_checkpoints=0)
     assert ended.value.__notes__ == ["this run cannot be resumed: keep-checkpoints = 0"]
     left = {path.name for path in Path("run").iterdir()}
-    assert left == {
+    assert left - {"run.log"} == {
         *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors")
     }
     assert "holds no checkpoint" in refusal(train, resume="run")
@@ -335,7 +335,7 @@ def test_budget_in_seconds_goes_on_within_an_epoch() -> None:
 def test_finished_run_goes_on_with_more_epochs_and_says_what_changed() -> None:
     train(epochs=2)
     line = refusal(train, epochs=2, resume="run")
-    assert line.startswith("run is finished: 2 of 2 epochs done; for more, ")
+    assert line.startswith("run is finished: 2 of 2 epochs are done; for more, ")
     assert line.endswith("run --resume run -s epochs=N")
     view = View()
     summary = train(view, epochs=3, evaluate_on="server", resume="run").summary
@@ -374,7 +374,7 @@ def test_settings_that_would_make_it_another_run_are_refused() -> None:
     assert "out = 'other' instead of 'run'" in refusal(train, out="other", epochs=9, resume="run")
     # A setting that may change, and that was not given, is that of the run; `out` too.
     line = refusal(train, threads=0, out="", epochs=1, resume="run")
-    assert line.startswith("run is finished: 1 of 1 epoch done")
+    assert line.startswith("run is finished: 1 of 1 epochs are done")
     assert before == {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     assert set(CHANGEABLE) <= RunConfig().to_run_config().keys()
 
@@ -424,6 +424,7 @@ def test_results_folder_that_is_gone_costs_no_training_and_the_model_is_saved_el
         report = train(view)
     warnings = [line for line in view.lines if line.startswith("warning: ")]
     assert [line.split(" cannot be ")[0] for line in warnings] == [
+        "warning: run.log",
         "warning: rounds.jsonl",
         "warning: epochs.csv",
         "warning: the model",

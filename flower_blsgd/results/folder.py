@@ -32,7 +32,7 @@ LATEST = "latest"
 MODEL = "model.safetensors"
 
 _OWN_NAMES = {
-    *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
+    *("config.toml", "run.log", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
     *("learning_curve.png", "timeline.png", "sampling.png", "trace", "tensorboard", FOLDER),
 }
 
@@ -109,12 +109,12 @@ class RunFolder:
 
     def add_round(self, record: RoundRecord) -> None:
         """Append a line to ``rounds.jsonl``."""
-        _append(self.path / "rounds.jsonl", _line(record))
+        append(self.path / "rounds.jsonl", _line(record))
 
     def add_epoch(self, row: EpochRow) -> None:
         """Append a line to ``epochs.csv``; the columns of `sampling` have its own names."""
         path = self.path / "epochs.csv"
-        _append(path, _csv([row], header=not path.exists() or not path.stat().st_size))
+        append(path, _csv([row], header=not path.exists() or not path.stat().st_size))
 
     def rounds_until(self, last_round: int) -> list[RoundRecord]:
         """Return the rounds that were written, without lines that are torn, as after a kill."""
@@ -212,7 +212,7 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
         lock.release()
 
 
-def _append(path: Path, text: str) -> None:
+def append(path: Path, text: str) -> None:
     """Append a text, whole or not at all; OSError if it cannot be written."""
     data = text.encode()
     with path.open("ab", buffering=0) as file:

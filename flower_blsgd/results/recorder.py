@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import logging
 import math
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
 from .events import EventWriter
-from .folder import EpochRow, RunFolder, counted, of_plain, plain
+from .folder import EpochRow, RunFolder, append, counted, of_plain, plain
 from .metrics import HARDLY, Figures, RunMetrics, last_lines, measured_figures, summary_of, versions
 from .waiting import waiting_note
 
@@ -48,6 +49,7 @@ class ProgressView:
 
     def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
         self.accuracy_name = "accuracy"
+        self.log: Callable[[str], object] = lambda line: None
         self._epochs, self._seconds = epochs, seconds
         self._of_epochs = "" if seconds else f"/{epochs}"
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
@@ -57,7 +59,8 @@ class ProgressView:
         self._pace = ""
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays, and hand it to `log`."""
+        self.log(line)
         self._console.print(escape(line), emoji=False)
 
     def begin(self) -> None:
@@ -165,6 +168,7 @@ class RunRecorder:
         self.predicted: Figures | None = None
         self._strategy = strategy
         self._view = view
+        view.log, self._early_lines = self._log, ""
         self._began_at = began_at
         self._last_model_at = 0.0
         self._resumed: list[int] = []
@@ -204,6 +208,10 @@ class RunRecorder:
         if self.config.validation_share:
             self._view.accuracy_name = "validation accuracy"
         self._view.begin()
+        warnings, loggers = logging.Handler(logging.WARNING), ("flower_blsgd", "flwr")
+        warnings.emit = lambda record: self._log(record.getMessage())  # type: ignore[method-assign]
+        for name in loggers:
+            logging.getLogger(name).addHandler(warnings)
         try:
             yield
         except BaseException:
@@ -212,6 +220,9 @@ class RunRecorder:
                 if self._folder is not None and not self.at_once:
                     self._finish(interrupted=True)
             raise
+        finally:
+            for name in loggers:
+                logging.getLogger(name).removeHandler(warnings)
         self._end_progress()
         self._finish()
 
@@ -221,8 +232,15 @@ class RunRecorder:
             self._write("tensorboard", self._events.close)
 
     def say(self, line: str) -> None:
-        """Print a line."""
+        """Print a line, which ``run.log`` gets as well."""
         self._view.say(line)
+
+    def _log(self, line: str) -> None:
+        line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n"
+        if self._folder is None:
+            self._early_lines += line
+        else:
+            self._write("run.log", append, self._folder.path / "run.log", line)
 
     def open_folder(self, resumed: RunFolder | None = None) -> None:
         """Make the results folder, with what the model needs, or take that of a run that goes on.
@@ -239,6 +257,7 @@ class RunRecorder:
             if missing := self._resumed[-1] - len(self._metrics.records):
                 self.say(f"warning: {missing} rounds are missing in rounds.jsonl and all figures")
         self._folder = folder
+        self._write("run.log", append, folder.path / "run.log", self._early_lines)
         if config.tensorboard:
             self._events = EventWriter(folder.path, self._resumed[-1] if resumed else 0)
 
@@ -293,7 +312,7 @@ class RunRecorder:
     def _budget_used_up(self) -> str:
         config, planner = self.config, self._strategy.planner
         if planner.epoch_ended and planner.epoch >= config.epochs:
-            return f"{planner.epoch} of {counted(config.epochs, 'epoch')} done"
+            return f"{planner.epoch} of {config.epochs} epochs are done"
         if config.seconds and (used := self.budget_seconds()) >= config.seconds:
             return f"{used:.1f} of {config.seconds:g} seconds of training are over"
         return ""

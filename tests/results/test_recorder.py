@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import functools
 import json
+import logging
 import re
 import shlex
 import sys
@@ -310,6 +311,30 @@ def test_say_writes_the_line_as_it_is(start: Start, terminal: bool, line: str) -
     assert line + "\n" in run.screen.getvalue()
 
 
+# --- run.log
+
+
+def test_log_has_the_time_of_all_that_was_said_and_of_warnings(run: Run, start: Start) -> None:
+    run.train(measured(0.75))
+    for name, level in (("flower_blsgd.strategy", 30), ("flwr", 40), ("flwr", 20), ("other", 40)):
+        logging.getLogger(name).log(level, "%s says %d", name, level)
+    run.finish()
+    logging.getLogger("flower_blsgd").warning("too late")
+    log = (run.recorder.folder.path / "run.log").read_text().splitlines()
+    times, lines = zip(*(line.split(" ", 1) for line in log), strict=True)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", at) for at in times)
+    warnings = ("flower_blsgd.strategy says 30", "flwr says 40")
+    assert [line for line in lines if line not in warnings] == run.lines  # the header is the first
+    assert lines[-4:-2] == warnings
+    later = start(name="later").recorder
+    later._resumed, later._folder = [0], None
+    later.say("resumed")
+    later.open_folder(run.recorder.folder)
+    resumed = (run.recorder.folder.path / "run.log").read_text().splitlines()
+    assert resumed[: len(log)] == log
+    assert resumed[-1].endswith(" resumed")
+
+
 # --- the last line --------------------------------------------------------------------------
 
 
@@ -478,7 +503,7 @@ def test_run_leaves_what_was_reached(
         run.train(measured(0.75))
     run.interrupt() if interrupted else run.finish()
     files = {path.name for path in run.recorder.folder.path.iterdir()}
-    assert files == {"config.toml", "summary.json", *left}
+    assert files == {"config.toml", "summary.json", "run.log", *left}
     summary = run.summary()
     assert (summary["interrupted"], summary["rounds"]) == (interrupted, rounds)
     assert summary["accuracy"] == (0.75 if rounds == 2 else None)
