@@ -370,19 +370,12 @@ def _slow_devices(
 
 def _far_slower(workers: Sequence[Mapping[str, Any]], clock: Clock) -> list[str]:
     """Return the slow workers that are too slow to pay, such as ``"cpu:1 22 times"``."""
-    key = "seconds_per_step_alone" if clock == "device" else "seconds_per_step"
-    known = [  # of the wall clock a step may have a smaller batch
-        (
-            w["tier"],
-            w["name"] or w["device"],
-            w[key] / (1 if clock == "device" else w["batch_size"]),
-        )
-        for w in workers
-        if w.get(key)
-    ]
-    fastest = min((seconds for tier, _, seconds in known if tier == "fast"), default=math.inf)
-    gaps = [(name, seconds / fastest) for tier, name, seconds in known if tier == "slow"]
-    return [f"{name} {gap:.0f} times" for name, gap in gaps if gap >= _FAR_SLOWER]
+    alone = clock == "device"
+    seconds, of = ("seconds_per_step_alone", "") if alone else ("compute_seconds", "samples")
+    known = [(w, w[seconds] / w.get(of, 1)) for w in workers if w.get(seconds) and w.get(of, 1)]
+    fastest = min((pace for w, pace in known if w["tier"] == "fast"), default=math.inf)
+    far = [(w, pace / fastest) for w, pace in known if pace >= _FAR_SLOWER * fastest]
+    return [f"{w['name'] or w['device']} {gap:.0f} times" for w, gap in far if w["tier"] == "slow"]
 
 
 def _fast_only(config: RunConfig, folder: Path) -> str:
