@@ -41,10 +41,10 @@ _COLORS = (
 )
 _DASHES = "-", (0, (5, 1.5)), (0, (1, 1))
 
-Styles = Mapping[str, Mapping[str, Any]]
+Style = Mapping[str, Any]
 
 
-def styles_of(arms: Iterable[str]) -> Styles:
+def styles_of(arms: Iterable[str]) -> Mapping[str, Style]:
     """Return how each arm is drawn, whatever it is called; the same arms always look alike.
 
     Seven colours can be told apart with any kind of colour vision; after that come dashes.
@@ -123,17 +123,13 @@ def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np
 
 
 def _draw_curves(
-    axes: Axes,
-    comparison: Comparison,
-    styles: Styles,
-    shown: tuple[float, float],
-    seconds_of: str,
+    axes: Axes, its: Comparison, styles: Mapping[str, Style], shown: tuple[float, float], along: str
 ) -> None:
     """Draw each algorithm's mean, the best on top, with its name at the end."""
     highest, ends = shown[1], dict[str, tuple[float, float]]()
-    for one in reversed(comparison.algorithms):
+    for one in reversed(its.algorithms):
         name, band = one.algorithm, len(styles) <= _MOST_BANDS
-        if found := draw_curve(axes, name, one.runs, seconds_of, styles[name], band):
+        if found := draw_curve(axes, name, one.runs, along, styles[name], band):
             ends[name], highest = found[:2], max(highest, found[2])
     low = _start_below(shown[1] - _CURVES_BELOW_FINALS * (shown[1] - shown[0]))
     axes.set_ylim(low, highest)
@@ -146,16 +142,9 @@ def _draw_curves(
     heights = [min(1.0, max(0.0, (ends[name][1] - low) / (highest - low))) for name in order]
     for name, height, at in zip(order, heights, spread(heights, _LABEL_GAP), strict=True):
         color, end = styles[name]["color"], (ends[name][0], low + height * (highest - low))
-        axes.annotate(
-            name,
-            end,
-            (1.03, at),
-            textcoords="axes fraction",
-            color=color,
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 2},
-        )
+        line = {"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 2}
+        beside: Any = {"textcoords": "axes fraction", "annotation_clip": False, "va": "center"}
+        axes.annotate(name, end, (1.03, at), color=color, arrowprops=line, **beside)
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
@@ -171,12 +160,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def draw_curve(
-    axes: Axes,
-    arm: str,
-    runs: Sequence[Run],
-    along: str,
-    style: Mapping[str, Any],
-    band: bool = True,
+    axes: Axes, arm: str, runs: Sequence[Run], along: str, style: Style, band: bool = True
 ) -> tuple[float, float, float] | None:
     """Draw an arm's mean and band over a column of ``epochs.csv``.
 
@@ -203,7 +187,7 @@ def draw_curve(
 
 
 def _draw_ranking(
-    axes: Axes, comparison: Comparison, styles: Styles, shown: tuple[float, float]
+    axes: Axes, comparison: Comparison, styles: Mapping[str, Style], shown: tuple[float, float]
 ) -> None:
     """Draw a dot per seed, the mean and the standard deviation."""
     axes.set_xlim(*shown)
