@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flower_blsgd.errors import pip_install
+
 from .table import Row, print_table, shown
 from .taken_under import conditions
 
@@ -95,7 +97,7 @@ def missing(package: str, extra: str) -> str | None:
     """Return what to tell where a competitor's package is not installed; None if it is there."""
     if importlib.util.find_spec(package) is not None:
         return None
-    return f"{package} is not installed: pip install 'flower-blsgd[{extra}]'"
+    return f"{package} is not installed: {pip_install(extra)}"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

@@ -24,3 +24,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; of an empty one its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs what an extra of ours needs, from a clone or a wheel."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = [line.partition(";") for line in requires("flower-blsgd") or ()]
+    except PackageNotFoundError:  # run from a bundle
+        lines = []
+    needed = [f"'{name.strip()}'" for name, _, when in lines if extra in when.partition("extra")[2]]
+    return " ".join(["pip install", *(needed or [f"'flower-blsgd[{extra}]'"])])

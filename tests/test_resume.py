@@ -379,7 +379,7 @@ def test_without_checkpoints_nothing_of_it_is_done() -> None:
         train(view, keep_checkpoints=0)
     assert ended.value.__notes__ == ["this run cannot be resumed: keep-checkpoints = 0"]
     left = {path.name for path in Path("run").iterdir()}
-    assert left == {
+    assert left - {"run.log"} == {
         *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors")
     }
     assert "holds no checkpoint" in refusal(train, resume="run")
@@ -529,6 +529,7 @@ def test_results_folder_that_is_gone_costs_no_training_and_the_model_is_saved_el
         report = train(view)
     warnings = [line for line in view.lines if line.startswith("warning: ")]
     assert [line.split(" cannot be ")[0] for line in warnings] == [
+        "warning: run.log",
         "warning: rounds.jsonl",
         "warning: epochs.csv",
         "warning: the model",

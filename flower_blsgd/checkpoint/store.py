@@ -187,9 +187,19 @@ def _complete(part: Path, path: Path) -> None:
         os.close(folder)
 
 
+def save_tensors(
+    path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file with the mode of any new file; the library's own is 600."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({name: np.asarray(t, order="C") for name, t in tensors.items()}, path, about)
+    path.chmod(mode)
+
+
 def _write_tensors(path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str]) -> str:
     """Write a safetensors file to the disk; return its SHA-256 as text."""
-    save_file({name: np.asarray(t, order="C") for name, t in tensors.items()}, path, about)
+    save_tensors(path, tensors, about)
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,7 +12,7 @@ from flwr.serverapp.exception import AggregationError
 
 from ..config import RunConfig, without_retired
 from ..errors import UsageError
-from ..results.folder import written_whole
+from ..results.folder import counted, written_whole
 from ..runtime.devices import format_bytes, free_bytes, parse_workers, this_machine
 from ..runtime.flower_app import built_in_app, run_config
 from .experiments import console, speeds_for
@@ -88,11 +88,14 @@ def _reproduce(options: argparse.Namespace) -> None:
                 with written_whole(below / f"{options.name}.png") as part:
                     draw({arm: by_arm[arm] for arm in each.arms if arm in by_arm}, part)
             console().print(terminal_table(each.comparison))
-            title = f"{options.name}, {options.scale} scale, {options.mode} mode"
-            write_reproduction(title, repeated, every, folder)
-    if not any(each.comparison for each in ready):
-        raise AggregationError("no run finished, so there is nothing to compare")
-    _say(f"in {folder}: reproduction.md, reproduction.csv, and a comparison for each cell")
+            write_reproduction(
+                f"{options.name}, {options.scale} scale, {options.mode} mode",
+                *(repeated, every, folder),
+            )
+    if any(each.comparison for each in ready):
+        _say(f"in {folder}: reproduction.md, reproduction.csv, and a comparison for each cell")
+    if failed := [f"{each.cell.name} {problem}" for each in ready for problem in each.problems]:
+        raise AggregationError(f"{counted(len(failed), 'run')} failed: {'; '.join(failed)}")
 
 
 def _config_of(cell: "Cell", options: argparse.Namespace, one_dataset: bool) -> RunConfig:
@@ -134,10 +137,11 @@ def _say_cost(
             left = sum(not _is_finished(run) for run in runs)
             number, done = number + len(runs), done + len(runs) - left
             seconds, needed = seconds + left * its_seconds, max(needed, bool(left) * its_bytes)
-    machine, free, hours = this_machine(), free_bytes(), seconds / 3600
+    machine, free = this_machine(), free_bytes()
+    length, unit = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
     text = (
         f"{number} runs, {done} of them finished; the others take about "
-        f"{hours:{',.0f' if hours > 9 else '.2g'}} h of a CPU core, and {format_bytes(needed)} of "
+        f"{seconds / length:,.0f} {unit} of a CPU core, and {format_bytes(needed)} of "
         f"memory; here are {len(machine.cores)} core(s), "
         f"{', '.join(machine.accelerators) or 'no accelerator'} and "
         f"{'an unknown part' if free is None else format_bytes(free)} free"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, first_line
+from ..errors import UsageError, first_line, pip_install
 
 _LIBRARIES = {"images": ("vision", "PIL"), "texts": ("text", "tokenizers")}
 """Which extra of this package brings the libraries that read them, and one beside ``datasets``."""
@@ -167,7 +167,7 @@ class DataSource:
             importlib.import_module(library)
         except ImportError as error:
             raise UsageError(
-                f"task: reading {self.noun} needs {error.name}; pip install 'flower-blsgd[{extra}]'"
+                f"task: reading {self.noun} needs {error.name}; {pip_install(extra)}"
             ) from None
 
     def _read(self, datasets: Any, scratch: Path) -> Mapping[str, Any]:

@@ -243,3 +243,4 @@ class _LiveLine(ProgressView):
 
     def say(self, line: str) -> None:
         """Print nothing."""
+        self.log(line)

@@ -1,14 +1,13 @@
 """Draw a comparison: accuracy over time, the final ranking, and how long the fast devices wait."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from ..results import plots
@@ -25,34 +24,35 @@ _CURVES_BELOW_FINALS = 2.5
 """How many times the range of final accuracies the curves' axis shows."""
 
 
-def _style(color: str, marker: str, dashed: bool = False) -> dict[str, Any]:
-    return {"color": color, "marker": marker, "linestyle": (0, (5, 1.5)) if dashed else "-"}
+_MOST_BANDS = 4
+"""With more algorithms than this their bands would hide the curves."""
+
+_LABEL_GAP = 0.055
+"""Least distance of two labels beside a panel, as a share of its height."""
+
+_COLORS = (
+    plots.GREEN,
+    plots.BLUE,
+    plots.ORANGE,
+    plots.PURPLE,
+    plots.VERMILION,
+    plots.SKY,
+    plots.DARK,
+)
+_DASHES = "-", (0, (5, 1.5)), (0, (1, 1))
+
+Style = Mapping[str, Any]
 
 
-# Dashed: an average after every step. All can be told apart with any kind of colour vision.
-STYLES = {
-    "recommended": _style(plots.DARK, "*"),
-    "biased-local-sgd": _style(plots.GREEN, "o"),
-    "unbiased-local-sgd": _style(plots.BLUE, "s"),
-    "weighted-local-sgd": _style(plots.ORANGE, "^"),
-    "sampled-local-sgd": _style(plots.PURPLE, "D"),
-    "balanced-local-sgd": _style(plots.VERMILION, "v"),
-    "fast-only-local-sgd": _style(plots.DARK, "P"),
-    "fednova": _style(plots.SKY, "X"),
-    "biased-local-sgd-released": _style(plots.PURPLE, "*"),
-    "unbiased-local-sgd-released": _style(plots.SKY, "d"),
-    "sync-sgd": _style(plots.BLUE, "<", dashed=True),
-    "sync-sgd-fast-only": _style(plots.DARK, ">", dashed=True),
-    "byteps": _style(plots.ORANGE, "p", dashed=True),
-    "dlb": _style(plots.VERMILION, "h", dashed=True),
-    "biased-local-sgd-200": _style(plots.SKY, "o"),
-    "biased-local-sgd-300": _style(plots.PURPLE, "o"),
-    "biased-local-sgd-fast-only": _style(plots.PURPLE, "P"),
-    "separated-high-to-slow": _style(plots.SKY, "o"),
-    "unified-high-to-fast": _style(plots.PURPLE, "X"),
-    "unified-high-to-slow": _style(plots.VERMILION, "X"),
-}
-"""How each algorithm of the catalog is drawn, and the other arms of reproductions."""
+def styles_of(arms: Iterable[str]) -> Mapping[str, Style]:
+    """Return how each arm is drawn, whatever it is called; the same arms always look alike.
+
+    Seven colours can be told apart with any kind of colour vision; after that come dashes.
+    """
+    return {
+        arm: {"color": _COLORS[i % 7], "marker": "os^DvPX"[i % 7], "linestyle": _DASHES[i // 7 % 3]}
+        for i, arm in enumerate(sorted(set(arms)))
+    }
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
@@ -62,45 +62,35 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     """
     devices = all(run["device_seconds"] is not None for run in comparison.runs)
     rows = len(comparison.algorithms)
-    size = (16.5 if devices else 13), max(4.8, 2.8 + 0.35 * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(11, 6.2 + 0.28 * rows), layout="constrained")
     number = f"{rows} algorithms: " if rows > 1 else f"{comparison.reference}: "
-    figure.suptitle(number + headline(comparison.runs))
+    figure.suptitle(number + headline(comparison.runs), fontsize=13)
     finals = [100 * value for one in comparison.algorithms for value in one.accuracies]
     accuracy = accuracy_name(comparison.runs[0])
     if not finals:
         plots.save_text_instead(figure, f"no {accuracy} was measured", path)
         return
-    shown = final_range(finals)
-    ratios = [1.3] * (1 + devices) + [1, 0.45]
-    measured, *simulated, ranking, waiting = figure.subplots(1, len(ratios), width_ratios=ratios)
-    _draw_curves(measured, comparison, shown, "training_seconds")
+    shown, styles = final_range(finals), styles_of(one.algorithm for one in comparison.algorithms)
+    halves: Any = figure.subfigures(2, 1, height_ratios=[4.2, 2 + 0.28 * rows])
+    measured, *simulated = halves[0].subplots(1, 1 + devices, squeeze=False, sharey=True)[0]
+    ranking, waiting = halves[1].subplots(1, 2, sharey=True, width_ratios=[1.5, 1])
+    _draw_curves(measured, comparison, styles, shown, "training_seconds")
     plots.style_panel(measured, "over measured time", "training time (s)", grid=True)
     measured.set_ylabel(_accuracy_label(accuracy, measured.get_ylim()[0]))
     for axes in simulated:
-        axes.sharey(measured)
-        _draw_curves(axes, comparison, shown, "device_seconds")
-        unit = "training time on simulated devices\n(s, computed)"
+        _draw_curves(axes, comparison, styles, shown, "device_seconds")
+        unit = "training time on simulated devices (s, computed)"
         plots.style_panel(axes, "over time on simulated devices", unit, grid=True)
-    _draw_ranking(ranking, comparison)
-    ranking.set_xlim(*shown)
+    _draw_ranking(ranking, comparison, styles, shown)
     plots.style_panel(ranking, "final accuracy", _accuracy_label(accuracy, shown[0]), grid=True)
-    waiting.sharey(ranking)
     _draw_waiting(waiting, comparison)
     plots.style_panel(waiting, "fast devices wait", "% of the time")
-    figure.legend(
-        handles=[
-            Line2D([], [], label=a.algorithm, **STYLES[a.algorithm]) for a in comparison.algorithms
-        ],
-        loc="outside lower center",
-        ncols=6,
-        frameon=False,
-        handlelength=3,
-        title="curves: mean of the seeds at each epoch, band from the lowest to the highest; "
-        "dashed: an average after every step\n"
-        "final accuracy: small dots are seeds, the large mark their mean, the bar ± standard "
-        f"deviation; hollow: no difference to {comparison.reference} (dotted) is shown",
-        title_fontproperties={"size": 8.5},
+    band = ", band from the lowest to the highest" if rows <= _MOST_BANDS else ""
+    figure.supxlabel(
+        f"curves: mean of the seeds at each epoch{band}\n"
+        "final accuracy: small dots are seeds, the large mark their mean ± standard deviation; "
+        f"hollow: no difference to {comparison.reference} (dotted) is shown; <: left of the axis",
+        fontsize=9,
     )
     plots.save(figure, path)
 
@@ -133,21 +123,45 @@ def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np
 
 
 def _draw_curves(
-    axes: Axes, comparison: Comparison, shown: tuple[float, float], seconds_of: str
+    axes: Axes, its: Comparison, styles: Mapping[str, Style], shown: tuple[float, float], along: str
 ) -> None:
-    """Draw each algorithm's mean and band; the best on top."""
-    arms = reversed(comparison.algorithms)
-    found = [draw_curve(axes, one.algorithm, one.runs, seconds_of) for one in arms]
-    ends, tops = zip(*(each for each in found if each), strict=True)
-    top = max(shown[1], *tops)
-    axes.set_ylim(_start_below(shown[1] - _CURVES_BELOW_FINALS * (shown[1] - shown[0])), top)
-    if max(ends) >= _LOG_FROM_RATIO * min(ends) > 0:
+    """Draw each algorithm's mean, the best on top, with its name at the end."""
+    highest, ends = shown[1], dict[str, tuple[float, float]]()
+    for one in reversed(its.algorithms):
+        name, band = one.algorithm, len(styles) <= _MOST_BANDS
+        if found := draw_curve(axes, name, one.runs, along, styles[name], band):
+            ends[name], highest = found[:2], max(highest, found[2])
+    low = _start_below(shown[1] - _CURVES_BELOW_FINALS * (shown[1] - shown[0]))
+    axes.set_ylim(low, highest)
+    seconds = [x for x, _ in ends.values()]
+    if max(seconds) >= _LOG_FROM_RATIO * min(seconds) > 0:
         axes.set_xscale("log")
     else:
-        axes.set_xlim(0, 1.04 * max(ends))
+        axes.set_xlim(0, 1.04 * max(seconds))
+    order = sorted(ends, key=lambda name: ends[name][1], reverse=True)
+    heights = [min(1.0, max(0.0, (ends[name][1] - low) / (highest - low))) for name in order]
+    for name, height, at in zip(order, heights, spread(heights, _LABEL_GAP), strict=True):
+        color, end = styles[name]["color"], (ends[name][0], low + height * (highest - low))
+        line = {"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 2}
+        beside: Any = {"textcoords": "axes fraction", "annotation_clip": False, "va": "center"}
+        axes.annotate(name, end, (1.03, at), color=color, arrowprops=line, **beside)
 
 
-def draw_curve(axes: Axes, arm: str, runs: Sequence[Run], along: str) -> tuple[float, float] | None:
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Move falling heights in [0, 1] apart, to at least a gap, or as far as there is room."""
+    gap, moved = min(gap, 1 / max(1, len(heights) - 1)), list[float]()
+    for height in heights:
+        moved.append(min(height, moved[-1] - gap) if moved else height)
+    least = 0.0
+    for i in reversed(range(len(moved))):
+        moved[i] = max(moved[i], least)
+        least = moved[i] + gap
+    return moved
+
+
+def draw_curve(
+    axes: Axes, arm: str, runs: Sequence[Run], along: str, style: Style, band: bool = True
+) -> tuple[float, float, float] | None:
     """Draw an arm's mean and band over a column of ``epochs.csv``.
 
     Returns where it ends, and its highest accuracy in percent; None if nothing was evaluated.
@@ -163,32 +177,36 @@ def draw_curve(axes: Axes, arm: str, runs: Sequence[Run], along: str) -> tuple[f
     if not any(curves):
         return None
     at, mean, lowest, highest = seed_band([curve for curve in curves if curve])
-    style = STYLES.get(arm) or _style(plots.DARK, "o")
-    axes.fill_between(at, lowest, highest, color=style["color"], alpha=0.12, lw=0)
+    if band:
+        axes.fill_between(at, lowest, highest, color=style["color"], alpha=0.12, lw=0)
     axes.plot(at, mean, markevery=[-1], linewidth=1.8, label=arm, **style)
-    return float(at[-1]), float(highest.max())
+    return float(at[-1]), float(mean[-1]), float((highest if band else mean).max())
 
 
 # --- final accuracy and waiting, a row per algorithm, the best on top
 
 
-def _draw_ranking(axes: Axes, comparison: Comparison) -> None:
+def _draw_ranking(
+    axes: Axes, comparison: Comparison, styles: Mapping[str, Style], shown: tuple[float, float]
+) -> None:
     """Draw a dot per seed, the mean and the standard deviation."""
+    axes.set_xlim(*shown)
     beside = axes.get_yaxis_transform()
     for y, one in enumerate(comparison.algorithms):
-        style, is_reference = STYLES[one.algorithm], one.algorithm == comparison.reference
+        style, is_reference = styles[one.algorithm], one.algorithm == comparison.reference
         color = style["color"]
         finals = [100 * accuracy for accuracy in one.accuracies]
         axes.plot(finals, [y] * len(finals), "o", color=color, markersize=4, alpha=0.6)
-        axes.text(1.02, y, accuracy_text(one), va="center", fontsize=9, transform=beside)
+        axes.text(1.02, y, accuracy_text(one), va="center", transform=beside)
         if one.accuracy is None:
             continue
         filled = is_reference or (one.difference is not None and one.difference.shown)
         axes.errorbar(
-            100 * one.accuracy,
+            max(100 * one.accuracy, shown[0]),
             y,
             xerr=100 * (one.accuracy_deviation or 0.0),
-            fmt=style["marker"],
+            fmt=style["marker"] if 100 * one.accuracy >= shown[0] else "<",
+            clip_on=False,
             color=color,
             markerfacecolor=color if filled else "white",
             markeredgewidth=1.5,
@@ -201,7 +219,7 @@ def _draw_ranking(axes: Axes, comparison: Comparison) -> None:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
-    axes.text(1.02, 1.02, "mean ± sd", fontsize=9, color=plots.DARK, transform=axes.transAxes)
+    axes.text(1.02, 1.02, "mean ± sd", color=plots.DARK, transform=axes.transAxes)
 
 
 def _draw_waiting(axes: Axes, comparison: Comparison) -> None:
@@ -209,10 +227,10 @@ def _draw_waiting(axes: Axes, comparison: Comparison) -> None:
         share = one.mean("fast_waiting_share")
         axes.barh(y, 100 * (share or 0), height=0.55, color=plots.GREY)
         text = "not known" if share is None else f"{share:.0%}"
-        axes.text(100 * (share or 0) + 3, y, text, va="center", fontsize=9)
+        axes.text(100 * (share or 0) + 3, y, text, va="center")
     axes.set_xlim(0, 130)
     axes.set_xticks([0, 50, 100])
-    axes.tick_params(axis="y", left=False, labelleft=False)
+    axes.tick_params(axis="y", left=False)
 
 
 def final_range(finals: Sequence[float]) -> tuple[float, float]:

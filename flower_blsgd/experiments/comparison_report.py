@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..results.folder import written_whole
+from ..results.folder import counted, written_whole
 from .comparison import AlgorithmFigures, Comparison, Run, compare, known_mean, reached_at
 
 _UNKNOWN = "-"
@@ -222,7 +222,7 @@ def _difference_text(one: AlgorithmFigures, reference: str) -> str:
         return _UNKNOWN
     mean, half_width = one.difference.mean, one.difference.half_width
     half = "" if half_width is None else f" ± {100 * half_width:.2f}"
-    return f"{100 * mean + 0.0:+.2f}{half}"
+    return f"{100 * mean:+z.2f}{half}"
 
 
 def _target_text(one: AlgorithmFigures, figure: str) -> str:
@@ -265,7 +265,7 @@ def headline(runs: Sequence[Run]) -> str:
         budget = f"{seconds:g} s {'on simulated devices' if simulated else 'of training'}"
     else:
         least = f"{min(epochs)} to " if min(epochs) < max(epochs) else ""
-        budget = f"{least}{max(epochs)} epoch{'' if max(epochs) == 1 else 's'}"
+        budget = least + counted(max(epochs), "epoch")
     number = f"seed {seeds.pop()}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     return f"{runs[0]['task']}, {budget}, {number}"
 

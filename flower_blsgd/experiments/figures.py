@@ -15,7 +15,7 @@ from ..results import plots
 from ..results.metrics import metrics_of
 from ..strategy.round_metrics import RoundRecord
 from .comparison import Run
-from .comparison_plot import STYLES, draw_curve, final_range
+from .comparison_plot import draw_curve, final_range, styles_of
 from .comparison_report import accuracy_name
 
 Runs = Mapping[str, Sequence[Run]]
@@ -31,7 +31,7 @@ def draw_learning_curves(runs: Runs, path: Path) -> None:
     column, unit = _clock(runs)
     for axes, along, text in zip(panels, ("epoch", column), ("epoch", unit), strict=True):
         for arm, its in runs.items():
-            draw_curve(axes, arm, its, along)
+            draw_curve(axes, arm, its, along, styles_of(runs)[arm])
         plots.style_panel(axes, "mean; from the lowest to the highest seed", text, grid=True)
         axes.set_xlim(left=0)
     panels[0].set_ylabel(f"{accuracy_name(_first(runs))} (%)")
@@ -49,7 +49,11 @@ def draw_features(runs: Runs, path: Path) -> None:
     for x, (arm, its) in enumerate(finals.items()):
         if its:
             mean, deviation = fmean(its), stdev(its) if len(its) > 1 else 0.0
-            look: dict[str, Any] = {"color": STYLES[arm]["color"], "alpha": 0.7, "width": 0.6}
+            look: dict[str, Any] = {
+                "color": styles_of(runs)[arm]["color"],
+                "alpha": 0.7,
+                "width": 0.6,
+            }
             axes.bar(x, max(0.0, mean - low), bottom=low, yerr=deviation, capsize=6, **look)
             axes.plot([x] * len(its), its, "o", color="black", markersize=4, alpha=0.5)
             top = max(*its, mean + deviation) + 0.02 * (high - low)

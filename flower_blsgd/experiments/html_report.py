@@ -107,7 +107,7 @@ def _of_comparison(folder: Path) -> Page:
     if others and (found := others[0].difference):
         half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
         shown = "the 95 % interval shows it" if found.shown else found.in_words
-        title += f", {-100 * found.mean + 0.0:+.2f}{half} points to the next of {1 + len(others)}: "
+        title += f", {-100 * found.mean:+z.2f}{half} points to the next of {1 + len(others)}: "
         title += shown
     lead = f"{words.headline(comparison.runs)}. {words.verdict(comparison)}"
     return title, lead, warnings, _sections(comparison, _drawn(comparison))

@@ -148,7 +148,7 @@ def _text(row: Mapping[str, Any], names: str) -> str:
     texts = []
     for value in (row[name] for name in names.split(" ± ")):
         if isinstance(value, float):
-            texts.append(f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}")
+            texts.append(f"{value:,.0f}" if abs(value) >= 1000 else f"{value:z.2f}")
         elif value not in (None, ""):
             texts.append(str(value))
     return " ± ".join(texts) or "-"

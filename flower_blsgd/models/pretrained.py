@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..data.source import hf_hub_reachable
-from ..errors import UsageError, first_line
+from ..errors import UsageError, first_line, pip_install
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,9 +38,7 @@ def import_transformers(model: str, extra: str) -> ModuleType:
     UsageError if it is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise UsageError(
-            f"model = {model!r} needs transformers; pip install 'flower-blsgd[{extra}]'"
-        )
+        raise UsageError(f"model = {model!r} needs transformers; {pip_install(extra)}")
     return importlib.import_module("transformers")
 
 

@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, pip_install
 from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, scalars
 
@@ -14,8 +14,7 @@ def require_tensorboard() -> None:
     try:
         importlib.import_module("torch.utils.tensorboard")
     except ImportError as error:
-        way_out = "pip install 'flower-blsgd[tensorboard]'"
-        raise UsageError(f"tensorboard = true: {error}; {way_out}") from None
+        raise UsageError(f"tensorboard = true: {error}; {pip_install('tensorboard')}") from None
 
 
 class EventWriter:

@@ -16,15 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 from flwr.app import ArrayRecord
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from ..algorithm.epoch_plan import SamplingStats
-from ..checkpoint.store import BEST_MODEL, FOLDER
+from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.round_metrics import RoundRecord
@@ -34,7 +32,7 @@ LATEST = "latest"
 MODEL = "model.safetensors"
 
 _OWN_NAMES = {
-    *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
+    *("config.toml", "run.log", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
     *("learning_curve.png", "timeline.png", "sampling.png", "trace", "tensorboard", FOLDER),
 }
 
@@ -115,12 +113,12 @@ class RunFolder:
 
     def add_round(self, record: RoundRecord) -> None:
         """Append a line to ``rounds.jsonl``."""
-        _append(self.path / "rounds.jsonl", _line(record))
+        append(self.path / "rounds.jsonl", _line(record))
 
     def add_epoch(self, row: EpochRow) -> None:
         """Append a line to ``epochs.csv``; the columns of `sampling` have its own names."""
         path = self.path / "epochs.csv"
-        _append(path, _csv([row], header=not path.exists() or not path.stat().st_size))
+        append(path, _csv([row], header=not path.exists() or not path.stat().st_size))
 
     def rounds_until(self, last_round: int) -> list[RoundRecord]:
         """Return the rounds that were written, without lines that are torn, as after a kill."""
@@ -172,12 +170,17 @@ class RunFolder:
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``, the state dict, whole or not at all; or raise OSError."""
-        tensors = {key: np.asarray(a.numpy(), order="C") for key, a in arrays.items()}
+        tensors = {key: array.numpy() for key, array in arrays.items()}
         with written_whole(self.path / MODEL) as part:
             try:
-                save_file(tensors, part)
+                save_tensors(part, tensors)
             except SafetensorError as error:  # it has the system's error as words only
                 raise OSError(errno.EIO, str(error)) from None
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 epoch"`` or ``"2 epochs"``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -213,7 +216,7 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
         lock.release()
 
 
-def _append(path: Path, text: str) -> None:
+def append(path: Path, text: str) -> None:
     """Append a text, whole or not at all; OSError if it cannot be written."""
     data = text.encode()
     with path.open("ab", buffering=0) as file:

@@ -1,5 +1,6 @@
 """Sum up the rounds of a run, on two clocks: for its progress, ``summary.json`` and last lines."""
 
+import math
 import os
 import platform
 import shlex
@@ -25,6 +26,9 @@ Figures = dict[str, Any]
 
 HARDLY = 0.01
 """A worker whose weight is below this hardly takes part."""
+
+_FAR_SLOWER = 16
+"""From this gap on a slow worker does not pay (``docs/when-it-helps.md``)."""
 
 _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
 
@@ -370,10 +374,22 @@ def _slow_devices(
         rounds += " (simulated devices)" if metrics.clock == "device" else ""
     samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
     weight = sum(row.weight for row in slow) / len(metrics.records)
+    if far := _far_slower(summary["workers"], metrics.clock):
+        rounds += f" ({', '.join(far)} slower: leave out such a worker, or give it role=score)"
     return (
         f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; what they do to "
         f"accuracy shows beside a run without them: {_fast_only(config, folder)}"
     )
+
+
+def _far_slower(workers: Sequence[Mapping[str, Any]], clock: Clock) -> list[str]:
+    """Return the slow workers that are too slow to pay, such as ``"cpu:1 22 times"``."""
+    alone = clock == "device"
+    seconds, of = ("seconds_per_step_alone", "") if alone else ("compute_seconds", "samples")
+    known = [(w, w[seconds] / w.get(of, 1)) for w in workers if w.get(seconds) and w.get(of, 1)]
+    fastest = min((pace for w, pace in known if w["tier"] == "fast"), default=math.inf)
+    far = [(w, pace / fastest) for w, pace in known if pace >= _FAR_SLOWER * fastest]
+    return [f"{w['name'] or w['device']} {gap:.0f} times" for w, gap in far if w["tier"] == "slow"]
 
 
 def _fast_only(config: RunConfig, folder: Path) -> str:
@@ -401,5 +417,5 @@ def plan_line(predicted: Figures, measured: Figures) -> str:
     expected, took = predicted["epoch_seconds"], measured["epoch_seconds"]
     return (
         f"plan: {expected:.3g} s an epoch{waits[0]}; measured: {took:.3g} s "
-        f"({took / expected - 1:+.0%}){waits[1]}"
+        f"({took / expected - 1:+z.0%}){waits[1]}"
     )

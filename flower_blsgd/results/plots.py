@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from ..algorithm.local_steps import Clock
 from ..strategy.round_metrics import RoundRecord, WorkerRound
@@ -222,7 +224,7 @@ def style_panel(axes: Axes, title: str, x: str, grid: bool = False) -> None:
     if grid:
         axes.grid(alpha=0.3)
     if x == "epoch":
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
 def save_text_instead(figure: Figure, text: str, path: Path) -> None:
@@ -232,6 +234,13 @@ def save_text_instead(figure: Figure, text: str, path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG file."""
+    """Write a PNG file; all text is literal, since a name may have a ``$``."""
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=130)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if axis.get_scale() == "log":  # else its labels are in math
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(LogFormatter())
+    with matplotlib.rc_context({"text.parse_math": False}):  # ticks are made while drawing
+        figure.savefig(path, dpi=130)

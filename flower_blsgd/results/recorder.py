@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import logging
 import math
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
 from .events import EventWriter
-from .folder import EpochRow, RunFolder, of_plain, plain
+from .folder import EpochRow, RunFolder, append, counted, of_plain, plain
 from .metrics import (
     HARDLY,
     Figures,
@@ -66,6 +67,7 @@ class ProgressView:
 
     def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
         self.measured_on = ""
+        self.log: Callable[[str], object] = lambda line: None
         self._epochs, self._seconds = epochs, seconds
         self._of_epochs = "" if seconds else f"/{epochs}"
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
@@ -75,7 +77,8 @@ class ProgressView:
         self._pace = ""
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays, and hand it to `log`."""
+        self.log(line)
         self._console.print(escape(line), emoji=False)
 
     def begin(self) -> None:
@@ -187,6 +190,7 @@ class RunRecorder:
         self.predicted: Figures | None = None
         self._strategy = strategy
         self._view = view
+        view.log, self._early_lines = self._log, ""
         self._began_at = began_at
         self._last_model_at = 0.0
         self._resumed: list[int] = []
@@ -215,7 +219,7 @@ class RunRecorder:
         After an error, or Ctrl-C, what was reached is written, marked as interrupted.
         """
         self._assets = task.assets
-        choices, budget = self.config.choices, f"{self.config.epochs} epochs"
+        choices, budget = self.config.choices, counted(self.config.epochs, "epoch")
         if self.config.seconds:
             budget = f"{self.config.seconds:g} s of training ({budget} at most)"
         self.say(
@@ -229,6 +233,10 @@ class RunRecorder:
         if self.config.validation_share:
             self._view.measured_on = "validation "
         self._view.begin()
+        warnings, loggers = logging.Handler(logging.WARNING), ("flower_blsgd", "flwr")
+        warnings.emit = lambda record: self._log(record.getMessage())  # type: ignore[method-assign]
+        for name in loggers:
+            logging.getLogger(name).addHandler(warnings)
         try:
             yield
         except BaseException:
@@ -237,6 +245,9 @@ class RunRecorder:
                 if self._folder is not None and not self.at_once:
                     self._finish(interrupted=True)
             raise
+        finally:
+            for name in loggers:
+                logging.getLogger(name).removeHandler(warnings)
         self._end_progress()
         self._finish()
 
@@ -246,8 +257,15 @@ class RunRecorder:
             self._write("tensorboard", self._events.close)
 
     def say(self, line: str) -> None:
-        """Print a line."""
+        """Print a line, which ``run.log`` gets as well."""
         self._view.say(line)
+
+    def _log(self, line: str) -> None:
+        line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n"
+        if self._folder is None:
+            self._early_lines += line
+        else:
+            self._write("run.log", append, self._folder.path / "run.log", line)
 
     def open_folder(self, resumed: RunFolder | None = None) -> None:
         """Make the results folder, with what the model needs, or take that of a run that goes on.
@@ -264,6 +282,7 @@ class RunRecorder:
             if missing := self._resumed[-1] - len(self._metrics.records):
                 self.say(f"warning: {missing} rounds are missing in rounds.jsonl and all figures")
         self._folder = folder
+        self._write("run.log", append, folder.path / "run.log", self._early_lines)
         if config.tensorboard:
             self._events = EventWriter(folder.path, self._resumed[-1] if resumed else 0)
 
@@ -428,7 +447,7 @@ class RunRecorder:
             elif before is None:
                 hardly = " (hardly takes part)" if 0 < row.weight < HARDLY else ""
                 own = self._strategy.registry.workers[row.worker].profile
-                steps = f"{row.local_steps} steps"
+                steps = counted(row.local_steps, "step")
                 steps += f" of {own.batch_size} samples" if own.batch_size else ""
                 steps += f" a round{own.precision and f' in {own.precision}'}"
                 steps += f", weight {row.weight:.1%}"
@@ -436,8 +455,8 @@ class RunRecorder:
             elif before != row.local_steps:
                 why = ", or how many samples an epoch has" if self.config.selection else ""
                 self.say(
-                    f"  epoch {record.epoch}: {row.label} does {row.local_steps} steps a round "
-                    f"instead of {before}: its speed changed{why}"
+                    f"  epoch {record.epoch}: {row.label} does {counted(row.local_steps, 'step')} "
+                    f"a round instead of {before}: its speed changed{why}"
                 )
             self._shown_steps[row.worker] = row.local_steps
 

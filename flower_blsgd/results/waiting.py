@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ..config import RunConfig
 from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
 from ..strategy.workers import Worker
+from .folder import counted
 
 _MUCH = 0.2
 _ABOUT = 1.15
@@ -42,6 +43,8 @@ def waiting_note(
         last[row.worker] = row
     longest = last[max(seconds, key=seconds.__getitem__)]
     fastest = last[min((i for i in last if last[i].fast), key=seconds.__getitem__)]
+    if longest is fastest:
+        return ""  # now it waits, now the others wait for it
     cause = _cause_in_settings(config, workers[longest.worker], longest, fastest)
     if not cause and config.choices.steps in ("system-aware", "by-speed"):
         cause = _cause_in_speeds(config, workers, longest, fastest)
@@ -55,11 +58,16 @@ def _cause_in_settings(
     steps, slow, by_speed = config.choices.steps, config.local_steps_slow, 'set steps = "by-speed"'
     if steps in ("same", "one"):
         return f'steps = "{steps}" gives everybody as many; {by_speed}'
-    if worker.profile.steps and steps != "one-by-throughput":
+    own, fixed = worker.profile.steps, not longest.fast and slow != "auto"
+    if steps != "one-by-throughput" and longest.local_steps < (own or (fixed and int(slow))):
+        return (
+            f"an epoch is too short for rounds of its {own or slow} steps; use a smaller batch-size"
+        )
+    if own and steps != "one-by-throughput":
         return "its own steps= are too many; leave them out"
     if steps == "system-aware" and longest.fast:
-        return f"all fast workers do {fastest.local_steps} steps; {by_speed}"
-    if steps == "system-aware" and slow != "auto":
+        return f"all fast workers do {counted(fastest.local_steps, 'step')}; {by_speed}"
+    if steps == "system-aware" and fixed:
         return f'local-steps-slow = {slow} is too many; set local-steps-slow = "auto"'
     return ""
 
@@ -79,7 +87,7 @@ def _cause_in_speeds(
             # That many do not fit into an epoch.
             own = worker.profile.batch_size
             way_out = f"give it less than batch={own}" if own else "use a smaller batch-size"
-        return f"rounds of {fastest.local_steps} steps are too short; {way_out}"
+        return f"rounds of {counted(fastest.local_steps, 'step')} are too short; {way_out}"
     if config.rebalance:
         return ""
     if not all(known):

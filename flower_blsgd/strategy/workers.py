@@ -298,7 +298,7 @@ class WorkerRegistry:
                 worker.forget_times()  # it may come back on another device
                 _LOG.warning("%s is gone", worker.label)
             elif not worker.present and worker.node_id in online:
-                _LOG.info("%s is back", worker.label)
+                _LOG.warning("%s is back", worker.label)
                 worker.fresh = True
             worker.present = worker.node_id in online
         for node_id in getattr(grid, "take_deaths", list)():  # of a local grid
@@ -416,7 +416,7 @@ class WorkerRegistry:
                 back.present, back.excluded, back.measured = True, "", False
                 back.failures_in_a_row = 0
                 back.forget_times()
-                _LOG.info("%s is back", back.label)
+                _LOG.warning("%s is back", back.label)
             else:
                 if same and not self._warned_of_duplicates:
                     self._warned_of_duplicates = True

@@ -201,6 +201,7 @@ def _no_shrinking(steps: int) -> SystemAwareSteps:
         # 19 times the overhead, and more: 1.9 -> 2, and 4.75 -> 5
         (SystemAwareSteps, (1.0, 0.5), 0.1, 2),
         (SameSteps, (1.0, 0.5), 0.25, 5),
+        (SameSteps, (1.0, 0.5), 1.0, 20),  # with 19 the overhead is 1 / 20, not less than 5 %
         (SystemAwareSteps, (1.0, 0.5), 0.25, 6),  # with 5: 2.5 -> 3, which take as long as 6
         (SystemAwareSteps, (1.0, 1 / 3), 0.1, 2),  # two thirds of a step are one of 21 samples
         (_no_shrinking, (1.0, 1 / 3), 0.1, 3),

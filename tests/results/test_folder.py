@@ -13,6 +13,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from safetensors.numpy import load_file
 
+from flower_blsgd.checkpoint.store import CheckpointStore
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.folder import RunFolder
 
@@ -197,6 +198,23 @@ def test_model(folder: RunFolder) -> None:
         assert read[name].shape == value.shape
         np.testing.assert_array_equal(read[name], value)
     assert [path.name for path in folder.path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_models_have_the_mode_of_the_other_files(folder: RunFolder, mask: int) -> None:
+    arrays = ArrayRecord({"weight": Array(np.zeros(3, np.float32))})
+    before = os.umask(mask)
+    try:
+        folder.write_summary({})
+        folder.write_model(arrays)
+        store = CheckpointStore(folder.path, 1)
+        store.save_best(arrays, 1, 0.5)
+        store.close()
+    finally:
+        os.umask(before)
+    files = [path for path in folder.path.iterdir() if path.is_file()]
+    assert len(files) == 3
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~mask}
 
 
 # --- what the model needs ---------------------------------------------------------------------

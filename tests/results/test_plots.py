@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from flower_blsgd.results.folder import EpochRow
 from flower_blsgd.results.plots import draw_learning_curve, draw_sampling, draw_timeline
+from flower_blsgd.strategy.round_metrics import WorkerRound
 
 from .drawings import bars, texts
 from .records import epoch, nothing_recorded, record, row, stats, two_rounds
@@ -86,6 +87,27 @@ def test_sampling_hand_worked(figures: list[Figure]) -> None:
 def test_sampling_with_nothing_to_draw_says_why(figures: list[Figure]) -> None:
     draw_sampling(rows_of(1), "x", PATH)
     assert any(text.startswith("no epoch began with recorded") for text in texts(figures[0]))
+
+
+def test_axis_of_a_single_epoch_has_whole_numbers(figures: list[Figure]) -> None:
+    draw_sampling(rows_of(2), "x", PATH)
+    for axes in figures[0].axes:
+        low, high = axes.get_xlim()
+        assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [2]
+
+
+# --- names of the user
+
+
+@pytest.mark.parametrize("name", [r"a$\frac$", "_a", "a^{b"])
+def test_name_is_drawn_literally(tmp_path: Path, name: str) -> None:
+    """In a picture's title, in labels, and where the axis is logarithmic."""
+    labelled = record(WorkerRound(0, name, True, 4, completed_steps=4, compute_seconds=5.0))
+    draw_timeline([labelled], name, tmp_path / "timeline.png")
+    wide = [epoch(n, sampling=stats(all_loss_mean=x)) for n, x in ((1, 1.0), (2, 1e-4))]
+    draw_sampling(wide, name, tmp_path / "sampling.svg")
+    assert (tmp_path / "timeline.png").stat().st_size
+    assert "mathdefault" not in (tmp_path / "sampling.svg").read_text()
 
 
 # --- the timeline

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import functools
 import json
+import logging
 import math
 import re
 import shlex
@@ -155,14 +156,14 @@ def test_open_folder_writes_the_resolved_config(start: Start, tmp_path: Path) ->
 
 def test_setting_that_makes_fast_workers_wait_is_named_once(start: Start) -> None:
     """After the first epoch, but not of the first round alone, in which processes warm up."""
-    run = start(local_steps_slow=8)
+    run = start(local_steps_slow=4)
     for epoch in (1, 2, 3):
         did = {"completed_steps": 4, "num_examples": 64, "weight": 0.5, "transfer_seconds": 1.0}
         fast = row(0, compute_seconds=1.0, waiting_seconds=8.0, **did)
         slow = row(2, fast=False, compute_seconds=9.0, **did)
         run.recorder.add_round(record(fast, slow, round=epoch, epoch=epoch))
         run.end_epoch(epoch)
-        said = [line for line in run.lines if "local-steps-slow = 8 is too many" in line]
+        said = [line for line in run.lines if "local-steps-slow = 4 is too many" in line]
         assert len(said) == min(1, epoch - 1)
     assert said[0].startswith("fast workers wait 80% of the time for slow-2 (cpu:2): ")
 
@@ -270,7 +271,7 @@ def test_round_and_epoch_are_written_and_shown_at_once(run: Run) -> None:
     assert run.lines[1:] == [
         "  fast-0 (cpu:0): 4 steps a round, weight 50.0%",
         "  fast-1 (cpu:1): 4 steps a round, weight 25.0%",
-        "  slow-2 (cpu:2): 1 steps of 16 samples a round in bfloat16, weight 25.0%",
+        "  slow-2 (cpu:2): 1 step of 16 samples a round in bfloat16, weight 25.0%",
         "  epoch 1: slow-2 (cpu:2) does 2 steps a round instead of 1: its speed changed",
     ]
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
@@ -335,6 +336,30 @@ def test_say_writes_the_line_as_it_is(start: Start, terminal: bool, line: str) -
     assert line + "\n" in run.screen.getvalue()
 
 
+# --- run.log
+
+
+def test_log_has_the_time_of_all_that_was_said_and_of_warnings(run: Run, start: Start) -> None:
+    run.train(measured(0.75))
+    for name, level in (("flower_blsgd.strategy", 30), ("flwr", 40), ("flwr", 20), ("other", 40)):
+        logging.getLogger(name).log(level, "%s says %d", name, level)
+    run.finish()
+    logging.getLogger("flower_blsgd").warning("too late")
+    log = (run.recorder.folder.path / "run.log").read_text().splitlines()
+    times, lines = zip(*(line.split(" ", 1) for line in log), strict=True)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", at) for at in times)
+    warnings = ("flower_blsgd.strategy says 30", "flwr says 40")
+    assert [line for line in lines if line not in warnings] == run.lines  # the header is the first
+    assert lines[-4:-2] == warnings
+    later = start(name="later").recorder
+    later._resumed, later._folder = [0], None
+    later.say("resumed")
+    later.open_folder(run.recorder.folder)
+    resumed = (run.recorder.folder.path / "run.log").read_text().splitlines()
+    assert resumed[: len(log)] == log
+    assert resumed[-1].endswith(" resumed")
+
+
 # --- the last line --------------------------------------------------------------------------
 
 
@@ -348,6 +373,31 @@ def test_last_line_says_whether_slow_devices_help(run: Run) -> None:
         "slow devices: 20.0% of the samples, 25.0% of the weight, "
         "rounds +23% longer for waiting for them; "
     )
+
+
+@pytest.mark.parametrize(
+    ("clock", "seconds", "gap"),
+    [
+        (
+            "wall",
+            8.0,
+            "cpu:2-3 16 times",
+        ),  # 16 samples a step against 64 in 2 s: 0.5 s / (1 / 32) s
+        ("wall", 7.75, ""),
+        ("device", 8.0, ""),  # by the speeds that were given, 0.125 and 1 s a step
+        ("device", 0.5, ""),
+    ],
+)
+def test_last_line_advises_to_leave_out_a_worker_16_times_slower(
+    start: Start, clock: str, seconds: float, gap: str
+) -> None:
+    run = start(clock=clock)
+    fast = row(0, completed_steps=4, num_examples=64, compute_seconds=2.0)
+    slow = row(2, False, completed_steps=1, num_examples=16, compute_seconds=seconds)
+    run.recorder.add_round(record(fast, slow))
+    run.finish()
+    advice = "leave out such a worker, or give it role=score"
+    assert (f" ({gap} slower: {advice})" in run.lines[-1]) if gap else advice not in run.lines[-1]
 
 
 def test_accuracy_on_held_out_training_data_is_called_so(start: Start) -> None:
@@ -478,7 +528,7 @@ def test_run_leaves_what_was_reached(
         run.train(measured(0.75))
     run.interrupt() if interrupted else run.finish()
     files = {path.name for path in run.recorder.folder.path.iterdir()}
-    assert files == {"config.toml", "summary.json", *left}
+    assert files == {"config.toml", "summary.json", "run.log", *left}
     summary = run.summary()
     assert (summary["interrupted"], summary["rounds"]) == (interrupted, rounds)
     assert summary["accuracy"] == (0.75 if rounds == 2 else None)

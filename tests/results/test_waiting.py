@@ -50,6 +50,12 @@ def test_fast_workers_that_wait_little_say_nothing() -> None:
     [
         ({"local_steps_slow": 8}, {}, TOO_MANY),
         ({"local_steps_slow": 8}, {"steps": 8}, "its own steps= are too many; leave them out"),
+        (  # 2 : 4 steps became 1 : 1
+            {"local_steps_slow": 2},
+            {"tau": (1, 1)},
+            "an epoch is too short for rounds of its 2 steps; use a smaller batch-size",
+        ),
+        ({}, {"steps": 2, "tau": (1, 1)}, "too short for rounds of its 2 steps; use"),
         ({"algorithm": "sync-sgd"}, {}, 'steps = "one" gives everybody as many; set steps = "by'),
         ({"algorithm": "balanced-local-sgd"}, {}, 'steps = "same" gives everybody as many; set'),
         ({}, {"fast": True}, 'all fast workers do 32 steps; set steps = "by-speed"'),
@@ -85,6 +91,19 @@ def test_cause_and_way_out(config: dict[str, Any], values: dict[str, Any], cause
     share = 30 if values.get("fast") else 60  # the one that is waited for is a fast one, too
     assert found.startswith(f"fast workers wait {share}% of the time for {waited_for} (cpu:1): ")
     assert cause in found
+
+
+def test_fast_worker_does_not_wait_for_itself() -> None:
+    """It computes for 2 s, then for 10 s, and waits in between for a worker that does 8 s."""
+    workers = WorkerRegistry.of_profiles([fast_profile(0), slow_profile(1)]).workers
+    did = {"local_steps": 8, "completed_steps": 8}
+    rounds = [
+        record(row(0, compute_seconds=2.0, waiting_seconds=6.0, **did),
+               row(1, fast=False, compute_seconds=8.0, **did)),
+        record(row(0, compute_seconds=10.0, **did),
+               row(1, fast=False, compute_seconds=2.0, waiting_seconds=8.0, **did)),
+    ]  # fmt: skip
+    assert waiting_note(RunConfig(local_steps_slow=8), workers, rounds) == ""
 
 
 @pytest.mark.parametrize("config", [{"algorithm": "dlb"}, {"rebalance": True}])

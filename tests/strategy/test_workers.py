@@ -225,7 +225,7 @@ def test_node_that_comes_back_under_a_new_id_takes_its_index(profile: WorkerProf
         registry.update(grid)
     assert (worker.node_id, worker.present, worker.excluded) == (555, True, "")
     assert len(registry.workers) == len(registry.active) == 3
-    assert log.warnings == []
+    assert log.warnings == [f"{worker.label} is back"]
 
 
 @pytest.mark.parametrize("key", ["data_fingerprint", "model_fingerprint"])
