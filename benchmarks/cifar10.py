@@ -87,7 +87,7 @@ def bare_loop(task: Task, steps: int) -> tuple[float, float]:
         loss(model(inputs), labels[batch]).backward()
         optimizer.step()
     seconds = time.perf_counter() - began
-    return seconds, evaluate_sums(model, task.test, task.loss, task.metric).accuracy
+    return seconds, evaluate_sums(model, task.test, task.loss, task.metric).metric
 
 
 if __name__ == "__main__":

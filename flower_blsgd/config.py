@@ -33,16 +33,6 @@ from .tasks import OPTIONS
 
 Value = bool | int | float | str
 
-RETIRED = {
-    "processes-per-device": "each worker is a process",
-    "replicas": "each worker is a process; Flower's simulation serves many virtual clients",
-    "trace-epoch": "blsgd run --trace traces one round",
-}
-"""Settings of earlier versions that have no effect any more, with what holds instead."""
-
-RETIRED_VALUES = ("evaluate-on=auto", "evaluate-on=aside")
-"""Values of earlier versions, in whose place the default is used."""
-
 CHANGEABLE = (
     *("epochs", "seconds", "stop-at-accuracy", "patience", "workers", "min-workers", "profile"),
     *("data", "threads", "micro-batch-size", "channels-last", "compile", "cuda-graph"),
@@ -217,15 +207,12 @@ class RunConfig:
     def from_run_config(cls, values: Mapping[str, Value]) -> "RunConfig":
         """Read a flat run config with keys in kebab-case; missing ones have their default.
 
-        Retired ones have no effect; one line in the log says so.
-
         Raises
         ------
         UsageError
             If a key is unknown (the nearest known ones are offered) or a value is refused.
         """
         known = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(cls)}
-        values = without_retired(values)
         for key, value in values.items():
             if key not in known:
                 raise UsageError(f"{key} = {value!r}: unknown key; {nearest(key, known)}")
@@ -299,19 +286,6 @@ def _check_range(field: "dataclasses.Field[Any]", key: str, value: Value) -> Non
         names = rule.removeprefix("one of ").split(", ")
         raise UsageError(f"{key} = {value!r} is not known; {nearest(value, names)}")
     raise UsageError(f"{key} = {value!r} must be {rule}")
-
-
-def without_retired(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings without `RETIRED` keys and values; one line in the log names them."""
-    gone = {
-        key: RETIRED.get(key, f"{value!r} is no value any more")
-        for key, value in values.items()
-        if key in RETIRED or f"{key}={value}" in RETIRED_VALUES
-    }
-    if gone:
-        notes = ", ".join(f"{key} ({why})" for key, why in gone.items())
-        _LOG.warning("settings of an earlier version have no effect: %s", notes)
-    return {key: value for key, value in values.items() if key not in gone}
 
 
 def _of_type(value: Any, wanted: Any) -> Any:

@@ -27,12 +27,5 @@ def first_line(error: BaseException) -> str:
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that installs what an extra of ours needs, from a clone or a wheel."""
-    from importlib.metadata import PackageNotFoundError, requires
-
-    try:
-        lines = [line.partition(";") for line in requires("flower-blsgd") or ()]
-    except PackageNotFoundError:  # run from a bundle
-        lines = []
-    needed = [f"'{name.strip()}'" for name, _, when in lines if extra in when.partition("extra")[2]]
-    return " ".join(["pip install", *(needed or [f"'flower-blsgd[{extra}]'"])])
+    """Return how to install what an extra of ours needs."""
+    return f"in a clone of flower-blsgd: pip install -c constraints.txt -e '.[{extra}]'"

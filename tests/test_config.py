@@ -73,20 +73,6 @@ def test_unknown_key_is_refused_and_the_nearest_offered(key: str, offered: str) 
     assert offered in line
 
 
-def test_retired_keys_and_values_cost_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    old = {"replicas": "batched", "epochs": 3, "processes-per-device": 1, "trace-epoch": 2}
-    for value in ("auto", "aside"):
-        caplog.clear()
-        found = RunConfig.from_run_config({**old, "evaluate-on": value})
-        assert found == RunConfig(epochs=3, evaluate_on="workers")
-        (record,) = caplog.records
-        line = record.getMessage()
-        assert "\n" not in line
-        assert line.startswith("settings of an earlier version have no effect: replicas (each")
-        for part in ("processes-per-device (", "trace-epoch (", f"evaluate-on ('{value}' is no"):
-            assert part in line
-
-
 def test_values_that_stand_for_a_number() -> None:
     config = RunConfig.from_run_config({"learning-rate": 1, "momentum": 0})
     assert isinstance(config.learning_rate, float)

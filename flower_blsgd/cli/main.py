@@ -136,7 +136,7 @@ def _run(options: argparse.Namespace) -> None:
     from flwr.app import Context, RecordDict
     from flwr.serverapp import ServerApp
 
-    from ..config import RunConfig, without_retired
+    from ..config import RunConfig
     from ..results.folder import read_config
     from ..runtime.devices import parse_workers, sharing_note
     from ..runtime.flower_app import find_app, run_config
@@ -145,12 +145,11 @@ def _run(options: argparse.Namespace) -> None:
 
     app, built_in = find_app(options.app)
     is_ours = app.config.keys() == RunConfig().to_run_config().keys()
-    migrate = without_retired if is_ours else dict
-    config, file_name = run_config(app, options.run_config, options.set, migrate)
+    config, file_name = run_config(app, options.run_config, options.set)
     if is_ours:
         if resume := options.resume or config["resume"]:
             app = replace(app, config=read_config(Path(str(resume))).to_run_config())
-            config, file_name = run_config(app, options.run_config, options.set, migrate)
+            config, file_name = run_config(app, options.run_config, options.set)
             config["resume"] = resume
         config["workers"] = options.workers or config["workers"]
         config["trace"] = options.trace or config["trace"]

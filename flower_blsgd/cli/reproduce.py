@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flwr.serverapp.exception import AggregationError
 
-from ..config import RunConfig, without_retired
+from ..config import RunConfig
 from ..errors import UsageError
 from ..results.folder import counted, written_whole
 from ..runtime.devices import format_bytes, free_bytes, parse_workers, this_machine
@@ -104,7 +104,7 @@ def _config_of(cell: "Cell", options: argparse.Namespace, one_dataset: bool) -> 
     from ..experiments.reproduction import REFERENCE
 
     app = replace(built_in_app(), config=cell.values)
-    values, _ = run_config(app, options.run_config, options.set, without_retired)
+    values, _ = run_config(app, options.run_config, options.set)
     if data := str(values["data"]):
         names = (cell.dataset, cell.dataset.replace("-", "_"))
         own = next((path for name in names if (path := Path(data, name)).is_dir()), None)

@@ -114,7 +114,7 @@ def check_folder(folder: Path, config: RunConfig) -> None:
         if not folder.is_dir() or any(folder.iterdir()):
             raise UsageError(f"{folder} exists and holds no comparison; name another with --out")
         return
-    try:  # that of an older version may have retired settings, and lack newer ones
+    try:
         theirs = _shared(RunConfig.from_run_config(tomllib.loads(settings.read_text())))
     except (OSError, ValueError, RecursionError, UsageError) as error:
         raise UsageError(f"{settings} cannot be read: {error}") from None

@@ -107,13 +107,9 @@ class EvaluateReport:
     @classmethod
     def total(cls, reports: Sequence["EvaluateReport"]) -> "EvaluateReport":
         """Return the report of several slices that follow each other."""
-        return cls(
-            reports[0].first,
-            reports[-1].last,
-            sum(report.loss_sum for report in reports),
-            sum(report.metric_sum for report in reports),
-            all(report.metric_in_range for report in reports),
-        )
+        sums = sum(r.loss_sum for r in reports), sum(r.metric_sum for r in reports)
+        in_range = all(report.metric_in_range for report in reports)
+        return cls(reports[0].first, reports[-1].last, *sums, in_range)
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to an evaluate message.

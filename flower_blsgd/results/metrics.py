@@ -208,11 +208,7 @@ def shown_metric(accuracy: float | None, metric: float | None) -> str:
 
 
 def summary_of(
-    config: RunConfig,
-    strategy: BiasedLocalSGD,
-    metrics: RunMetrics,
-    epochs: Sequence[EpochRow],
-    best_accuracy: float | None,
+    config: RunConfig, strategy: BiasedLocalSGD, metrics: RunMetrics, epochs: Sequence[EpochRow]
 ) -> dict[str, Any]:
     """Return what ``summary.json`` says of all rounds and epochs; what was not measured is None.
 
@@ -235,12 +231,6 @@ def summary_of(
         "task": config.task,
         "accuracy": last and last.accuracy,
         "metric": last and last.metric,
-        "best_accuracy": best_accuracy,
-        "best_model_chosen_on": (
-            "the validation share" if config.validation_share else "the test set"
-        )
-        if best_accuracy is not None and config.keep_checkpoints
-        else None,
         "loss": last and last.loss,
         "training_seconds": metrics.training_seconds,
         "device_seconds": metrics.device_seconds,

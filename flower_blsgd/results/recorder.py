@@ -475,14 +475,12 @@ class RunRecorder:
         return alone
 
     def _finish(self, interrupted: bool = False) -> None:
+        chosen_on = "the validation share" if self.config.validation_share else "the test set"
+        has_best_model = self.best and self.config.keep_checkpoints
         self.summary = {
-            **summary_of(
-                self.config,
-                self._strategy,
-                self._metrics,
-                self._rows,
-                self.best.accuracy if self.best else None,
-            ),
+            **summary_of(self.config, self._strategy, self._metrics, self._rows),
+            "best_accuracy": self.best.accuracy if self.best else None,
+            "best_model_chosen_on": chosen_on if has_best_model else None,
             "predicted": self.predicted,
             "measured": measured_figures(self._metrics),
             **{name: getattr(self, name) for name in _SECONDS},

@@ -134,10 +134,7 @@ class SpeedProfile:
 
     @classmethod
     def read(cls, path: Path) -> "SpeedProfile":
-        """Read a profile; UsageError if there is none, or the file holds something else.
-
-        Settings in its key that are retired are left out.
-        """
+        """Read a profile; UsageError if there is none, or the file holds something else."""
         try:
             values = json.loads(path.read_text())
             if values["format"] != _FORMAT:

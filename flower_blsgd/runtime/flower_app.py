@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,6 @@ def run_config(
     app: FlowerApp,
     sources: Iterable[str],
     settings: Iterable[str],
-    migrate: Callable[[dict[str, Value]], dict[str, Value]] = dict,
 ) -> tuple[dict[str, Value], str]:
     """Return the app's run config with the overrides, and the name of the last config file.
 
@@ -104,8 +103,6 @@ def run_config(
         ``-c``: a file, the bare name of one in the app's ``configs/``, or ``key=value`` pairs.
     settings : iterable of str
         ``-s``: ``key=value``, one each; they come last.
-    migrate : callable, optional
-        Applied to each of them: turns settings of an earlier version of the app into today's.
 
     Raises
     ------
@@ -127,13 +124,13 @@ def run_config(
                 f"-c {source}: neither a file nor a config of {app.name} nor key=value; "
                 f"{nearest(source, known)}"
             )
-        config.update(_known(app, migrate(overrides)))
+        config.update(_known(app, overrides))
     for setting in settings:
         key, equals, raw = setting.partition("=")
         if not equals:
             raise UsageError(f"-s {setting}: write key=value, such as -s epochs=5")
         override = {key.strip(): _value(app, key.strip(), raw.strip())}
-        config.update(_known(app, migrate(override)))
+        config.update(_known(app, override))
     return config, name
 
 

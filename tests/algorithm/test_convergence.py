@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_blsgd.algorithm.convergence import gradient_bound
+from .gradient_bound import gradient_bound
 
 SETTINGS: dict[str, Any] = {
     **{"excess_loss": 5.0, "learning_rate": 0.02, "smoothness": 2.0, "rounds": 10},

@@ -10,7 +10,6 @@ import pytest
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.cli import main as cli
-from flower_blsgd.config import RunConfig
 from flower_blsgd.runtime.devices import usable_cores
 from flower_blsgd.runtime.local_grid import LocalGrid
 
@@ -156,22 +155,6 @@ def test_run_hands_grid_and_settings_to_the_server_app(
     assert lines[0] == f"running flower-blsgd from {folder.resolve()}"
     found = server_app[1][1].run_config
     assert (found["name"], found["trace"]) == ("mine", True)
-
-
-def test_run_with_settings_of_an_earlier_version(
-    folder: Path, server_app: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "old.toml").write_text(
-        'replicas = "batched"\nprocesses-per-device = 1\nevaluate-on = "aside"\nepochs = 2\n'
-    )
-    assert cli.main(["run", "-c", "old.toml", "--workers", BOTH]) == 0
-    settings = server_app[0][1].run_config
-    assert (settings["epochs"], settings["evaluate-on"]) == (2, "workers")
-    assert settings.keys() == RunConfig().to_run_config().keys()
-    warning = capsys.readouterr().err
-    assert warning.count("\n") == 1
-    for key in ("replicas", "processes-per-device", "evaluate-on"):
-        assert key in warning
 
 
 @pytest.mark.parametrize(

@@ -231,11 +231,10 @@ def test_folder_with_other_settings_is_refused_and_not_touched(
     assert contents(folder) == before
 
 
-def test_folder_of_an_older_version_goes_on(folder: Path) -> None:
-    """A setting that is not in the file has its default; one that is retired does not count."""
+def test_setting_that_is_not_in_the_folder_has_its_default(folder: Path) -> None:
     lines = (folder / SETTINGS).read_text().splitlines()
     kept = [line for line in lines if not line.startswith("rebalance")]
-    (folder / SETTINGS).write_text("\n".join([*kept, 'replicas = "threads"']))
+    (folder / SETTINGS).write_text("\n".join(kept))
     check_folder(folder, CONFIG)
     with pytest.raises(UsageError, match="with rebalance = False, not True"):
         check_folder(folder, replace(CONFIG, rebalance=True))
