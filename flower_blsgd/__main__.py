@@ -1,34 +1,8 @@
-"""``python -m flower_blsgd`` and ``blsgd``: the command."""
+"""``python -m flower_blsgd``: the command ``blsgd``."""
 
-import signal
 import sys
-from types import FrameType
 
-_LIBRARIES = {"flower_blsgd", "flwr", "torch"}
-
-
-def main() -> int:
-    """Run the command; Ctrl-C waits until libraries are imported: torch would abort, else."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
-        signal.signal(signal.SIGALRM, _interrupt)
-    from .cli.main import main as command
-
-    return command()
-
-
-def _interrupt(_: int, frame: FrameType | None) -> None:
-    stack = []
-    while frame is not None:
-        stack.append((frame.f_code.co_name, str(frame.f_globals.get("__name__"))))
-        frame = frame.f_back
-    importing = {name.partition(".")[0] for code, name in stack if code == "<module>"}
-    # The import system runs callbacks, in which an exception is lost.
-    if importing & _LIBRARIES or stack[0][1] == "importlib._bootstrap":
-        signal.setitimer(signal.ITIMER_REAL, 0.05)  # try again
-    else:
-        raise KeyboardInterrupt
-
+from .cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

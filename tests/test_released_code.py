@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ class Released:
         self.optimizers[worker].zero_grad()
         losses.mean().backward()
         self.optimizers[worker].step()
-        self.score[batch] = losses.detach().numpy()
+        self.score[batch] = losses.detach().float().numpy()
 
     def average(self) -> None:
         slow, fast = (model.state_dict() for model in self.models)
@@ -110,8 +111,10 @@ def test_preset_has_the_samples_and_the_model_of_the_released_code() -> None:
     So with the same draws; how they are made is tested with the sampler.
     """
     task = load_task("digits", model="cnn-batchnorm")
-    model = task.initial_model(0)
-    released = Released(model, task.train)  # type: ignore[arg-type]
+    # In float64: these rounds magnify the rounding of float32, which differs between processors.
+    train: Any = (task.train[0].double(), task.train[1])  # type: ignore[index]
+    model = task.initial_model(0).double()
+    released = Released(model, train)
     assert (released.rounds, released.shuffle_rounds, 4 * released.num_slow) == (5, 8, 1024)
     released.train(draws(released))
     config = RunConfig(
@@ -125,7 +128,7 @@ def test_preset_has_the_samples_and_the_model_of_the_released_code() -> None:
         seed=SEED,
     )
     workers = [
-        TorchWorker(p, LocalSGD(task.model(), task.train, weight_decay=DECAY))
+        TorchWorker(p, LocalSGD(task.model().double(), train, weight_decay=DECAY))
         for p in (fast_profile(0), slow_profile(1))
     ]
     strategy = make_strategy(config, task.num_train, 2)
@@ -140,6 +143,6 @@ def test_preset_has_the_samples_and_the_model_of_the_released_code() -> None:
         if (
             tensor.is_floating_point()
         ):  # counters of batches are averaged there, ours is the maximum
-            np.testing.assert_allclose(tensors[name], tensor.numpy(), atol=1e-5)
+            np.testing.assert_allclose(tensors[name], tensor.numpy(), atol=1e-6)
             moved = max(moved, float((tensor - model.state_dict()[name]).abs().max()))
     assert moved > 0.1

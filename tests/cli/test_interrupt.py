@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flower_blsgd import __main__ as entry
+from flower_blsgd.cli import entry
 from flower_blsgd.cli import main as cli
 from flower_blsgd.errors import UsageError
 

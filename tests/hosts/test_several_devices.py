@@ -1,6 +1,7 @@
 """Nodes with several devices without processes: their replies, and rounds on them."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -356,8 +357,8 @@ def test_message_of_another_strategy_waits_for_its_device_and_a_query_does_not()
 def test_all_workers_of_the_only_host_fail_in_one_line() -> None:
     grid = hosts_of([ToyWorker(p) for p in profiles()])
     (host,) = grid.handlers.values()
-    for rank in range(3):
-        host.grid.fail_at(rank, 1, "non-finite")  # type: ignore[attr-defined]
+    for rank, server_round in itertools.product(range(3), (1, 2, 3)):
+        host.grid.fail_at(rank, server_round, "non-finite")  # type: ignore[attr-defined]
     with captured_log(), pytest.raises(AggregationError) as failure:
         play(strategy_of(), grid, toy_arrays(0.5))
     line = str(failure.value)
