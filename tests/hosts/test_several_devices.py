@@ -360,7 +360,7 @@ def test_all_workers_of_the_only_host_fail_in_one_line() -> None:
     for rank, server_round in itertools.product(range(3), (1, 2, 3)):
         host.grid.fail_at(rank, server_round, "non-finite")  # type: ignore[attr-defined]
     with captured_log(), pytest.raises(AggregationError) as failure:
-        play(strategy_of(), grid, toy_arrays(0.5))
+        play(strategy_of(), grid, toy_arrays(0.5), rounds=3)
     line = str(failure.value)
     assert "\n" not in line
     assert "fast-0 (cpu:0)" in line
