@@ -288,8 +288,8 @@ class Checkpoints:
             self._report.at_once = True
             self._end(number)
         self._signal = number
-        first = "leaving the evaluation" if self._evaluating else "finishing the round"
-        line = f"{first}, then a checkpoint; again to end now"
+        first = "finishing the round, then a checkpoint"
+        line = f"{'leaving the evaluation' if self._evaluating else first}; again to end now"
         # In a thread: what we interrupted may hold the screen.
         threading.Thread(target=self._report.say, args=(line,), daemon=True).start()
         if self._evaluating:

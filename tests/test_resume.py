@@ -265,7 +265,7 @@ def test_signal_in_an_evaluation_ends_it_and_loses_nothing_before_it(
             train(view, resume=resume)
         (command,) = ended.value.__notes__
         assert command.endswith("run --resume run")
-        assert wait_until(functools.partial(said, view, "leaving the evaluation, then a check"))
+        assert wait_until(functools.partial(said, view, "leaving the evaluation; again to end"))
         summary = json.loads(Path("run/summary.json").read_text())
         assert (summary["epochs"], summary["rounds"]) == (epochs, rounds)
         assert Path("run/model.safetensors").exists()

@@ -5,6 +5,7 @@ Each function writes a PNG file, with a title that says which run it is.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,13 @@ def draw_learning_curve(
 ) -> None:
     """Draw accuracy over epochs and over seconds of training; epochs without one are left out.
 
-    With the clock "device" these are seconds on simulated devices, if all are known.
+    With the clock "device" these are seconds on simulated devices, if all are known. A metric that
+    is not an accuracy is drawn instead where there is one, without a best epoch.
     """
-    rows = [row for row in rows if row.accuracy is not None]
+    is_metric = any(row.metric is not None for row in rows)
+    values = [row.metric if is_metric else row.accuracy for row in rows]
+    known = [v is not None and math.isfinite(v) for v in values]
+    rows, values = list(compress(rows, known)), list(compress(values, known))
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(title)
     if not rows:
@@ -68,20 +73,22 @@ def draw_learning_curve(
     simulated = [row.device_seconds for row in rows if row.device_seconds is not None]
     if clock == "device" and len(simulated) == len(rows):
         seconds, unit = simulated, "training time on simulated devices (s, computed)"
-    accuracy = [100 * (row.accuracy or 0.0) for row in rows]
-    best = max(accuracy)
-    best_at = accuracy.index(best)
+    shown = [(1 if is_metric else 100) * (value or 0.0) for value in values]
+    best = max(shown)
+    best_at = shown.index(best)
     left, right = figure.subplots(1, 2, sharey=True)
     panels: list[tuple[Axes, str, Sequence[float], str]] = [
         (left, "epoch", [row.epoch for row in rows], f"in epoch {rows[best_at].epoch}"),
         (right, unit, seconds, f"after {seconds[best_at]:.3g} s"),
     ]
     for axes, label, along, when in panels:
-        axes.plot(along, accuracy, ".-", color=GREEN)
-        axes.plot(along[best_at], best, "o", color=DARK, fillstyle="none", markersize=9)
+        axes.plot(along, shown, ".-", color=GREEN)
         axes.set_xlim(left=0)
-        style_panel(axes, f"best {best:.1f} % {when} (circle)", label, grid=True)
-    left.set_ylabel(f"{split} accuracy (%)")
+        if not is_metric:
+            axes.plot(along[best_at], best, "o", color=DARK, fillstyle="none", markersize=9)
+        text = "" if is_metric else f"best {best:.1f} % {when} (circle)"
+        style_panel(axes, text, label, grid=True)
+    left.set_ylabel(f"{split} metric" if is_metric else f"{split} accuracy (%)")
     save(figure, path)
 
 

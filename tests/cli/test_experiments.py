@@ -125,7 +125,7 @@ def test_run_with_tensorboard_needs_its_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     line = refused("run", "--workers", BOTH, "-s", "tensorboard=true")
-    assert line.endswith("; pip install 'tensorboard>=2.18'")
+    assert line.endswith(" -e '.[tensorboard]'")
 
 
 # --- report

@@ -1,5 +1,6 @@
 """The pictures of a run: accuracy, chosen samples, and how long each worker waited."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +21,26 @@ PATH = Path("nowhere.png")  # nothing is saved
 
 
 def test_learning_curve(figures: list[Figure]) -> None:
-    rows = [epoch(n, accuracy=a) for n, a in ((1, 0.5), (2, None), (3, 0.9), (4, 0.8))]
+    accuracies = ((1, 0.5), (2, None), (3, 0.9), (4, 0.8), (5, math.nan))
+    rows = [epoch(n, accuracy=a) for n, a in accuracies]
     draw_learning_curve(rows, "biased-local-sgd, digits", PATH)
     (figure,) = figures
     left, right = figure.axes
-    # An epoch that was not evaluated is left out, on both axes.
+    # An epoch that was not evaluated, or to no number, is left out, on both axes.
     np.testing.assert_allclose(left.lines[0].get_xydata(), [(1, 50), (3, 90), (4, 80)])
     np.testing.assert_allclose(right.lines[0].get_xydata(), [(2, 50), (6, 90), (8, 80)])
     assert (left.get_xlabel(), left.get_ylabel()) == ("epoch", "test accuracy (%)")
     assert right.get_xlabel() == "training time (s)"
     assert figure.get_suptitle() == "biased-local-sgd, digits"
     assert {"best 90.0 % in epoch 3 (circle)", "best 90.0 % after 6 s (circle)"} <= texts(figure)
+
+
+def test_metric_that_is_no_accuracy_is_drawn_without_a_best_epoch(figures: list[Figure]) -> None:
+    rows = [epoch(1, accuracy=0.75), *(epoch(n, accuracy=None, metric=3.0 / n) for n in (2, 3))]
+    draw_learning_curve(rows, "x", PATH)
+    left, _ = figures[0].axes
+    np.testing.assert_allclose(left.lines[0].get_xydata(), [(2, 1.5), (3, 1.0)])
+    assert (left.get_ylabel(), len(left.lines)) == ("test metric", 1)
 
 
 @pytest.mark.parametrize(
