@@ -86,7 +86,7 @@ def _train(
     if config.tensorboard:
         require_tensorboard()
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
-    task = load_own_task(config, given)
+    task, is_accuracy = load_own_task(config, given)
     model = task.initial_model(derived_seed(config.seed, "model"))
     arrays = state_record(model)
     workers = grid.workers if isinstance(grid, LocalGrid) else ()
@@ -115,6 +115,7 @@ def _train(
     report = RunRecorder(config, strategy, view, began)
     if past:
         arrays, last_round = past.take_up(strategy, report, arrays)
+    report.metric_is_accuracy &= is_accuracy
     evaluate = _evaluate_fn(grid, config, task, strategy.registry, report)
     strategy.registry.data_fingerprint = task.fingerprint()
     strategy.registry.model_fingerprint = model_fingerprint(model)
@@ -209,16 +210,21 @@ def make_local_grid(
         ) from error
 
 
-def load_own_task(config: RunConfig, given: Task | None = None) -> Task:
-    """Return the given task, or the one that the settings name, checked.
+def load_own_task(config: RunConfig, given: Task | None = None) -> tuple[Task, bool]:
+    """Return the given task, or the one of the settings, and whether its metric is an accuracy.
 
     UsageError if there is no such task, or it is not what a task must be.
     """
     task = load_task(**config.task_settings, given=given)
+    is_accuracy = check_task(task, config.task, config.micro_batch_size)
     stops = {"patience": config.patience, "stop-at-accuracy": config.stop_at_accuracy}
-    needs_accuracy = ", ".join(f"{key} = {value:g}" for key, value in stops.items() if value)
-    check_task(task, config.task, config.micro_batch_size, needs_accuracy)
-    return task
+    for key, value in stops.items():
+        if value and not is_accuracy:
+            raise UsageError(
+                f"{key} = {value:g}: needs a metric in [0, 1], and that of the task has other "
+                "values; leave the setting out"
+            )
+    return task, is_accuracy
 
 
 def make_strategy(

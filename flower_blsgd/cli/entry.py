@@ -7,7 +7,7 @@ _LIBRARIES = {"flower_blsgd", "flwr", "torch"}
 
 
 def main() -> int:
-    """Run the command; Ctrl-C waits until libraries are imported: torch would abort, else."""
+    """Run the command; Ctrl-C waits while libraries are imported, since torch would abort."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGALRM, _interrupt)

@@ -267,4 +267,4 @@ def load_own(config: RunConfig) -> "Task":
     from ..run import load_own_task
 
     find_modules_here()
-    return load_own_task(config)
+    return load_own_task(config)[0]

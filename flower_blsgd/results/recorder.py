@@ -173,6 +173,8 @@ class RunRecorder:
         Whether a run that is interrupted ends without writing what was reached.
     arrays : ArrayRecord, optional
         The model that is saved at the end; None before an epoch is over.
+    metric_is_accuracy : bool
+        Whether no value of the metric was outside [0, 1] so far.
     best : Best, optional
         The first of the models with the highest accuracy, also if its epoch was resumed in the
         middle; None before an evaluation, and if the metric is not an accuracy.
@@ -199,6 +201,7 @@ class RunRecorder:
         self._rows: list[EpochRow] = []
         self.arrays: ArrayRecord | None = None
         self.best: Best | None = None
+        self.metric_is_accuracy = True
         self._since_best = 0
         self._said: set[str] = set()
         self._folder: RunFolder | None = None
@@ -318,6 +321,7 @@ class RunRecorder:
         self._resumed = [*map(int, state["resumed"]), last_round]
         self._rows = [of_plain(EpochRow, row) for row in state["epochs"]]
         self.best = of_plain(Best, state["best"]) if state["best"] else None
+        self.metric_is_accuracy = all(row.metric is None for row in self._rows)
         self._since_best = int(state["since_best"])
         if self._budget_used_up() or planner.epoch_ended:
             self.arrays = arrays
@@ -373,12 +377,14 @@ class RunRecorder:
         # There is none where a run goes on whose rounds were lost.
         last = self._metrics.records[-1] if self._metrics.records else None
         metrics: Mapping[str, Any] = end.metrics or {}
+        value = metrics.get("accuracy", metrics.get("metric"))
+        self.metric_is_accuracy &= "metric" not in metrics
         row = EpochRow(
             epoch=end.epoch,
             wall_seconds=self.wall_seconds,
             training_seconds=self._metrics.training_seconds,
             device_seconds=self._metrics.device_seconds,
-            accuracy=metrics.get("accuracy"),
+            accuracy=value if self.metric_is_accuracy else None,
             loss=metrics.get("loss"),
             learning_rate=last.learning_rate if last else math.nan,
             train_loss=last.train_loss if last else math.nan,
@@ -386,7 +392,7 @@ class RunRecorder:
             samples=self._metrics.samples,
             mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
             sampling=planner.sampling_stats,
-            metric=metrics.get("metric"),
+            metric=None if self.metric_is_accuracy else value,
         )
         rounds_before = self._rows[-1].rounds if self._rows else 0
         self._rows.append(row)
@@ -409,7 +415,7 @@ class RunRecorder:
     def _note_best(self, row: EpochRow, server_round: int) -> None:
         """Take the model of this evaluation as the best one, unless it is not."""
         reason = ""
-        if any(other.metric is not None for other in self._rows):
+        if not self.metric_is_accuracy:
             self.best, reason = None, "the metric has values outside [0, 1]"
         elif row.accuracy is None:
             return

@@ -196,12 +196,11 @@ def _check_samples(name: str, samples: Samples) -> None:
         )
 
 
-def check_task(
-    task: Task, name: str = "", micro_batch_size: int = 0, needs_accuracy: str = ""
-) -> None:
+def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
     """Try model, loss, metric and augmentation once on two samples each, on the CPU.
 
-    Torch's generator is as before afterwards.
+    Torch's generator is as before afterwards. Returns whether all values of the metric are in
+    [0, 1], as those of an accuracy are.
 
     Parameters
     ----------
@@ -211,15 +210,13 @@ def check_task(
         What the user calls it.
     micro_batch_size : int (default: 0)
         The most samples of a micro-batch; 0: batches stay whole.
-    needs_accuracy : str (default: "")
-        A setting, such as ``"patience = 2"``, that needs a metric with values in [0, 1].
 
     Raises
     ------
     UsageError
         If one of the task's functions raises, or returns something of the wrong shape, or the
-        metric has other values than a setting needs, or the model cannot be trained, or not in
-        micro-batches. A UsageError of a function itself comes out as it is.
+        model cannot be trained, or not in micro-batches. A UsageError of a function itself comes
+        out as it is.
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(_call, title)
@@ -257,11 +254,7 @@ def check_task(
                         'shape (2,): one value per sample; a torch loss does with reduction="none"'
                     )
             functions["metric"] = task.metric  # of test only
-        if needs_accuracy and ((values < 0) | (values > 1)).any():
-            raise UsageError(
-                f"{needs_accuracy}: needs a metric in [0, 1] that is better the higher it is; "
-                f"that of the task returned {values.tolist()}; leave the setting out"
-            )
+        return not bool(((values < 0) | (values > 1)).any())
 
 
 def _call(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:

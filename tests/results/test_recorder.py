@@ -598,7 +598,8 @@ def test_metric_outside_0_to_1_is_no_accuracy_and_has_no_best(start: Start) -> N
     """An error that falls, in [0, 1] by chance at first: the first model is not the best."""
     run = start(epochs=9, patience=2, stop_at_accuracy=0.5)
     run.train(measured(0.25))
-    errors = [MetricRecord({"metric": 1.25 / number, "loss": 0.5}) for number in (1, 2, 3, 4)]
+    errors = [MetricRecord({"metric": 1.25 / number, "loss": 0.5}) for number in (1, 2, 3)]
+    errors.append(measured(0.3125))  # none of its values is above 1 any more
     assert [run.end_epoch(number, error) for number, error in enumerate(errors, 2)] == [False] * 4
     assert run.recorder.best is None
     (line,) = [line for line in run.lines if line.startswith("warning: ")]
