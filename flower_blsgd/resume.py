@@ -29,8 +29,8 @@ from .tasks import GIVEN_IN_PYTHON
 _RUN = "run"
 """Where a checkpoint has what the recorder needs."""
 
-_FOR_MORE = {"epochs": "N", "seconds": "N", "stop-at-accuracy": "0", "patience": "0"}
-"""What lets a run go on that is over, by the setting that `RunRecorder.why_over` names."""
+_FOR_MORE = {"stop-at": "stop-at-accuracy=0", "patience": "patience=0", "second": "seconds=N"}
+"""What lets a run continue that is over, by a word of `RunRecorder.why_over`; else more epochs."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Past:
             if other := {k: v for k, v in state["versions"].items() if now.get(k, v) != v}:
                 self.notes.append(f"  the checkpoint is of {other!s:.200}: bits may differ")
         if (why := report.why_over) and (self.folder / "summary.json").exists():
-            more = next(f"{key}={value}" for key, value in _FOR_MORE.items() if key in why)
+            more = next((more for word, more in _FOR_MORE.items() if word in why), "epochs=N")
             command = resume_command(self.config, self.folder, more)
             raise UsageError(f"{_shown(self.folder)} is finished: {why}; for more, {command}")
         self.taken_up = True

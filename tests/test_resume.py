@@ -440,7 +440,7 @@ def test_metric_that_is_no_accuracy_is_refused_by_what_needs_one(settings: dict[
 def test_finished_run_goes_on_with_more_epochs_and_says_what_changed() -> None:
     train(epochs=2)
     line = refusal(train, epochs=2, resume="run")
-    assert line.startswith("run is finished: 2 of 2 epochs are done; for more, ")
+    assert line.startswith("run is finished: 2 of 2 epochs done; for more, ")
     assert line.endswith("run --resume run -s epochs=N")
     view = View()
     summary = train(view, epochs=3, evaluate_on="server", resume="run").summary
@@ -479,7 +479,7 @@ def test_settings_that_would_make_it_another_run_are_refused() -> None:
     assert "out = 'other' instead of 'run'" in refusal(train, out="other", epochs=9, resume="run")
     # A setting that may change, and that was not given, is that of the run; `out` too.
     line = refusal(train, threads=0, out="", epochs=1, resume="run")
-    assert line.startswith("run is finished: 1 of 1 epochs are done")
+    assert line.startswith("run is finished: 1 of 1 epoch done")
     assert before == {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     assert set(CHANGEABLE) <= RunConfig().to_run_config().keys()
 

@@ -345,7 +345,7 @@ class RunRecorder:
     def _budget_used_up(self) -> str:
         config, planner = self.config, self._strategy.planner
         if planner.epoch_ended and planner.epoch >= config.epochs:
-            return f"{planner.epoch} of {config.epochs} epochs are done"
+            return f"{planner.epoch} of {counted(config.epochs, 'epoch')} done"
         if config.seconds and (used := self.budget_seconds()) >= config.seconds:
             return f"{used:.1f} of {config.seconds:g} seconds of training are over"
         return ""
