@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from .run import make_local_grid, train_on
 from .runtime.devices import sharing_note, this_machine
 from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS
-from .tasks.task import Task, check_task, load_saved_model, load_task, register_task
+from .tasks.task import Task, load_saved_model, load_task, register_task
 from .worker.step import use_precision
 
 _NOT_SAVED = "the run's task was given as an object, which is not saved; pass it along: "
@@ -284,8 +285,9 @@ def evaluate_run(
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
     report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
-    is_accuracy = report.metric_in_range and check_task(task, config.task)
-    accuracy = report.metric if is_accuracy else None
+    file = folder / "summary.json"  # the metric may have left [0, 1] in the run
+    in_run = json.loads(file.read_text()).get("metric") if file.is_file() else None
+    accuracy = report.metric if report.metric_in_range and in_run is None else None
     return Evaluation(accuracy, report.metric, report.loss, task.num_test, device)
 
 

@@ -217,9 +217,8 @@ def load_own_task(config: RunConfig, given: Task | None = None) -> tuple[Task, b
     """
     task = load_task(**config.task_settings, given=given)
     is_accuracy = check_task(task, config.task, config.micro_batch_size)
-    stops = {"patience": config.patience, "stop-at-accuracy": config.stop_at_accuracy}
-    for key, value in stops.items():
-        if value and not is_accuracy:
+    for key in ("patience", "stop-at-accuracy"):
+        if (value := getattr(config, key.replace("-", "_"))) and not is_accuracy:
             raise UsageError(
                 f"{key} = {value:g}: needs a metric in [0, 1], and that of the task has other "
                 "values; leave the setting out"

@@ -108,7 +108,7 @@ class EvaluateReport:
     def total(cls, reports: Sequence["EvaluateReport"]) -> "EvaluateReport":
         """Return the report of several slices that follow each other."""
         sums = sum(r.loss_sum for r in reports), sum(r.metric_sum for r in reports)
-        in_range = all(report.metric_in_range for report in reports)
+        in_range = all(r.metric_in_range for r in reports)
         return cls(reports[0].first, reports[-1].last, *sums, in_range)
 
     def to_reply(self, message: Message) -> Message:

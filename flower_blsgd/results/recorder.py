@@ -427,8 +427,7 @@ class RunRecorder:
         self._since_best += 1
         if reason and reason not in self._said:
             self._said.add(reason)
-            use = "best_model, patience and stop-at-accuracy do not use it"
-            self.say(f"warning: {reason}, so {use}")
+            self.say(f"warning: {reason}, so best_model, patience and stop-at-accuracy ignore it")
 
     def _reason_to_stop(self) -> str | None:
         """Return why the evaluations end the run before its budget; None if they do not."""
