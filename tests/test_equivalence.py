@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, Message
 from torch import Tensor, nn
 
 from flower_blsgd import BiasedLocalSGD, LocalSGD
+from flower_blsgd.algorithm.averaging import LoadWeighting, PerSampleWeighting, Weighting
 from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.algorithm.local_steps import SameSteps, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import UniformSampler
@@ -112,19 +113,25 @@ def test_one_worker_equals_a_plain_torch_loop() -> None:
     assert furthest(arrays, model) < 1e-6
 
 
-def test_two_equal_workers_with_one_step_equal_one_process_with_the_doubled_batch() -> None:
+@pytest.mark.parametrize("weights", [LoadWeighting(), PerSampleWeighting()])
+def test_two_equal_workers_with_one_step_equal_one_process_with_the_doubled_batch(
+    weights: Weighting,
+) -> None:
     workers = [worker_of(fast_profile(0)), worker_of(fast_profile(1))]
-    arrays = train(workers, local_steps=SameSteps(1))
+    arrays = train(workers, local_steps=SameSteps(1), weights=weights)
     assert len(workers[0].orders) == 18
     model = one_process(rounds_of(workers))
     assert has_moved(model)
     assert furthest(arrays, model) < 1e-5
 
 
-def test_workers_with_batches_of_their_own_equal_one_process_with_the_sum() -> None:
-    """One step each of 6 and 2 samples, weighted by load: SGD with batches of 8."""
+@pytest.mark.parametrize("weights", [LoadWeighting(), PerSampleWeighting()])
+def test_workers_with_batches_of_their_own_equal_one_process_with_the_sum(
+    weights: Weighting,
+) -> None:
+    """One step each of 6 and 2 samples: SGD with batches of 8."""
     workers = [worker_of(fast_profile(i, batch_size=b)) for i, b in enumerate((6, 2))]
-    arrays = train(workers, local_steps=SameSteps(1))
+    arrays = train(workers, local_steps=SameSteps(1), weights=weights)
     rounds = rounds_of(workers)
     assert [[len(order.indices) for order in orders] for orders in rounds] == [[6, 2]] * 18
     model = one_process(rounds)

@@ -59,6 +59,42 @@ class LoadWeighting(Weighting):
         return [load / total for load in completed_loads]
 
 
+class PerSampleWeighting(LoadWeighting):
+    """Every sample moves the parameters by the same factor, whichever worker trained on it.
+
+    With load weights a slow worker is discounted twice: it does fewer steps, and each of them
+    counts less. Here ``x <- x + sum_i s_i (x_i - x)`` with ``s_i = b_i tau_r / sum_j b_j tau_j``
+    from completed steps, where r is the worker with the largest completed load, the first of
+    equals. So r keeps its load weight, and the s_i may add up to more than 1. Buffers are averaged
+    with load weights. A worker that failed has scale 0, and the others share its part.
+
+    With equal workers this is the plain average, and with one step each it is SGD on the
+    concatenated batch. In the terms of FedNova (Wang et al. 2020): p_i is the share of the samples,
+    tau_eff = tau_r, and momentum is kept. Why and when it pays: ``docs/theory.md``.
+    """
+
+    scales_updates: ClassVar[bool] = True
+
+    def update_scales(
+        self, weights: Sequence[float], completed_steps: Sequence[int]
+    ) -> list[float]:
+        """Return s_i = w_i tau_r / tau_i for the load weights w_i; 0 where nothing was completed.
+
+        >>> weighting = PerSampleWeighting()
+        >>> weighting.update_scales(weighting.weights([8.0, 4.0, 0.0]), [4, 2, 0])
+        [0.6666666666666666, 0.6666666666666666, 0.0]
+        """
+        longest = completed_steps[max(range(len(weights)), key=lambda i: weights[i])]
+        return [
+            weight * (longest / steps) if weight else 0.0
+            for weight, steps in zip(weights, completed_steps, strict=True)
+        ]
+
+    def update_norm(self, steps: int) -> float:
+        """Return tau_i: load weights over it are proportional to the batch sizes."""
+        return float(steps)
+
+
 class EqualWeighting(Weighting):
     """The same weight for every worker that completed at least one step."""
 
@@ -230,8 +266,53 @@ def node_weight(weighting: Weighting) -> str:
     Only with one of the two is the average of nodes' averages that of all workers, so a weighting
     of one's own, whose rule is not known, is neither.
     """
-    rules = {LoadWeighting: "load", EqualWeighting: "equal", NormalizedWeighting: "equal"}
+    rules: dict[type[Weighting], str] = {
+        **dict.fromkeys((LoadWeighting, PerSampleWeighting), "load"),
+        **dict.fromkeys((EqualWeighting, NormalizedWeighting), "equal"),
+    }
     return rules.get(type(weighting), "")
+
+
+def best_speed_up(
+    weighting: Weighting, speeds: Sequence[float], batch_sizes: Sequence[int], of: Sequence[bool]
+) -> float:
+    """Return how many times sooner all workers reach a loss than some of them, at most.
+
+    For short rounds of steps in proportion to the speeds, samples drawn alike, no drift, no cost of
+    communication, and each at its best learning rate. The time to a given loss is then proportional
+    to the noise ``sum_i s_i^2 tau_i / b_i`` over the squared progress ``sum_i s_i tau_i``. The
+    workers that it is compared with count every sample alike.
+
+    Parameters
+    ----------
+    weighting : Weighting
+        Gives the scales s_i.
+    speeds : sequence of float
+        Samples per second of each worker, > 0.
+    batch_sizes : sequence of int
+        b_i.
+    of : sequence of bool
+        Which of them it is compared with, such as the fast ones; at least one.
+
+    Examples
+    --------
+    >>> round(best_speed_up(LoadWeighting(), [2.0, 1.0], [32, 32], [True, False]), 2)
+    1.39
+    >>> round(best_speed_up(PerSampleWeighting(), [2.0, 1.0], [32, 32], [True, False]), 2)
+    1.5
+    """
+    rates = [speed / size for speed, size in zip(speeds, batch_sizes, strict=True)]
+    steps = [max(1, round(_MANY_STEPS * rate / max(rates))) for rate in rates]
+    loads = [float(count * size) for count, size in zip(steps, batch_sizes, strict=True)]
+    scales = weighting.update_scales(weighting.weights(loads), steps)
+    progress = sum(scale * count for scale, count in zip(scales, steps, strict=True))
+    each = zip(scales, steps, batch_sizes, strict=True)
+    noise = sum(scale**2 * count / size for scale, count, size in each)
+    return progress**2 / noise / sum(load for load, own in zip(loads, of, strict=True) if own)
+
+
+_MANY_STEPS = 10_000
+"""So many that rounding to whole steps does not show."""
 
 
 def average_by_load(

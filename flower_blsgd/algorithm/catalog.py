@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .averaging import EqualWeighting, LoadWeighting, NormalizedWeighting, Weighting
+from .averaging import (
+    EqualWeighting,
+    LoadWeighting,
+    NormalizedWeighting,
+    PerSampleWeighting,
+    Weighting,
+)
 from .local_steps import (
     AutoSteps,
     BalancedBatches,
@@ -146,6 +152,7 @@ SELECTIONS: Mapping[str, Callable[[], Selection]] = {
 
 WEIGHTS: Mapping[str, Callable[[Settings], Weighting]] = {
     "load": lambda _: LoadWeighting(),
+    "per-sample": lambda _: PerSampleWeighting(),
     "equal": lambda _: EqualWeighting(),
     "normalized": lambda s: (
         NormalizedWeighting(s.momentum, s.nesterov)

@@ -175,6 +175,16 @@ def slow_device_notes(plan: Plan) -> list[str]:
             f"ceiling: all devices together can do at most {ceiling:.2f} times the samples "
             "per second of the fast ones alone, whatever the algorithm"
         )
+        by_weights: dict[str, list[str]] = {}
+        for name, found in plan.expected.items():
+            if isinstance(found, Prediction) and found.best_speed_up:
+                by_weights.setdefault(f"{found.best_speed_up:.2f}", []).append(name)
+        if by_weights:
+            each = (f"{times} ({', '.join(names)})" for times, names in by_weights.items())
+            lines.append(
+                "ceiling of the weights: how many times sooner a given loss can be reached than "
+                f"with the fast ones alone, each at its best learning rate: {'; '.join(each)}"
+            )
         if ceiling < _HARDLY_FASTER:
             lines.append("so the slow devices hardly help: less than 2 % more samples per second")
     for name, found in plan.expected.items():

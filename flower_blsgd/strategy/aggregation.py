@@ -60,11 +60,6 @@ class Aggregation:
         out = tensors_of(record)
         weights = checked_weights(self.weighting, [outcome.load for outcome in outcomes])
         models, shares = once_per_node(outcomes, weights, lambda reply: reply.tensors)
-        if runs := common_runs(out, *models):  # a hundred tensors as one
-            average(runs[1:], shares, runs[0])
-            averaged = dict(out)
-        else:
-            averaged = average(models, shares, out)
         parameters: Collection[str] = ()
         if self.weighting.scales_updates or self.outer_optimizer is not None:
             parameters = self._parameters(began, [model for model in models if model])
@@ -72,8 +67,20 @@ class Aggregation:
             steps = [o.report.completed_steps if o.report else 0 for o in outcomes]
             scales = self.weighting.update_scales(weights, steps)
             scales = checked_numbers(self.weighting, "update_scales", scales, len(weights))
-            moving = {name: tensor for name, tensor in began.items() if name in parameters}
-            averaged |= move(moving, *once_per_node(outcomes, scales, lambda r: r.tensors))
+            _, scales = once_per_node(outcomes, scales, lambda reply: reply.tensors)
+            runs = common_runs(out, began, *models)  # a hundred tensors as one
+            to, first, *others = runs or (out, began, *models)
+            move(first, others, scales, to)
+            buffers = [name for name in out if name not in parameters]
+            counted = [(model, share) for model, share in zip(models, shares, strict=True) if model]
+            parts = [{name: model[name] for name in buffers} for model, _ in counted]
+            if buffers:
+                average(parts, [share for _, share in counted], {n: out[n] for n in buffers})
+        elif runs := common_runs(out, *models):
+            average(runs[1:], shares, runs[0])
+        else:
+            average(models, shares, out)
+        averaged = dict(out)
         if self.outer_optimizer is not None:
             averaged = self.outer_optimizer.step(began, averaged, parameters)
         for name, tensor in out.items():

@@ -8,6 +8,7 @@ that is not there.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..algorithm.averaging import best_speed_up
 from ..algorithm.own_parts import checked_weights
 from .biased_local_sgd import BiasedLocalSGD
 from .round_metrics import WorkerRound, waiting_share
@@ -26,11 +27,15 @@ class Prediction:
         With the overhead.
     rounds_per_epoch : float
         On average.
+    best_speed_up : float, optional
+        How many times sooner than the fast workers alone these may reach a loss at most, by their
+        weights: `averaging.best_speed_up`; None without a fast worker.
     """
 
     workers: tuple[WorkerRound, ...]
     round_seconds: float
     rounds_per_epoch: float
+    best_speed_up: float | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -91,8 +96,15 @@ def predict_run(
         )
         for rank, worker in enumerate(training)
     ]
-    round_seconds = max(computing) + overhead_seconds
-    return Prediction(tuple(rows), round_seconds, planner.mean_rounds_per_epoch(shape))
+    speeds = [worker.samples_per_second(planner.batch_size) for worker in training]
+    sizes = [worker.own_batch(planner.batch_size) for worker in training]
+    fast = [worker.fast for worker in training]
+    return Prediction(
+        tuple(rows),
+        max(computing) + overhead_seconds,
+        planner.mean_rounds_per_epoch(shape),
+        best_speed_up(strategy.aggregation.weighting, speeds, sizes, fast) if any(fast) else None,
+    )
 
 
 def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | str | None]:

@@ -13,9 +13,11 @@ from flower_blsgd.algorithm.averaging import (
     EqualWeighting,
     LoadWeighting,
     NormalizedWeighting,
+    PerSampleWeighting,
     Weighting,
     average_at_node,
     average_by_load,
+    best_speed_up,
     move,
     node_weight,
     weighted_average,
@@ -40,6 +42,7 @@ Model = dict[str, AnyArray]
         # over those with at least one step
         (EqualWeighting(), [32, 0, 1, 0], [0.5, 0.0, 0.5, 0.0]),
         (NormalizedWeighting(), [32, 0, 1, 0], [0.5, 0.0, 0.5, 0.0]),
+        (PerSampleWeighting(), [32, 4, 0, 4], [0.8, 0.1, 0.0, 0.1]),  # of buffers
     ],
 )
 def test_weights_worked(weighting: Weighting, loads: list[float], weights: list[float]) -> None:
@@ -318,6 +321,56 @@ def test_normalized_scales_worked(
     assert weighting.momentum_buffers == "reset"  # it holds for no other
 
 
+@pytest.mark.parametrize(
+    ("sizes", "steps", "scales"),
+    [
+        # One fast and one slow worker: both have the fast one's load weight of 32 / 40.
+        ((8, 8), (32, 8), [0.8, 0.8]),
+        ((8, 8, 8), (16, 8, 4), [16 / 28] * 3),
+        # Equal workers: the plain average.
+        ((8, 8, 8, 8), (5, 5, 5, 5), [0.25] * 4),
+        # One step each: by batch size, as in the gradient of the whole batch.
+        ((6, 2), (1, 1), [0.75, 0.25]),
+        # 6 x 4, 2 x 8 and 4 x 4 of 56 samples; the first has the largest load: b_i x 4 / 56.
+        ((6, 2, 4), (4, 8, 4), [24 / 56, 8 / 56, 16 / 56]),
+        # Of equal loads the lowest index has tau_r: b_i x 2 / 16, and b_i x 4 / 16.
+        ((4, 2), (2, 4), [8 / 16, 4 / 16]),
+        ((2, 4), (4, 2), [8 / 16, 16 / 16]),
+        # One failed; another stopped at its deadline after 3 of 32 steps.
+        ((8, 8, 8), (32, 0, 3), [32 / 35, 0.0, 32 / 35]),
+    ],
+)
+def test_per_sample_scales_worked(
+    sizes: tuple[int, ...], steps: tuple[int, ...], scales: list[float]
+) -> None:
+    weighting = PerSampleWeighting()
+    weights = weighting.weights([size * count for size, count in zip(sizes, steps, strict=True)])
+    found = weighting.update_scales(weights, steps)
+    assert found == pytest.approx(scales, rel=1e-12)
+    longest = weights.index(max(weights))
+    assert found[longest] == weights[longest]
+
+
+@pytest.mark.parametrize(
+    ("weighting", "speeds", "sizes", "times"),
+    [
+        # (1 + g^2)^2 / (1 + g^3) for load weights at gaps of 2, 4 and 16, else 1 + g
+        (LoadWeighting(), (2, 1), (32, 32), 1.3889),
+        (LoadWeighting(), (4, 1), (32, 32), 1.1115),
+        (LoadWeighting(), (16, 1), (32, 32), 1.0076),
+        (PerSampleWeighting(), (2, 1), (32, 32), 1.5),
+        (PerSampleWeighting(), (16, 1), (64, 8), 1.0625),
+        (EqualWeighting(), (4, 1), (32, 32), 1.25),
+        # As many steps with batches by speed: load weights are by sample as well.
+        (LoadWeighting(), (4, 1), (64, 16), 1.25),
+    ],
+)
+def test_best_speed_up_worked(
+    weighting: Weighting, speeds: tuple[float, ...], sizes: tuple[int, ...], times: float
+) -> None:
+    assert best_speed_up(weighting, speeds, sizes, [True, False]) == pytest.approx(times, abs=1e-4)
+
+
 # hierarchical averaging: several workers behind one node
 
 
@@ -366,8 +419,9 @@ class _ByRoot(LoadWeighting):
 
 
 def test_node_weight_is_that_of_our_own_weightings() -> None:
-    own = LoadWeighting(), EqualWeighting(), NormalizedWeighting(0.5), _ByRoot()
-    assert [node_weight(weighting) for weighting in own] == ["load", "equal", "equal", ""]
+    own = LoadWeighting(), PerSampleWeighting(), EqualWeighting(), NormalizedWeighting(), _ByRoot()
+    rules = ["load", "load", "equal", "equal", ""]
+    assert [node_weight(weighting) for weighting in own] == rules
 
 
 @st.composite
@@ -404,7 +458,7 @@ def _assert_close(found: Model, expected: Model, bound: float = 1e-5) -> None:
 @given(
     _nodes(),
     st.one_of(
-        st.sampled_from([LoadWeighting(), EqualWeighting()]),
+        st.sampled_from([LoadWeighting(), EqualWeighting(), PerSampleWeighting()]),
         st.builds(NormalizedWeighting, st.floats(0, 0.95), st.booleans()),
     ),
 )

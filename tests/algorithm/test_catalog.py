@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import flower_blsgd
-from flower_blsgd.algorithm.averaging import NormalizedWeighting
+from flower_blsgd.algorithm.averaging import NormalizedWeighting, PerSampleWeighting
 from flower_blsgd.algorithm.catalog import (
     ALGORITHMS,
     SAMPLERS,
@@ -131,6 +131,7 @@ def test_parts_are_built_from_the_settings() -> None:
     assert SAMPLERS["candidates"](settings) == CandidateSampler(2, "slow")
     assert SAMPLERS["candidates"](RunConfig()) == CandidateSampler(4, "fast")
     assert WEIGHTS["normalized"](settings) == NormalizedWeighting(0.5, True)
+    assert type(WEIGHTS["per-sample"](settings)) is PerSampleWeighting
     adamw = RunConfig(momentum=0.5, optimizer="adamw")
     assert WEIGHTS["normalized"](adamw) == NormalizedWeighting(0.0)
     assert SAMPLERS["separated"](RunConfig()) == SeparatedSampler(0.5, "fast")

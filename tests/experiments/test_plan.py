@@ -122,6 +122,8 @@ def test_slow_devices_that_hardly_help_are_named_plainly() -> None:
     assert slow_device_notes(plan) == [
         "ceiling: all devices together can do at most 1.01 times the samples per second of the "
         "fast ones alone, whatever the algorithm",
+        "ceiling of the weights: how many times sooner a given loss can be reached than with the "
+        "fast ones alone, each at its best learning rate: 1.00 (biased-local-sgd)",
         "so the slow devices hardly help: less than 2 % more samples per second",
         "slow-8 (cpu:8) hardly takes part: its weight is 0.39% with biased-local-sgd",
         "slow-9 (cpu:9) hardly takes part: its weight is 0.39% with biased-local-sgd",
@@ -129,6 +131,16 @@ def test_slow_devices_that_hardly_help_are_named_plainly() -> None:
     only_fast = planned("sync-sgd", workers=workers_of(0.01, 0.01, fast=2))
     assert slow_device_notes(only_fast) == []
     assert slow_device_notes(planned("sync-sgd", workers=workers_of(0.01, 0.01, fast=0))) == []
+
+
+def test_ceiling_of_the_weights_is_printed_for_each_that_is_planned() -> None:
+    """One fast worker and one half as fast."""
+    pair = workers_of(0.01, 0.02, fast=1)
+    load = slow_device_notes(planned("biased-local-sgd", "unbiased-local-sgd", workers=pair))
+    assert load[1].endswith(": 1.39 (biased-local-sgd); 1.50 (unbiased-local-sgd)")
+    config = replace(settings(), weights="per-sample")
+    (_, line, *_) = slow_device_notes(plan_runs(config, pair, 50_000, ["biased-local-sgd"]))
+    assert line.endswith(": 1.50 (biased-local-sgd)")
 
 
 def test_batches_of_their_own_are_planned_and_dlb_refuses_them() -> None:

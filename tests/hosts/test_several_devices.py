@@ -24,7 +24,7 @@ from flwr.serverapp.exception import AggregationError
 
 from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
-from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting
+from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting, PerSampleWeighting
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
@@ -62,6 +62,7 @@ from .host_nodes import HostNode, play
 SETTINGS: dict[str, dict[str, Any]] = {
     "load": {},
     "equal": {"weights": EqualWeighting()},
+    "per-sample": {"weights": PerSampleWeighting()},
     "nova": {"weights": NormalizedWeighting(0.9, nesterov=True), "momentum_buffers": "reset"},
     "momentum": {"momentum_buffers": "average"},
 }

@@ -17,6 +17,7 @@ from flower_blsgd.algorithm.averaging import (
     EqualWeighting,
     LoadWeighting,
     NormalizedWeighting,
+    PerSampleWeighting,
     Weighting,
 )
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer, OuterSGD
@@ -71,6 +72,27 @@ def test_fednova_moves_parameters_by_scales_and_averages_buffers() -> None:
     # Completed steps count, not ordered ones.
     found, _ = following(aggregation, model(0.0), [outcome(model(2.0), 1), outcome(model(4.0), 1)])
     assert found["weight"].tolist() == [3.0, 3.0]
+
+
+def test_per_sample_moves_parameters_by_samples_and_averages_buffers_by_load() -> None:
+    """4 steps of 2, 2 of 2 and 3 of 1 samples, 15 in all: scales 8 / 15, 8 / 15 and 4 / 15.
+
+    10 + (8 x (4 - 10) + 8 x (16 - 10) + 4 x (25 - 10)) / 15 = 14; buffers by 8, 4 and 3 of 15.
+    """
+    found, weights = following(
+        Aggregation(PerSampleWeighting()),
+        model(10.0),
+        [
+            outcome(model(4.0, 15.0, 4), 4),
+            FAILED,
+            outcome(model(16.0, 30.0, 2), 2),
+            outcome(model(25.0, 5.0, 3), 3, batch_size=1),
+        ],
+    )
+    assert weights == pytest.approx([8 / 15, 0.0, 4 / 15, 3 / 15])
+    assert found["weight"] == pytest.approx([14.0, 14.0])
+    assert found["norm.running_mean"] == pytest.approx([17.0])
+    assert found["norm.num_batches_tracked"] == 4
 
 
 @pytest.mark.parametrize(
