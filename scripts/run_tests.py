@@ -1,8 +1,8 @@
-"""Run all tests in two processes side by side.
+"""Run all tests in three processes side by side.
 
-Tests of Flower's own engines, of failures and of kills mostly wait, and those of the stream leave
-threads of gRPC behind; they run in one process beside all others, which takes about as long. What
-it prints comes at the end. The exit status is 0 if all passed.
+Many tests wait for other processes, so three keep two cores busy. Tests of Flower's own engines, of
+failures and of kills run in one of them, apart from all others: those of the stream leave threads
+of gRPC behind. What the first two print comes at the end. The exit status is 0 if all passed.
 """
 
 import subprocess
@@ -10,27 +10,41 @@ import sys
 import tempfile
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-BESIDE = [
+ENGINES = [
     *("tests/faults", "tests/engines", "tests/runtime/stream", "tests/runtime/test_kills.py"),
     "tests/experiments/test_compare_processes.py",
 ]
-OTHERS = [f"--ignore={path}" for path in BESIDE]
+PARTS = ["tests/runtime", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"]
 
 
 def main() -> int:
-    """Run both sets; return the first exit status that is not 0."""
-    with tempfile.TemporaryFile("w+") as log:
-        beside = subprocess.Popen([*PYTEST, *BESIDE], stdout=log, stderr=subprocess.STDOUT)
+    """Run all sets; return the first exit status that is not 0."""
+    beside_of = {
+        "engines, failures and streams": ENGINES,
+        "the local grid, checkpoints and the paper's configs": [*PARTS, *_without(ENGINES)],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [open(f"{folder}/{n}", "w+") for n, _ in enumerate(beside_of)]  # noqa: SIM115
+        beside = [
+            subprocess.Popen([*PYTEST, *paths], stdout=log, stderr=subprocess.STDOUT)
+            for paths, log in zip(beside_of.values(), logs, strict=True)
+        ]
         try:
-            others = subprocess.run([*PYTEST, *OTHERS], check=False)
-            status = others.returncode or beside.wait()
+            others = subprocess.run([*PYTEST, *_without([*ENGINES, *PARTS])], check=False)
+            status = others.returncode or max(process.wait() for process in beside)
         finally:
-            if sys.exc_info()[0] is not None:
-                beside.terminate()
-            beside.wait()
-            log.seek(0)
-            sys.stdout.write(f"\ntests of failures, engines and streams:\n{log.read()}")
+            for process, log, title in zip(beside, logs, beside_of, strict=True):
+                if sys.exc_info()[0] is not None:
+                    process.terminate()
+                process.wait()
+                log.seek(0)
+                sys.stdout.write(f"\ntests of {title}:\n{log.read()}")
+                log.close()
     return status
+
+
+def _without(paths: list[str]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
 
 
 if __name__ == "__main__":
