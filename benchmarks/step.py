@@ -152,6 +152,7 @@ def local_sgd(
         augment=workload.augment,
         precision=precision,
         channels_last=channels_last,
+        cuda_graph=True,  # on CUDA, as in the captured loop; eager elsewhere
     )
     state = RecordDict()
 

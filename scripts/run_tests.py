@@ -1,8 +1,8 @@
 """Run all tests in three processes side by side.
 
-Many tests wait for other processes, so three keep two cores busy. Tests of Flower's own engines, of
-failures and of kills run in one of them, apart from all others: those of the stream leave threads
-of gRPC behind. What the first two print comes at the end. The exit status is 0 if all passed.
+Many tests wait for other processes, so three keep two cores busy. Tests of Flower's own engines and
+of failures run in one of them, apart from all others: those of the stream leave threads of gRPC
+behind. What the first two print comes at the end. The exit status is 0 if all passed.
 """
 
 import subprocess
@@ -10,18 +10,21 @@ import sys
 import tempfile
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-ENGINES = [
-    *("tests/faults", "tests/engines", "tests/runtime/stream", "tests/runtime/test_kills.py"),
-    "tests/experiments/test_compare_processes.py",
+ENGINES = ["tests/faults", "tests/engines", "tests/runtime/stream"]
+PARTS = [
+    *("tests/runtime", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"),
+    *("tests/experiments/test_compare_processes.py", "tests/test_api.py"),
 ]
-PARTS = ["tests/runtime", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"]
 
 
 def main() -> int:
     """Run all sets; return the first exit status that is not 0."""
     beside_of = {
         "engines, failures and streams": ENGINES,
-        "the local grid, checkpoints and the paper's configs": [*PARTS, *_without(ENGINES)],
+        "the local grid, checkpoints, benchmarks and the Python interface": [
+            *PARTS,
+            *_without(ENGINES),
+        ],
     }
     with tempfile.TemporaryDirectory() as folder:
         logs = [open(f"{folder}/{n}", "w+") for n, _ in enumerate(beside_of)]  # noqa: SIM115

@@ -120,7 +120,7 @@ def test_values_that_stand_for_a_number() -> None:
         ("validation_share", 1.0, "in [0, 1)"),
         ("steps", "aware", "empty, or one of system-aware, by-speed, same, one, one-by-throughput"),
         ("sampler", "unifrom", "empty, or one of separated, unified, uniform, candidates, resh"),
-        ("weights", "lod", "empty, or one of load, equal, normalized"),
+        ("weights", "lod", "empty, or one of load, per-sample, equal, normalized"),
         ("selection", "info", "one of infobatch, random-subset, importance-sampling, active-bias"),
         ("fast_fraction", 0.0, "in (0, 1]"),
         ("fast_fraction", 1.5, "in (0, 1]"),

@@ -121,9 +121,10 @@ class LocalSGD:
     compile : bool (default: False)
         Compile the model with torch.compile. Where that fails, one line in the log says so, and
         it is trained as it is.
-    cuda_graph : bool (default: True)
+    cuda_graph : bool (default: False)
         On CUDA, capture a step as a graph and replay it; see `GraphedSteps` for what a step must
-        not do. Where it cannot be captured, and on other devices, it is done eagerly.
+        not do. Where it cannot be captured, and on other devices, it is done eagerly. It has not
+        run on hardware yet.
     name : str (default: the device)
         How errors and the log call this worker.
     micro_batch_size : int (default: 0)
@@ -157,7 +158,7 @@ class LocalSGD:
         precision: str = "float32",
         channels_last: bool = False,
         compile: bool = False,
-        cuda_graph: bool = True,
+        cuda_graph: bool = False,
         name: str = "",
         micro_batch_size: int = 0,
     ) -> None:

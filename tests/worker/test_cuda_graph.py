@@ -207,7 +207,7 @@ def test_random_numbers_of_the_host_are_not_captured(
             outputs: Tensor = self.inner(inputs)
             return outputs if random.random() < 0.5 else outputs * 0.5
 
-    sgd = LocalSGD(SometimesSkips(), data())
+    sgd = LocalSGD(SometimesSkips(), data(), cuda_graph=True)
     sgd.run(order_of(1, arrays=state_record(sgd.model)))
     assert capture.graphs == []
     (line,) = warnings_in(caplog)
