@@ -1,53 +1,48 @@
-"""Run all tests in three processes side by side.
+"""Run all tests in four processes side by side.
 
-Many tests wait for other processes, so three keep two cores busy. Tests of Flower's own engines and
-of failures run in one of them, apart from all others: those of the stream leave threads of gRPC
-behind. What the first two print comes at the end. The exit status is 0 if all passed.
+Many tests wait for other processes, so four keep two cores busy. The output of one is shown as it
+comes, that of the others at the end. The exit status is 0 if all passed.
 """
 
+import contextlib
 import subprocess
 import sys
 import tempfile
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-ENGINES = ["tests/faults", "tests/engines", "tests/runtime/stream"]
-PARTS = [
-    *("tests/runtime", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"),
-    *("tests/experiments/test_compare_processes.py", "tests/test_api.py"),
-]
+# Tests of the stream leave threads of gRPC behind, so they are apart from most others.
+PARTS = {
+    "Flower's own engines": ["tests/engines"],
+    "failures and the stream": ["tests/faults", "tests/runtime/stream"],
+    "the local grid, checkpoints, benchmarks and the Python interface": [
+        *("tests/runtime", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"),
+        *("tests/experiments/test_compare_processes.py", "tests/test_api.py"),
+        "--ignore=tests/runtime/stream",
+    ],
+}
 
 
 def main() -> int:
-    """Run all sets; return the first exit status that is not 0."""
-    beside_of = {
-        "engines, failures and streams": ENGINES,
-        "the local grid, checkpoints, benchmarks and the Python interface": [
-            *PARTS,
-            *_without(ENGINES),
-        ],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [open(f"{folder}/{n}", "w+") for n, _ in enumerate(beside_of)]  # noqa: SIM115
+    """Run all parts; return the first exit status that is not 0."""
+    paths = {path for part in PARTS.values() for path in part if not path.startswith("--")}
+    rest = [f"--ignore={path}" for path in sorted(paths)]
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in PARTS]
         beside = [
-            subprocess.Popen([*PYTEST, *paths], stdout=log, stderr=subprocess.STDOUT)
-            for paths, log in zip(beside_of.values(), logs, strict=True)
+            subprocess.Popen([*PYTEST, *part], stdout=log, stderr=subprocess.STDOUT)
+            for part, log in zip(PARTS.values(), logs, strict=True)
         ]
         try:
-            others = subprocess.run([*PYTEST, *_without([*ENGINES, *PARTS])], check=False)
-            status = others.returncode or max(process.wait() for process in beside)
+            statuses = [subprocess.run([*PYTEST, *rest], check=False).returncode]
+            statuses += [process.wait() for process in beside]
         finally:
-            for process, log, title in zip(beside, logs, beside_of, strict=True):
+            for process, log, title in zip(beside, logs, PARTS, strict=True):
                 if sys.exc_info()[0] is not None:
                     process.terminate()
                 process.wait()
                 log.seek(0)
                 sys.stdout.write(f"\ntests of {title}:\n{log.read()}")
-                log.close()
-    return status
-
-
-def _without(paths: list[str]) -> list[str]:
-    return [f"--ignore={path}" for path in paths]
+    return max(statuses)
 
 
 if __name__ == "__main__":

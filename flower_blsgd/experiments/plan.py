@@ -177,7 +177,9 @@ def slow_device_notes(plan: Plan) -> list[str]:
         )
         by_weights: dict[str, list[str]] = {}
         for name, found in plan.expected.items():
-            if isinstance(found, Prediction) and found.best_speed_up:
+            if isinstance(found, str) or all(row.fast for row in found.workers):
+                continue
+            if found.best_speed_up:
                 by_weights.setdefault(f"{found.best_speed_up:.2f}", []).append(name)
         if by_weights:
             each = (f"{times} ({', '.join(names)})" for times, names in by_weights.items())
