@@ -1,5 +1,7 @@
 """A device with too little memory, and what the user is told of it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -69,7 +71,8 @@ def test_what_fits_is_found_by_halving_and_undone(
         capture_on_cpu(monkeypatch, capture)
     model, order = (independent_model(), independent_order) if cut else (small_model(), order_of)
     memory = Memory(99)
-    sgd = LocalSGD(model, data(), memory, name="fast-0", micro_batch_size=micro)
+    settings: Any = {"name": "fast-0", "micro_batch_size": micro, "cuda_graph": captured}
+    sgd = LocalSGD(model, data(), memory, **settings)
     first = sgd.run(order(1))
     torch.manual_seed(7)
     state = torch.get_rng_state()

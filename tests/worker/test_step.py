@@ -142,7 +142,7 @@ def test_compiled_model_computes_every_step(
     capture = StandInCapture()
     if captured:
         capture_on_cpu(monkeypatch, capture)
-    sgd, plain = sgd_of(micro, compile=True), sgd_of(micro, cuda_graph=False)
+    sgd, plain = sgd_of(micro, compile=True, cuda_graph=captured), sgd_of(micro)
     for server_round, size in ((1, 4), (2, 4), (3, 6)):
         order = independent_order(server_round, batch_size=size)
         assert same(sgd.run(order), plain.run(order))
@@ -162,8 +162,8 @@ def test_compiling_that_fails_costs_one_line(
     monkeypatch.setattr(torch, "compile", lambda model: fails)
     if captured:
         capture_on_cpu(monkeypatch, StandInCapture())
-    sgd = LocalSGD(small_model(), data(), compile=True, name="slow-1")
-    plain = LocalSGD(small_model(), data(), cuda_graph=False)
+    sgd = LocalSGD(small_model(), data(), compile=True, cuda_graph=captured, name="slow-1")
+    plain = LocalSGD(small_model(), data())
     for server_round in (1, 2):
         assert same(sgd.run(order_of(server_round)), plain.run(order_of(server_round)))
     (line,) = warnings_in(caplog)
