@@ -20,7 +20,6 @@ from flower_blsgd.protocol import (
     TRACE_FOLDER,
     EvaluateOrder,
     ProfileQuery,
-    ScoreOrder,
     TrainOrder,
 )
 from flower_blsgd.runtime.app_call import accept_views, serve_sessions
@@ -65,17 +64,6 @@ def momentum(message: Message, context: Context) -> Message:
     """Reply with the momentum that is kept in the node's state, for a checkpoint."""
     kept = context.state.array_records.get(MOMENTUM, ArrayRecord())
     return Message(RecordDict({MOMENTUM: kept}), reply_to=message)
-
-
-@app.query("score")
-def score(message: Message, context: Context) -> Message:
-    """Compute the losses of some training samples, forward only."""
-    config = RunConfig.from_run_config(context.run_config)
-    worker = worker_of(context)
-    with pinned(worker, config.threads):
-        size = _task(config).evaluation_batch_size or config.evaluation_batch_size
-        report = _local_sgd(config, worker).score(ScoreOrder.from_message(message), size)
-    return report.to_reply(message)
 
 
 @app.train()

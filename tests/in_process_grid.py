@@ -26,7 +26,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from flower_blsgd.protocol import ScoreOrder, ScoreReport, TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.runtime.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -100,8 +100,6 @@ class InProcessGrid(Grid):
         self._order = order
         self._random = random.Random(seed)
         self._failures: dict[tuple[int, int], FailureKind] = {}
-        self._pushed: dict[str, Message] = {}
-        self.held: set[int] = set()  # nodes that work on what was pushed to them
         self._run = empty_run(1)
 
     def fail_at(self, worker: int, server_round: int, kind: FailureKind) -> None:
@@ -138,22 +136,10 @@ class InProcessGrid(Grid):
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            ids.append(give_message_id(message))
-            self.sent.append(message)
-            self._pushed[ids[-1]] = message
-        return ids
+        raise NotImplementedError
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer what was pushed, but for messages to nodes that are held."""
-        replies = []
-        for message_id in message_ids:
-            message = self._pushed[message_id]
-            if message.metadata.dst_node_id not in self.held:
-                reply = self._answer(message)
-                replies += [over_the_wire(reply)] if reply else []
-        return replies
+        raise NotImplementedError
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -272,9 +258,6 @@ class ToyWorker:
         if message.metadata.message_type == "evaluate":
             metrics = MetricRecord({"num-examples": 10, "accuracy": self.value})
             return Message(RecordDict({"metrics": metrics}), reply_to=message)
-        if message.metadata.message_type == "query.score":
-            indices = ScoreOrder.from_message(message).indices
-            return ScoreReport(self.losses(indices)).to_reply(message)
         order = TrainOrder.from_message(message)
         self.orders.append(order)
         return self.report(order).to_reply(message)
@@ -332,9 +315,6 @@ class TorchWorker:
     def __call__(self, message: Message, node_id: int) -> Message:
         if message.metadata.message_type == "query.profile":
             return self.profile.to_reply(message)
-        if message.metadata.message_type == "query.score":
-            scored = ScoreOrder.from_message(message)
-            return self.sgd.score(scored).to_reply(message)  # type: ignore[attr-defined]
         order = self.change(TrainOrder.from_message(message))
         self.orders.append(order)
         return self.sgd.run(order, state=self.state).to_reply(message)  # type: ignore[attr-defined]

@@ -18,8 +18,6 @@ from flower_blsgd.protocol import (
     EvaluateOrder,
     EvaluateReport,
     ProfileQuery,
-    ScoreOrder,
-    ScoreReport,
     TrainOrder,
     TrainReport,
     WorkerProfile,
@@ -179,16 +177,3 @@ def test_nodes_that_one_process_serves_share_one_copy_of_the_samples() -> None:
     both = [blsgd_client._local_sgd(CONFIG, worker) for worker in (first, second)]
     assert both[0] is not both[1]
     assert both[0]._source is both[1]._source
-
-
-def test_samples_to_score_are_answered_with_their_losses() -> None:
-    handler, model, task = node_of(role="score"), model_of(5), load_task("digits")
-    query = Message(ProfileQuery().to_records(), 7, "query.profile")
-    assert WorkerProfile.from_content(answer(query, handler).content).role == "score"
-    order = ScoreOrder(3, np.array([9, 0, 700], np.int32), ArrayRecord(model.state_dict()))
-    reply = answer(Message(order.to_records(), 7, "query.score"), handler)
-    report = ScoreReport.from_content(reply.content, order)
-    inputs, targets = (torch.as_tensor(part)[[9, 0, 700]] for part in task.train)
-    with torch.no_grad():
-        expected = task.loss(model.eval()(inputs), targets)
-    np.testing.assert_allclose(report.losses, expected, rtol=1e-5)

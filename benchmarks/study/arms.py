@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.runtime.devices import parse_workers
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Arm:
     proportional : bool (default: False)
         Of DDP: whether the slow device's batch follows its speed.
     scores : bool (default: False)
-        Whether the slow device scores instead of training.
+        Whether the slow device scored instead of training: a role that was removed.
     """
 
     kind: Literal["bare", "ddp", "ours"]
@@ -142,8 +141,6 @@ def why_not(name: str) -> str:
         return ""
     try:
         RunConfig.from_run_config({**chosen.settings})
-        if chosen.scores:
-            parse_workers("1x cpu fast; 1x cpu slow role=score")
     except UsageError as error:
         return str(error)
-    return ""
+    return "workers do not score any more" if chosen.scores else ""

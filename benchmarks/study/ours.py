@@ -32,9 +32,8 @@ def result_of(out: Path, task: dict[str, Any], seed: int) -> dict[str, Any]:
         "weights": [worker["weight"] for worker in summary["workers"]],
         "failures": len(summary["failures"]),
     }
-    for key in ("samples_scored", "mean_loss_age_rounds"):
-        if key in summary:
-            result[key] = summary[key]
+    if "mean_loss_age_rounds" in summary:
+        result["mean_loss_age_rounds"] = summary["mean_loss_age_rounds"]
     if len(rounds) > 1:  # without the first
         seconds = sum(one["planning_seconds"] + one["round_seconds"] for one in rounds[1:])
         trained = sum(worker["num_examples"] for one in rounds[1:] for worker in one["workers"])

@@ -328,7 +328,6 @@ def _our_settings(
         options = [f" seconds-per-step={s:.6g}" for s in seconds]
     else:
         cores, options = (FAST_CORE, SLOW_CORE), ["", f" slowdown={run.gap:g}"]
-    options[-1] += " role=score" if chosen.scores else ""
     groups = zip(("fast", "slow"), cores, options, strict=False)
     workers = [f"1x cpu:{i} {tier}{more}" for tier, i, more in groups]
     settings = {

@@ -162,9 +162,9 @@ class Screening:
         return run.key in self._rows or run.key in self._failed
 
     def accuracy(self, run: Run) -> float:
-        """Return what it reached; below everything if it cannot be had."""
+        """Return what it reached; below everything if there is no row of it."""
         row = self._rows.get(run.key)
-        return -1.0 if row is None or why_not(run.arm) else row["accuracy"]
+        return -1.0 if row is None else row["accuracy"]
 
     def best(self, runs: Sequence[Run]) -> Run:
         """Return the best one, of equals the first."""

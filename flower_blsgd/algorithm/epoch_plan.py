@@ -132,13 +132,6 @@ class EpochPlan:
         """Samples of this epoch over all workers; one that comes twice counts twice."""
         return self.rounds * sum(self.shape.samples_per_round)
 
-    def left_out(self, num_samples: int) -> IntArray:
-        """Return those of all samples that are in no list, ascending."""
-        given = np.zeros(num_samples, np.bool_)
-        for sample_list in self.sample_lists:
-            given[sample_list.indices] = True
-        return np.flatnonzero(~given).astype(np.int32)
-
 
 def plan_epoch(
     *,

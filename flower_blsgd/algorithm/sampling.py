@@ -112,16 +112,6 @@ class LossTable:
         self.losses[indices] = losses
         self.rounds[indices] = server_round
 
-    def refresh(self, scored: "LossTable") -> int:
-        """Take over losses of samples that were only scored; return how many are used.
-
-        Their rounds are those after which the model was the global one. A sample that was trained
-        on since keeps the loss of that.
-        """
-        newer = (scored.rounds > 0) & (scored.rounds >= self.rounds)
-        self.losses[newer], self.rounds[newer] = scored.losses[newer], scored.rounds[newer]
-        return int(np.count_nonzero(newer))
-
     def record_failure(self, indices: IntArray) -> None:
         """Count an order that failed for those of its samples that were never seen."""
         unseen = indices[self.rounds[indices] == 0]
@@ -295,9 +285,6 @@ class Sampler(Protocol):
     needs_both_tiers: bool = False
     """Whether a run must start with at least one fast and one slow worker."""
 
-    uses_losses: bool = True
-    """Whether its choice depends on the recorded losses."""
-
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the epoch's lists; every participant is a member of exactly one."""
         ...
@@ -317,8 +304,6 @@ class UniformSampler(Sampler):
 
     An epoch may end inside a permutation; the next one goes on from there.
     """
-
-    uses_losses = False
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return one list, shared by all workers."""
@@ -430,7 +415,6 @@ class CandidateSampler(ReshuffledSampler):
     """
 
     needs_both_tiers = True
-    uses_losses = True
 
     candidate_factor: int = 4
     high_loss_to: TierName = "slow"

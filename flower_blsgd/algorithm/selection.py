@@ -52,9 +52,6 @@ class Selected:
 class Selection(Protocol):
     """Chooses the samples that an epoch has. Subclass it and write `select`."""
 
-    uses_losses: bool = True
-    """Whether its choice depends on the recorded losses."""
-
     def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
         """Return the epoch's samples, a pure function of the arguments; None for all of them."""
         ...
@@ -112,8 +109,6 @@ class RandomSubset(Selection):
         Of all samples, in (0, 1]; about what InfoBatch leaves.
     """
 
-    uses_losses = False
-
     share: float = 0.7
 
     def __post_init__(self) -> None:
@@ -147,7 +142,6 @@ class ImportanceSampling(RandomSubset):
         M / N, in (0, 1].
     """
 
-    uses_losses = True
     unbiased: ClassVar[bool] = True
     """Whether the weights undo the choice."""
 

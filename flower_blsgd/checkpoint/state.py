@@ -85,8 +85,6 @@ def capture(
     averaged = strategy.averaged_momentum
     lists = {str(i): samples.indices for i, samples in enumerate(plan.sample_lists)}
     weights = {} if plan.weights is None else {"weights": plan.weights}
-    strategy.scoring.receive(grid)  # what is done needs no model
-    scored = strategy.scoring.found
     parts: dict[str, Tensors] = {
         "model": model,
         "table": _arrays_of(planner.table),
@@ -94,7 +92,6 @@ def capture(
         "stats": {n: np.asarray(v) for n, v in vars(planner.sampling_stats).items()},
         "outer": {n: tensor.copy() for n, tensor in kept.items()},
         "averaged": tensors_of(averaged) if averaged else {},
-        "scored": _arrays_of(scored) if scored.rounds.any() else {},
     }
     values = {
         "round": server_round,
@@ -106,7 +103,6 @@ def capture(
         "planned-for": [worker.index for worker in planner.workers],
         "members": [list(sample_list.members) for sample_list in plan.sample_lists],
         "model": list(model),
-        "scores-used": strategy.scoring.num_used,
         "workers": [
             {**to_wire(worker), "profile": to_wire(worker.profile)}
             for worker in strategy.registry.workers
@@ -131,8 +127,7 @@ def _momentum_by_worker(
     workers = [
         worker
         for worker in strategy.registry.workers
-        if worker.trains and worker.present and worker.node_id in fast_nodes
-        if worker.index not in found
+        if worker.present and worker.node_id in fast_nodes and worker.index not in found
         if not (worker.failures_in_a_row and worker.failures[-1] == "late")
     ]
     seconds = max(_LEAST_MOMENTUM_SECONDS, strategy.patience_seconds(_MOST_MOMENTUM_SECONDS))
@@ -248,8 +243,6 @@ def _restore(
         for i, worker in enumerate(workers)
         if not worker.no_momentum
     }
-    scored, scores_used = parts.pop("scored", {}), values["scores-used"]
-    _check_scores(scored, scores_used, planner.table, server_round)
     unknown = velocity and not hasattr(outer, "kept")
     if parts or len(own) != len(arrays) or unknown:
         raise ValueError(f"it holds tensors that this run does not have: {sorted(parts)[:3]}")
@@ -258,17 +251,15 @@ def _restore(
     vars(planner).update(progress)
     planner.take_steps(steps)
     planner.plan, planner.sampling_stats, planner.workers = plan, sampling_stats, planned_for
-    for own_table, kept in (planner.table, table), (strategy.scoring.found, scored):
-        for name, array in kept.items():
-            vars(own_table)[name][...] = array
-    strategy.scoring.num_used = scores_used
+    for name, array in table.items():
+        vars(planner.table)[name][...] = array
     if outer and velocity:
         outer.kept.update({name: tensor.copy() for name, tensor in velocity.items()})
     strategy.registry.workers = workers
     strategy.averaged_momentum = view_record(averaged) if averaged else None
     if planner.momentum_buffers == "keep":
         strategy.resumed_momentum = momentum
-        if lost := ", ".join(w.label for w in workers if w.no_momentum and w.trains):
+        if lost := ", ".join(worker.label for worker in workers if worker.no_momentum):
             _LOG.warning("momentum is not in the checkpoint and begins with zero: %s", lost)
     return arrays, server_round
 
@@ -338,13 +329,6 @@ def _check_table(table: Tensors, own: LossTable, server_round: int) -> None:
         raise ValueError("its loss table holds losses that are none")
     if table["rounds"].min() < 0 or table["rounds"].max() > server_round:
         raise ValueError("its loss table counts rounds that have not been")
-
-
-def _check_scores(scored: Tensors, used: Any, own: LossTable, server_round: int) -> None:
-    if scored:
-        _check_table(scored, own, server_round)
-    if type(used) is not int or not 0 <= used < 2**63:
-        raise ValueError("it counts no scores")
 
 
 def _check_velocity(velocity: Tensors, model: Tensors) -> None:

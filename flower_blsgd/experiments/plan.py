@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..algorithm.local_steps import FAST_SPEED_RATIO
 from ..config import RunConfig
 from ..errors import UsageError
 from ..results.metrics import HARDLY
@@ -19,17 +18,10 @@ from ..run import make_strategy
 from ..runtime.devices import WorkerSpec
 from ..strategy.cost_model import Prediction, predict_run
 from ..strategy.round_metrics import WorkerRound
-from ..strategy.scoring import SCORED_PER_TRAINED
 from ..strategy.workers import Worker, WorkerRegistry
 from ..worker.profile import profile_of
 
 _HARDLY_FASTER = 1.02
-
-_SCORING_GAP = 8.0
-"""A device so many times slower than the fastest adds hardly any samples."""
-
-_USEFUL_SHARE = 0.05
-"""Fewer refreshed losses than these, of all, steer no choice of samples."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,7 @@ def plan_table(plan: Plan, source: str) -> RenderableType:
             _share(found.waiting_share(fast=False)),
             f"{found.samples_per_second:,.0f}",
         )
-    lines += [*slow_device_notes(plan), *role_notes(plan)]
+    lines += slow_device_notes(plan)
     return Group(Text(f"expected, from {source}"), table, *map(Text, lines))
 
 
@@ -166,8 +158,7 @@ def slow_device_notes(plan: Plan) -> list[str]:
     The latter holds with the first algorithm that is not refused.
     """
     lines = []
-    training = [worker for worker in plan.workers if worker.trains]
-    speeds = [(worker.fast, worker.samples_per_second(plan.batch_size)) for worker in training]
+    speeds = [(worker.fast, worker.samples_per_second(plan.batch_size)) for worker in plan.workers]
     fast = sum(speed for is_fast, speed in speeds if is_fast)
     if fast and not all(is_fast for is_fast, _ in speeds):
         ceiling = sum(speed for _, speed in speeds) / fast
@@ -197,30 +188,6 @@ def slow_device_notes(plan: Plan) -> list[str]:
                 if row.weight < HARDLY
             ]
             break
-    return lines
-
-
-def role_notes(plan: Plan) -> list[str]:
-    """Return lines that recommend for each slow device whether it trains or scores, and why.
-
-    A device that is far slower adds hardly any samples, but a forward pass takes less than a step:
-    scoring pays where such devices refresh a useful share of all losses while the others train.
-    """
-    speeds = [worker.samples_per_second(plan.batch_size) for worker in plan.workers]
-    near = sum(speed for speed in speeds if max(speeds) < _SCORING_GAP * speed)
-    refreshed = SCORED_PER_TRAINED * (sum(speeds) - near) / near
-    lines = []
-    for worker, speed in zip(plan.workers, speeds, strict=True):
-        gap = max(speeds) / speed
-        if gap <= 1 / FAST_SPEED_RATIO:
-            continue
-        adds = speed / (near - (speed if gap < _SCORING_GAP else 0))
-        advice, reason = "role=train", f"{gap:.3g} times slower, it adds {adds:.1%} samples"
-        if gap >= _SCORING_GAP:
-            if refreshed >= _USEFUL_SHARE:
-                advice = "role=score with a selection, else role=train"
-            reason += f"; such devices can refresh {refreshed:.1%} of all losses an epoch"
-        lines.append(f"{worker.label}: {advice} ({reason})")
     return lines
 
 

@@ -28,7 +28,6 @@ from ..protocol import (
     PROFILE,
     QUERY_MOMENTUM,
     QUERY_PROFILE,
-    QUERY_SCORE,
     Failure,
     HostOrders,
     HostReply,
@@ -47,7 +46,7 @@ DEVICES = "devices"
 """The key of the node config that names them."""
 
 _OF_ONE_WORKER = (
-    *("device", "tier", "steps", "batch", "precision", "role", "slowdown"),
+    *("device", "tier", "steps", "batch", "precision", "slowdown"),
     *("seconds-per-step", "seconds-per-step-alone"),
 )
 _PACKAGE_ROOT = Path(__file__).parents[2]
@@ -159,11 +158,6 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
         workers = parse_workers(str(node_config[DEVICES]), machine)
     except UsageError as error:
         raise UsageError(f"devices in the node config: {error}") from None
-    if any(worker.role == "score" for worker in workers):
-        raise UsageError(
-            "devices in the node config: role=score needs a node of its own, as the others would "
-            "wait for it; start a SuperNode for that device alone"
-        )
     name = str(node_config.get("name", ""))
     if not name:
         return workers
@@ -186,7 +180,7 @@ def answer(message: Message, context: Context, grid: Grid) -> Message:
         orders = HostOrders.from_message(message)
         reply = _send(grid, kind, orders.contents, orders.patience_seconds)
         # What each answers to anything but an order to train goes back as it is.
-        passes = kind in (EVALUATE, QUERY_MOMENTUM, QUERY_PROFILE, QUERY_SCORE)
+        passes = kind in (EVALUATE, QUERY_MOMENTUM, QUERY_PROFILE)
         return (reply if passes else _with_average(reply, orders)).to_reply(message)
     if kind == QUERY_PROFILE:
         contents = {rank: message.content for rank, _ in enumerate(grid.get_node_ids())}

@@ -21,13 +21,11 @@ from .records import (
     PROFILE,
     QUERY_MOMENTUM,
     QUERY_PROFILE,
-    QUERY_SCORE,
     TIMING_KEYS,
     TRACE_FOLDER,
     TRAIN_SUM,
     ProtocolError,
 )
-from .scoring import ScoreOrder, ScoreReport
 from .training import (
     COUNTERS,
     MOMENTUM_POLICIES,

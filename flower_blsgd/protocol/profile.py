@@ -10,7 +10,7 @@ from .records import CONFIG, PROFILE, ProtocolError, from_wire, to_wire
 
 _LONGEST_NAME = 1000
 
-_ADDED = {"batch-size": 0, "precision": "", "role": "train"}
+_ADDED = {"batch-size": 0, "precision": ""}
 """What a node or a checkpoint of an earlier version does not say of a worker."""
 
 
@@ -77,8 +77,6 @@ class WorkerProfile:
         Samples per step of this worker, >= 2, if the user gave one; 0 for the run's.
     precision : str (default: "")
         What it computes with, if the user said so; empty for the run's.
-    role : {"train", "score"} (default: "train")
-        Whether it trains, or computes losses of samples, forward only.
     """
 
     device: str
@@ -92,7 +90,6 @@ class WorkerProfile:
     model_fingerprint: str = ""
     batch_size: int = field(default=0, metadata={"limits": 0})
     precision: str = ""
-    role: str = field(default="train", metadata={"limits": ("train", "score")})
 
     def to_reply(self, message: Message) -> Message:
         """Return the answer to a profile query."""

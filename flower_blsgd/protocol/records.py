@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 QUERY_PROFILE = "query.profile"
 QUERY_MOMENTUM = "query.momentum"
-QUERY_SCORE = "query.score"
 EVALUATE = "evaluate"
 TRAIN_SUM = "train.sum"
 

@@ -34,8 +34,8 @@ from .records import (
 MomentumPolicy = Literal["keep", "reset", "average"]
 MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 
-INDEX_DTYPE = np.dtype("<i4")
-LOSS_DTYPE = np.dtype("<f4")
+_INDEX_DTYPE = np.dtype("<i4")
+_LOSS_DTYPE = np.dtype("<f4")
 _WEIGHTS = "sample-weights"
 
 SLOTS: Mapping[str, tuple[str, ...]] = {
@@ -90,7 +90,7 @@ class TrainOrder:
     seed: int = field(metadata={"limits": 0})
     deadline_seconds: float = field(metadata={"limits": 0})
     momentum_policy: str = field(metadata={"limits": MOMENTUM_POLICIES})
-    indices: npt.NDArray[np.int32] = field(metadata={"dtype": INDEX_DTYPE, "limits": 0})
+    indices: npt.NDArray[np.int32] = field(metadata={"dtype": _INDEX_DTYPE, "limits": 0})
     arrays: ArrayRecord = field(metadata={"wire": False})
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
     sample_weights: npt.NDArray[np.float32] | None = field(default=None, metadata={"wire": False})
@@ -125,7 +125,7 @@ class TrainOrder:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
         values = to_wire(self)
         if self.sample_weights is not None:
-            values[_WEIGHTS] = self.sample_weights.astype(LOSS_DTYPE).tobytes()
+            values[_WEIGHTS] = self.sample_weights.astype(_LOSS_DTYPE).tobytes()
         config = unchecked_record(ConfigRecord, values)
         records: dict[str, AnyRecord] = {arrays_key: self.arrays, config_key: config}
         if self.momentum is not None:
@@ -159,7 +159,7 @@ class TrainOrder:
             )
         weights = None
         if _WEIGHTS in config:
-            weights = array_from(config[_WEIGHTS], LOSS_DTYPE, _WEIGHTS)
+            weights = array_from(config[_WEIGHTS], _LOSS_DTYPE, _WEIGHTS)
         order = cls(
             **from_wire(cls, config),
             arrays=arrays,
@@ -229,7 +229,7 @@ class TrainReport:
         strategies can average it as well.
         """
         metrics = {**to_wire(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
-        losses = self.losses.astype(LOSS_DTYPE).tobytes()
+        losses = self.losses.astype(_LOSS_DTYPE).tobytes()
         records: dict[str, AnyRecord] = {
             ARRAYS: self.arrays,
             METRICS: unchecked_record(MetricRecord, metrics),
@@ -260,7 +260,7 @@ class TrainReport:
         raw_losses = records_of(content, ConfigRecord).get(LOSSES, ConfigRecord()).get(LOSSES, b"")
         report = cls(
             **from_wire(cls, metrics),
-            losses=array_from(raw_losses, LOSS_DTYPE, "losses"),
+            losses=array_from(raw_losses, _LOSS_DTYPE, "losses"),
             arrays=model,
             momentum=momentum,
         )
@@ -273,7 +273,8 @@ class TrainReport:
                 f"{report.completed_steps} steps of {order.batch_size} samples came with "
                 f"{len(report.losses)} losses"
             )
-        check_finite(report.losses)
+        if not np.isfinite(report.losses).all():
+            raise ProtocolError("a loss is not finite; a smaller learning rate may help")
         return report
 
 
@@ -347,12 +348,6 @@ class SumReport:
         times = content.metric_records.get(METRICS, MetricRecord())
         arrays = content.array_records.get(ARRAYS, ArrayRecord())
         return cls(arrays, **from_wire(cls, times))
-
-
-def check_finite(losses: npt.NDArray[np.float32]) -> None:
-    """Raise ProtocolError unless all losses are finite."""
-    if not np.isfinite(losses).all():
-        raise ProtocolError("a loss is not finite; a smaller learning rate may help")
 
 
 def _only(records: Mapping[str, Record], kind: type[Record]) -> Record:

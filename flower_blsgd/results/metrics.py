@@ -241,7 +241,6 @@ def summary_of(
         "samples_planned": strategy.planner.samples_planned_so_far,
         "samples_given_up": strategy.planner.samples_given_up,
         "samples_cut_off": strategy.planner.samples_cut_off,
-        "losses_refreshed": strategy.scoring.num_used,
         "mean_loss_age_rounds": epochs[-1].mean_loss_age_rounds if epochs else None,
         "summing_seconds": sum(row.summing_seconds for _, row in rows),
         "fast_waiting_share": metrics.waiting_share(fast=True),
@@ -352,8 +351,6 @@ def _slow_devices(
         return f"they summed up models, for {seconds:.2g} s in all, and trained on nothing"
     rows = (row for record in metrics.records for row in record.workers)
     slow = [row for row in rows if row.trained and not row.fast]
-    if not slow and summary["losses_refreshed"]:
-        return f"none trained; {summary['losses_refreshed']:,} losses were refreshed, forward only"
     if not slow:
         return "none took part, so nobody waited for one"
     longer = metrics.longer_for_slow()
@@ -365,7 +362,7 @@ def _slow_devices(
     samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
     weight = sum(row.weight for row in slow) / len(metrics.records)
     if far := _far_slower(summary["workers"], metrics.clock):
-        rounds += f" ({', '.join(far)} slower: leave out such a worker, or give it role=score)"
+        rounds += f" ({', '.join(far)} slower: leave out such a worker)"
     return (
         f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; what they do to "
         f"accuracy shows beside a run without them: {_fast_only(config, folder)}"

@@ -40,7 +40,6 @@ from .planner import Planner
 from .profiles import Address, node_messages
 from .replies import ModelShape, average_metrics, average_momentum, read_replies, record_losses
 from .round_metrics import RoundRecord, round_record
-from .scoring import Scoring
 from .slow_reduce import SlowWorkerReduce
 from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
@@ -223,7 +222,6 @@ class BiasedLocalSGD(FedAvg):
             permute_losses=permute_losses,
             fast_fraction=fast_fraction,
         )
-        self.scoring = Scoring(self.registry, self.planner)
         self.aggregation = Aggregation(weights, outer_optimizer, parameter_names)
         self.on_round: Callable[[RoundRecord], None] | None = None
         """Called after every round."""
@@ -256,11 +254,9 @@ class BiasedLocalSGD(FedAvg):
         self.choose_local_steps(grid, arrays)
         if self.planner.epoch and self.planner.plan_is_due(self.registry.active):
             self.registry.gather(grid, self.planner.training, self.planner.began)
-        self.scoring.receive(grid)
         active = self.registry.active
-        began, plan_is_due = time.perf_counter(), self.planner.plan_is_due(active)
-        if plan_is_due:
-            self.scoring.end_epoch(grid)
+        began = time.perf_counter()
+        if self.planner.plan_is_due(active):
             self.registry.assign_tiers()
             if self._dead_band:
                 self.registry.follow_speeds(*self._dead_band)
@@ -268,8 +264,6 @@ class BiasedLocalSGD(FedAvg):
         if self.averaged_momentum is not None:
             momentum = dict.fromkeys((w.index for w in active), self.averaged_momentum)
         self._orders = self.planner.orders(server_round, active, arrays, momentum)
-        if plan_is_due:
-            self.scoring.begin_epoch(grid, server_round - 1, arrays)
         self._planning_seconds = time.perf_counter() - began
         self._slow_reduce = None
         slow = [worker for worker in active if not worker.fast]

@@ -96,12 +96,6 @@ class Planner:
         """Epochs that are over; of the one under way the share of its rounds."""
         return self.epoch and self.epoch - 1 + self.rounds_done / self.plan.rounds
 
-    @property
-    def uses_losses(self) -> bool:
-        """Whether the choice of samples depends on the recorded losses."""
-        parts = self.sampler, self.selection
-        return any(part is not None and part.uses_losses for part in parts)
-
     def plan_is_due(self, active: Sequence[Worker]) -> bool:
         """Return whether the next orders begin an epoch: the last is over, or its workers left."""
         return self.epoch_ended or not any(worker in active for worker in self.workers)

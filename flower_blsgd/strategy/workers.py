@@ -132,11 +132,6 @@ class Worker:
         return self.note_failure(kind)
 
     @property
-    def trains(self) -> bool:
-        """Whether it trains; else it scores."""
-        return self.profile.role == "train"
-
-    @property
     def is_left_out(self) -> bool:
         """Whether it takes no part because too many of its orders failed."""
         return bool(self.excluded) and self.failures_in_a_row >= MOST_FAILURES
@@ -149,8 +144,8 @@ class Worker:
     @property
     def label(self) -> str:
         """The worker's name in logs and results, such as ``fast-0 (cpu:0)``."""
-        kind = ("fast" if self.fast else "slow") if self.trains else "score"
-        return f"{self.profile.name or f'{kind}-{self.index}'} ({self.profile.device})"
+        tier = "fast" if self.fast else "slow"
+        return f"{self.profile.name or f'{tier}-{self.index}'} ({self.profile.device})"
 
     @property
     def speed(self) -> str:
@@ -189,20 +184,18 @@ class Worker:
 
 def rank_key(
     profile: WorkerProfile, local_rank: int | None = None
-) -> tuple[int, int, float, str, int]:
+) -> tuple[bool, int, float, str, int]:
     """Return the key that workers are ranked by: never a node id, never a measured speed.
 
-    Named slow ones last but for those that score, which move no draw of the others; then by
-    partition id, else by name, else by device; then by the rank within a node with several devices.
+    Named slow ones last; then by partition id, else by name, else by device; then by the rank
+    within a node with several devices.
     """
-    group, local_rank = int(profile.tier == "slow"), local_rank or 0
-    if profile.role == "score":
-        group = 2
+    slow, local_rank = profile.tier == "slow", local_rank or 0
     if profile.partition_id >= 0:
-        return group, 0, profile.partition_id, "", local_rank
+        return slow, 0, profile.partition_id, "", local_rank
     if profile.name:
-        return group, 1, 0, profile.name, local_rank
-    return group, 2, 0, profile.device, local_rank
+        return slow, 1, 0, profile.name, local_rank
+    return slow, 2, 0, profile.device, local_rank
 
 
 @dataclass(eq=False)
@@ -266,13 +259,8 @@ class WorkerRegistry:
 
     @property
     def active(self) -> list[Worker]:
-        """The workers that can be given an order to train now, in worker order."""
-        return [w for w in self.workers if w.present and not w.excluded and w.trains]
-
-    @property
-    def scoring(self) -> list[Worker]:
-        """The workers that can be given samples to score now, in worker order."""
-        return [w for w in self.workers if w.present and not w.excluded and not w.trains]
+        """The workers that can be given an order now, in worker order."""
+        return [worker for worker in self.workers if worker.present and not worker.excluded]
 
     @property
     def start_seconds(self) -> float | None:
@@ -342,15 +330,11 @@ class WorkerRegistry:
         first_new, needed = len(self.workers), min(self.min_workers, began)
         nodes = set(grid.get_node_ids()) - {w.node_id for w in self.workers} - self._unlike_nodes
         nodes |= {
-            worker.node_id
-            for worker in self.workers
-            if worker.present and worker.is_left_out and worker.trains
+            worker.node_id for worker in self.workers if worker.present and worker.is_left_out
         }
         self._take_in(grid, sorted(nodes))
         give_up_at = time.monotonic() + _RETURN_SECONDS
-        while len(training(self.active)) < needed and not all(
-            worker.present for worker in self.workers if worker.trains
-        ):
+        while len(training(self.active)) < needed and not all(w.present for w in self.workers):
             if time.monotonic() > give_up_at:
                 break
             time.sleep(_POLL_SECONDS)
@@ -361,7 +345,7 @@ class WorkerRegistry:
             reasons = "; ".join(
                 f"{w.label}: {w.excluded or 'its node is gone'}"
                 for w in self.workers
-                if w.trains and w not in self.active
+                if w not in self.active
             )
             raise AggregationError(
                 f"the next epoch cannot begin: {len(left)} of {began} workers "
@@ -430,23 +414,13 @@ class WorkerRegistry:
         self._begun = bool(self.workers)
         self.assign_tiers(first_new)
         if not started:
-            if self.workers and not any(worker.trains for worker in self.workers):
-                raise UsageError(
-                    "workers: all have role=score, so none trains; leave role=score out of one"
-                )
             for worker in self.workers:
                 if reason := self._mismatch(worker.profile, worker.local_rank):
                     raise UsageError(f"worker {worker.label} {reason}")
 
     def _measure_speeds(self, grid: Grid, first_new: int) -> None:
-        there = [*self.active, *self.scoring]
-        known = [w for w in there if w.profile.device != UNKNOWN_DEVICE]
-        needed = any(
-            w.profile.role == "score"  # how much it scores follows its speed
-            or not w.profile.tier
-            or self._decides_steps(w.profile)
-            for w in known
-        )
+        known = [w for w in self.active if w.profile.device != UNKNOWN_DEVICE]
+        needed = any(not w.profile.tier or self._decides_steps(w.profile) for w in known)
         due, self._speeds_are_due = self._speeds_are_due, False
         if self.step_policy is None or not due or not (needed or self.clock == "device"):
             return
@@ -468,7 +442,7 @@ class WorkerRegistry:
             else:
                 reasons.append(f"{worker.label}: {seconds}")
         if reasons:
-            what = "no speed is known of %s; one that trains counts as the fastest (gamma 1)"
+            what = "no speed is known of %s; each counts as the fastest (gamma 1)"
             _LOG.warning(f"{what}; say it with seconds-per-step", "; ".join(reasons))
         self.assign_tiers(first_new)
 

@@ -4,8 +4,6 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +12,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..protocol import MOMENTUM, ScoreOrder, ScoreReport, TrainOrder, TrainReport
+from ..protocol import MOMENTUM, TrainOrder, TrainReport
 from .batches import BatchSource, Samples
 from .cuda_graph import GraphedSteps, Step, capture_for
 from .model_io import (
@@ -237,37 +235,17 @@ class LocalSGD:
             pass  # only the end of this handler frees what the failed step held
         raise self._too_large(order)
 
-    def score(self, order: ScoreOrder, batch_size: int = 1024) -> ScoreReport:
-        """Compute the losses of samples, forward only: in eval mode, as they are in the data set.
-
-        So many samples at once; a signal is noticed between them. Momentum stays as it is.
-
-        Raises
-        ------
-        ValueError, IndexError
-            As `run` does.
-        """
-        self._refuse_missing(order.indices)
-        use_precision(self._precision, self.device)
-        load_state(self.model, order.arrays)
-        self.model.eval()
-        indices = self._as_tensor(order.indices)
-        losses = np.empty(len(indices), np.float32)
-        for first in range(0, len(indices), batch_size):
-            start, some = time.perf_counter(), indices[first : first + batch_size]
-            with torch.no_grad():  # not inference_mode: what a model caches serves training too
-                inputs, targets = self._source.batch(some)
-                found = self._losses(self.model, inputs, targets, len(some))
-            losses[first : first + batch_size] = found.cpu().numpy()
-            sleep_out(start, self._slowdown)
-        return ScoreReport(losses)
-
     def forget_momentum(self) -> None:
         """Begin with zero again, where momentum stays in this object."""
         load_momentum(self.model, self._optimizer, None, in_place=self._state_stays)
 
     def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
-        self._refuse_missing(order.indices)
+        for index in (order.indices.min(initial=0), order.indices.max(initial=0)):
+            if not 0 <= index < len(self._source):
+                raise IndexError(
+                    f"the order names sample {index}, but this worker's data set has "
+                    f"{len(self._source)}; all workers must see the same data"
+                )
         use_precision(self._precision, self.device)
         load_state(self.model, order.arrays)
         self._prepare_momentum(order, state)
@@ -292,14 +270,6 @@ class LocalSGD:
             momentum=None if zeroed else momentum,
             momentum_zeroed=int(zeroed),
         )
-
-    def _refuse_missing(self, indices: npt.NDArray[np.int32]) -> None:
-        for index in (indices.min(initial=0), indices.max(initial=0)):
-            if not 0 <= index < len(self._source):
-                raise IndexError(
-                    f"the order names sample {index}, but this worker's data set has "
-                    f"{len(self._source)}; all workers must see the same data"
-                )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
         stays = self._state_stays
@@ -398,7 +368,7 @@ class LocalSGD:
         if 0 < most < size:
             parts, done = [], 0
             for some, their_targets in micro_batches(inputs, targets, most):
-                losses = self._losses(self._forward, some, their_targets, len(some))
+                losses = self._losses(some, their_targets, len(some))
                 parts.append(losses.detach())
                 if weights is not None:
                     losses = losses * weights[done : done + len(some)]
@@ -407,7 +377,7 @@ class LocalSGD:
                 del losses  # else its graph would be kept beside that of the next micro-batch
             detached = torch.cat(parts)
         else:
-            losses = self._losses(self._forward, inputs, targets, size)
+            losses = self._losses(inputs, targets, size)
             detached = losses.detach()
             if weights is not None:
                 losses = losses * weights
@@ -417,11 +387,9 @@ class LocalSGD:
         self._optimizer.step()
         return detached
 
-    def _losses(
-        self, model: Callable[..., Any], inputs: object, targets: Tensor, size: int
-    ) -> Tensor:
+    def _losses(self, inputs: object, targets: Tensor, size: int) -> Tensor:
         with autocast(self._precision, self.device):
-            losses = self._loss(model(inputs), targets)
+            losses = self._loss(self._forward(inputs), targets)
         if losses.shape != (size,):
             raise ValueError(
                 f"the loss must return one value per sample, shape ({size},), not "

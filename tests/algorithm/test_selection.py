@@ -242,7 +242,6 @@ def test_plan_deals_the_selected_samples_and_their_weights() -> None:
     found = plan.sample_weights(3, 1)
     assert found is not None
     assert found.tolist() == plan.indices(3, 1).tolist()
-    assert plan.left_out(300).tolist() == list(range(1, 300, 2))
     ones = Selected(selected.indices, np.ones(300, np.float32))
     assert _plan(UniformSampler(), ones, table).sample_weights(0, 0) is None
     assert _plan(UniformSampler(), None, table).sample_weights(0, 0) is None

@@ -19,7 +19,6 @@ from flower_blsgd.algorithm.sampling import (
     EpochRequest,
     LossTable,
     SampleList,
-    Sampler,
     UniformSampler,
 )
 from flower_blsgd.checkpoint.state import capture, restore
@@ -276,78 +275,6 @@ def test_resumed_on_the_local_grid(tmp_path: Path) -> None:
         again = play(resumed, grid, arrays, 3, 5)
     assert all(map(same_bits, again, models[2:]))
     assert any(name.startswith("momentum-1/") for name in checkpoint.tensors)
-
-
-# --- workers that score
-
-
-class LeavesOut(Sampler):
-    """A half of the samples with a share of them that depends on the losses."""
-
-    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
-        members = tuple(range(len(request.participants)))
-        hardest = np.argsort(table.ranking_losses(), kind="stable")[len(table) // 2 :]
-        used = hardest if request.epoch > 1 else np.arange(len(table))
-        return [SampleList(np.resize(used, request.set_size(members)).astype(np.int32), members)]
-
-
-def scoring_grid() -> FastGrid:
-    profiles = [
-        fast_profile(0, seconds_per_step=1.0),
-        slow_profile(1, seconds_per_step=2.0),
-        slow_profile(2, seconds_per_step=4.0, role="score"),
-        slow_profile(3, seconds_per_step=4.0, role="score"),
-    ]
-    return FastGrid({10 + i: worker_of(profile) for i, profile in enumerate(profiles)})
-
-
-def scoring_strategy() -> BiasedLocalSGD:
-    return BiasedLocalSGD(NUM_SAMPLES, 2, 3, sampler=LeavesOut(), min_available_nodes=4, seed=2)
-
-
-@pytest.mark.parametrize("held", [set(), {12}, {12, 13}], ids=str)
-def test_resumed_run_has_the_scores_of_before(tmp_path: Path, held: set[int]) -> None:
-    """To the bit, but for those under way, which are forgotten.
-
-    Epochs are planned before rounds 5, 10 and 15.
-    """
-    whole, grid = scoring_strategy(), scoring_grid()
-    models = play(whole, grid, first_model(), 1, 5)
-    grid.held = held
-    models += play(whole, grid, models[-1], 6, 7)
-    checkpoint = capture(whole, grid, 7, models[-1])
-    queried = {m.metadata.dst_node_id for m in grid.sent_of_type("query.momentum")}
-    assert queried == {10, 11}
-    models += play(whole, grid, models[-1], 8, 16)
-    resumed = scoring_strategy()
-    with captured_log() as log:
-        arrays, _ = restore(resumed, over_the_disk(checkpoint, tmp_path), first_model())
-    assert log.lines(30) == []
-    grid = scoring_grid()
-    again = play(resumed, grid, arrays, 8, 16)
-    orders = grid.sent_of_type("query.score")
-    assert {message.metadata.dst_node_id for message in orders} == {12, 13}
-    if not held:
-        assert all(map(same_bits, again, models[7:]))
-        for name, value in vars(whole.planner.table).items():
-            np.testing.assert_array_equal(vars(resumed.planner.table)[name], value)
-        assert resumed.scoring.num_used == whole.scoring.num_used > 0
-
-
-def test_scores_that_are_none_are_refused() -> None:
-    strategy, grid = scoring_strategy(), scoring_grid()
-    arrays = play(strategy, grid, first_model(), 1, 5)[-1]
-    captured = capture(strategy, grid, 5, arrays)
-    for change in (
-        changed(-1, "scores-used"),
-        with_tensor("scored/losses", with_first(np.nan)),
-        with_tensor("scored/rounds", with_first(6)),
-        with_tensor("scored/rounds", lambda t: t[1:]),
-    ):
-        checkpoint = copy.deepcopy(captured)
-        change(checkpoint)
-        with pytest.raises(UsageError, match="cannot be resumed from"):
-            restore(scoring_strategy(), checkpoint, first_model())
 
 
 # --- workers

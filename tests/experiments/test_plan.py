@@ -16,7 +16,6 @@ from flower_blsgd.experiments.plan import (
     Plan,
     plan_runs,
     plan_table,
-    role_notes,
     slow_device_notes,
     speed_table,
 )
@@ -152,57 +151,6 @@ def test_batches_of_their_own_are_planned_and_dlb_refuses_them() -> None:
     assert plan_cells(lines, "dlb")[1] == "refused"
     assert any("dlb: worker slow-1 (cpu:1) has batch=8, but the algorithm" in x for x in lines)
     assert "at most 1.12 times" in slow_device_notes(plan)[0]
-    expected = (
-        "slow-1 (cpu:1): role=score with a selection, else role=train (8 times slower, it adds"
-    )
-    assert role_notes(plan)[0].startswith(f"{expected} 12.5% samples; ")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        ((0.01, 0.0125), []),
-        ((0.01, 0.04), ["slow-1 (cpu:1): role=train (4 times slower, it adds 25.0% samples)"]),
-        (  # 2 / 16 of the samples that the fast one trains on
-            (0.01, 0.16),
-            [
-                "slow-1 (cpu:1): role=score with a selection, else role=train (16 times slower, it "
-                "adds 6.2% samples; such devices can refresh 12.5% of all losses an epoch)"
-            ],
-        ),
-        (
-            (0.01, 0.64),
-            [
-                "slow-1 (cpu:1): role=train (64 times slower, it adds 1.6% samples; such devices "
-                "can refresh 3.1% of all losses an epoch)"
-            ],
-        ),
-    ],
-)
-def test_role_of_each_slow_device_is_recommended(
-    seconds: tuple[float, float], expected: list[str]
-) -> None:
-    assert role_notes(planned("biased-local-sgd", workers=workers_of(*seconds))) == expected
-
-
-def test_role_follows_samples_and_not_steps() -> None:
-    own = replace(workers_of(0.01, 0.01)[1], batch=4)
-    plan = planned("biased-local-sgd", workers=[workers_of(0.01)[0], own], batch_size=64)
-    assert role_notes(plan)[0].startswith(
-        "slow-1 (cpu:1): role=score with a selection, else role=train (16 times slower"
-    )
-
-
-def test_worker_that_scores_is_no_part_of_a_prediction() -> None:
-    workers = [
-        *workers_of(0.01),
-        WorkerSpec("cpu", (1,), "slow", seconds_per_step=0.16, role="score"),
-    ]
-    plan = planned("weighted-local-sgd", workers=workers, batch_size=16)
-    cells = plan_cells(lines_of(plan_table(plan, "x")), "weighted-local-sgd")
-    assert cells[1:3] == ["32", "-"]
-    assert slow_device_notes(plan) == []
-    assert role_notes(plan)[0].startswith("score-1 (cpu:1): role=score")
 
 
 # --- calibrate's table

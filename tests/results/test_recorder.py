@@ -77,9 +77,7 @@ class Run:
                 table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
             ),
             registry=WorkerRegistry.of_profiles(profiles),
-            scoring=SimpleNamespace(num_used=0),
         )
-        self.scoring = strategy.scoring
         console = Console(
             file=self.screen,
             force_terminal=terminal,
@@ -186,9 +184,9 @@ def test_summary_hand_worked(run: Run) -> None:
         *("workers", "failures", "failures_by_worker", "versions"),
         *("predicted", "measured", "interrupted", "stopped_early", "resumed"),
         *("best_model_chosen_on", "checkpoint_seconds"),
-        *("losses_refreshed", "mean_loss_age_rounds"),
+        "mean_loss_age_rounds",
     }
-    assert (summary["losses_refreshed"], summary["mean_loss_age_rounds"]) == (0, 0.5)
+    assert summary["mean_loss_age_rounds"] == 0.5
     # The first plan began at 1030 - 10 - 0.5, the last model was there at 1038.
     assert summary["setup_seconds"] == 19.5
     assert summary["wall_seconds"] == 18.5
@@ -396,7 +394,7 @@ def test_last_line_advises_to_leave_out_a_worker_16_times_slower(
     slow = row(2, False, completed_steps=1, num_examples=16, compute_seconds=seconds)
     run.recorder.add_round(record(fast, slow))
     run.finish()
-    advice = "leave out such a worker, or give it role=score"
+    advice = "leave out such a worker"
     assert (f" ({gap} slower: {advice})" in run.lines[-1]) if gap else advice not in run.lines[-1]
 
 
@@ -415,13 +413,6 @@ def test_without_slow_devices_and_with_one_that_hardly_takes_part(run: Run) -> N
     shares = [worker["hardly_takes_part"] for worker in run.summary()["workers"]]
     assert shares == [False, True]
     assert run.lines[-1] == "slow devices: none took part, so nobody waited for one"
-
-
-def test_last_line_says_what_workers_that_score_did(run: Run) -> None:
-    run.scoring.num_used = 1234
-    run.recorder.add_round(record(row(0, weight=1.0)))
-    run.finish()
-    assert run.lines[-1] == "slow devices: none trained; 1,234 losses were refreshed, forward only"
 
 
 def test_command_in_the_last_line_runs_without_slow_devices(

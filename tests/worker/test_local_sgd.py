@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flower_blsgd import LocalSGD, TrainOrder, TrainReport
-from flower_blsgd.protocol import ScoreOrder
 from flower_blsgd.worker.local_sgd import seconds_per_step, sleep_out
 from flower_blsgd.worker.model_io import state_record
 
@@ -432,53 +431,3 @@ def test_seconds_per_step_changes_no_bit_of_training(
             report = sgd.run(order_of(PAIR * 2, arrays=arrays, seed=server_round), state)
         models.append(report.arrays)
     assert same_bits(*models)
-
-
-# --- scoring
-
-
-def score_order(*indices: int, model: nn.Module | None = None) -> ScoreOrder:
-    arrays = ArrayRecord((model or model_of(2.0)).state_dict())
-    return ScoreOrder(1, np.array(indices, np.int32), arrays)
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 1024])
-def test_scores_are_the_losses_of_the_samples_as_they_are(batch_size: int) -> None:
-    """Weight 2: losses 4, 16 and 36."""
-    sgd = sgd_of(augment=lambda inputs, generator: inputs + 1)
-    report = sgd.score(score_order(2, 0, 1, 1), batch_size)
-    assert report.losses.tolist() == [36.0, 4.0, 16.0, 16.0]
-    assert report.losses.dtype == np.float32
-    with pytest.raises(IndexError, match="names sample 3"):
-        sgd.score(score_order(3))
-
-
-def test_scoring_is_in_eval_mode_and_leaves_training_as_it_was() -> None:
-    def model() -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 1))
-
-    def trained(between: bool) -> list[TrainReport]:
-        sgd, reports = LocalSGD(model(), DATA, squares, momentum=0.9), []
-        for seed in (1, 2):
-            order = order_of([0, 1, 2, 0], arrays=state_record(model()), seed=seed)
-            reports.append(sgd.run(order))
-            if between:
-                scored = sgd.score(score_order(0, 1, 2, model=model())).losses
-                with torch.no_grad():
-                    expected = squares(model().eval()(DATA[0]), DATA[1])
-                np.testing.assert_allclose(scored, expected, rtol=1e-6)
-        return reports
-
-    pairs = zip(trained(True), trained(False), strict=True)
-    assert all(same_bits(one.arrays, other.arrays) for one, other in pairs)
-
-
-def test_scoring_is_slowed_as_training_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    slowed: list[float] = []
-    monkeypatch.setattr(
-        "flower_blsgd.worker.local_sgd.sleep_out", lambda start, slowdown: slowed.append(slowdown)
-    )
-    sgd_of(slowdown=4.0).score(score_order(0, 1, 2), batch_size=2)
-    assert slowed == [4.0, 4.0]
