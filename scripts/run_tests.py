@@ -12,12 +12,13 @@ import tempfile
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 # Tests of the stream leave threads of gRPC behind, so they are apart from most others.
 PARTS = {
-    "Flower's own engines": ["tests/engines"],
+    "Flower's own engines, the command line and experiments": [
+        *("tests/engines", "tests/cli", "tests/experiments", "tests/test_task_runs.py"),
+    ],
     "failures and the stream": ["tests/faults", "tests/runtime/stream"],
     "the local grid, checkpoints, benchmarks and the Python interface": [
         *("tests/runtime", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"),
-        *("tests/experiments/test_compare_processes.py", "tests/test_api.py"),
-        "--ignore=tests/runtime/stream",
+        *("tests/test_api.py", "--ignore=tests/runtime/stream"),
     ],
 }
 
