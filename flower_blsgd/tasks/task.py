@@ -22,7 +22,7 @@ from ..algorithm.sampling import generator
 from ..data.cache import Prepared, UnusableError, open_entry
 from ..errors import UsageError, nearest
 from ..worker.batches import BatchSource, Samples, num_samples, tensor_parts
-from ..worker.evaluation import EvaluateReport, evaluate_sums
+from ..worker.evaluation import EvaluateReport, are_in_range, evaluate_sums
 from ..worker.local_sgd import SampleLoss, cross_entropy
 from ..worker.model_io import check_model
 from ..worker.step import Augment, check_micro_batches, micro_batches
@@ -254,7 +254,7 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
                         'shape (2,): one value per sample; a torch loss does with reduction="none"'
                     )
             functions["metric"] = task.metric  # of test only
-        return not bool(((values < 0) | (values > 1)).any())
+        return are_in_range(values)
 
 
 def _call(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:

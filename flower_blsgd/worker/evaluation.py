@@ -1,7 +1,7 @@
 """Loss and metric of a model on a test set, or on a slice of it."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..protocol import EvaluateReport as EvaluateReport  # noqa: PLC0414
 from .batches import BatchSource, Samples
@@ -48,5 +48,10 @@ def evaluate_sums(
             loss_sum += float(loss(outputs, targets).cpu().double().sum())
             values = metric(outputs, targets).cpu().double()
             metric_sum += float(values.sum())
-            in_range = in_range and not bool(((values < 0) | (values > 1)).any())
+            in_range = in_range and are_in_range(values)
     return EvaluateReport(first, last, loss_sum, metric_sum, in_range)
+
+
+def are_in_range(values: Tensor) -> bool:
+    """Return whether all values of a metric are in [0, 1], as of an accuracy; nan counts as in."""
+    return not bool(((values < 0) | (values > 1)).any())
