@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.study import counted, loop, runs, stages
+from benchmarks.study import counted, loop, report, runs, stages
 from benchmarks.study.arms import SHAPES
 from benchmarks.study.estimator import Curve, Target, interval, speedup
 from benchmarks.study.runs import Run, Store, is_due
@@ -112,6 +112,31 @@ def test_every_arm_gets_the_same_grid_and_the_best_of_it_is_used() -> None:
     assert not {run.seed for run in pairs} & set(stages.SCREENING_SEEDS)
     confirmed = [run for run in stages.confirmation(rows, stages.FULL) if run.seed == 1100]
     assert Counter(run.arm for run in confirmed) == {"fast-48": 1, "per-sample": 6, "ddp": 2}
+
+
+def test_the_report_finds_how_much_sooner_an_arm_is() -> None:
+    rows: dict[str, list[Any]] = {stage: [] for stage in stages.STAGES}
+    taken("screening", rows, lambda run: 0.5 - 0.01 * abs(math.log2(run.rate / 0.1)))
+    taken("weights", rows, lambda run: {"load": 0.50, "per-sample": 0.52}.get(run.arm, 0.51))
+    taken("confirmation", rows, lambda run: 0.0)
+    for row in rows["confirmation"]:  # two devices are 1.2 times sooner
+        row["training_seconds"] = row["seconds"]
+        faster = 1.2 if row["arm"] == "per-sample" else 1.0
+        row |= {"accuracy": math.log(faster * row["seconds"]) / 10, "samples": 1}
+    found = report.compared(rows["confirmation"], "per-sample", "gap-2", "fast-16", "")
+    assert found is not None
+    assert (found[0].factor.mean, found[0].factor.count) == (pytest.approx(1.2), 10)
+    page = report.page(rows, stages.FULL)
+    assert "| gap-4 | `per-sample` | `load` | 12 | 2.00 [2.00, 2.00] |" in page
+    assert "| 2 | (a) tuned fast device | 1.20 [1.20, 1.20] |" in page
+
+
+def test_a_speed_up_that_no_budget_was_short_enough_for_is_a_lower_bound() -> None:
+    curves = [Curve((65, 80, 100), (0.6, 0.65, 0.7))] * 2
+    assert report.sooner(speedup(curves, [Target(100, 0.5)] * 2)).startswith(">= 1.54 (all 2 seeds")
+    assert "1 of 2 extrapolated" in report.sooner(
+        speedup(curves, [Target(100, q) for q in (0.65, 0.8)])
+    )
 
 
 def test_the_emulation_that_repeats_needs_a_fast_core_that_is_not_disturbed() -> None:
