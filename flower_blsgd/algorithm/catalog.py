@@ -83,7 +83,7 @@ class Choices:
 
 
 ALGORITHMS: Mapping[str, Choices] = {
-    "recommended": Choices("system-aware", "separated", "load", local_steps_fast="auto"),
+    "recommended": Choices("system-aware", "uniform", "load", local_steps_fast="auto"),
     "biased-local-sgd": Choices("system-aware", "separated", "load"),
     "unbiased-local-sgd": Choices("system-aware", "uniform", "equal"),
     "weighted-local-sgd": Choices("system-aware", "uniform", "load"),

@@ -49,7 +49,7 @@ _ALL, _FAST = [True, True], [True, False]
 # Of each algorithm: name, what its steps and its batches are, its sampler, what its weights
 # are, who trains, and the momentum policy
 _ROWS = [
-    ("recommended", _SYSTEM_AWARE, _B, SeparatedSampler, _BY_LOAD, _ALL, "keep"),
+    ("recommended", _SYSTEM_AWARE, _B, UniformSampler, _BY_LOAD, _ALL, "keep"),
     ("biased-local-sgd", _SYSTEM_AWARE, _B, SeparatedSampler, _BY_LOAD, _ALL, "keep"),
     ("unbiased-local-sgd", _SYSTEM_AWARE, _B, UniformSampler, _EQUAL, _ALL, "keep"),
     ("weighted-local-sgd", _SYSTEM_AWARE, _B, UniformSampler, _BY_LOAD, _ALL, "keep"),
