@@ -219,7 +219,7 @@ def _restore(
         parts.setdefault(part, {})[name] = tensor
     workers = [_worker_from(row, index) for index, row in enumerate(values["workers"])]
     progress, server_round = values["progress"], values["round"]
-    steps = values.get("local-steps-fast", planner.local_steps_fast)
+    steps = values["local-steps-fast"]
     if type(steps) is not int or not 1 <= steps < 2**31:
         raise ValueError("its local steps are none")
     plan = _plan_from(values, parts.pop("plan", {}), planner.num_samples)
@@ -277,7 +277,7 @@ def _plan_from(
     values: Mapping[str, Any], lists: dict[str, AnyArray], num_samples: int
 ) -> EpochPlan:
     rounds, members = values["rounds"], [tuple(_indices(ranks)) for ranks in values["members"]]
-    first_round = values.get("first-round", 0)
+    first_round = values["first-round"]
     fields = from_wire(RoundShape, values["shape"]).items()
     own: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields}
     shape = RoundShape(**own)

@@ -239,16 +239,6 @@ def test_resumed_workers_have_the_batches_of_their_own(tmp_path: Path) -> None:
     assert_goes_on_to_the_bit(tmp_path, config_of(), 3, with_own_batch)
 
 
-def test_checkpoint_of_an_earlier_version_knows_no_batches(captured: Checkpoint) -> None:
-    checkpoint = copy.deepcopy(captured)
-    for row in checkpoint.values["workers"]:
-        del row["profile"]["batch-size"], row["profile"]["precision"]
-    del checkpoint.values["first-round"]
-    strategy = strategy_of(config_of(outer_optimizer="nesterov"))
-    restore(strategy, checkpoint, first_model())
-    assert [worker.own_batch(2) for worker in strategy.registry.workers] == [2, 2, 2]
-
-
 @pytest.mark.processes
 def test_resumed_on_the_local_grid(tmp_path: Path) -> None:
     """Momentum comes through shared memory, which nobody may write to before it is on the disk."""
