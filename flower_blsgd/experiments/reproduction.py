@@ -1,20 +1,26 @@
-"""What to train to repeat the paper's tables and figures.
+"""The paper's tables as it printed them, and what to train to repeat them and its figures.
 
 A reproduction has *cells*, a data set with a gap of local steps each: (32, 16), (32, 4) or (32, 1).
 A cell is a comparison of *arms*, of which one is the paper's method.
 """
 
+import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..runtime.flower_app import built_in_app, run_config
 from .compare import Arm
-from .paper import label, printed
-from .paper_times import refitted_epoch_seconds
+
+MEASURED = "paper, measured"
+"""A figure that the paper gives as measured, and that follows from no others of its figures."""
+
+COMPUTED = "paper, computed"
+"""A figure that follows from others of the paper's figures, or is a count."""
 
 REFERENCE = "biased-local-sgd"
 """The paper's method, with which the other arms are compared."""
@@ -22,22 +28,30 @@ REFERENCE = "biased-local-sgd"
 _SLOWER = {16: 2, 4: 8, 1: 22}
 """How many times slower a simulated device is that does so many steps; 22 as in the paper."""
 
-_MODELS = {
-    "resnet8": (75_290, 50_000, 0.002),
-    "resnet20": (269_722, 50_000, 0.0105),
-    "wrn-16-8": (11_010_486, 7_169, 0.36),
-    "wrn-28-10": (36_536_884, 50_000, 0.74),
-    "vit-b-16": (85_952_456, 100_000, 2.3),
-    "encoder": (800_000, 120_000, 0.0006),
-    "distilbert": (66_956_548, 120_000, 1.06),
-}
-"""Parameters, samples of the data set, and about how many seconds a CPU core trains on one."""
-
-_PROCESS_BYTES, _COPIES = 0.31e9, 8
-"""Memory of a process, and copies of the model in a worker; all of ``paper_rounds.json``, B = 2."""
-
 Row = Mapping[str, str]
 _THREE = ("cifar10", "flowers102", "cifar100")
+
+
+def printed(name: str) -> list[dict[str, str]]:
+    """Return the rows of a file in ``paper_tables``, in the paper's order: texts by column.
+
+    Accuracies and their spreads are in percent, times in seconds.
+    """
+    text = (files(__package__) / "paper_tables" / f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def label(row: Mapping[str, str], column: str) -> str:
+    """Return `MEASURED` or `COMPUTED`: what a figure is, by its row of `printed` and its column.
+
+    In ``comparison_2c8g`` the seconds of biased local SGD are those of synchronous SGD over 32, the
+    tau of its fast workers, and those of 200 and 300 % of the epochs twice and three times as
+    many; those of ``dlb`` are 0.8 times those of synchronous SGD on the fast workers alone: its 128
+    rounds for 160, or 64 for 80. ``fast_only_vs_mixed`` repeats the former for all workers.
+    """
+    what = row.get("algorithm") or row.get("workers")
+    seconds = column == "wall_clock_s" and what in ("biased-local-sgd", "dlb", "2cpu+8gpu")
+    return COMPUTED if seconds or column == "comm_per_epoch" else MEASURED
 
 
 @dataclass(frozen=True)
@@ -84,16 +98,13 @@ class Reproduction:
         rows = [r for r in printed(self.table) if all(r.get(k, v) == v for k, v in wanted.items())]
         if not own.column or not rows:
             return {}
-        row, seconds, refitted = rows[own.number], "wall_clock_s", 0.0
-        if "epochs" in row:
-            refitted = refitted_epoch_seconds(cell.dataset)[row["algorithm"]] * int(row["epochs"])
+        row, seconds = rows[own.number], "wall_clock_s"
         return {
             "paper_percent": row[own.column],
             "paper_spread": row["spread" if "spread" in row else f"{own.column}_spread"],
             "paper_label": label(row, own.column),
             "paper_seconds": row.get(seconds, ""),
             "paper_seconds_label": label(row, seconds) if seconds in row else "",
-            "refitted_seconds": f"{refitted:.6g}" if refitted else "",
         }
 
 
@@ -193,11 +204,3 @@ def cells_of(name: str, scale: str, only: str = "") -> list[Cell]:
         raise UsageError(f"--only {word}: {name} has no such cell at --scale {scale}; {near}")
     datasets, gaps = datasets & words or datasets, gaps & words or gaps
     return [cell for cell in cells if cell.dataset in datasets and cell.gap in gaps]
-
-
-def cost(config: RunConfig, num_workers: int) -> tuple[float, float]:
-    """Return about how many bytes of memory, and seconds of a CPU core, a run needs."""
-    parameters, samples, seconds = _MODELS.get(config.model, (0, 1_437, 0.0003))
-    num_bytes = (num_workers + 1) * _PROCESS_BYTES + num_workers * _COPIES * 4 * parameters
-    trained = config.epochs * min(samples, config.max_samples or samples)
-    return num_bytes, num_workers * 0.7 + trained * seconds  # 0.7 s of a core for one to start

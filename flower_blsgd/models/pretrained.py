@@ -24,7 +24,7 @@ HF_HUB_NAMES: Mapping[str, str] = {
 }
 """The models that are published with weights, and what the Hugging Face hub calls them."""
 
-_FRESH = re.compile("encoder|resnet(8|20|20-b)|wrn.*|distilbert-micro|vit-micro-16")
+_FRESH = re.compile("encoder|resnet(8|20)|wrn.*|distilbert-micro|vit-micro-16")
 """Names of models that begin with fresh weights; a folder of such a name is not looked at."""
 
 _WEIGHTS = "*.safetensors"

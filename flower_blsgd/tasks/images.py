@@ -39,7 +39,6 @@ from .task import Benchmark, Task
 _RESNETS: Mapping[str, Callable[..., nn.Module]] = {
     "resnet20": resnet20,
     "resnet8": resnet8,
-    "resnet20-b": functools.partial(resnet20, shortcut="B"),
 }
 _KNOWN = (*_RESNETS, "wrn-28-10", "wrn-16-8", *VITS)
 _HEADS = ("linear.weight", "network.classifier.weight")
@@ -50,7 +49,7 @@ _HEADS = ("linear.weight", "network.classifier.weight")
 class ImageBenchmark(Benchmark):
     """A task of images: its data set, its augmentation and its models.
 
-    The models are ResNets (``resnet20``, ``resnet20-b``, ``resnet8``), wide ones
+    The models are ResNets (``resnet20``, ``resnet8``), wide ones
     (``wrn-DEPTH-WIDTH``), and vision transformers (``vit-b-16``, ``vit-micro-16``, or a Hugging
     Face folder of one).
 
