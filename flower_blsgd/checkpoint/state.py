@@ -217,6 +217,8 @@ def _restore(
         parts.setdefault(part, {})[name] = tensor
     workers = [_worker_from(row) for row in values["workers"]]
     progress, server_round = values["progress"], values["round"]
+    if progress.keys() != _progress_of(planner).keys():
+        raise ValueError("its counters are not those of this version")
     plan = _plan_from(values, parts.pop("plan", {}))
     planned_for = [workers[index] for index in values["planned-for"]]
     stats = parts.pop("stats", {}).items()

@@ -13,12 +13,14 @@ from flwr.serverapp.exception import AggregationError
 from ..config import RunConfig
 from ..errors import UsageError
 from ..results.folder import counted, written_whole
+from ..runtime.devices import format_bytes, free_bytes, parse_workers, this_machine
 from ..runtime.flower_app import built_in_app, run_config
 from .experiments import console, speeds_for
 from .options import add_settings, terminated_like_interrupted
 
 if TYPE_CHECKING:
     from ..experiments.reproduction import Cell
+    from ..experiments.reproduction_report import RepeatedCell
 
 _say = partial(print, flush=True)
 
@@ -51,8 +53,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     for cell in cells:
         config = _config_of(cell, options, {each.dataset for each in cells} == {cell.dataset})
         every.append(RepeatedCell(cell, config, repeated.arms_of(config)))
-    arms = [(folder / each.cell.name, arm) for each in every for arm in each.arms]
-    _say(_number_of_runs([(*arm, seed) for arm in arms for seed in seeds]))
+    _say_cost(every, seeds, folder, options.scale == "full")
     for each in every:
         try:
             compare.check_folder(below := folder / each.cell.name, each.config)
@@ -74,14 +75,14 @@ def _reproduce(options: argparse.Namespace) -> None:
         with terminated_like_interrupted():
             try:
                 train, log = compare.train_quietly, partial(_say, name)
-                found, each.problems = compare.train_all(
+                runs, each.problems = compare.train_all(
                     each.config, each.arms, seeds, below, train, log, shared=True
                 )
             except (KeyboardInterrupt, SystemExit):
                 _say("interrupted; the same command goes on with what is not finished")
                 raise
-        if found:
-            each.comparison = write_comparison(found, below, REFERENCE, None, each.problems)
+        if runs:
+            each.comparison = write_comparison(runs, below, REFERENCE, None, each.problems)
             by_arm = {one.algorithm: one.runs for one in each.comparison.algorithms}
             if draw := FIGURES.get(options.name):
                 with written_whole(below / f"{options.name}.png") as part:
@@ -120,11 +121,39 @@ def _config_of(cell: "Cell", options: argparse.Namespace, one_dataset: bool) -> 
     return config
 
 
-def _number_of_runs(runs: Sequence[tuple[Path, str, int]]) -> str:
-    from ..experiments.comparison import read_run, run_folder
+def _say_cost(
+    cells: "Sequence[RepeatedCell]", seeds: Sequence[int], folder: Path, refuse: bool
+) -> None:
+    """Say what the runs need; UsageError, if asked for, where that is more memory than is free."""
+    from ..experiments.comparison import run_folder
+    from ..experiments.reproduction import cost
 
-    finished = 0
-    for run in runs:
-        with contextlib.suppress(UsageError):  # one that cannot be read is reported later
-            finished += read_run(run_folder(*run)) is not None
-    return f"{len(runs)} runs, {finished} of them finished"
+    number, done, seconds, needed = 0, 0, 0.0, 0.0
+    for each in cells:
+        num_workers = len(parse_workers(each.config.workers, None, anywhere=True))
+        for arm, changes in each.arms.items():
+            its_bytes, its_seconds = cost(replace(each.config, **changes), num_workers)
+            runs = [run_folder(folder / each.cell.name, arm, seed) for seed in seeds]
+            left = sum(not _is_finished(run) for run in runs)
+            number, done = number + len(runs), done + len(runs) - left
+            seconds, needed = seconds + left * its_seconds, max(needed, bool(left) * its_bytes)
+    machine, free = this_machine(), free_bytes()
+    length, unit = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
+    text = (
+        f"{number} runs, {done} of them finished; the others take about "
+        f"{seconds / length:,.0f} {unit} of a CPU core, and {format_bytes(needed)} of "
+        f"memory; here are {len(machine.cores)} core(s), "
+        f"{', '.join(machine.accelerators) or 'no accelerator'} and "
+        f"{'an unknown part' if free is None else format_bytes(free)} free"
+    )
+    if refuse and free is not None and needed > free:
+        raise UsageError(f"{text}: take --scale quick, or fewer by --only")
+    _say(text)
+
+
+def _is_finished(folder: Path) -> bool:
+    from ..experiments.comparison import read_run
+
+    with contextlib.suppress(UsageError):  # one that cannot be read is said later
+        return read_run(folder) is not None
+    return False

@@ -101,12 +101,8 @@ def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np
     """Average the curves of several runs, epoch by epoch.
 
     Only epochs that all runs evaluated count, and one point more: the last of each run, even if
-    some have more epochs than others. So the band ends at the mean of what was reached at last.
-
-    Parameters
-    ----------
-    curves : sequence of mappings of int to (float, float)
-        By evaluated epoch: seconds and accuracy; at least one, none of them empty.
+    some have more epochs than others. So the band ends at the mean of what was reached at last. A
+    curve maps evaluated epochs to seconds and accuracy; none is empty.
 
     Returns
     -------

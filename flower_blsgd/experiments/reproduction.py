@@ -28,6 +28,20 @@ REFERENCE = "biased-local-sgd"
 _SLOWER = {16: 2, 4: 8, 1: 22}
 """How many times slower a simulated device is that does so many steps; 22 as in the paper."""
 
+_MODELS = {
+    "resnet8": (75_290, 50_000, 0.002),
+    "resnet20": (269_722, 50_000, 0.0105),
+    "wrn-16-8": (11_010_486, 7_169, 0.36),
+    "wrn-28-10": (36_536_884, 50_000, 0.74),
+    "vit-b-16": (85_952_456, 100_000, 2.3),
+    "encoder": (800_000, 120_000, 0.0006),
+    "distilbert": (66_956_548, 120_000, 1.06),
+}
+"""Parameters, samples of the data set, and about how many seconds a CPU core trains on one."""
+
+_PROCESS_BYTES, _COPIES = 0.31e9, 8
+"""Memory of a process, and copies of the model in a worker; all of ``paper_rounds.json``, B = 2."""
+
 Row = Mapping[str, str]
 _THREE = ("cifar10", "flowers102", "cifar100")
 
@@ -204,3 +218,11 @@ def cells_of(name: str, scale: str, only: str = "") -> list[Cell]:
         raise UsageError(f"--only {word}: {name} has no such cell at --scale {scale}; {near}")
     datasets, gaps = datasets & words or datasets, gaps & words or gaps
     return [cell for cell in cells if cell.dataset in datasets and cell.gap in gaps]
+
+
+def cost(config: RunConfig, num_workers: int) -> tuple[float, float]:
+    """Return about how many bytes of memory, and seconds of a CPU core, a run needs."""
+    parameters, samples, seconds = _MODELS.get(config.model, (0, 1_437, 0.0003))
+    num_bytes = (num_workers + 1) * _PROCESS_BYTES + num_workers * _COPIES * 4 * parameters
+    trained = config.epochs * min(samples, config.max_samples or samples)
+    return num_bytes, num_workers * 0.7 + trained * seconds  # 0.7 s of a core for one to start

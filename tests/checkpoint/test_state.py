@@ -532,6 +532,7 @@ def with_first(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 OTHERS: dict[str, Callable[[Checkpoint], object]] = {
     "no progress": lambda c: c.values.pop("progress"),
+    "a counter that nobody has": changed(1, "progress", "batch_size"),
     "a batch of one": changed(1, "workers", 0, "profile", "batch-size"),
     "text for a number": changed("x", "workers", 0, "training-seconds-per-step"),
     "statistics missing": lambda c: c.tensors.pop("stats/all_loss_mean"),
