@@ -31,7 +31,7 @@ from .sampling import (
     UnifiedSampler,
     UniformSampler,
 )
-from .selection import ActiveBias, ImportanceSampling, InfoBatch, RandomSubset, Selection
+from .selection import ActiveBias, ImportanceSampling, InfoBatch, Selection
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,6 @@ SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
 
 SELECTIONS: Mapping[str, Callable[[], Selection]] = {
     "infobatch": InfoBatch,
-    "random-subset": RandomSubset,
     "importance-sampling": ImportanceSampling,
     "active-bias": ActiveBias,
 }

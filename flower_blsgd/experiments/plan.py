@@ -51,20 +51,9 @@ def plan_runs(
     algorithms: Sequence[str],
     overhead_seconds: float = 0.0,
 ) -> Plan:
-    """Predict runs of several algorithms.
+    """Predict runs of several algorithms, which replace that of the settings in turn.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The settings; its algorithm is replaced by each in turn.
-    workers : sequence of WorkerSpec
-        All with seconds per step.
-    num_samples : int
-        N.
-    algorithms : sequence of str
-        Names of the catalog.
-    overhead_seconds : float (default: 0)
-        Of one round.
+    All workers have seconds per step; `num_samples` is N, and `overhead_seconds` that of one round.
     """
     profiles = [profile_of(worker, position) for position, worker in enumerate(workers)]
     size = config.batch_size
@@ -119,14 +108,8 @@ def plan_table(plan: Plan, source: str) -> RenderableType:
 def speed_table(profile: SpeedProfile, plan: Plan, clock: str) -> RenderableType:
     """Return a table of each worker's measured speed and what it will do, for a terminal.
 
-    Parameters
-    ----------
-    profile : SpeedProfile
-        The measurement.
-    plan : Plan
-        Made with it, of the one algorithm that will run.
-    clock : str
-        Which of the two speeds counts.
+    The plan is made with this profile, of the one algorithm that will run; `clock` says which of
+    the two speeds counts.
     """
     table = _table(1, "worker", "alone", "all at once", "gamma", "steps", "weight", "waits")
     ((algorithm, found),) = plan.expected.items()

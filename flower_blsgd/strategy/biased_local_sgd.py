@@ -88,10 +88,6 @@ class BiasedLocalSGD(FedAvg):
         Instead of the paper's, with `high_loss_ratio`.
     selection : Selection, optional
         Which samples an epoch has; all by default.
-    permute_losses : bool (default: False)
-        A control: the recorded losses are exchanged at random among the samples.
-    fast_fraction : float (default: 1.0)
-        An epoch has this share of the samples that it would have, in (0, 1].
     weights : Weighting, optional
         Instead of weights by completed load.
     epoch : {"samples", "table"} (default: "samples")
@@ -131,8 +127,6 @@ class BiasedLocalSGD(FedAvg):
         learning_rate: float | LearningRate = 0.1,
         sampler: Sampler | None = None,
         selection: Selection | None = None,
-        permute_losses: bool = False,
-        fast_fraction: float = 1.0,
         weights: Weighting | None = None,
         epoch: EpochMode = "samples",
         momentum_buffers: MomentumPolicy = "keep",
@@ -167,9 +161,8 @@ class BiasedLocalSGD(FedAvg):
             deadline_seconds=deadline_seconds,
             clock=clock,
             fast_threshold=fast_threshold,
-            fast_fraction=fast_fraction,
         )
-        _check_epoch(selection, fast_fraction, sampler, epoch)
+        _check_epoch(selection, sampler, epoch)
         if not momentum_buffers:  # the setting may be empty, for that of the algorithm
             raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
         if weights.momentum_buffers not in ("", momentum_buffers):
@@ -219,8 +212,6 @@ class BiasedLocalSGD(FedAvg):
             seed=seed,
             train_on=train_on or TrainOn(),
             selection=selection,
-            permute_losses=permute_losses,
-            fast_fraction=fast_fraction,
         )
         self.aggregation = Aggregation(weights, outer_optimizer, parameter_names)
         self.on_round: Callable[[RoundRecord], None] | None = None
@@ -453,9 +444,7 @@ class BiasedLocalSGD(FedAvg):
         return fit(self, grid, initial_arrays, **arguments)
 
 
-def _check_epoch(
-    selection: Selection | None, fast_fraction: float, sampler: Sampler | None, epoch: EpochMode
-) -> None:
+def _check_epoch(selection: Selection | None, sampler: Sampler | None, epoch: EpochMode) -> None:
     """Raise UsageError if the sampler, or what an epoch is, does not go with fewer samples."""
     if not epoch:  # the setting may be empty
         raise UsageError(f"epoch = {epoch!r} must be one of {', '.join(get_args(EpochMode))}")
@@ -469,10 +458,9 @@ def _check_epoch(
             f"selection ({type(selection).__name__}) leaves samples of an epoch out, but {reason}; "
             'use "separated" or "uniform"'
         )
-    if epoch == "table" and (selection or fast_fraction < 1):
-        given = f"fast-fraction = {fast_fraction}" if fast_fraction < 1 else "selection"
+    if epoch == "table" and selection:
         raise UsageError(
-            f'{given} makes epochs shorter, but epoch = "table" has as many rounds as the '
+            'selection makes epochs shorter, but epoch = "table" has as many rounds as the '
             'paper; use epoch = "samples"'
         )
 
