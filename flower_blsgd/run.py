@@ -164,6 +164,8 @@ def _predict(strategy: BiasedLocalSGD, report: RunRecorder, overhead_seconds: fl
     for worker in active:
         if worker.speed:
             report.say(f"  {worker.label}: {worker.speed}")
+    for worker in strategy.registry.evaluating:
+        report.say(f"  {worker.label}: evaluates while the others train")
     if any(worker.profile.seconds_per_step for worker in active):
         prediction = predict_run(strategy, active, overhead_seconds)
         if prediction is not None:  # the speeds of all that train are known

@@ -127,7 +127,8 @@ def _momentum_by_worker(
     workers = [
         worker
         for worker in strategy.registry.workers
-        if worker.present and worker.node_id in fast_nodes and worker.index not in found
+        if worker.trains and worker.present and worker.node_id in fast_nodes
+        if worker.index not in found
         if not (worker.failures_in_a_row and worker.failures[-1] == "late")
     ]
     seconds = max(_LEAST_MOMENTUM_SECONDS, strategy.patience_seconds(_MOST_MOMENTUM_SECONDS))
@@ -259,7 +260,7 @@ def _restore(
     strategy.averaged_momentum = view_record(averaged) if averaged else None
     if planner.momentum_buffers == "keep":
         strategy.resumed_momentum = momentum
-        if lost := ", ".join(worker.label for worker in workers if worker.no_momentum):
+        if lost := ", ".join(w.label for w in workers if w.no_momentum and w.trains):
             _LOG.warning("momentum is not in the checkpoint and begins with zero: %s", lost)
     return arrays, server_round
 

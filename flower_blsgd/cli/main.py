@@ -206,7 +206,7 @@ def _devices(options: argparse.Namespace) -> None:
             str(rank),
             worker.device_with_cores,
             worker.tier or "by speed",
-            str(worker.steps or "as set"),
+            str(worker.steps or "as set") if worker.role == "train" else "evaluates",
             str(worker.batch or "as set"),
             worker.precision or "as set",
             f"{worker.slowdown:g}x",

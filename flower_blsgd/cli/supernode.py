@@ -75,7 +75,7 @@ def add_supernode(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--one-node-per-device",
         action="store_true",
-        help="a SuperNode for each worker, instead of one for all",
+        help="a SuperNode for each worker, instead of one for all (always with role=evaluate)",
     )
     command.add_argument(
         "--name",
@@ -140,7 +140,9 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
     UsageError if there are more or fewer keys than nodes, or a value holds what a node config
     cannot.
     """
-    together = len(workers) > 1 and not options.one_node_per_device
+    # The others behind a node would wait for one that evaluates.
+    alone = options.one_node_per_device or any(worker.role == "evaluate" for worker in workers)
+    together = len(workers) > 1 and not alone
     groups = [workers] if together else [[worker] for worker in workers]
     keys: list[Path] = options.keys
     if keys and len(keys) != len(groups):

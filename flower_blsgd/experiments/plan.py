@@ -158,7 +158,8 @@ def slow_device_notes(plan: Plan) -> list[str]:
     The latter holds with the first algorithm that is not refused.
     """
     lines = []
-    speeds = [(worker.fast, worker.samples_per_second(plan.batch_size)) for worker in plan.workers]
+    training = [worker for worker in plan.workers if worker.trains]
+    speeds = [(worker.fast, worker.samples_per_second(plan.batch_size)) for worker in training]
     fast = sum(speed for is_fast, speed in speeds if is_fast)
     if fast and not all(is_fast for is_fast, _ in speeds):
         ceiling = sum(speed for _, speed in speeds) / fast

@@ -46,7 +46,7 @@ DEVICES = "devices"
 """The key of the node config that names them."""
 
 _OF_ONE_WORKER = (
-    *("device", "tier", "steps", "batch", "precision", "slowdown"),
+    *("device", "tier", "steps", "batch", "precision", "role", "slowdown"),
     *("seconds-per-step", "seconds-per-step-alone"),
 )
 _PACKAGE_ROOT = Path(__file__).parents[2]
@@ -158,6 +158,11 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
         workers = parse_workers(str(node_config[DEVICES]), machine)
     except UsageError as error:
         raise UsageError(f"devices in the node config: {error}") from None
+    if any(worker.role == "evaluate" for worker in workers):
+        raise UsageError(
+            "devices in the node config: role=evaluate needs a node of its own, as a node answers "
+            "one message at a time; start a SuperNode for that device alone"
+        )
     name = str(node_config.get("name", ""))
     if not name:
         return workers

@@ -3,7 +3,7 @@
 The grammar is the same in configs, on the command line and for SuperNodes.
 
 Groups separated by ``;``, each ``[N x] DEVICE[:ids]`` and then, in any order, ``fast`` or ``slow``,
-``steps=``, ``batch=``, ``precision=``, ``slowdown=``, ``seconds-per-step=``, ``name=``::
+``steps=``, ``batch=``, ``precision=``, ``role=``, ``slowdown=``, ``seconds-per-step=``, ``name=``::
 
     8x cuda:0 fast; 2x cpu:0-15 slow steps=1; 1x cpu:16-19 slowdown=4
 
@@ -11,7 +11,8 @@ DEVICE is a torch device type. For ``cpu`` the ids are cores, which the N worker
 split evenly; for an accelerator they are its cards. ``batch`` and ``precision`` are what this
 worker computes with instead of the run's: a card with less memory, or of another age. ``slowdown``
 makes a worker that many times slower on purpose. ``seconds-per-step`` says how fast it is, at its
-own batch, so that nobody measures it.
+own batch, so that nobody measures it. With ``role=evaluate`` it
+does not train but evaluates the model while the others train.
 """
 
 import functools
@@ -29,6 +30,7 @@ from typing import Any, Literal, get_args
 from ..errors import UsageError
 
 Tier = Literal["", "fast", "slow"]
+Role = Literal["train", "evaluate"]
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -39,7 +41,7 @@ _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?")
 _CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _OPTIONS = (
     "fast, slow, steps=N (N >= 1), batch=N (N >= 2), "
-    f"precision={'|'.join(PRECISIONS)}, slowdown=X (X >= 1), "
+    f"precision={'|'.join(PRECISIONS)}, role=train|evaluate, slowdown=X (X >= 1), "
     "seconds-per-step=X or name=TEXT"
 )
 
@@ -239,6 +241,8 @@ class WorkerSpec:
         Samples per step of this worker, >= 2; None for the run's batch size.
     precision : {"", "float32", "tf32", "bfloat16"} (default: "")
         What it computes with; empty for the run's precision.
+    role : {"train", "evaluate"} (default: "train")
+        Whether it trains, or evaluates the model while the others train.
     """
 
     device: str
@@ -251,6 +255,7 @@ class WorkerSpec:
     seconds_per_step_alone: float | None = None
     batch: int | None = None
     precision: str = ""
+    role: Role = "train"
 
     @property
     def device_with_cores(self) -> str:
@@ -268,6 +273,7 @@ class WorkerSpec:
             "name": self.name or None,
             "seconds-per-step": self.seconds_per_step,
             "seconds-per-step-alone": self.seconds_per_step_alone,
+            "role": self.role if self.role != "train" else None,
         }
         known = {key: value for key, value in said.items() if value is not None}
         return {"device": self.device_with_cores, **known}
@@ -324,7 +330,7 @@ def worker_from_node_config(
     UsageError if a value cannot be read or the device is missing.
     """
     words = [str(node_config["device"]), str(node_config.get("tier", ""))]
-    keys = ("steps", "batch", "precision", "slowdown")
+    keys = ("steps", "batch", "precision", "role", "slowdown")
     words += [f"{key}={node_config[key]}" for key in keys if key in node_config]
     workers = parse_workers(" ".join(filter(None, words)), machine)
     if len(workers) != 1:
@@ -439,7 +445,8 @@ def _option(word: str) -> dict[str, Any] | None:
         return {"slowdown": number}
     if key == "seconds-per-step" and 0 < number < math.inf:
         return {"seconds_per_step": number}
-    if (key == "precision" and value in PRECISIONS) or (key == "name" and value):
+    known = {"precision": PRECISIONS, "role": get_args(Role)}
+    if value and (key == "name" or value in known.get(key, ())):
         return {key: value}
     return None
 

@@ -224,6 +224,7 @@ def test_devices_shows_the_workers(printed: Printed) -> None:
     for fragment in (f"cpu:{CORE}", "quick", "fast", "slow", "3", "2.5x", f"share CPU core {CORE}"):
         assert fragment in text
     assert 'workers of "auto"' in "\n".join(printed("devices"))
+    assert " evaluates " in "\n".join(printed("devices", "--workers", f"cpu:{CORE} role=evaluate"))
 
 
 @pytest.mark.parametrize(

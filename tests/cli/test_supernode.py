@@ -112,6 +112,12 @@ def test_nodes_for_each_device_have_names_labels_and_cores() -> None:
     assert both.cores == (0, 1, 3)
 
 
+def test_worker_that_evaluates_and_those_beside_it_have_nodes_of_their_own() -> None:
+    nodes = launched("2x cuda:0; 1x cpu:0 role=evaluate")
+    roles = [(config_of(node)["device"], config_of(node).get("role")) for node in nodes]
+    assert roles == [("cuda:0", None), ("cuda:0", None), ("cpu:0", "evaluate")]
+
+
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*THREADS, "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)

@@ -145,8 +145,13 @@ def test_names_begin_with_that_of_the_node_and_sort_as_the_ranks_do() -> None:
     assert sorted(names) == names
 
 
+def test_worker_that_evaluates_does_not_go_with_others() -> None:
+    with pytest.raises(UsageError, match="role=evaluate needs a node of its own"):
+        workers_of("1x cuda:0; 1x cpu:4 role=evaluate")
+
+
 @pytest.mark.parametrize(
-    "key", ["device", "tier", "steps", "batch", "precision", "slowdown", "seconds-per-step"]
+    "key", ["device", "tier", "steps", "batch", "precision", "role", "slowdown", "seconds-per-step"]
 )
 def test_what_is_for_one_worker_does_not_go_with_devices(key: str) -> None:
     with pytest.raises(UsageError, match=f"{key} = 'x' .* write it into the group") as refusal:

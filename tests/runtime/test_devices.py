@@ -55,6 +55,7 @@ def cpu(*cores: int, **more: object) -> WorkerSpec:
             "cuda:0 batch=16; cpu:1 batch=2 precision=bfloat16",
             [WorkerSpec("cuda:0", batch=16), cpu(1, batch=2, precision="bfloat16")],
         ),
+        ("cpu:0 role=train; cpu:1 role=evaluate", [cpu(0), cpu(1, role="evaluate")]),
         (" \tcpu:0   fast ;; \n cpu:1;", [cpu(0, tier="fast"), cpu(1)]),
         ("2x\ncuda:0\r\nslow", [WorkerSpec("cuda:0", tier="slow")] * 2),
         ("2 x cuda:0", [WorkerSpec("cuda:0")] * 2),
@@ -121,7 +122,7 @@ UNREADABLE = [
     ("cpu seconds-per-step=1e999", "seconds-per-step=1e999", 5),
     ("cpu seconds-per-step-alone=1", "seconds-per-step-alone=1", 5),
     ("cpu name=", "name=", 5),
-    ("cpu role=train", "role=train", 5),
+    ("cpu role=both", "role=both", 5),
     ("cpu:0 fast; cpu:1 slow Name=b", "Name=b", 24),
     ("cpu steps = 3", "steps", 5),
     ("cpu\n;\ncpu\nslo", "slo", 11),
@@ -214,8 +215,8 @@ places = st.one_of(
     cores.map(lambda ids: ("cpu", ids)), st.sampled_from([(d, ()) for d in BOX.accelerators])
 )
 specs = st.builds(
-    lambda place, tier, steps, slowdown, name, seconds, batch, precision: WorkerSpec(
-        *place, tier, steps, slowdown, name, seconds, None, batch, precision
+    lambda place, tier, steps, slowdown, name, seconds, batch, precision, role: WorkerSpec(
+        *place, tier, steps, slowdown, name, seconds, None, batch, precision, role
     ),
     places,
     st.sampled_from(["", "fast", "slow"]),
@@ -225,6 +226,7 @@ specs = st.builds(
     st.none() | st.floats(1e-9, 1e9),
     st.none() | st.integers(2, 10_000),
     st.sampled_from(["", *devices.PRECISIONS]),
+    st.sampled_from(["train", "evaluate"]),
 )
 
 
@@ -238,6 +240,7 @@ def as_text(worker: WorkerSpec, count: bool) -> str:
     parts += [f"slowdown={worker.slowdown}"] if worker.slowdown != 1 else []
     parts += [f"seconds-per-step={worker.seconds_per_step}"] if worker.seconds_per_step else []
     parts += [f"name={worker.name}"] if worker.name else []
+    parts += [f"role={worker.role}"] if worker.role != "train" else []
     return " ".join(filter(None, parts))
 
 
