@@ -236,6 +236,7 @@ class RunConfig:
             self.local_steps_fast or preset.local_steps_fast,
             self.high_loss_to or preset.high_loss_to,
             self.epoch or preset.epoch,
+            bool(self.sampler) or preset.needs_both_tiers,
         )
 
     @property

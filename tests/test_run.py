@@ -23,8 +23,8 @@ from flower_blsgd.api import evaluate_run
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.recorder import ProgressView, RunRecorder
-from flower_blsgd.run import make_local_grid, make_strategy, train_on
-from flower_blsgd.runtime.devices import WorkerSpec, parse_workers, usable_cores
+from flower_blsgd.run import check_workers, make_local_grid, make_strategy, train_on
+from flower_blsgd.runtime.devices import Machine, WorkerSpec, parse_workers, usable_cores
 from flower_blsgd.runtime.flower_app import built_in_app
 from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.strategy.workers import WorkerRegistry
@@ -227,6 +227,19 @@ def test_run_draws_nothing_from_the_callers_generator() -> None:
     before = torch.random.get_rng_state()
     run(config, InProcessGrid(nodes))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("cores", [2, 3])
+def test_run_on_the_workers_that_auto_names_on_a_machine_with_one_accelerator(cores: int) -> None:
+    """With two cores it trains alone; with a third one the CPU evaluates."""
+    workers = parse_workers("auto", Machine(tuple(range(cores)), ("cuda:0",)))
+    check_workers(RunConfig(), workers, 1437)
+    here = {"device": f"cpu:{CORE}"}
+    nodes = tuple({**w.to_node_config(), **here, "partition-id": i} for i, w in enumerate(workers))
+    config = config_of(epochs=1, min_workers=len(nodes))
+    report = run(config, grid_of(config, nodes))
+    assert [worker["tier"] for worker in report.summary["workers"]] == ["fast"]
+    assert report.summary["accuracy"] > 0.5
 
 
 # --- steps from speeds

@@ -70,6 +70,8 @@ class Choices:
         tau of the fast workers.
     high_loss_to, epoch : str (default: "fast", "samples")
         What the settings of these names mean where they are empty.
+    needs_both_tiers : bool (default: True)
+        Whether separated sampling refuses to train workers of one tier only.
     """
 
     steps: str
@@ -80,10 +82,13 @@ class Choices:
     local_steps_fast: int | str = SystemAwareSteps.local_steps_fast
     high_loss_to: str = "fast"
     epoch: str = "samples"
+    needs_both_tiers: bool = True
 
 
 ALGORITHMS: Mapping[str, Choices] = {
-    "recommended": Choices("system-aware", "separated", "load", local_steps_fast="auto"),
+    "recommended": Choices(
+        *("system-aware", "separated", "load"), local_steps_fast="auto", needs_both_tiers=False
+    ),
     "biased-local-sgd": Choices("system-aware", "separated", "load"),
     "unbiased-local-sgd": Choices("system-aware", "uniform", "equal"),
     "weighted-local-sgd": Choices("system-aware", "uniform", "load"),
@@ -136,7 +141,9 @@ STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
 }
 
 SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
-    "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.choices.high_loss_to),
+    "separated": lambda s: SeparatedSampler(
+        s.high_loss_ratio, s.choices.high_loss_to, s.choices.needs_both_tiers
+    ),
     "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.choices.high_loss_to),
     "uniform": lambda _: UniformSampler(),
     "candidates": lambda s: CandidateSampler(s.candidate_factor, s.choices.high_loss_to),

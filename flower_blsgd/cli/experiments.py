@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..runtime.devices import WorkerSpec, parse_workers, sharing_note
+from ..runtime.devices import WorkerSpec, cores_note, parse_workers
 from .options import (
     add_settings,
     add_workers,
@@ -120,7 +120,7 @@ def _measure(config: RunConfig) -> "SpeedProfile":
     workers = [replace(worker, seconds_per_step=None) for worker in parse_workers(config.workers)]
     task = load_own(config)
     check_workers(config, workers, task.num_train)
-    if note := sharing_note(workers):
+    if note := cores_note(workers):
         _say(note)
     arrays = state_record(task.fresh_model(0))
     with make_local_grid(config, workers=workers) as grid, terminated_like_interrupted():

@@ -11,8 +11,8 @@ DEVICE is a torch device type. For ``cpu`` the ids are cores, which the N worker
 split evenly; for an accelerator they are its cards. ``batch`` and ``precision`` are what this
 worker computes with instead of the run's: a card with less memory, or of another age. ``slowdown``
 makes a worker that many times slower on purpose. ``seconds-per-step`` says how fast it is, at its
-own batch, so that nobody measures it. With ``role=evaluate`` it
-does not train but evaluates the model while the others train.
+own batch, so that nobody measures it. With ``role=evaluate`` it does not train but evaluates the
+model while the others train.
 """
 
 import functools
@@ -341,9 +341,10 @@ def worker_from_node_config(
 def auto_workers(machine: Machine) -> list[WorkerSpec]:
     """Return the workers of ``"auto"``.
 
-    Every accelerator is a fast worker; one slow CPU worker has the cores left after one per
-    accelerator and one for the server, or else the last core. Without an accelerator: two halves
-    of the cores, the second called slow; a single core carries both. None is slowed on purpose.
+    Every accelerator trains, and one CPU worker evaluates on the cores that are left after one per
+    accelerator and one for the server; without such a core there is none. Without an accelerator:
+    two halves of the cores, the second called slow; a single core carries both. None is slowed on
+    purpose.
     """
     cores = machine.cores
     if not machine.accelerators:
@@ -353,17 +354,25 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
             WorkerSpec("cpu", cores[half:] or cores, "slow"),
         ]
     workers = [WorkerSpec(device, tier="fast") for device in machine.accelerators]
-    left = cores[len(workers) + 1 :] or cores[-1:]
-    return [*workers, WorkerSpec("cpu", left, "slow")]
+    left = cores[len(workers) + 1 :]
+    return [*workers, *([WorkerSpec("cpu", left, role="evaluate")] if left else [])]
 
 
-def sharing_note(workers: Sequence[WorkerSpec]) -> str:
-    """Return a line that says which CPU cores have more than one worker; empty if none has."""
+def cores_note(workers: Sequence[WorkerSpec], machine: Machine | None = None) -> str:
+    """Return a line about CPU cores that several workers share, or that are missing; else empty."""
     owners = Counter(core for worker in workers for core in worker.cores)
     shared = [core for core, count in sorted(owners.items()) if count > 1]
-    if not shared:
-        return ""
-    return f"note: several workers share CPU core {format_ids(shared)} and slow one another down"
+    if shared:
+        return (
+            f"note: several workers share CPU core {format_ids(shared)} and slow one another down"
+        )
+    machine = machine or this_machine()
+    if not owners and list(workers) == auto_workers(machine):
+        return (
+            f"note: {len(machine.cores)} CPU cores are too few for a worker that evaluates: each "
+            "accelerator needs one, and so does the server"
+        )
+    return ""
 
 
 def split_evenly(ids: Sequence[int], parts: int) -> list[tuple[int, ...]]:

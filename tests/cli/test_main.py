@@ -66,7 +66,7 @@ def test_bad_workers_are_refused_wherever_they_are_named(
 ) -> None:
     (folder / "mine.toml").write_text(f'workers = """{workers}"""\n')
     for arguments in (["--workers", workers], ["-s", f"workers={workers}"], ["-c", "mine.toml"]):
-        line = refused("run", *arguments)
+        line = refused("run", "-s", "algorithm=biased-local-sgd", *arguments)
         assert line.startswith("workers")
         assert expected in line
 

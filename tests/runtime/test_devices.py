@@ -19,8 +19,8 @@ from flower_blsgd.runtime import devices
 from flower_blsgd.runtime.devices import (
     Machine,
     WorkerSpec,
+    cores_note,
     parse_workers,
-    sharing_note,
     usable_cores,
     worker_from_node_config,
 )
@@ -305,20 +305,20 @@ def test_node_config_refused(config: dict[str, str], reason: str) -> None:
         (Machine((0, 1), ()), [cpu(0, tier="fast"), cpu(1, tier="slow")]),
         (Machine((1, 4, 6), ()), [cpu(1, 4, tier="fast"), cpu(6, tier="slow")]),
         (Machine((5,), ()), [cpu(5, tier="fast"), cpu(5, tier="slow")]),
-        (  # a core for each of them and the server, and the others for the slow worker
+        (  # a core for each of them and the server; on the others a worker evaluates
             Machine(tuple(range(8)), ("cuda:0", "cuda:1")),
             [WorkerSpec(f"cuda:{card}", tier="fast") for card in (0, 1)]
-            + [cpu(3, 4, 5, 6, 7, tier="slow")],
+            + [cpu(3, 4, 5, 6, 7, role="evaluate")],
         ),
-        # No core to spare: the last one it is, for there must be a slow worker.
-        (Machine((0, 1), ("mps",)), [WorkerSpec("mps", tier="fast"), cpu(1, tier="slow")]),
+        (Machine((0, 1), ("mps",)), [WorkerSpec("mps", tier="fast")]),
     ],
 )
 def test_auto(machine: Machine, workers: list[WorkerSpec]) -> None:
     assert parse_workers("auto", machine) == workers
-    shared = "note: several workers share CPU core 5" if machine.cores == (5,) else ""
-    assert sharing_note(workers).startswith(shared)
-    assert bool(sharing_note(workers)) is bool(shared)
+    noted = {1: "several workers share CPU core 5", 2: "2 CPU cores are too few"}
+    missing = len(machine.cores) == 1 or len(workers) == 1
+    assert cores_note(workers, machine)[6:].startswith(noted[len(machine.cores)] if missing else "")
+    assert bool(cores_note(workers, machine)) is missing
 
 
 @pytest.mark.parametrize(
