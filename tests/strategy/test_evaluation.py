@@ -21,10 +21,10 @@ Answer = Callable[[Message, EvaluateOrder], Message]
 
 
 def sums_of(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-    """Sample i has loss i times the model's bias, and is right if it is even."""
+    """Batches of one sample: i has loss i times the model's bias, and is right if it is even."""
     bias = float(arrays["bias"].numpy()[0])
-    loss_sum = sum(index * bias for index in range(first, last))
-    return EvaluateReport(first, last, loss_sum, sum(i % 2 == 0 for i in range(first, last)) * 1.0)
+    samples = range(first, last)
+    return EvaluateReport(first, last, [i * bias for i in samples], [1.0 - i % 2 for i in samples])
 
 
 def evaluates(message: Message, order: EvaluateOrder) -> Message:
@@ -51,13 +51,17 @@ class Node:
 class Setup:
     """A registry of nodes, and an evaluation that notes what is done on the server."""
 
-    def __init__(self, *nodes: Node, num_test: int = 10, order: Order = "sent") -> None:
+    def __init__(
+        self, *nodes: Node, num_test: int = 10, order: Order = "sent", batch_size: int = 1
+    ) -> None:
         self.nodes = nodes
         self.grid = InProcessGrid({50 + i: node for i, node in enumerate(nodes)}, order)
         self.registry = WorkerRegistry(len(nodes))
         self.registry.update(self.grid)
         self.on_server: list[tuple[int, int]] = []
-        self.evaluation = WorkerEvaluation(self.grid, self.registry, num_test, self._evaluate_slice)
+        self.evaluation = WorkerEvaluation(
+            self.grid, self.registry, num_test, batch_size, self._evaluate_slice
+        )
 
     def _evaluate_slice(self, arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
         self.on_server.append((first, last))
@@ -82,10 +86,10 @@ def slow(place: int, answer: Answer = evaluates) -> Node:
 RIGHT = MetricRecord({"accuracy": 0.5, "loss": 9.0})  # of 10 samples: 2 x 45 / 10
 
 
-def test_fast_workers_share_the_test_set_and_slow_ones_have_none_of_it() -> None:
+def test_without_any_speed_fast_workers_share_the_test_set_and_slow_ones_have_none_of_it() -> None:
     setup = Setup(fast(0), fast(1), fast(2), slow(3))
     assert setup() == RIGHT
-    assert setup.slices == [[(0, 3)], [(3, 6)], [(6, 10)], []]
+    assert setup.slices == [[(0, 4)], [(4, 7)], [(7, 10)], []]
     assert setup.on_server == []
     assert setup.grid.timeouts[-1] is not None
 
@@ -126,7 +130,7 @@ def other_slice(message: Message, order: EvaluateOrder) -> Message:
 
 def no_numbers(message: Message, order: EvaluateOrder) -> Message:
     reply = sums_of(order.arrays, order.first, order.last).to_reply(message)
-    reply.content.config_records["sums"]["loss-sum"] = "nan"
+    reply.content.config_records["sums"]["loss-sums"] = ["nan"]
     return reply
 
 
@@ -151,7 +155,7 @@ def test_worker_that_is_gone_or_left_out_gets_no_slice() -> None:
 def test_all_fail_and_the_mean_is_right() -> None:
     setup = Setup(fast(0, raises), fast(1, no_numbers), fast(2, dies))
     assert setup() == RIGHT
-    assert setup.on_server == [(0, 3), (3, 6), (6, 10)]
+    assert setup.on_server == [(0, 4), (4, 7), (7, 10)]
 
 
 @pytest.mark.parametrize("answer", [other_slice, no_numbers, as_for_fedavg])
@@ -176,7 +180,7 @@ def test_metric_that_is_no_accuracy_is_not_the_workers_failure(
     metric_sum: float, in_range: bool, name: str
 ) -> None:
     def diverged(message: Message, order: EvaluateOrder) -> Message:
-        report = EvaluateReport(order.first, order.last, math.nan, metric_sum, in_range)
+        report = EvaluateReport(order.first, order.last, [math.nan], [metric_sum], in_range)
         return report.to_reply(message)
 
     setup = Setup(fast(0), fast(1, diverged))
