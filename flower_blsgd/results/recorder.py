@@ -410,9 +410,7 @@ class RunRecorder:
             note = waiting_note(self.config, workers, self._metrics.rounds_on_clock(first=1))
             if note:
                 self.say(note)
-        self.stopped_early = self._reason_to_stop()
-        if self.stopped_early:
-            self.say(f"stopping early: {self.stopped_early}")
+        self._stop_early()
         return self.stopped_early is not None
 
     def add_result(self, end: EpochEnd) -> bool:
@@ -431,11 +429,14 @@ class RunRecorder:
             self._write("tensorboard", self._events.add_epoch, row)
         self._view.epoch(row)
         self._note_best(row, end.round)
-        self.stopped_early = self._reason_to_stop()
-        if self.stopped_early and row.late:
-            self.stopped_early += f", known {shown_late(row.late)} later"
-            self.say(f"stopping early: {self.stopped_early}")
+        self._stop_early(f", known {shown_late(row.late)} later" if row.late else "")
         return self.stopped_early is not None
+
+    def _stop_early(self, when: str = "") -> None:
+        reason = self._reason_to_stop()
+        if reason and not self.stopped_early:
+            self.stopped_early = reason + when
+            self.say(f"stopping early: {self.stopped_early}")
 
     def _measured(self, end: EpochEnd) -> dict[str, Any]:
         """Return what the fields of a row are that an evaluation gives."""
