@@ -218,10 +218,14 @@ class Checkpoints:
             self._save()
 
     def end_epoch(self, end: EpochEnd) -> bool:
-        """Record an epoch and write a checkpoint; return whether the run is to stop early."""
+        """Record an epoch and write a checkpoint; return whether the run is to stop early.
+
+        Likewise for the result of an async evaluation of an epoch before.
+        """
         had_best = self._report.best is not None
-        stops = self._report.add_epoch(end)
-        self._last = end.round, end.arrays
+        stops = self._report.add_result(end) if end.late else self._report.add_epoch(end)
+        if not end.late:
+            self._last = end.round, end.arrays
         best = self._report.best
         if best is not None and best.round == end.round:
             # Before the checkpoint that names it: whichever is there after a kill, they agree.
@@ -239,7 +243,9 @@ class Checkpoints:
         """
 
         def interruptible(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            self._last, self._report.arrays = (server_round, arrays), arrays
+            # The model may be an older one, whose async evaluation failed.
+            self._last = self._last or (server_round, arrays)
+            self._report.arrays = self._last[1]
             self._before_evaluation = self._save()
             self._evaluating = True
             try:

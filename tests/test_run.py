@@ -144,8 +144,9 @@ def test_run_evaluation_on_workers_or_server_gives_the_same_figures_and_bits() -
         config = config_of(evaluate_on=place, **settings)
         grid = grid_of(config, (*NODES, {"tier": "fast", "partition-id": 2}))
         report = run(config, grid)
-        evaluating = [m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")]
-        assert evaluating == ([50, 52] * 2 if place == "workers" else [])
+        evaluating = {m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")}
+        assert evaluating <= {50, 51, 52}  # three batches, by measured speeds
+        assert bool(evaluating) is (place == "workers")
         assert report.summary["evaluation_seconds"] > 0
         rows = list(csv.DictReader((report.folder.path / "epochs.csv").open()))
         assert [bool(row["accuracy"]) for row in rows] == [False, True, True]

@@ -29,6 +29,7 @@ from ..protocol import (
 )
 from ..protocol.records import from_wire, to_wire
 from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..strategy.fit_loop import EpochEnd
 from ..strategy.planner import Planner
 from ..strategy.profiles import node_messages, read_answer, replies_to
 from ..strategy.replies import ModelShape
@@ -93,6 +94,8 @@ def capture(
         "outer": {n: tensor.copy() for n, tensor in kept.items()},
         "averaged": tensors_of(averaged) if averaged else {},
     }
+    for rank, end in enumerate(strategy.unevaluated):
+        parts[f"unevaluated-{rank}"] = tensors_of(end.arrays) if end.round != server_round else {}
     values = {
         "round": server_round,
         "progress": _progress_of(planner),
@@ -103,6 +106,7 @@ def capture(
         "planned-for": [worker.index for worker in planner.workers],
         "members": [list(sample_list.members) for sample_list in plan.sample_lists],
         "model": list(model),
+        "unevaluated": [[end.epoch, end.round] for end in strategy.unevaluated],
         "workers": [
             {**to_wire(worker), "profile": to_wire(worker.profile)}
             for worker in strategy.registry.workers
@@ -244,6 +248,14 @@ def _restore(
         for i, worker in enumerate(workers)
         if not worker.no_momentum
     }
+    unevaluated = []
+    for rank, (epoch, evaluated_round) in enumerate(values["unevaluated"]):
+        of_before = parts.pop(f"unevaluated-{rank}", {})
+        tensors = own if evaluated_round == server_round else of_before
+        found = shape.checked(view_record({name: tensors[name] for name in values["model"]}))
+        if not (0 < epoch <= progress["epoch"] and 0 < evaluated_round <= server_round):
+            raise ValueError("it holds a model to evaluate of a round that has not been")
+        unevaluated.append(EpochEnd(epoch, evaluated_round, view_record(found)))
     unknown = velocity and not hasattr(outer, "kept")
     if parts or len(own) != len(arrays) or unknown:
         raise ValueError(f"it holds tensors that this run does not have: {sorted(parts)[:3]}")
@@ -256,7 +268,7 @@ def _restore(
         vars(planner.table)[name][...] = array
     if outer and velocity:
         outer.kept.update({name: tensor.copy() for name, tensor in velocity.items()})
-    strategy.registry.workers = workers
+    strategy.registry.workers, strategy.unevaluated[:] = workers, unevaluated
     strategy.averaged_momentum = view_record(averaged) if averaged else None
     if planner.momentum_buffers == "keep":
         strategy.resumed_momentum = momentum

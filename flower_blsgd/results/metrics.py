@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import shutil
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from ..protocol import WorkerProfile
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
 from ..tasks import GIVEN_IN_PYTHON
-from .folder import EpochRow, RunFolder
+from .folder import EpochRow, RunFolder, counted, shown_late
 
 Figures = dict[str, Any]
 """What the cost model predicts of a run, or the same as measured, by name."""
@@ -241,6 +242,7 @@ def summary_of(
         "samples_planned": strategy.planner.samples_planned_so_far,
         "samples_given_up": strategy.planner.samples_given_up,
         "samples_cut_off": strategy.planner.samples_cut_off,
+        "async_evaluation": _async_evaluation(config, strategy, epochs),
         "mean_loss_age_rounds": epochs[-1].mean_loss_age_rounds if epochs else None,
         "summing_seconds": sum(row.summing_seconds for _, row in rows),
         "fast_waiting_share": metrics.waiting_share(fast=True),
@@ -266,6 +268,27 @@ def summary_of(
         },
         "versions": versions(),
         "seed": config.seed,
+    }
+
+
+def _async_evaluation(
+    config: RunConfig, strategy: BiasedLocalSGD, epochs: Sequence[EpochRow]
+) -> dict[str, Any] | None:
+    """Return what workers with ``role=evaluate`` did while the others trained; None without one."""
+    workers = [worker.label for worker in strategy.registry.workers if not worker.trains]
+    late = [row.late for row in epochs if row.late]
+    due = [row for row in epochs if row.epoch % config.evaluate_every_epochs == 0]
+    if not workers:
+        return None
+    rounds, seconds = zip(*late, strict=True) if late else ((), ())
+    return {
+        "workers": workers,
+        "results": len(late),
+        "without_result": sum(row.loss is None for row in due),
+        "mean_rounds_late": statistics.fmean(rounds) if late else None,
+        "mean_seconds_late": statistics.fmean(seconds) if late else None,
+        "most_rounds_late": max(rounds, default=None),
+        "most_seconds_late": max(seconds, default=None),
     }
 
 
@@ -333,6 +356,16 @@ def last_lines(
     ]
     if metrics.records:
         lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
+    if found := summary["async_evaluation"]:
+        line = f"evaluation: {', '.join(found['workers'])} evaluated "
+        line += f"{counted(found['results'], 'model')} while the others trained"
+        if found["results"]:
+            late = found["mean_rounds_late"], found["mean_seconds_late"]
+            line += f", in {summary['async_evaluation_seconds']:.2g} s"
+            line += f"; results came {shown_late(late)} late on average"
+        if skipped := found["without_result"]:
+            line += f"; {counted(skipped, 'epoch')} without a result"
+        lines.append(line)
     if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
         kinds = {
             name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failed.items()

@@ -18,7 +18,7 @@ def evaluate_sums(
     last: int | None = None,
     batch_size: int = 1024,
 ) -> EvaluateReport:
-    """Return loss and metric added up in float64 over the samples [first, last), in eval mode.
+    """Return loss and metric added up in float64 over each batch of [first, last), in eval mode.
 
     Parameters
     ----------
@@ -39,17 +39,17 @@ def evaluate_sums(
     source = BatchSource(samples, device, move=False)
     last = len(source) if last is None else last
     model = model.to(device).eval()
-    loss_sum, metric_sum, in_range = 0.0, 0.0, True
+    loss_sums, metric_sums, in_range = [], [], True
     with torch.inference_mode():
         for indices in torch.split(torch.arange(first, last), batch_size):
             inputs, targets = source.batch(indices)
             outputs = model(inputs)
             # On the CPU, since not every accelerator has float64.
-            loss_sum += float(loss(outputs, targets).cpu().double().sum())
+            loss_sums.append(float(loss(outputs, targets).cpu().double().sum()))
             values = metric(outputs, targets).cpu().double()
-            metric_sum += float(values.sum())
+            metric_sums.append(float(values.sum()))
             in_range = in_range and are_in_range(values)
-    return EvaluateReport(first, last, loss_sum, metric_sum, in_range)
+    return EvaluateReport(first, last, loss_sums, metric_sums, in_range)
 
 
 def are_in_range(values: Tensor) -> bool:
