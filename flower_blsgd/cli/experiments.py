@@ -103,9 +103,9 @@ def _calibrate(options: argparse.Namespace) -> None:
         profile = _measure(config)
         profile.write(path)
     workers = profile.given_to(parse_workers(config.workers), config.clock)
-    num_samples = load_own(config).num_train
-    overhead = profile.overhead_seconds.median
-    plan = plan_runs(config, workers, num_samples, [config.algorithm], overhead)
+    task, overhead = load_own(config), profile.overhead_seconds.median
+    algorithms = [config.algorithm]
+    plan = plan_runs(config, workers, task.num_train, algorithms, overhead, task.num_test)
     console().print(speed_table(profile, plan, config.clock))
     _say(f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
 
@@ -152,8 +152,11 @@ def _plan(options: argparse.Namespace) -> None:
         )
         assert profile is not None
         overhead, source = profile.overhead_seconds.median, str(path)
-    num_samples = options.num_samples or load_own(config).num_train
-    plan = plan_runs(config, workers, num_samples, algorithms, overhead)
+    num_samples, num_test = options.num_samples, 0
+    if num_samples is None:
+        task = load_own(config)
+        num_samples, num_test = task.num_train, task.num_test
+    plan = plan_runs(config, workers, num_samples, algorithms, overhead, num_test)
     console().print(
         plan_table(plan, f"{source}; clock = {config.clock}, {num_samples:,} samples an epoch")
     )

@@ -23,9 +23,10 @@ _LOG = logging.getLogger(__name__)
 _FIRST_PATIENCE_SECONDS = 3600.0
 _RAISED = "raised, evaluating"
 
-_FORWARD_PER_STEP = 3.0
+FORWARD_PER_STEP = 3.0
 """How many samples a device evaluates in the time of training on one, until that is measured: a
-backward pass takes about twice as long as a forward pass."""
+backward pass takes about twice as long as a forward pass (3.7 with resnet8 and with the CNN of the
+digits, on one core)."""
 
 Orders = list[tuple[Worker, EvaluateOrder]]
 
@@ -95,7 +96,7 @@ class WorkerEvaluation:
         workers = [w for w in self.registry.active if _RAISED not in w.failures]
         if not self._sent:
             idle = (w for w in self.registry.evaluating if not w.failures_in_a_row)
-            workers += [w for w in idle if self._speed(w, _FORWARD_PER_STEP)]
+            workers += [w for w in idle if self._speed(w, FORWARD_PER_STEP)]
         orders = self._orders(workers, server_round, arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
         samples = {worker.address: order.last - order.first for worker, order in orders}
@@ -141,7 +142,7 @@ class WorkerEvaluation:
         """Return by worker how many samples it evaluates a second; 0 if it gets no slice."""
         known = [(self._samples_per_second.get(w.index), self._trained(w)) for w in workers]
         ratios = [evaluated / trained for evaluated, trained in known if evaluated and trained]
-        ratio = median(ratios) if ratios else _FORWARD_PER_STEP
+        ratio = median(ratios) if ratios else FORWARD_PER_STEP
         speeds = [self._speed(worker, ratio) for worker in workers]
         needed = [worker for worker in workers if worker.trains] or workers
         if all(speed for w, speed in zip(workers, speeds, strict=True) if w in needed):
