@@ -210,7 +210,7 @@ class Checkpoints:
 
     def between_rounds(self, server_round: int, arrays: ArrayRecord) -> None:
         """Write a checkpoint if one is due, and end the run if it was interrupted."""
-        self._last = server_round, arrays
+        self._last, self._before_evaluation = (server_round, arrays), None
         if self._signal:
             self._save()
             self._end(self._signal)
@@ -233,7 +233,6 @@ class Checkpoints:
         elif best is None and had_best:
             self._store.discard_best()
         self._save()
-        self._before_evaluation = None
         return stops
 
     def evaluated_by(self, evaluate: EvaluateFn) -> EvaluateFn:
@@ -263,6 +262,8 @@ class Checkpoints:
         assert self._last is not None
         began = time.perf_counter()
         before = self._before_evaluation
+        if before and before.values["round"] != self._last[0]:
+            before = None
         checkpoint = capture(self._strategy, self._grid, *self._last, with_momentum, before)
         checkpoint.values[_RUN] = self._report.state()
         self._saved_round = self._last[0]
