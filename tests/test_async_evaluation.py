@@ -17,7 +17,7 @@ from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from .log_capture import captured_log
-from .runtime.processes import wait_until
+from .runtime.processes import process_ids, wait_until
 from .test_run import config_of
 
 CORE = min(usable_cores())
@@ -83,9 +83,9 @@ def test_process_that_is_killed_while_it_evaluates_costs_one_evaluation_by_the_o
 
     def kill(grid: LocalGrid, server_round: int) -> None:
         node = grid._nodes[max(grid._nodes)]
-        if node._handled and not killed and server_round > 1 and node._process is not None:
+        if node._handled and not killed:
             killed.append(server_round)
-            os.kill(node._process.pid, signal.SIGKILL)
+            os.kill(process_ids(grid)[max(grid._nodes)], signal.SIGKILL)
             assert wait_until(lambda: not node._handled)
 
     with captured_log() as log:

@@ -357,15 +357,15 @@ def last_lines(
     if metrics.records:
         lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
     if found := summary["async_evaluation"]:
-        line = f"evaluation: {', '.join(found['workers'])} evaluated "
-        line += f"{counted(found['results'], 'model')} while the others trained"
+        parts = [
+            f"async evaluation: {', '.join(found['workers'])} computed for "
+            f"{summary['async_evaluation_seconds']:.2g} s; {counted(found['results'], 'result')}"
+        ]
         if found["results"]:
             late = found["mean_rounds_late"], found["mean_seconds_late"]
-            line += f", in {summary['async_evaluation_seconds']:.2g} s"
-            line += f"; results came {shown_late(late)} late on average"
-        if skipped := found["without_result"]:
-            line += f"; {counted(skipped, 'epoch')} without a result"
-        lines.append(line)
+            parts.append(f"{shown_late(late)} late on average")
+        parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
+        lines.append(", ".join(parts))
     if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
         kinds = {
             name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failed.items()

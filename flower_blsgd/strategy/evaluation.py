@@ -176,7 +176,7 @@ class WorkerEvaluation:
         """
         if not self._sent and not self._evaluators():
             return False
-        self.unevaluated[bool(self._sent) :] = [end]
+        self.unevaluated[1:] = [end]
         self._send()
         return True
 
@@ -227,10 +227,9 @@ class WorkerEvaluation:
         return [worker for worker in self.registry.evaluating if worker.node_id in online]
 
     def _send(self) -> None:
-        """Send the newest model to the workers that evaluate, if they are not busy."""
+        """Send the next model to the workers that evaluate, if they are not busy."""
         if self._sent or not self.unevaluated:
             return
-        del self.unevaluated[:-1]
         end = self.unevaluated[0]
         orders = self._orders(self._evaluators(), end.round, end.arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
