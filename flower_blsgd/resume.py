@@ -218,10 +218,7 @@ class Checkpoints:
             self._save()
 
     def end_epoch(self, end: EpochEnd) -> bool:
-        """Record an epoch and write a checkpoint; return whether the run is to stop early.
-
-        Likewise for the result of an async evaluation of an epoch before.
-        """
+        """Record an epoch, or its late result, and write a checkpoint; return whether to stop."""
         had_best = self._report.best is not None
         stops = self._report.add_result(end) if end.late else self._report.add_epoch(end)
         if not end.late:

@@ -160,8 +160,7 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
         raise UsageError(f"devices in the node config: {error}") from None
     if any(worker.role == "evaluate" for worker in workers):
         raise UsageError(
-            "devices in the node config: role=evaluate needs a node of its own, as a node answers "
-            "one message at a time; start a SuperNode for that device alone"
+            "devices in the node config: role=evaluate needs a node of its own; start another one"
         )
     name = str(node_config.get("name", ""))
     if not name:

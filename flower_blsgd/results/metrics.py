@@ -278,17 +278,15 @@ def _async_evaluation(
     workers = [worker.label for worker in strategy.registry.workers if not worker.trains]
     late = [row.late for row in epochs if row.late]
     due = [row for row in epochs if row.epoch % config.evaluate_every_epochs == 0]
+    means = [statistics.fmean(values) for values in zip(*late, strict=True)]
     if not workers:
         return None
-    rounds, seconds = zip(*late, strict=True) if late else ((), ())
     return {
         "workers": workers,
         "results": len(late),
         "without_result": sum(row.loss is None for row in due),
-        "mean_rounds_late": statistics.fmean(rounds) if late else None,
-        "mean_seconds_late": statistics.fmean(seconds) if late else None,
-        "most_rounds_late": max(rounds, default=None),
-        "most_seconds_late": max(seconds, default=None),
+        "mean_rounds_late": means[0] if late else None,
+        "mean_seconds_late": means[1] if late else None,
     }
 
 

@@ -607,7 +607,6 @@ def test_result_of_an_async_evaluation_is_added_to_its_epoch(start: Start) -> No
         "results": 1,
         "without_result": 1,
         **{"mean_rounds_late": 1.0, "mean_seconds_late": 3.5},
-        **{"most_rounds_late": 1, "most_seconds_late": 3.5},
     }
     assert (
         "async evaluation: evaluate-3 (cpu:3) computed for 2.5 s; 1 result, "
