@@ -88,7 +88,8 @@ def train(
         Called with a `RoundRecord` after every round, for loggers; the workers wait meanwhile.
         What it raises ends the run.
     on_epoch_end : callable, optional
-        Called likewise with an `EpochRow` after every epoch and its evaluation.
+        Called likewise with an `EpochRow` after every epoch and its evaluation; after an async
+        evaluation once more, when the result arrived.
     quiet : bool (default: False)
         Print nothing.
     **settings

@@ -210,7 +210,7 @@ class Checkpoints:
 
     def between_rounds(self, server_round: int, arrays: ArrayRecord) -> None:
         """Write a checkpoint if one is due, and end the run if it was interrupted."""
-        self._last = server_round, arrays
+        self._last, self._before_evaluation = (server_round, arrays), None
         if self._signal:
             self._save()
             self._end(self._signal)
@@ -218,10 +218,7 @@ class Checkpoints:
             self._save()
 
     def end_epoch(self, end: EpochEnd) -> bool:
-        """Record an epoch and write a checkpoint; return whether the run is to stop early.
-
-        Likewise for the result of an async evaluation of an epoch before.
-        """
+        """Record an epoch, or its late result, and write a checkpoint; return whether to stop."""
         had_best = self._report.best is not None
         stops = self._report.add_result(end) if end.late else self._report.add_epoch(end)
         if not end.late:
@@ -233,7 +230,6 @@ class Checkpoints:
         elif best is None and had_best:
             self._store.discard_best()
         self._save()
-        self._before_evaluation = None
         return stops
 
     def evaluated_by(self, evaluate: EvaluateFn) -> EvaluateFn:
@@ -263,6 +259,8 @@ class Checkpoints:
         assert self._last is not None
         began = time.perf_counter()
         before = self._before_evaluation
+        if before and before.values["round"] != self._last[0]:
+            before = None
         checkpoint = capture(self._strategy, self._grid, *self._last, with_momentum, before)
         checkpoint.values[_RUN] = self._report.state()
         self._saved_round = self._last[0]

@@ -303,10 +303,7 @@ def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -
 def _evaluation(
     grid: Grid, config: RunConfig, task: Task, strategy: BiasedLocalSGD, report: RunRecorder
 ) -> tuple[EvaluateFn, WorkerEvaluation]:
-    """Return the function that evaluates on the workers or on the server, and counts its time.
-
-    And the evaluation by workers with ``role=evaluate``, which does not take time of training.
-    """
+    """Return the function that evaluates, and counts its time; and the evaluation by workers."""
     # Made only if this process has to evaluate, without drawing from the caller's generator.
     model = functools.cache(functools.partial(task.fresh_model, 0))
 

@@ -162,8 +162,7 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
         workers = [worker for worker in workers if worker.role == "train"]
     if any(worker.role == "evaluate" for worker in workers):
         raise UsageError(
-            "devices in the node config: role=evaluate needs a node of its own, as a node answers "
-            "one message at a time; start a SuperNode for that device alone"
+            "devices in the node config: role=evaluate needs a node of its own; start another one"
         )
     name = str(node_config.get("name", ""))
     if not name:

@@ -1,7 +1,5 @@
 """A slice of the test set to evaluate, and its exact sums."""
 
-import functools
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -98,12 +96,12 @@ class EvaluateReport:
     @property
     def loss(self) -> float:
         """Mean loss."""
-        return _added(self.loss_sums) / self.num_examples
+        return sum(self.loss_sums) / self.num_examples
 
     @property
     def metric(self) -> float:
         """Mean metric."""
-        return _added(self.metric_sums) / self.num_examples
+        return sum(self.metric_sums) / self.num_examples
 
     def metrics(self) -> MetricRecord:
         """Return the means: ``loss``, and ``accuracy`` or else ``metric``."""
@@ -146,8 +144,3 @@ class EvaluateReport:
         if not 0 < len(report.loss_sums) == len(report.metric_sums):
             raise ProtocolError("the reply does not hold a loss and a metric of each batch")
         return report
-
-
-def _added(sums: list[float]) -> float:
-    """Return the sum in order; Python's own differs between versions."""
-    return functools.reduce(operator.add, sums, 0.0)

@@ -2,15 +2,11 @@
 
 import importlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from ..errors import UsageError, pip_install
 from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, scalars
-
-_LATE = ("accuracy", "metric", "loss", "result_rounds", "result_seconds")
-"""The fields of an epoch that the result of an async evaluation brings."""
 
 
 def require_tensorboard() -> None:
@@ -42,11 +38,7 @@ class EventWriter:
 
     def add_epoch(self, row: EpochRow) -> None:
         """Write the numbers of a line of ``epochs.csv``."""
-        if row.late:  # the rest is there since the epoch ended
-            late = {name: getattr(row, name) for name in _LATE}
-            self._add("epoch", SimpleNamespace(**late), row.rounds)
-        else:
-            self._add("epoch", row, row.rounds)
+        self._add("epoch", row, row.rounds)
 
     def _add(self, group: str, record: Any, step: int) -> None:
         for name, value in scalars(record).items():

@@ -272,17 +272,15 @@ def _async_evaluation(
     workers = [worker.label for worker in strategy.registry.workers if not worker.trains]
     late = [row.late for row in epochs if row.late]
     due = [row for row in epochs if row.epoch % config.evaluate_every_epochs == 0]
+    means = [statistics.fmean(values) for values in zip(*late, strict=True)]
     if not workers:
         return None
-    rounds, seconds = zip(*late, strict=True) if late else ((), ())
     return {
         "workers": workers,
         "results": len(late),
         "without_result": sum(row.loss is None for row in due),
-        "mean_rounds_late": statistics.fmean(rounds) if late else None,
-        "mean_seconds_late": statistics.fmean(seconds) if late else None,
-        "most_rounds_late": max(rounds, default=None),
-        "most_seconds_late": max(seconds, default=None),
+        "mean_rounds_late": means[0] if late else None,
+        "mean_seconds_late": means[1] if late else None,
     }
 
 
@@ -356,15 +354,15 @@ def last_lines(
         lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
         lines += [f"  {line}" for line in slow_devices]
     if found := summary["async_evaluation"]:
-        line = f"evaluation: {', '.join(found['workers'])} evaluated "
-        line += f"{counted(found['results'], 'model')} while the others trained"
+        parts = [
+            f"async evaluation: {', '.join(found['workers'])} computed for "
+            f"{summary['async_evaluation_seconds']:.2g} s; {counted(found['results'], 'result')}"
+        ]
         if found["results"]:
             late = found["mean_rounds_late"], found["mean_seconds_late"]
-            line += f", in {summary['async_evaluation_seconds']:.2g} s"
-            line += f"; results came {shown_late(late)} late on average"
-        if skipped := found["without_result"]:
-            line += f"; {counted(skipped, 'epoch')} without a result"
-        lines.append(line)
+            parts.append(f"{shown_late(late)} late on average")
+        parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
+        lines.append(", ".join(parts))
     if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
         kinds = {
             name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failed.items()

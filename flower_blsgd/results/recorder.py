@@ -332,11 +332,11 @@ class RunRecorder:
         self.best = of_plain(Best, state["best"]) if state["best"] else None
         self.metric_is_accuracy = all(row.metric is None for row in self._rows)
         self._since_best = int(state["since_best"])
-        if self._budget_used_up() or planner.epoch_ended:
+        self.stopped_early = self._reason_to_stop()
+        if self._budget_used_up() or planner.epoch_ended or self.stopped_early:
             self.arrays = arrays
         else:  # a budget in seconds may have ended the run within an epoch, whose row is not final
             self._rows = [row for row in self._rows if row.epoch < planner.epoch]
-        self.stopped_early = self._reason_to_stop()
 
     @property
     def evaluation_missing(self) -> bool:
@@ -416,14 +416,13 @@ class RunRecorder:
 
     def add_result(self, end: EpochEnd) -> bool:
         """Add the result of an async evaluation to the row of its epoch, as `add_epoch` does."""
-        wall_seconds = self.wall_seconds + time.monotonic() - self._last_model_at
         self.async_evaluation_seconds += end.busy_seconds
         number = next(i for i, row in enumerate(self._rows) if row.epoch == end.epoch)
         row = self._rows[number] = dataclasses.replace(
             self._rows[number],
             **self._measured(end),
             result_rounds=len(self._metrics.records),
-            result_seconds=wall_seconds,
+            result_seconds=self.wall_seconds + time.monotonic() - self._last_model_at,
         )
         self._write("epochs.csv", self.folder.write_epochs, self._rows)
         if self._events is not None:

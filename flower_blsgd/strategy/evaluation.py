@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -15,7 +14,7 @@ from flwr.serverapp import Grid
 from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport, Failure, HostOrders
 from .fit_loop import EpochEnd
 from .patience import Patience
-from .profiles import node_messages, read_answer, replies_to
+from .profiles import Address, node_messages, read_answer, replies_to
 from .workers import Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
@@ -85,7 +84,8 @@ class WorkerEvaluation:
     def __post_init__(self) -> None:
         self._patience = Patience()
         self._samples_per_second: dict[int, float] = {}  # forward, by worker index
-        self._sent: list[tuple[Worker, EvaluateOrder, str]] = []  # with the id of the message
+        self._sent: Orders = []
+        self._ids: list[str] = []  # of the messages; empty if Flower did not take one
         self._replies: dict[str, Message] = {}
         self._sent_at = self._seconds = 0.0
 
@@ -96,11 +96,10 @@ class WorkerEvaluation:
         workers = [w for w in self.registry.active if _RAISED not in w.failures]
         if not self._sent:
             idle = (w for w in self.registry.evaluating if not w.failures_in_a_row)
-            workers += [w for w in idle if self._speed(w, FORWARD_PER_STEP)]
+            workers += [w for w in idle if self._speed(w)]
         orders = self._orders(workers, server_round, arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
-        samples = {worker.address: order.last - order.first for worker, order in orders}
-        starting = self.registry.start_seconds
+        samples, starting = _samples(orders), self.registry.start_seconds
         seconds = self._patience.seconds(samples, _FIRST_PATIENCE_SECONDS, starting)
         to_host = functools.partial(HostOrders, patience_seconds=seconds)
         began = time.monotonic()
@@ -140,23 +139,16 @@ class WorkerEvaluation:
 
     def _speeds(self, workers: Sequence[Worker]) -> list[float]:
         """Return by worker how many samples it evaluates a second; 0 if it gets no slice."""
-        known = [(self._samples_per_second.get(w.index), self._trained(w)) for w in workers]
-        ratios = [evaluated / trained for evaluated, trained in known if evaluated and trained]
-        ratio = median(ratios) if ratios else FORWARD_PER_STEP
-        speeds = [self._speed(worker, ratio) for worker in workers]
         needed = [worker for worker in workers if worker.trains] or workers
-        if all(speed for w, speed in zip(workers, speeds, strict=True) if w in needed):
-            return speeds
+        if all(map(self._speed, needed)):
+            return [self._speed(worker) for worker in workers]
         equal = [worker for worker in needed if worker.fast] or needed
         return [float(worker in equal) for worker in workers]
 
-    def _speed(self, worker: Worker, ratio: float) -> float:
-        return self._samples_per_second.get(worker.index) or ratio * self._trained(worker)
-
-    def _trained(self, worker: Worker) -> float:
-        """Return on how many samples a worker trains a second; 0 if that is not known."""
+    def _speed(self, worker: Worker) -> float:
         seconds = worker.training_seconds_per_step or worker.profile.seconds_per_step
-        return worker.own_batch(self.registry.batch_size) / seconds if seconds else 0.0
+        trained = worker.own_batch(self.registry.batch_size) / seconds if seconds else 0.0
+        return self._samples_per_second.get(worker.index) or FORWARD_PER_STEP * trained
 
     def _report(
         self, worker: Worker, order: EvaluateOrder, reply: Message | None
@@ -175,9 +167,9 @@ class WorkerEvaluation:
 
         While they are busy the model waits, in place of one that waited before.
         """
-        if not self._sent and not self._evaluators():
+        if not self._sent and not self.registry.evaluating:
             return False
-        self.unevaluated[bool(self._sent) :] = [end]
+        self.unevaluated[1:] = [end]
         self._send()
         return True
 
@@ -193,28 +185,30 @@ class WorkerEvaluation:
         end = self.unevaluated[0]
         if not self._sent:
             return end
-        missing = [message_id for *_, message_id in self._sent if message_id not in self._replies]
-        for reply in self.grid.pull_messages(list(filter(None, missing))):
+        sent = [(*pair, i) for pair, i in zip(self._sent, self._ids, strict=True)]
+        for reply in self.grid.pull_messages(
+            [i for i in self._ids if i and i not in self._replies]
+        ):
             self._replies[reply.metadata.reply_to_message_id] = reply
-        left = [(w, i) for w, _, i in self._sent if i not in self._replies]
+        left = {i: worker for worker, _, i in sent if i not in self._replies}
         is_late = time.monotonic() - self._sent_at > self._seconds
-        if left and not is_late and all(worker.present and i for worker, i in left):
+        if left and not is_late and all(i and worker.present for i, worker in left.items()):
             return None
         # A grid of ours stops a process that hangs.
-        getattr(self.grid, "give_up", dict)({i: w.node_id for w, i in left if i})
-        sent, replies, self._sent, self._replies = self._sent, self._replies, [], {}
+        getattr(self.grid, "give_up", dict)({i: worker.node_id for i, worker in left.items()})
         reports = []
         for worker, order, message_id in sent:
-            report = self._report(worker, order, replies.get(message_id))
+            report = self._report(worker, order, self._replies.get(message_id))
             if isinstance(report, EvaluateReport):
                 worker.failures_in_a_row, worker.fresh = 0, False
                 reports.append(report)
             elif worker.note_failed_order(f"{report.kind}, evaluating", report.brief):
                 what = "worker %s did not evaluate the model of round %d: %s"
                 _LOG.warning(what, worker.label, end.round, report.brief)
+        samples, self._sent, self._replies = _samples(self._sent), [], {}
         if len(reports) < len(sent):
             return end
-        self._patience.learn(time.monotonic() - self._sent_at, self._samples(sent))
+        self._patience.learn(time.monotonic() - self._sent_at, samples)
         busy = sum(report.seconds for report in reports)
         return replace(end, metrics=EvaluateReport.total(reports).metrics(), busy_seconds=busy)
 
@@ -223,29 +217,19 @@ class WorkerEvaluation:
         del self.unevaluated[0]
         self._send()
 
-    def _evaluators(self) -> list[Worker]:
-        online = set(self.grid.get_node_ids())
-        return [worker for worker in self.registry.evaluating if worker.node_id in online]
-
     def _send(self) -> None:
-        """Send the newest model to the workers that evaluate, if they are not busy."""
+        """Send the next model to the workers that evaluate, if they are not busy."""
         if self._sent or not self.unevaluated:
             return
-        del self.unevaluated[:-1]
         end = self.unevaluated[0]
-        orders = self._orders(self._evaluators(), end.round, end.arrays)
+        orders = self._orders(self.registry.evaluating, end.round, end.arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
-        ids = self.grid.push_messages(node_messages(contents, EVALUATE)) if orders else ()
-        # What Flower does not take has no id, and it says why.
-        of_orders = zip(orders, itertools.chain(ids, itertools.repeat(None)), strict=False)
-        self._sent = [
-            (worker, order, message_id or "") for (worker, order), message_id in of_orders
-        ]
-        samples = self._samples(self._sent)
+        ids = list(self.grid.push_messages(node_messages(contents, EVALUATE))) if orders else []
+        self._sent, self._ids = orders, [i or "" for i in ids] + [""] * (len(orders) - len(ids))
         starting = self.registry.start_seconds or 0.0
-        self._seconds = self._patience.seconds(samples, _FIRST_PATIENCE_SECONDS, starting)
+        self._seconds = self._patience.seconds(_samples(orders), _FIRST_PATIENCE_SECONDS, starting)
         self._sent_at = time.monotonic()
 
-    @staticmethod
-    def _samples(sent: Sequence[tuple[Worker, EvaluateOrder, str]]) -> dict[object, int]:
-        return {worker.address: order.last - order.first for worker, order, _ in sent}
+
+def _samples(orders: Orders) -> dict[Address, int]:
+    return {worker.address: order.last - order.first for worker, order in orders}

@@ -96,9 +96,8 @@ def fit(
     evaluate_every_epochs : int (default: 1)
         Call `evaluate_fn` after every so many epochs, and always at the end.
     async_evaluation : WorkerEvaluation, optional
-        Has workers with ``role=evaluate``, if there are any, evaluate a model while the others
-        train; `evaluate_fn` is called if they fail, and at the end. What is outstanding then is
-        dropped, unless it is ready.
+        Has workers with ``role=evaluate`` evaluate while the others train; `evaluate_fn` is called
+        if they fail, and at the end. What is outstanding then is dropped, unless it is ready.
     on_round, on_epoch : callable, optional
         Called with a RoundRecord, and with an EpochEnd after its evaluation. The workers wait
         meanwhile. `on_epoch` may return True: that was the last epoch. With an async evaluation

@@ -436,7 +436,7 @@ def evaluation_on(*handlers: Handler) -> tuple[WorkerEvaluation, InProcessGrid, 
         here.append((first, last))
         return sums_of(arrays, first, last)
 
-    return WorkerEvaluation(grid, strategy.registry, 10, evaluate_here), grid, here
+    return WorkerEvaluation(grid, strategy.registry, 10, 1, evaluate_here), grid, here
 
 
 RIGHT = MetricRecord({"accuracy": 0.5, "loss": 9.0})
@@ -447,8 +447,8 @@ def test_evaluation_is_shared_among_the_fast_workers_behind_nodes() -> None:
     alone = Node(fast_profile(1))
     evaluation, grid, here = evaluation_on(HostNode(*nodes, partition_id=0), alone)
     assert evaluation(3, toy_arrays(2.0)) == RIGHT
-    assert [node.slices for node in nodes] == [[(0, 3)], [(3, 6)], []]
-    assert alone.slices == [(6, 10)]
+    assert [node.slices for node in nodes] == [[(0, 4)], [(4, 7)], []]
+    assert alone.slices == [(7, 10)]
     assert here == []
     assert len(grid.sent_of_type("evaluate")) == 2
 
@@ -458,7 +458,7 @@ def test_evaluation_slice_of_a_worker_that_fails_is_done_here() -> None:
     evaluation, _, here = evaluation_on(HostNode(*nodes, partition_id=0))
     with captured_log() as log:
         assert evaluation(3, toy_arrays(2.0)) == RIGHT
-        assert here == [(3, 6), (6, 10)]
+        assert here == [(4, 7), (7, 10)]
         assert evaluation(4, toy_arrays(2.0)) == RIGHT
     # The one that raised gets no order again; the one whose process died is.
     assert [len(node.slices) for node in nodes] == [2, 1, 2]

@@ -67,7 +67,7 @@ def test_worker_that_evaluates_is_no_training_worker() -> None:
     assert [worker.index for worker in registry.active] == [0, 1]
     (evaluating,) = registry.evaluating
     assert (evaluating.label, evaluating.index) == ("evaluate-2 (cpu:0)", 2)
-    with pytest.raises(UsageError, match=r"workers: all have role=evaluate, but at least one must"):
+    with pytest.raises(UsageError, match=r"workers: all have role=evaluate; remove it from"):
         WorkerRegistry.of_profiles([one])
 
 
