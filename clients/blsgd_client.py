@@ -5,7 +5,9 @@ pinning comes before torch. In Flower's simulation one process serves several no
 what belongs to a node is kept in its context, and pinning is undone after every message.
 """
 
+import dataclasses
 import functools
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,6 +101,7 @@ def evaluate(message: Message, context: Context) -> Message:
     config = RunConfig.from_run_config(context.run_config)
     worker = worker_of(context)
     with pinned(worker, config.threads):
+        from flower_blsgd.worker.local_sgd import sleep_out
         from flower_blsgd.worker.model_io import load_state
         from flower_blsgd.worker.step import use_precision
 
@@ -108,7 +111,10 @@ def evaluate(message: Message, context: Context) -> Message:
         use_precision(config.precision, worker.device)
         load_state(model, order.arrays)
         size = config.evaluation_batch_size
+        start = time.perf_counter()
         report = task.evaluate(model, worker.device, order.first, order.last, size)
+        sleep_out(start, worker.slowdown)
+        report = dataclasses.replace(report, seconds=time.perf_counter() - start)
     return report.to_reply(message)
 
 

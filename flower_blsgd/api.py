@@ -22,7 +22,7 @@ from .results.folder import MODEL, EpochRow, read_config
 from .results.metrics import RunMetrics
 from .results.recorder import ProgressView
 from .run import make_local_grid, train_on
-from .runtime.devices import sharing_note, this_machine
+from .runtime.devices import cores_note, this_machine
 from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, register_task
@@ -88,7 +88,8 @@ def train(
         Called with a `RoundRecord` after every round, for loggers; the workers wait meanwhile.
         What it raises ends the run.
     on_epoch_end : callable, optional
-        Called likewise with an `EpochRow` after every epoch and its evaluation.
+        Called likewise with an `EpochRow` after every epoch and its evaluation; after an async
+        evaluation once more, when the result arrived.
     quiet : bool (default: False)
         Print nothing.
     **settings
@@ -135,7 +136,7 @@ def train(
     setup = None if given is None else functools.partial(register_task, given)
     grid = make_local_grid(config, setup)
     view = _CallingView(config, quiet, on_round_end, on_epoch_end)
-    if note := sharing_note(grid.workers):
+    if note := cores_note(grid.workers):
         view.say(note)
     with grid, _quiet_flower():
         report = train_on(grid, config, view, given)

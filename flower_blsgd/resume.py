@@ -210,7 +210,7 @@ class Checkpoints:
 
     def between_rounds(self, server_round: int, arrays: ArrayRecord) -> None:
         """Write a checkpoint if one is due, and end the run if it was interrupted."""
-        self._last = server_round, arrays
+        self._last, self._before_evaluation = (server_round, arrays), None
         if self._signal:
             self._save()
             self._end(self._signal)
@@ -218,10 +218,11 @@ class Checkpoints:
             self._save()
 
     def end_epoch(self, end: EpochEnd) -> bool:
-        """Record an epoch and write a checkpoint; return whether the run is to stop early."""
+        """Record an epoch, or its late result, and write a checkpoint; return whether to stop."""
         had_best = self._report.best is not None
-        stops = self._report.add_epoch(end)
-        self._last = end.round, end.arrays
+        stops = self._report.add_result(end) if end.late else self._report.add_epoch(end)
+        if not end.late:
+            self._last = end.round, end.arrays
         best = self._report.best
         if best is not None and best.round == end.round:
             # Before the checkpoint that names it: whichever is there after a kill, they agree.
@@ -229,7 +230,6 @@ class Checkpoints:
         elif best is None and had_best:
             self._store.discard_best()
         self._save()
-        self._before_evaluation = None
         return stops
 
     def evaluated_by(self, evaluate: EvaluateFn) -> EvaluateFn:
@@ -239,7 +239,9 @@ class Checkpoints:
         """
 
         def interruptible(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            self._last, self._report.arrays = (server_round, arrays), arrays
+            # The model may be an older one, whose async evaluation failed.
+            self._last = self._last or (server_round, arrays)
+            self._report.arrays = self._last[1]
             self._before_evaluation = self._save()
             self._evaluating = True
             try:
@@ -257,6 +259,8 @@ class Checkpoints:
         assert self._last is not None
         began = time.perf_counter()
         before = self._before_evaluation
+        if before and before.values["round"] != self._last[0]:
+            before = None
         checkpoint = capture(self._strategy, self._grid, *self._last, with_momentum, before)
         checkpoint.values[_RUN] = self._report.state()
         self._saved_round = self._last[0]

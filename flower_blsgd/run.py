@@ -116,7 +116,7 @@ def _train(
     if past:
         arrays, last_round = past.take_up(strategy, report, arrays)
     report.metric_is_accuracy &= is_accuracy
-    evaluate = _evaluate_fn(grid, config, task, strategy.registry, report)
+    evaluate, evaluation = _evaluation(grid, config, task, strategy, report)
     strategy.registry.data_fingerprint = task.fingerprint()
     strategy.registry.model_fingerprint = model_fingerprint(model)
     with report.recording(task):
@@ -146,6 +146,8 @@ def _train(
                     train_config=train_config,
                     evaluate_fn=checkpoints.evaluated_by(evaluate),
                     evaluate_every_epochs=config.evaluate_every_epochs,
+                    async_evaluation=evaluation,
+                    should_stop=lambda *_: report.stopped_early is not None,
                     on_round=report.add_round,
                     on_epoch=checkpoints.end_epoch,
                     between_rounds=checkpoints.between_rounds,
@@ -164,6 +166,8 @@ def _predict(strategy: BiasedLocalSGD, report: RunRecorder, overhead_seconds: fl
     for worker in active:
         if worker.speed:
             report.say(f"  {worker.label}: {worker.speed}")
+    for worker in strategy.registry.evaluating:
+        report.say(f"  {worker.label}: evaluates while the others train")
     if any(worker.profile.seconds_per_step for worker in active):
         prediction = predict_run(strategy, active, overhead_seconds)
         if prediction is not None:  # the speeds of all that train are known
@@ -294,10 +298,10 @@ def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -
 # --- evaluation -------------------------------------------------------------------------------
 
 
-def _evaluate_fn(
-    grid: Grid, config: RunConfig, task: Task, registry: WorkerRegistry, report: RunRecorder
-) -> EvaluateFn:
-    """Return the function that evaluates on the workers or on the server, and counts its time."""
+def _evaluation(
+    grid: Grid, config: RunConfig, task: Task, strategy: BiasedLocalSGD, report: RunRecorder
+) -> tuple[EvaluateFn, WorkerEvaluation]:
+    """Return the function that evaluates, and counts its time; and the evaluation by workers."""
     # Made only if this process has to evaluate, without drawing from the caller's generator.
     model = functools.cache(functools.partial(task.fresh_model, 0))
 
@@ -307,15 +311,16 @@ def _evaluate_fn(
         load_state(model(), arrays)
         return task.evaluate(model(), device, first, last, config.evaluation_batch_size)
 
-    @functools.cache
-    def on_workers() -> WorkerEvaluation:
-        return WorkerEvaluation(grid, registry, task.num_test, evaluate_slice)
+    size = task.evaluation_batch_size or config.evaluation_batch_size
+    on_workers = WorkerEvaluation(
+        grid, strategy.registry, task.num_test, size, evaluate_slice, strategy.unevaluated
+    )
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         began = time.perf_counter()
         try:
             if config.evaluate_on == "workers":
-                metrics = on_workers()(server_round, arrays)
+                metrics = on_workers(server_round, arrays)
             else:
                 metrics = evaluate_slice(arrays, 0, task.num_test).metrics()
         except Exception as error:
@@ -326,7 +331,7 @@ def _evaluate_fn(
         report.evaluation_seconds += time.perf_counter() - began
         return metrics
 
-    return evaluate
+    return evaluate, on_workers
 
 
 # --- what is worth a line about other grids than the local one ----------------------------------

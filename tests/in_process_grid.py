@@ -8,7 +8,7 @@ import dataclasses
 import random
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import (
@@ -101,6 +101,9 @@ class InProcessGrid(Grid):
         self._random = random.Random(seed)
         self._failures: dict[tuple[int, int], FailureKind] = {}
         self._run = empty_run(1)
+        self.pulls_in_vain = 0
+        """After how many pulls the reply to a message that was pushed is there."""
+        self._pushed: dict[str, list[Any]] = {}
 
     def fail_at(self, worker: int, server_round: int, kind: FailureKind) -> None:
         """Let the order of the worker-th node (as they were given) fail in a round."""
@@ -136,10 +139,22 @@ class InProcessGrid(Grid):
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
+        ids = []
+        for message in messages:
+            ids.append(give_message_id(message))
+            self.sent.append(message)
+            reply = self._answer(message)
+            if reply is not None:
+                self._pushed[ids[-1]] = [self.pulls_in_vain, over_the_wire(reply)]
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
+        replies = []
+        for message_id in set(message_ids) & self._pushed.keys():
+            self._pushed[message_id][0] -= 1
+            if self._pushed[message_id][0] < 0:
+                replies.append(self._pushed.pop(message_id)[1])
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -411,7 +411,7 @@ Refused = Callable[..., str]
         ({"epoch_s": 3}, "did you mean epochs"),
         ({"workers": 2}, "workers = 2 must be a text"),
         ({"out": Path("/")}, "out = '/' exists"),
-        ({"workers": "1x cpu slow"}, "no fast worker"),
+        ({"workers": "1x cpu slow", "train_on": "fast"}, "no fast worker"),
         ({"task": None}, "task = None must be a Task or a text"),
         ({"task": Task}, "must be a Task"),
     ],

@@ -13,7 +13,7 @@ import signal
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.tasks import register_task
 from flower_blsgd.tasks.task import correct
 
-from .in_process_grid import InProcessGrid
+from .in_process_grid import Handler, InProcessGrid
 from .log_capture import captured_log
 from .refusal import refusal
 from .results.records import epoch, record, row, two_rounds
@@ -58,16 +58,21 @@ class FastGrid(InProcessGrid):
     Workers that evaluate are busy: only the next order to train ends that.
     """
 
-    busy = False
+    def __init__(self, handlers: Mapping[int, Handler]) -> None:
+        super().__init__(handlers)
+        self.busy: set[int] = set()
 
     @property
     def fast_nodes(self) -> set[int]:
         return set(self.get_node_ids())
 
     def _answer(self, message: Message) -> Message | None:
-        kind = message.metadata.message_type
-        assert not (self.busy and kind == "query.momentum")
-        self.busy = kind == "evaluate"
+        kind, node_id = message.metadata.message_type, message.metadata.dst_node_id
+        assert not (node_id in self.busy and kind == "query.momentum")
+        if kind == "evaluate":
+            self.busy.add(node_id)
+        elif kind == "train":
+            self.busy.clear()
         return super()._answer(message)
 
 
@@ -105,10 +110,17 @@ def config_of(**changes: Any) -> RunConfig:
 
 
 def train(
-    view: View | None = None, fail_in: Sequence[int] = (), fault: str = "raises", **changes: Any
+    view: View | None = None,
+    fail_in: Sequence[int] = (),
+    fault: str = "raises",
+    evaluator: int | None = None,
+    **changes: Any,
 ) -> RunRecorder:
+    """Train; `evaluator` adds a worker with ``role=evaluate`` that answers at such a pull."""
     config = config_of(**changes)
-    grid = FastGrid({50 + i: node_of(config, node) for i, node in enumerate(FOUR)})
+    nodes = FOUR if evaluator is None else (*FOUR, {"role": "evaluate", "partition-id": 2})
+    grid = FastGrid({50 + i: node_of(config, node) for i, node in enumerate(nodes)})
+    grid.pulls_in_vain = evaluator or 0
     for worker, server_round in itertools.product((0, 1), fail_in):
         grid.fail_at(worker, server_round, fault)
     return train_on(grid, config, view or View())
@@ -155,6 +167,10 @@ def disk_cleared() -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         logging.disable(logging.NOTSET)
+
+
+def rows_of(folder: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((Path(folder) / "epochs.csv").read_text().splitlines()))
 
 
 def left_by(folder: Path) -> dict[str, Any]:
@@ -280,6 +296,28 @@ def test_signal_in_an_evaluation_ends_it_and_loses_nothing_before_it(
         Path("run/model.safetensors").unlink()
     assert train(resume="run").summary["resumed"] == [4, 4, 8]
     assert left_by(Path("run")) == undisturbed
+
+
+def test_pending_async_evaluation_is_repeated_after_a_resume(undisturbed: dict[str, Any]) -> None:
+    """Interrupted after round 6, with the model of round 4 outstanding; training has equal bits."""
+    whole = train(evaluator=3, out="whole").summary
+    with pytest.raises(KeyboardInterrupt):
+        train(View(6, functools.partial(signal.raise_signal, signal.SIGINT)), evaluator=3)
+    (first,) = rows_of("run")
+    assert (first["epoch"], first["rounds"], first["accuracy"]) == ("1", "4", "")
+    summary = train(evaluator=1, resume="run").summary
+    assert summary["resumed"] == [6]
+    rows, expected = rows_of("run"), rows_of("whole")
+    named = ("epoch", "rounds", "accuracy", "loss")
+    assert [[row[n] for n in named] for row in rows] == [
+        [row[n] for n in named] for row in expected
+    ]
+    assert [row["result_rounds"] for row in rows] == ["8", "10", ""]
+    assert [row["result_rounds"] for row in expected] == ["8", "12", ""]
+    assert (summary["best_accuracy"], summary["loss"]) == (whole["best_accuracy"], whole["loss"])
+    left, of_whole = left_by(Path("run")), left_by(Path("whole"))
+    assert left["best"] == of_whole["best"]
+    assert left["model"] == of_whole["model"] == undisturbed["model"]
 
 
 def test_evaluation_that_raises_loses_nothing_before_it(undisturbed: dict[str, Any]) -> None:

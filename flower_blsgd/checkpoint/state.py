@@ -29,6 +29,7 @@ from ..protocol import (
 )
 from ..protocol.records import from_wire, to_wire
 from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..strategy.fit_loop import EpochEnd
 from ..strategy.planner import Planner
 from ..strategy.profiles import node_messages, read_answer, replies_to
 from ..strategy.replies import ModelShape
@@ -91,6 +92,8 @@ def capture(
         "outer": {n: tensor.copy() for n, tensor in kept.items()},
         "averaged": tensors_of(averaged) if averaged else {},
     }
+    for rank, end in enumerate(strategy.unevaluated):
+        parts[f"unevaluated-{rank}"] = tensors_of(end.arrays) if end.round != server_round else {}
     values = {
         "round": server_round,
         "progress": _progress_of(planner),
@@ -101,6 +104,7 @@ def capture(
         "planned-for": [worker.index for worker in planner.workers],
         "members": [list(sample_list.members) for sample_list in plan.sample_lists],
         "model": list(model),
+        "unevaluated": [[end.epoch, end.round] for end in strategy.unevaluated],
         "workers": [
             {**to_wire(worker), "profile": to_wire(worker.profile)}
             for worker in strategy.registry.workers
@@ -125,7 +129,8 @@ def _momentum_by_worker(
     workers = [
         worker
         for worker in strategy.registry.workers
-        if worker.present and worker.node_id in fast_nodes and worker.index not in found
+        if worker.trains and worker.present and worker.node_id in fast_nodes
+        if worker.index not in found
         if not (worker.failures_in_a_row and worker.failures[-1] == "late")
     ]
     seconds = max(_LEAST_MOMENTUM_SECONDS, strategy.patience_seconds(_MOST_MOMENTUM_SECONDS))
@@ -235,6 +240,14 @@ def _restore(
         for i, worker in enumerate(workers)
         if not worker.no_momentum
     }
+    unevaluated = []
+    for rank, (epoch, evaluated_round) in enumerate(values["unevaluated"]):
+        of_before = parts.pop(f"unevaluated-{rank}", {})
+        tensors = own if evaluated_round == server_round else of_before
+        found = shape.checked(view_record({name: tensors[name] for name in values["model"]}))
+        if not (0 < epoch <= progress["epoch"] and 0 < evaluated_round <= server_round):
+            raise ValueError("it holds a model to evaluate of a round that has not been")
+        unevaluated.append(EpochEnd(epoch, evaluated_round, view_record(found)))
     unknown = velocity and not hasattr(outer, "kept")
     if parts or len(own) != len(arrays) or unknown:
         raise ValueError(f"it holds tensors that this run does not have: {sorted(parts)[:3]}")
@@ -247,11 +260,11 @@ def _restore(
         vars(planner.table)[name][...] = array
     if outer and velocity:
         outer.kept.update({name: tensor.copy() for name, tensor in velocity.items()})
-    strategy.registry.workers = workers
+    strategy.registry.workers, strategy.unevaluated[:] = workers, unevaluated
     strategy.averaged_momentum = view_record(averaged) if averaged else None
     if planner.momentum_buffers == "keep":
         strategy.resumed_momentum = momentum
-        if lost := ", ".join(worker.label for worker in workers if worker.no_momentum):
+        if lost := ", ".join(w.label for w in workers if w.no_momentum and w.trains):
             _LOG.warning("momentum is not in the checkpoint and begins with zero: %s", lost)
     return arrays, server_round
 

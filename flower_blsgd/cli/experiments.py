@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..runtime.devices import WorkerSpec, parse_workers, sharing_note
+from ..runtime.devices import WorkerSpec, cores_note, parse_workers
 from .options import (
     add_settings,
     add_workers,
@@ -103,9 +103,9 @@ def _calibrate(options: argparse.Namespace) -> None:
         profile = _measure(config)
         profile.write(path)
     workers = profile.given_to(parse_workers(config.workers), config.clock)
-    num_samples = load_own(config).num_train
-    overhead = profile.overhead_seconds.median
-    plan = plan_runs(config, workers, num_samples, [config.algorithm], overhead)
+    task, overhead = load_own(config), profile.overhead_seconds.median
+    algorithms = [config.algorithm]
+    plan = plan_runs(config, workers, task.num_train, algorithms, overhead, task.num_test)
     console().print(speed_table(profile, plan, config.clock))
     _say(f"in {path}: blsgd plan finds it, blsgd run takes it with -s profile={path}")
 
@@ -120,7 +120,7 @@ def _measure(config: RunConfig) -> "SpeedProfile":
     workers = [replace(worker, seconds_per_step=None) for worker in parse_workers(config.workers)]
     task = load_own(config)
     check_workers(config, workers, task.num_train)
-    if note := sharing_note(workers):
+    if note := cores_note(workers):
         _say(note)
     arrays = state_record(task.fresh_model(0))
     with make_local_grid(config, workers=workers) as grid, terminated_like_interrupted():
@@ -152,8 +152,11 @@ def _plan(options: argparse.Namespace) -> None:
         )
         assert profile is not None
         overhead, source = profile.overhead_seconds.median, str(path)
-    num_samples = options.num_samples or load_own(config).num_train
-    plan = plan_runs(config, workers, num_samples, algorithms, overhead)
+    num_samples, num_test = options.num_samples, 0
+    if num_samples is None:
+        task = load_own(config)
+        num_samples, num_test = task.num_train, task.num_test
+    plan = plan_runs(config, workers, num_samples, algorithms, overhead, num_test)
     console().print(
         plan_table(plan, f"{source}; clock = {config.clock}, {num_samples:,} samples an epoch")
     )

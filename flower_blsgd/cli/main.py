@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace) -> None:
 
     from ..config import RunConfig
     from ..results.folder import read_config
-    from ..runtime.devices import parse_workers, sharing_note
+    from ..runtime.devices import cores_note, parse_workers
     from ..runtime.flower_app import find_app, run_config
     from ..runtime.flower_internals import SERVER_NODE_ID, load_app
     from ..runtime.local_grid import LocalGrid
@@ -173,7 +173,7 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"{app.server_app} of {app.path} cannot be loaded: {error}") from None
     which = "the built-in app" if built_in else str(app.path)
     print(f"running {app.name} from {which}", flush=True)
-    if note := sharing_note(workers):
+    if note := cores_note(workers):
         print(note, flush=True)
     grid = LocalGrid(workers, app.client_app, app.path, config)
     with grid, terminated_like_interrupted():
@@ -190,7 +190,7 @@ def _devices(options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..runtime.devices import format_ids, parse_workers, sharing_note, this_machine
+    from ..runtime.devices import cores_note, format_ids, parse_workers, this_machine
 
     machine = this_machine()
     workers = parse_workers(options.workers or "auto", machine)
@@ -206,14 +206,14 @@ def _devices(options: argparse.Namespace) -> None:
             str(rank),
             worker.device_with_cores,
             worker.tier or "by speed",
-            str(worker.steps or "as set"),
+            str(worker.steps or "as set") if worker.role == "train" else "evaluates",
             str(worker.batch or "as set"),
             worker.precision or "as set",
             f"{worker.slowdown:g}x",
             worker.name,
         )
     console.print(table)
-    if note := sharing_note(workers):
+    if note := cores_note(workers):
         console.print(note)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from socket import create_server
 
 from ..errors import UsageError
-from ..runtime.devices import WorkerSpec, parse_workers, sharing_note
+from ..runtime.devices import WorkerSpec, cores_note, parse_workers
 from ..runtime.pinning import environment, on_cores_of
 from .options import add_workers, terminated_like_interrupted
 
@@ -75,7 +75,7 @@ def add_supernode(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--one-node-per-device",
         action="store_true",
-        help="a SuperNode for each worker, instead of one for all",
+        help="a SuperNode for each worker, instead of one for all (always with role=evaluate)",
     )
     command.add_argument(
         "--name",
@@ -117,7 +117,7 @@ def _file(text: str) -> Path:
 
 def _supernode(options: argparse.Namespace) -> None:
     workers = parse_workers(options.workers or "auto")
-    if note := sharing_note(workers):
+    if note := cores_note(workers):
         _show(note)
     commands = node_commands(options, workers)
     check_superlink(options.superlink, options.root_certificates)
@@ -137,11 +137,18 @@ def _show(line: str) -> None:
 def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) -> list[NodeCommand]:
     """Return the flower-supernode command of one node with all workers, or of one for each.
 
+    The workers of ``"auto"`` that train have a node together, and one that evaluates has its own.
+
     UsageError if there are more or fewer keys than nodes, or a value holds what a node config
     cannot.
     """
-    together = len(workers) > 1 and not options.one_node_per_device
-    groups = [workers] if together else [[worker] for worker in workers]
+    devices = " ".join((options.workers or "auto").split())
+    evaluating = [worker for worker in workers if worker.role == "evaluate"]
+    if options.one_node_per_device or (evaluating and devices != "auto"):
+        groups = [[worker] for worker in workers]
+    else:  # the others behind a node would wait for one that evaluates
+        training = [worker for worker in workers if worker.role == "train"]
+        groups = [training, *([worker] for worker in evaluating)]
     keys: list[Path] = options.keys
     if keys and len(keys) != len(groups):
         raise UsageError(
@@ -155,8 +162,9 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
     for i, (group, port) in enumerate(zip(groups, _free_ports(len(groups)), strict=True)):
         several = f"-{i}" if len(groups) > 1 else ""
         config: dict[str, object] = dict(group[0].to_node_config())
+        together = len(group) > 1
         if together:
-            config = {"devices": " ".join((options.workers or "auto").split())}
+            config = {"devices": devices}
         if options.name:
             config.setdefault("name", options.name + several)
         config["superlink"] = options.superlink

@@ -12,16 +12,14 @@ from rich.text import Text
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..results.metrics import HARDLY
 from ..results.speed_profile import SpeedProfile, Spread
 from ..run import make_strategy
 from ..runtime.devices import WorkerSpec
-from ..strategy.cost_model import Prediction, predict_run
+from ..strategy.cost_model import Prediction, predict_run, slow_device_lines
+from ..strategy.evaluation import FORWARD_PER_STEP
 from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import Worker, WorkerRegistry
 from ..worker.profile import profile_of
-
-_HARDLY_FASTER = 1.02
 
 
 @dataclass(frozen=True)
@@ -37,11 +35,14 @@ class Plan:
     expected : dict of str to Prediction or str
         By algorithm, in the order in which they were named; or in one line why its settings are
         refused.
+    slow_devices : sequence of str
+        What each is worth with the first algorithm that is not refused.
     """
 
     workers: tuple[Worker, ...]
     batch_size: int
     expected: dict[str, Prediction | str]
+    slow_devices: Sequence[str] = ()
 
 
 def plan_runs(
@@ -50,25 +51,44 @@ def plan_runs(
     num_samples: int,
     algorithms: Sequence[str],
     overhead_seconds: float = 0.0,
+    num_test: int = 0,
 ) -> Plan:
     """Predict runs of several algorithms, which replace that of the settings in turn.
 
-    All workers have seconds per step; `num_samples` is N, and `overhead_seconds` that of one round.
+    Parameters
+    ----------
+    config : RunConfig
+        The settings; its algorithm is replaced by each in turn.
+    workers : sequence of WorkerSpec
+        All with seconds per step.
+    num_samples : int
+        N.
+    algorithms : sequence of str
+        Names of the catalog.
+    overhead_seconds : float (default: 0)
+        Of one round.
+    num_test : int (default: 0)
+        Samples of the test set; 0 if that is not known.
     """
     profiles = [profile_of(worker, position) for position, worker in enumerate(workers)]
     size = config.batch_size
     registry = WorkerRegistry.of_profiles(profiles, config.fast_threshold, size)
     num_training = len(registry.active)
+    speeds = [(worker, worker.samples_per_second(size)) for worker in registry.workers]
+    evaluated = num_test / FORWARD_PER_STEP / (num_samples * config.evaluate_every_epochs)
     expected: dict[str, Prediction | str] = {}
+    devices: list[str] = []
     for name in algorithms:
         try:
             strategy = make_strategy(replace(config, algorithm=name), num_samples, num_training)
             strategy.registry.register({(i, None): p for i, p in enumerate(profiles)})
             found = predict_run(strategy, strategy.registry.active, overhead_seconds)
             expected[name] = found or "a speed is not known"
+            weighting = strategy.aggregation.weighting
+            devices = devices or slow_device_lines(speeds, size, weighting, evaluated or None)
         except UsageError as error:
             expected[name] = str(error)
-    return Plan(tuple(registry.workers), size, expected)
+    return Plan(tuple(registry.workers), size, expected, devices)
 
 
 def plan_table(plan: Plan, source: str) -> RenderableType:
@@ -136,12 +156,10 @@ def speed_table(profile: SpeedProfile, plan: Plan, clock: str) -> RenderableType
 
 
 def slow_device_notes(plan: Plan) -> list[str]:
-    """Return lines that say what the slow devices can add, and which workers hardly take part.
-
-    The latter holds with the first algorithm that is not refused.
-    """
+    """Return lines that say what the slow devices can add, and what each is best used for."""
     lines = []
-    speeds = [(worker.fast, worker.samples_per_second(plan.batch_size)) for worker in plan.workers]
+    training = [worker for worker in plan.workers if worker.trains]
+    speeds = [(worker.fast, worker.samples_per_second(plan.batch_size)) for worker in training]
     fast = sum(speed for is_fast, speed in speeds if is_fast)
     if fast and not all(is_fast for is_fast, _ in speeds):
         ceiling = sum(speed for _, speed in speeds) / fast
@@ -161,17 +179,7 @@ def slow_device_notes(plan: Plan) -> list[str]:
                 "ceiling of the weights: how many times sooner a given loss can be reached than "
                 f"with the fast ones alone, each at its best learning rate: {'; '.join(each)}"
             )
-        if ceiling < _HARDLY_FASTER:
-            lines.append("so the slow devices hardly help: less than 2 % more samples per second")
-    for name, found in plan.expected.items():
-        if isinstance(found, Prediction):
-            lines += [
-                f"{row.label} hardly takes part: its weight is {row.weight:.2%} with {name}"
-                for row in found.workers
-                if row.weight < HARDLY
-            ]
-            break
-    return lines
+    return [*lines, *plan.slow_devices]
 
 
 def _table(gap: int, first: str, *headers: str) -> Table:

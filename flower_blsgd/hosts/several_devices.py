@@ -46,7 +46,7 @@ DEVICES = "devices"
 """The key of the node config that names them."""
 
 _OF_ONE_WORKER = (
-    *("device", "tier", "steps", "batch", "precision", "slowdown"),
+    *("device", "tier", "steps", "batch", "precision", "role", "slowdown"),
     *("seconds-per-step", "seconds-per-step-alone"),
 )
 _PACKAGE_ROOT = Path(__file__).parents[2]
@@ -143,8 +143,8 @@ def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
 def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> list[WorkerSpec]:
     """Return the workers of a node with ``devices='4x cuda:0; 2x cpu'``.
 
-    Where the node has a name, that of each begins with it: ``box-1/0``, or ``box-1/quick`` for
-    one with a name of its own.
+    Of ``"auto"`` those that train. Where the node has a name, that of each begins with it:
+    ``box-1/0``, or ``box-1/quick`` for one with a name of its own.
 
     UsageError if the text cannot be read, a device is missing, or another key contradicts it.
     """
@@ -158,6 +158,12 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
         workers = parse_workers(str(node_config[DEVICES]), machine)
     except UsageError as error:
         raise UsageError(f"devices in the node config: {error}") from None
+    if str(node_config[DEVICES]).strip() == "auto":
+        workers = [worker for worker in workers if worker.role == "train"]
+    if any(worker.role == "evaluate" for worker in workers):
+        raise UsageError(
+            "devices in the node config: role=evaluate needs a node of its own; start another one"
+        )
     name = str(node_config.get("name", ""))
     if not name:
         return workers

@@ -72,17 +72,21 @@ class EvaluateReport:
     ----------
     first, last : int
         The slice [first, last) of the test set.
-    loss_sum, metric_sum : float
-        In float64 over all its samples; nan if one of them has nan.
-    metric_in_range : bool
+    loss_sums, metric_sums : list of float
+        Of each batch in float64, in their order: however the test set is shared, the total adds
+        up the same numbers. nan if a sample has nan.
+    metric_in_range : bool (default: True)
         Whether no value of the metric was outside [0, 1]; only then is it called accuracy.
+    seconds : float (default: 0)
+        How long evaluating took; 0 if that is not known.
     """
 
     first: int
     last: int
-    loss_sum: float = field(metadata={"limits": None})
-    metric_sum: float = field(metadata={"limits": None})
+    loss_sums: list[float] = field(metadata={"limits": None})
+    metric_sums: list[float] = field(metadata={"limits": None})
     metric_in_range: bool = True
+    seconds: float = field(default=0.0, metadata={"limits": 0})
 
     @property
     def num_examples(self) -> int:
@@ -92,12 +96,12 @@ class EvaluateReport:
     @property
     def loss(self) -> float:
         """Mean loss."""
-        return self.loss_sum / self.num_examples
+        return sum(self.loss_sums) / self.num_examples
 
     @property
     def metric(self) -> float:
         """Mean metric."""
-        return self.metric_sum / self.num_examples
+        return sum(self.metric_sums) / self.num_examples
 
     def metrics(self) -> MetricRecord:
         """Return the means: ``loss``, and ``accuracy`` or else ``metric``."""
@@ -107,9 +111,10 @@ class EvaluateReport:
     @classmethod
     def total(cls, reports: Sequence["EvaluateReport"]) -> "EvaluateReport":
         """Return the report of several slices that follow each other."""
-        sums = sum(r.loss_sum for r in reports), sum(r.metric_sum for r in reports)
+        losses = [loss_sum for r in reports for loss_sum in r.loss_sums]
+        metrics = [metric_sum for r in reports for metric_sum in r.metric_sums]
         in_range = all(r.metric_in_range for r in reports)
-        return cls(reports[0].first, reports[-1].last, *sums, in_range)
+        return cls(reports[0].first, reports[-1].last, losses, metrics, in_range)
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to an evaluate message.
@@ -136,4 +141,6 @@ class EvaluateReport:
                 f"samples {order.first} to {order.last} were ordered, but the sums are of samples "
                 f"{report.first} to {report.last}"
             )
+        if not 0 < len(report.loss_sums) == len(report.metric_sums):
+            raise ProtocolError("the reply does not hold a loss and a metric of each batch")
         return report

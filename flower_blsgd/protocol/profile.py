@@ -10,7 +10,7 @@ from .records import CONFIG, PROFILE, ProtocolError, from_wire, to_wire
 
 _LONGEST_NAME = 1000
 
-_ADDED = {"batch-size": 0, "precision": ""}
+_ADDED = {"batch-size": 0, "precision": "", "role": "train"}
 """What a node or a checkpoint of an earlier version does not say of a worker."""
 
 
@@ -77,6 +77,8 @@ class WorkerProfile:
         Samples per step of this worker, >= 2, if the user gave one; 0 for the run's.
     precision : str (default: "")
         What it computes with, if the user said so; empty for the run's.
+    role : {"train", "evaluate"} (default: "train")
+        Whether it trains, or evaluates the model while the others train.
     """
 
     device: str
@@ -90,6 +92,7 @@ class WorkerProfile:
     model_fingerprint: str = ""
     batch_size: int = field(default=0, metadata={"limits": 0})
     precision: str = ""
+    role: str = field(default="train", metadata={"limits": ("train", "evaluate")})
 
     def to_reply(self, message: Message) -> Message:
         """Return the answer to a profile query."""

@@ -41,7 +41,9 @@ _OWN_NAMES = {
 class EpochRow:
     """One line of ``epochs.csv``; an empty field was not measured.
 
-    A metric with a value outside [0, 1] is in `metric`, any other in `accuracy`.
+    A metric with a value outside [0, 1] is in `metric`, any other in `accuracy`. The model is that
+    after so many `rounds`. If it was evaluated while the others trained, `result_rounds` and
+    `result_seconds` are the rounds and the wall clock when the result arrived.
     """
 
     epoch: int
@@ -57,6 +59,20 @@ class EpochRow:
     mean_loss_age_rounds: float
     sampling: SamplingStats
     metric: float | None = None
+    result_rounds: int | None = None
+    result_seconds: float | None = None
+
+    @property
+    def late(self) -> tuple[int, float] | None:
+        """How many rounds and seconds after the epoch the result arrived; None if at once."""
+        if self.result_rounds is None or self.result_seconds is None:
+            return None
+        return self.result_rounds - self.rounds, self.result_seconds - self.wall_seconds
+
+
+def shown_late(late: tuple[float, float]) -> str:
+    """Return ``"3 rounds and 0.52 s"``."""
+    return f"{late[0]:.3g} round{'' if late[0] == 1 else 's'} and {late[1]:.2g} s"
 
 
 def scalars(record: Any) -> dict[str, float]:
@@ -120,6 +136,11 @@ class RunFolder:
         path = self.path / "epochs.csv"
         append(path, _csv([row], header=not path.exists() or not path.stat().st_size))
 
+    def write_epochs(self, rows: Sequence[EpochRow]) -> None:
+        """Write ``epochs.csv`` anew, whole or not at all."""
+        with written_whole(self.path / "epochs.csv") as part:
+            part.write_text(_csv(rows, header=True) if rows else "", newline="")
+
     def rounds_until(self, last_round: int) -> list[RoundRecord]:
         """Return the rounds that were written, without lines that are torn, as after a kill."""
         records: list[RoundRecord] = []
@@ -136,8 +157,7 @@ class RunFolder:
         with self._refusing():
             with written_whole(self.path / "rounds.jsonl") as part:
                 part.write_text("".join(map(_line, records)))
-            with written_whole(self.path / "epochs.csv") as part:
-                part.write_text(_csv(rows, header=True) if rows else "", newline="")
+            self.write_epochs(rows)
             (self.path / "summary.json").unlink(missing_ok=True)
 
     @contextlib.contextmanager

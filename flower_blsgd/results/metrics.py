@@ -1,10 +1,10 @@
 """Sum up the rounds of a run, on two clocks: for its progress, ``summary.json`` and last lines."""
 
-import math
 import os
 import platform
 import shlex
 import shutil
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,13 @@ from ..algorithm.local_steps import Clock
 from ..config import RunConfig
 from ..protocol import WorkerProfile
 from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..strategy.cost_model import HARDLY
 from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
 from ..tasks import GIVEN_IN_PYTHON
-from .folder import EpochRow, RunFolder
+from .folder import EpochRow, RunFolder, counted, shown_late
 
 Figures = dict[str, Any]
 """What the cost model predicts of a run, or the same as measured, by name."""
-
-HARDLY = 0.01
-"""A worker whose weight is below this hardly takes part."""
-
-_FAR_SLOWER = 16
-"""From this gap on a slow worker does not pay (``docs/when-it-helps.md``)."""
 
 _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
 
@@ -241,6 +236,7 @@ def summary_of(
         "samples_planned": strategy.planner.samples_planned_so_far,
         "samples_given_up": strategy.planner.samples_given_up,
         "samples_cut_off": strategy.planner.samples_cut_off,
+        "async_evaluation": _async_evaluation(config, strategy, epochs),
         "mean_loss_age_rounds": epochs[-1].mean_loss_age_rounds if epochs else None,
         "summing_seconds": sum(row.summing_seconds for _, row in rows),
         "fast_waiting_share": metrics.waiting_share(fast=True),
@@ -266,6 +262,25 @@ def summary_of(
         },
         "versions": versions(),
         "seed": config.seed,
+    }
+
+
+def _async_evaluation(
+    config: RunConfig, strategy: BiasedLocalSGD, epochs: Sequence[EpochRow]
+) -> dict[str, Any] | None:
+    """Return what workers with ``role=evaluate`` did while the others trained; None without one."""
+    workers = [worker.label for worker in strategy.registry.workers if not worker.trains]
+    late = [row.late for row in epochs if row.late]
+    due = [row for row in epochs if row.epoch % config.evaluate_every_epochs == 0]
+    means = [statistics.fmean(values) for values in zip(*late, strict=True)]
+    if not workers:
+        return None
+    return {
+        "workers": workers,
+        "results": len(late),
+        "without_result": sum(row.loss is None for row in due),
+        "mean_rounds_late": means[0] if late else None,
+        "mean_seconds_late": means[1] if late else None,
     }
 
 
@@ -313,7 +328,11 @@ def versions() -> dict[str, str]:
 
 
 def last_lines(
-    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
+    summary: Mapping[str, Any],
+    metrics: RunMetrics,
+    config: RunConfig,
+    folder: Path,
+    slow_devices: Sequence[str],
 ) -> list[str]:
     """Return what a run reached and where it is, whether slow devices help, and what was planned.
 
@@ -333,6 +352,17 @@ def last_lines(
     ]
     if metrics.records:
         lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
+        lines += [f"  {line}" for line in slow_devices]
+    if found := summary["async_evaluation"]:
+        parts = [
+            f"async evaluation: {', '.join(found['workers'])} computed for "
+            f"{summary['async_evaluation_seconds']:.2g} s; {counted(found['results'], 'result')}"
+        ]
+        if found["results"]:
+            late = found["mean_rounds_late"], found["mean_seconds_late"]
+            parts.append(f"{shown_late(late)} late on average")
+        parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
+        lines.append(", ".join(parts))
     if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
         kinds = {
             name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failed.items()
@@ -352,7 +382,7 @@ def _slow_devices(
     rows = (row for record in metrics.records for row in record.workers)
     slow = [row for row in rows if row.trained and not row.fast]
     if not slow:
-        return "none took part, so nobody waited for one"
+        return "none trained, so no worker waited for one"
     longer = metrics.longer_for_slow()
     if longer is None:
         rounds = "rounds not known to be longer (clock = device needs everybody's speed)"
@@ -361,22 +391,10 @@ def _slow_devices(
         rounds += " (simulated devices)" if metrics.clock == "device" else ""
     samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
     weight = sum(row.weight for row in slow) / len(metrics.records)
-    if far := _far_slower(summary["workers"], metrics.clock):
-        rounds += f" ({', '.join(far)} slower: leave out such a worker)"
     return (
-        f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; what they do to "
-        f"accuracy shows beside a run without them: {_fast_only(config, folder)}"
+        f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; compare the accuracy "
+        f"with that of a run without them: {_fast_only(config, folder)}"
     )
-
-
-def _far_slower(workers: Sequence[Mapping[str, Any]], clock: Clock) -> list[str]:
-    """Return the slow workers that are too slow to pay, such as ``"cpu:1 22 times"``."""
-    alone = clock == "device"
-    seconds, of = ("seconds_per_step_alone", "") if alone else ("compute_seconds", "samples")
-    known = [(w, w[seconds] / w.get(of, 1)) for w in workers if w.get(seconds) and w.get(of, 1)]
-    fastest = min((pace for w, pace in known if w["tier"] == "fast"), default=math.inf)
-    far = [(w, pace / fastest) for w, pace in known if pace >= _FAR_SLOWER * fastest]
-    return [f"{w['name'] or w['device']} {gap:.0f} times" for w, gap in far if w["tier"] == "slow"]
 
 
 def _fast_only(config: RunConfig, folder: Path) -> str:

@@ -17,16 +17,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from ..algorithm.catalog import WEIGHTS
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..strategy.cost_model import HARDLY, slow_device_lines
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
 from .events import EventWriter
-from .folder import EpochRow, RunFolder, append, counted, of_plain, plain
+from .folder import EpochRow, RunFolder, append, counted, of_plain, plain, shown_late
 from .metrics import (
-    HARDLY,
     Figures,
     RunMetrics,
     last_lines,
@@ -37,7 +38,10 @@ from .metrics import (
 )
 from .waiting import waiting_note
 
-_SECONDS = ("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds")
+_SECONDS = (
+    *("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds"),
+    "async_evaluation_seconds",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +123,14 @@ class ProgressView:
         return max(by_epochs, budget_seconds / self._seconds if self._seconds else 0.0)
 
     def epoch(self, row: EpochRow) -> None:
-        """Print the line of an epoch that is over."""
+        """Print the line of an epoch that is over, or of a result that arrived later."""
         width = len(str(self._epochs)) if self._of_epochs else 3
         shown = shown_metric(row.accuracy, row.metric)
         accuracy = [f"{self.measured_on}{shown}"] if shown else []
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
+        if row.late:
+            self.say("  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"]))
+            return
         self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
 
     def end(self) -> None:
@@ -165,6 +172,8 @@ class RunRecorder:
         From the first plan to the last model, and before it; of all processes of a resumed run.
     evaluation_seconds, checkpoint_seconds : float
         How long training waited for them.
+    async_evaluation_seconds : float
+        How long workers with ``role=evaluate`` evaluated while the others trained.
     predicted : dict, optional
         What was expected, by the names of `measured_figures`; None if nothing could be.
     stopped_early : str, optional
@@ -185,7 +194,7 @@ class RunRecorder:
     ) -> None:
         self.config = config
         self.wall_seconds = self.setup_seconds = 0.0
-        self.evaluation_seconds = self.checkpoint_seconds = 0.0
+        self.evaluation_seconds = self.checkpoint_seconds = self.async_evaluation_seconds = 0.0
         self.summary: dict[str, Any] = {}
         self.stopped_early: str | None = None
         self.at_once = False
@@ -323,17 +332,17 @@ class RunRecorder:
         self.best = of_plain(Best, state["best"]) if state["best"] else None
         self.metric_is_accuracy = all(row.metric is None for row in self._rows)
         self._since_best = int(state["since_best"])
-        if self._budget_used_up() or planner.epoch_ended:
+        self.stopped_early = self._reason_to_stop()
+        if self._budget_used_up() or planner.epoch_ended or self.stopped_early:
             self.arrays = arrays
         else:  # a budget in seconds may have ended the run within an epoch, whose row is not final
             self._rows = [row for row in self._rows if row.epoch < planner.epoch]
-        self.stopped_early = self._reason_to_stop()
 
     @property
     def evaluation_missing(self) -> bool:
         """Whether the run goes on between its last round, or that of an epoch, and evaluation."""
         planner, rows = self._strategy.planner, self._rows
-        ended = planner.epoch_ended or bool(self._budget_used_up())
+        ended = planner.epoch_ended or bool(self._budget_used_up() or self.stopped_early)
         return ended and planner.epoch > (rows[-1].epoch if rows else 0)
 
     @property
@@ -376,23 +385,18 @@ class RunRecorder:
         planner = self._strategy.planner
         # There is none where a run goes on whose rounds were lost.
         last = self._metrics.records[-1] if self._metrics.records else None
-        metrics: Mapping[str, Any] = end.metrics or {}
-        value = metrics.get("accuracy", metrics.get("metric"))
-        self.metric_is_accuracy &= "metric" not in metrics
         row = EpochRow(
             epoch=end.epoch,
             wall_seconds=self.wall_seconds,
             training_seconds=self._metrics.training_seconds,
             device_seconds=self._metrics.device_seconds,
-            accuracy=value if self.metric_is_accuracy else None,
-            loss=metrics.get("loss"),
+            **self._measured(end),
             learning_rate=last.learning_rate if last else math.nan,
             train_loss=last.train_loss if last else math.nan,
             rounds=len(self._metrics.records),
             samples=self._metrics.samples,
             mean_loss_age_rounds=planner.table.mean_age_rounds(end.round),
             sampling=planner.sampling_stats,
-            metric=None if self.metric_is_accuracy else value,
         )
         rounds_before = self._rows[-1].rounds if self._rows else 0
         self._rows.append(row)
@@ -407,10 +411,40 @@ class RunRecorder:
             note = waiting_note(self.config, workers, self._metrics.rounds_on_clock(first=1))
             if note:
                 self.say(note)
-        self.stopped_early = self._reason_to_stop()
-        if self.stopped_early:
-            self.say(f"stopping early: {self.stopped_early}")
+        self._stop_early()
         return self.stopped_early is not None
+
+    def add_result(self, end: EpochEnd) -> bool:
+        """Add the result of an async evaluation to the row of its epoch, as `add_epoch` does."""
+        self.async_evaluation_seconds += end.busy_seconds
+        number = next(i for i, row in enumerate(self._rows) if row.epoch == end.epoch)
+        row = self._rows[number] = dataclasses.replace(
+            self._rows[number],
+            **self._measured(end),
+            result_rounds=len(self._metrics.records),
+            result_seconds=self.wall_seconds + time.monotonic() - self._last_model_at,
+        )
+        self._write("epochs.csv", self.folder.write_epochs, self._rows)
+        if self._events is not None:
+            self._write("tensorboard", self._events.add_epoch, row)
+        self._view.epoch(row)
+        self._note_best(row, end.round)
+        self._stop_early(f", known {shown_late(row.late)} later" if row.late else "")
+        return self.stopped_early is not None
+
+    def _stop_early(self, when: str = "") -> None:
+        reason = self._reason_to_stop()
+        if reason and not self.stopped_early:
+            self.stopped_early = reason + when
+            self.say(f"stopping early: {self.stopped_early}")
+
+    def _measured(self, end: EpochEnd) -> dict[str, Any]:
+        """Return what the fields of a row are that an evaluation gives."""
+        metrics: Mapping[str, Any] = end.metrics or {}
+        value = metrics.get("accuracy", metrics.get("metric"))
+        self.metric_is_accuracy &= "metric" not in metrics
+        accuracy, metric = (value, None) if self.metric_is_accuracy else (None, value)
+        return {"accuracy": accuracy, "metric": metric, "loss": metrics.get("loss")}
 
     def _note_best(self, row: EpochRow, server_round: int) -> None:
         """Take the model of this evaluation as the best one, unless it is not."""
@@ -496,10 +530,33 @@ class RunRecorder:
         if self.arrays is not None:
             self._save_model(self.arrays)
         self._write("summary.json", self.folder.write_summary, self.summary)
-        for line in last_lines(self.summary, self._metrics, self.config, self.folder.path):
+        path, slow_devices = self.folder.path, self._slow_devices()
+        for line in last_lines(self.summary, self._metrics, self.config, path, slow_devices):
             self.say(line)
         if self._metrics.records:
             self._write("pictures", self._draw)
+
+    def _slow_devices(self) -> list[str]:
+        """Return which role each slow device is worth, by the times of this run."""
+        config, trained = self.config, self._metrics.training_seconds
+        late = sum(row.late is not None for row in self._rows)
+        waited = sum(row.loss is not None for row in self._rows) - late
+        evaluating = self.evaluation_seconds / waited if waited and trained else None
+        due = -(-len(self._rows) // config.evaluate_every_epochs)
+        size, total, alone = config.batch_size, 0.0, 0.0
+        if evaluating and late:  # a worker that evaluates did its share of what others waited for
+            longer = self.async_evaluation_seconds / late - evaluating
+            alone = evaluating / max(longer, evaluating)
+        speeds = []
+        for worker in self._strategy.registry.workers:  # those that evaluate are the last
+            pace = config.clock == "wall" and worker.training_seconds_per_step
+            speed = worker.own_batch(size) / pace if pace else worker.samples_per_second(size)
+            speeds.append((worker, speed if worker.trains else speed or alone * total))
+            total += speed if worker.trains else 0.0
+        weighting, share = WEIGHTS[config.choices.weights](config), None
+        if evaluating:
+            share = due * evaluating / trained
+        return slow_device_lines(speeds, size, weighting, share)
 
     def _save_model(self, arrays: ArrayRecord) -> None:
         """Save the model in the results folder, else in a temporary one; UsageError if in none."""

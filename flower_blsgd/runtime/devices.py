@@ -3,7 +3,7 @@
 The grammar is the same in configs, on the command line and for SuperNodes.
 
 Groups separated by ``;``, each ``[N x] DEVICE[:ids]`` and then, in any order, ``fast`` or ``slow``,
-``steps=``, ``batch=``, ``precision=``, ``slowdown=``, ``seconds-per-step=``, ``name=``::
+``steps=``, ``batch=``, ``precision=``, ``role=``, ``slowdown=``, ``seconds-per-step=``, ``name=``::
 
     8x cuda:0 fast; 2x cpu:0-15 slow steps=1; 1x cpu:16-19 slowdown=4
 
@@ -11,7 +11,8 @@ DEVICE is a torch device type. For ``cpu`` the ids are cores, which the N worker
 split evenly; for an accelerator they are its cards. ``batch`` and ``precision`` are what this
 worker computes with instead of the run's: a card with less memory, or of another age. ``slowdown``
 makes a worker that many times slower on purpose. ``seconds-per-step`` says how fast it is, at its
-own batch, so that nobody measures it.
+own batch, so that nobody measures it. With ``role=evaluate`` it does not train but evaluates the
+model while the others train.
 """
 
 import functools
@@ -29,6 +30,7 @@ from typing import Any, Literal, get_args
 from ..errors import UsageError
 
 Tier = Literal["", "fast", "slow"]
+Role = Literal["train", "evaluate"]
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -39,7 +41,7 @@ _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?")
 _CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _OPTIONS = (
     "fast, slow, steps=N (N >= 1), batch=N (N >= 2), "
-    f"precision={'|'.join(PRECISIONS)}, slowdown=X (X >= 1), "
+    f"precision={'|'.join(PRECISIONS)}, role=train|evaluate, slowdown=X (X >= 1), "
     "seconds-per-step=X or name=TEXT"
 )
 
@@ -239,6 +241,8 @@ class WorkerSpec:
         Samples per step of this worker, >= 2; None for the run's batch size.
     precision : {"", "float32", "tf32", "bfloat16"} (default: "")
         What it computes with; empty for the run's precision.
+    role : {"train", "evaluate"} (default: "train")
+        Whether it trains, or evaluates the model while the others train.
     """
 
     device: str
@@ -251,6 +255,7 @@ class WorkerSpec:
     seconds_per_step_alone: float | None = None
     batch: int | None = None
     precision: str = ""
+    role: Role = "train"
 
     @property
     def device_with_cores(self) -> str:
@@ -268,6 +273,7 @@ class WorkerSpec:
             "name": self.name or None,
             "seconds-per-step": self.seconds_per_step,
             "seconds-per-step-alone": self.seconds_per_step_alone,
+            "role": self.role if self.role != "train" else None,
         }
         known = {key: value for key, value in said.items() if value is not None}
         return {"device": self.device_with_cores, **known}
@@ -324,7 +330,7 @@ def worker_from_node_config(
     UsageError if a value cannot be read or the device is missing.
     """
     words = [str(node_config["device"]), str(node_config.get("tier", ""))]
-    keys = ("steps", "batch", "precision", "slowdown")
+    keys = ("steps", "batch", "precision", "role", "slowdown")
     words += [f"{key}={node_config[key]}" for key in keys if key in node_config]
     workers = parse_workers(" ".join(filter(None, words)), machine)
     if len(workers) != 1:
@@ -335,9 +341,10 @@ def worker_from_node_config(
 def auto_workers(machine: Machine) -> list[WorkerSpec]:
     """Return the workers of ``"auto"``.
 
-    Every accelerator is a fast worker; one slow CPU worker has the cores left after one per
-    accelerator and one for the server, or else the last core. Without an accelerator: two halves
-    of the cores, the second called slow; a single core carries both. None is slowed on purpose.
+    Every accelerator trains, and one CPU worker evaluates on the cores that are left after one per
+    accelerator and one for the server; without such a core there is none. Without an accelerator:
+    two halves of the cores, the second called slow; a single core carries both. None is slowed on
+    purpose.
     """
     cores = machine.cores
     if not machine.accelerators:
@@ -347,17 +354,25 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
             WorkerSpec("cpu", cores[half:] or cores, "slow"),
         ]
     workers = [WorkerSpec(device, tier="fast") for device in machine.accelerators]
-    left = cores[len(workers) + 1 :] or cores[-1:]
-    return [*workers, WorkerSpec("cpu", left, "slow")]
+    left = cores[len(workers) + 1 :]
+    return [*workers, *([WorkerSpec("cpu", left, role="evaluate")] if left else [])]
 
 
-def sharing_note(workers: Sequence[WorkerSpec]) -> str:
-    """Return a line that says which CPU cores have more than one worker; empty if none has."""
+def cores_note(workers: Sequence[WorkerSpec], machine: Machine | None = None) -> str:
+    """Return a line about CPU cores that several workers share, or that are missing; else empty."""
     owners = Counter(core for worker in workers for core in worker.cores)
     shared = [core for core, count in sorted(owners.items()) if count > 1]
-    if not shared:
-        return ""
-    return f"note: several workers share CPU core {format_ids(shared)} and slow one another down"
+    if shared:
+        return (
+            f"note: several workers share CPU core {format_ids(shared)} and slow one another down"
+        )
+    machine = machine or this_machine()
+    if not owners and list(workers) == auto_workers(machine):
+        return (
+            f"note: {len(machine.cores)} CPU cores are too few for a worker that evaluates: each "
+            "accelerator needs one, and so does the server"
+        )
+    return ""
 
 
 def split_evenly(ids: Sequence[int], parts: int) -> list[tuple[int, ...]]:
@@ -439,7 +454,8 @@ def _option(word: str) -> dict[str, Any] | None:
         return {"slowdown": number}
     if key == "seconds-per-step" and 0 < number < math.inf:
         return {"seconds_per_step": number}
-    if (key == "precision" and value in PRECISIONS) or (key == "name" and value):
+    known = {"precision": PRECISIONS, "role": get_args(Role)}
+    if value and (key == "name" or value in known.get(key, ())):
         return {key: value}
     return None
 

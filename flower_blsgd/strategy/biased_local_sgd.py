@@ -34,7 +34,7 @@ from ..errors import UsageError
 from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder
 from ..protocol.records import records_of
 from .aggregation import Aggregation
-from .fit_loop import fit
+from .fit_loop import EpochEnd, fit
 from .patience import Patience
 from .planner import Planner
 from .profiles import Address, node_messages
@@ -220,6 +220,8 @@ class BiasedLocalSGD(FedAvg):
         """With the policy ``"average"``: that of the last round."""
         self.resumed_momentum: dict[int, ArrayRecord] = {}
         """With the policy ``"keep"``, by worker index: what orders bring it until one succeeds."""
+        self.unevaluated: list[EpochEnd] = []
+        """The models whose async evaluation is outstanding."""
         self._orders: list[tuple[Worker, TrainOrder]] = []
         self._sent: list[Metadata] = []
         self._patience, self._rounds_lost = Patience(), 0
@@ -307,8 +309,7 @@ class BiasedLocalSGD(FedAvg):
                 momentum = average_momentum(outcomes)
                 self.averaged_momentum = view_record(momentum) if momentum else None
             metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
-        if self._dead_band:
-            self.registry.note_times(outcomes, self.planner.batch_size)
+        self.registry.note_times(outcomes, self.planner.batch_size)
         if self.on_round is not None:
             record = round_record(
                 self.planner,

@@ -8,7 +8,7 @@ that is not there.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..algorithm.averaging import best_speed_up
+from ..algorithm.averaging import Weighting, best_speed_up
 from ..algorithm.own_parts import checked_weights
 from .biased_local_sgd import BiasedLocalSGD
 from .round_metrics import WorkerRound, waiting_share
@@ -105,3 +105,58 @@ def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | s
         "fast_waiting_share": prediction.waiting_share(fast=True),
         "slow_waiting_share": prediction.waiting_share(fast=False),
     }
+
+
+# --- what a slow device should do ----------------------------------------------------------------
+
+HARDLY = 0.01
+"""A worker whose weight, or gain, is below this hardly takes part."""
+
+_OF_CEILING = 0.95
+"""Share of the ceiling that training reaches: ``local-steps-fast = "auto"`` gives up 5 %."""
+
+
+def slow_device_lines(
+    speeds: Sequence[tuple[Worker, float]],
+    batch_size: int,
+    weighting: Weighting,
+    evaluation_share: float | None,
+) -> list[str]:
+    """Say of each worker that is slow, or evaluates, which role it is worth, and how much.
+
+    Speed-ups are relative to the other workers that train. If it trains: 0.95 of the ceiling of
+    the weights with it, over that without it. If it evaluates: what the others save, up to what it
+    can do in that time.
+
+    Parameters
+    ----------
+    speeds : sequence of tuple of Worker and float
+        In worker order, with samples per second in training; 0 if that is not known.
+    batch_size : int
+        The run's.
+    weighting : Weighting
+        Gives the weights.
+    evaluation_share : float, optional
+        Seconds of evaluating per second of training if those that train do both; None if unknown.
+    """
+    known = [(worker, speed) for worker, speed in speeds if speed > 0]
+
+    def ceiling(group: Sequence[tuple[Worker, float]]) -> float:
+        sizes = [worker.own_batch(batch_size) for worker, _ in group]
+        fast = [worker.trains and worker.fast for worker, _ in group]
+        return best_speed_up(weighting, [speed for _, speed in group], sizes, fast)
+
+    lines = []
+    for worker, speed in known:
+        others = [(other, s) for other, s in known if other.trains and other is not worker]
+        if (worker.trains and worker.fast) or not any(other.fast for other, _ in others):
+            continue
+        gains = {"training": _OF_CEILING * ceiling([*others, (worker, speed)]) / ceiling(others)}
+        if evaluation_share is not None:
+            relative = speed / sum(speed for _, speed in others)
+            gains["role=evaluate"] = 1 + min(evaluation_share, relative)
+        best = max(gains, key=gains.__getitem__)
+        use = f"best used for {best}" if gains[best] >= 1 + HARDLY else "best left out"
+        figures = ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items())
+        lines.append(f"{worker.label}: {use} (expected speed-up: {figures})")
+    return lines

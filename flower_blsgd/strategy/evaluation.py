@@ -1,17 +1,20 @@
-"""Evaluation of the global model, shared among the fast workers."""
+"""Evaluation of the global model: shared among the workers, or while the others train."""
 
 import functools
+import heapq
+import itertools
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport, HostOrders
+from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport, Failure, HostOrders
+from .fit_loop import EpochEnd
 from .patience import Patience
-from .profiles import node_messages, read_answer, replies_to
+from .profiles import Address, node_messages, read_answer, replies_to
 from .workers import Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
@@ -19,79 +22,214 @@ _LOG = logging.getLogger(__name__)
 _FIRST_PATIENCE_SECONDS = 3600.0
 _RAISED = "raised, evaluating"
 
+FORWARD_PER_STEP = 3.0
+"""How many samples a device evaluates in the time of training on one, until that is measured: a
+backward pass takes about twice as long as a forward pass (3.7 with resnet8 and with the CNN of the
+digits, on one core)."""
+
+Orders = list[tuple[Worker, EvaluateOrder]]
+
+
+def batches_by_speed(num_batches: int, speeds: Sequence[float]) -> list[int]:
+    """Return how many batches each worker gets, so that the last one is ready as early as possible.
+
+    At equal times the first worker gets the batch. One with speed 0 gets none; not all may be 0.
+    """
+    counts = [0] * len(speeds)
+    ready = [(1 / speed, rank) for rank, speed in enumerate(speeds) if speed > 0]
+    heapq.heapify(ready)
+    for _ in range(num_batches):
+        rank = ready[0][1]
+        counts[rank] += 1
+        heapq.heapreplace(ready, ((counts[rank] + 1) / speeds[rank], rank))
+    return counts
+
 
 @dataclass
 class WorkerEvaluation:
-    """An ``evaluate_fn`` for `fit`: each fast worker evaluates its slice of the test set.
+    """An ``evaluate_fn`` for `fit`: each worker evaluates a slice of the test set.
 
-    The slices are contiguous and as equal as can be; the sums are added in worker order. Without
-    a fast worker all take part. The slice of a worker that fails, is late or sends a reply that
-    cannot be used is evaluated by the server, with a warning. A worker that raised gets no further
-    slices.
+    The slices follow each other and are in proportion to the workers' forward speeds, measured in
+    earlier evaluations, else derived from their training speeds; if these are not known either,
+    the fast workers get equal slices. A slice is a number of whole batches, and the sums of batches
+    are added in their order, so no bit depends on who evaluates what, as far as devices compute
+    equal bits.
+
+    The slice of a worker that fails, is late or sends a reply that cannot be used is evaluated by
+    the server, with a warning. A worker that raised gets no further slices.
+
+    Workers with ``role=evaluate`` take models from `begin` and evaluate them while the others go
+    on. They take part in a shared evaluation as well if they are idle and their speed is known.
 
     Parameters
     ----------
     grid, registry
         Where the workers are, and who they are.
-    num_test : int
-        Samples of the test set, >= 1.
+    num_test, batch_size : int
+        Samples of the test set, and of the batches in which workers evaluate it, >= 1.
     evaluate_slice : callable
         ``(model, first, last) -> sums`` over a slice, in this process.
+    unevaluated : list of EpochEnd, optional
+        The models that `begin` took and whose results are outstanding: the one being evaluated
+        and one that waits. Those of a checkpoint are evaluated again.
     """
 
     grid: Grid
     registry: WorkerRegistry
     num_test: int
+    batch_size: int
     evaluate_slice: Callable[[ArrayRecord, int, int], EvaluateReport]
-    _patience: Patience = field(default_factory=Patience, init=False)
+    unevaluated: list[EpochEnd] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._patience = Patience()
+        self._samples_per_second: dict[int, float] = {}  # forward, by worker index
+        self._sent: Orders = []
+        self._ids: list[str] = []  # of the messages; empty if Flower did not take one
+        self._replies: dict[str, Message] = {}
+        self._sent_at = self._seconds = 0.0
+
+    # --- shared, while training waits
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """Return `EvaluateReport.metrics` of a model on the whole test set."""
-        orders = self._orders(server_round, arrays)
+        workers = [w for w in self.registry.active if _RAISED not in w.failures]
+        if not self._sent:
+            idle = (w for w in self.registry.evaluating if not w.failures_in_a_row)
+            workers += [w for w in idle if self._speed(w)]
+        orders = self._orders(workers, server_round, arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
-        samples = {worker.address: order.last - order.first for worker, order in orders}
-        starting = self.registry.start_seconds
+        samples, starting = _samples(orders), self.registry.start_seconds
         seconds = self._patience.seconds(samples, _FIRST_PATIENCE_SECONDS, starting)
         to_host = functools.partial(HostOrders, patience_seconds=seconds)
         began = time.monotonic()
         replies = replies_to(self.grid, node_messages(contents, EVALUATE, to_host), seconds)
         if len(replies) == len({worker.node_id for worker, _ in orders}):
             self._patience.learn(time.monotonic() - began, samples)
-        reports = [
-            self._report(worker, order, replies.get(worker.node_id)) for worker, order in orders
-        ] or [self.evaluate_slice(arrays, 0, self.num_test)]
+        reports = []
+        for worker, order in orders:
+            report = self._report(worker, order, replies.get(worker.node_id))
+            if isinstance(report, Failure):
+                worker.note_failure(f"{report.kind}, evaluating")
+                _LOG.warning(
+                    "worker %s did not evaluate after round %d, so the server does its %d samples: "
+                    "%s",
+                    worker.label,
+                    order.round,
+                    order.last - order.first,
+                    report.brief,
+                )
+                report = self.evaluate_slice(order.arrays, order.first, order.last)
+            reports.append(report)
+        reports = reports or [self.evaluate_slice(arrays, 0, self.num_test)]
         return EvaluateReport.total(reports).metrics()
 
-    def _orders(self, server_round: int, arrays: ArrayRecord) -> list[tuple[Worker, EvaluateOrder]]:
+    def _orders(self, workers: Sequence[Worker], server_round: int, arrays: ArrayRecord) -> Orders:
         online = set(self.grid.get_node_ids())
-        workers = [
-            worker
-            for worker in self.registry.active
-            if worker.node_id in online and _RAISED not in worker.failures
-        ]
-        workers = [worker for worker in workers if worker.fast] or workers
-        count = max(1, len(workers))
-        bounds = [rank * self.num_test // count for rank in range(len(workers) + 1)]
+        workers = [worker for worker in workers if worker.node_id in online]
+        if not workers:
+            return []
+        counts = batches_by_speed(-(-self.num_test // self.batch_size), self._speeds(workers))
+        ends = [min(n * self.batch_size, self.num_test) for n in itertools.accumulate(counts)]
         return [
             (worker, EvaluateOrder(server_round, first, last, arrays))
-            for worker, first, last in zip(workers, bounds[:-1], bounds[1:], strict=True)
+            for worker, first, last in zip(workers, [0, *ends], ends, strict=False)
             if first < last
         ]
 
+    def _speeds(self, workers: Sequence[Worker]) -> list[float]:
+        """Return by worker how many samples it evaluates a second; 0 if it gets no slice."""
+        needed = [worker for worker in workers if worker.trains] or workers
+        if all(map(self._speed, needed)):
+            return [self._speed(worker) for worker in workers]
+        equal = [worker for worker in needed if worker.fast] or needed
+        return [float(worker in equal) for worker in workers]
+
+    def _speed(self, worker: Worker) -> float:
+        seconds = worker.training_seconds_per_step or worker.profile.seconds_per_step
+        trained = worker.own_batch(self.registry.batch_size) / seconds if seconds else 0.0
+        return self._samples_per_second.get(worker.index) or FORWARD_PER_STEP * trained
+
     def _report(
         self, worker: Worker, order: EvaluateOrder, reply: Message | None
-    ) -> EvaluateReport:
+    ) -> EvaluateReport | Failure:
         report = read_answer(
             reply, worker.local_rank, lambda content: EvaluateReport.from_content(content, order)
         )
-        if isinstance(report, EvaluateReport):
-            return report
-        worker.note_failure(f"{report.kind}, evaluating")
-        _LOG.warning(
-            "worker %s did not evaluate after round %d, so the server does its %d samples: %s",
-            worker.label,
-            order.round,
-            order.last - order.first,
-            report.brief,
-        )
-        return self.evaluate_slice(order.arrays, order.first, order.last)
+        if isinstance(report, EvaluateReport) and report.seconds:
+            self._samples_per_second[worker.index] = report.num_examples / report.seconds
+        return report
+
+    # --- by workers with role=evaluate, while the others train
+
+    def begin(self, end: EpochEnd) -> bool:
+        """Have workers with ``role=evaluate`` evaluate a model; return False if there are none.
+
+        While they are busy the model waits, in place of one that waited before.
+        """
+        if not self._sent and not self.registry.evaluating:
+            return False
+        self.unevaluated[1:] = [end]
+        self._send()
+        return True
+
+    def take(self) -> EpochEnd | None:
+        """Return the model whose evaluation is over; None if there is none.
+
+        It has no metrics if a worker failed: it died, raised, left or was late. It stays among
+        those that are `unevaluated` until `finish`.
+        """
+        if not self.unevaluated:
+            return None
+        self._send()  # one of a checkpoint
+        end = self.unevaluated[0]
+        if not self._sent:
+            return end
+        sent = [(*pair, i) for pair, i in zip(self._sent, self._ids, strict=True)]
+        for reply in self.grid.pull_messages(
+            [i for i in self._ids if i and i not in self._replies]
+        ):
+            self._replies[reply.metadata.reply_to_message_id] = reply
+        left = {i: worker for worker, _, i in sent if i not in self._replies}
+        is_late = time.monotonic() - self._sent_at > self._seconds
+        if left and not is_late and all(i and worker.present for i, worker in left.items()):
+            return None
+        # A grid of ours stops a process that hangs.
+        getattr(self.grid, "give_up", dict)({i: worker.node_id for i, worker in left.items()})
+        reports = []
+        for worker, order, message_id in sent:
+            report = self._report(worker, order, self._replies.get(message_id))
+            if isinstance(report, EvaluateReport):
+                worker.failures_in_a_row, worker.fresh = 0, False
+                reports.append(report)
+            elif worker.note_failed_order(f"{report.kind}, evaluating", report.brief):
+                what = "worker %s did not evaluate the model of round %d: %s"
+                _LOG.warning(what, worker.label, end.round, report.brief)
+        samples, self._sent, self._replies = _samples(self._sent), [], {}
+        if len(reports) < len(sent):
+            return end
+        self._patience.learn(time.monotonic() - self._sent_at, samples)
+        busy = sum(report.seconds for report in reports)
+        return replace(end, metrics=EvaluateReport.total(reports).metrics(), busy_seconds=busy)
+
+    def finish(self) -> None:
+        """Drop the model that `take` returned, and have the one that waits evaluated."""
+        del self.unevaluated[0]
+        self._send()
+
+    def _send(self) -> None:
+        """Send the next model to the workers that evaluate, if they are not busy."""
+        if self._sent or not self.unevaluated:
+            return
+        end = self.unevaluated[0]
+        orders = self._orders(self.registry.evaluating, end.round, end.arrays)
+        contents = ((worker.address, order.to_records()) for worker, order in orders)
+        ids = list(self.grid.push_messages(node_messages(contents, EVALUATE))) if orders else []
+        self._sent, self._ids = orders, [i or "" for i in ids] + [""] * (len(orders) - len(ids))
+        starting = self.registry.start_seconds or 0.0
+        self._seconds = self._patience.seconds(_samples(orders), _FIRST_PATIENCE_SECONDS, starting)
+        self._sent_at = time.monotonic()
+
+
+def _samples(orders: Orders) -> dict[Address, int]:
+    return {worker.address: order.last - order.first for worker, order in orders}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -13,6 +13,7 @@ from .round_metrics import RoundRecord
 
 if TYPE_CHECKING:
     from .biased_local_sgd import BiasedLocalSGD
+    from .evaluation import WorkerEvaluation
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
 
@@ -31,12 +32,18 @@ class EpochEnd:
         The global model.
     metrics : MetricRecord, optional
         What `evaluate_fn` returned; None if it was not called after this epoch.
+    late : bool (default: False)
+        Whether only the metrics are new: they are of an async evaluation.
+    busy_seconds : float (default: 0)
+        How long workers with ``role=evaluate`` computed them.
     """
 
     epoch: int
     round: int
     arrays: ArrayRecord
-    metrics: MetricRecord | None
+    metrics: MetricRecord | None = None
+    late: bool = False
+    busy_seconds: float = 0.0
 
 
 def fit(
@@ -52,6 +59,7 @@ def fit(
     train_config: ConfigRecord | None = None,
     evaluate_fn: EvaluateFn | None = None,
     evaluate_every_epochs: int = 1,
+    async_evaluation: "WorkerEvaluation | None" = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     on_epoch: Callable[[EpochEnd], bool | None] | None = None,
     between_rounds: Callable[[int, ArrayRecord], None] | None = None,
@@ -87,9 +95,14 @@ def fit(
         ``(server_round, arrays) -> MetricRecord``, as for Flower's `start`.
     evaluate_every_epochs : int (default: 1)
         Call `evaluate_fn` after every so many epochs, and always at the end.
+    async_evaluation : WorkerEvaluation, optional
+        Has workers with ``role=evaluate`` evaluate while the others train; `evaluate_fn` is called
+        if they fail, and at the end. What is outstanding then is dropped, unless it is ready.
     on_round, on_epoch : callable, optional
         Called with a RoundRecord, and with an EpochEnd after its evaluation. The workers wait
-        meanwhile. `on_epoch` may return True: that was the last epoch.
+        meanwhile. `on_epoch` may return True: that was the last epoch. With an async evaluation
+        it is called when the epoch ends, without metrics, and again, with ``late``, after the
+        round in which they arrived.
     between_rounds : callable, optional
         ``(server_round, arrays)``, called after every round, before an evaluation.
     start_round : int (default: 0)
@@ -111,11 +124,7 @@ def fit(
     AggregationError
         If a round had no usable reply.
     """
-    if epochs is None and seconds is None:
-        raise ValueError("fit needs a budget: give epochs=, seconds=, or both")
-    for name, value in (("epochs", epochs), ("seconds", seconds)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} = {value} must be above 0")
+    _check_budget(epochs, seconds)
     planner, training_seconds = strategy.planner, 0.0
     used_seconds = budget_seconds or (lambda: training_seconds)
 
@@ -127,6 +136,9 @@ def fit(
         by_epochs = epochs is not None and planner.epoch_ended and planner.epoch >= epochs
         return by_epochs or (seconds is not None and used_seconds() >= seconds)
 
+    def ended() -> bool:
+        return used_up() or (should_stop is not None and should_stop(server_round, result))
+
     def count(record: RoundRecord) -> None:
         nonlocal training_seconds
         training_seconds += record.planning_seconds + record.round_seconds
@@ -135,14 +147,20 @@ def fit(
 
     def end_epoch(over: bool) -> bool:
         """Evaluate the model, where that is due; return whether the run is over."""
-        evaluated = None
-        if evaluate_fn and (over or planner.epoch % evaluate_every_epochs == 0):
-            evaluated = evaluate_fn(server_round, result.arrays)
-        if evaluated is not None:
-            result.evaluate_metrics_serverapp[server_round] = evaluated
-            _LOG.info("epoch %d: %s", planner.epoch, evaluated)
-        end = EpochEnd(planner.epoch, server_round, result.arrays, evaluated)
-        return bool(on_epoch is not None and on_epoch(end)) or over
+        end = EpochEnd(planner.epoch, server_round, result.arrays)
+        due = over or planner.epoch % evaluate_every_epochs == 0
+        if due and (over or not (async_evaluation and async_evaluation.begin(end))) and evaluate_fn:
+            end = replace(end, metrics=evaluate_fn(server_round, result.arrays))
+        if over:
+            note(_late_result(async_evaluation, None))
+        return note(end) or over
+
+    def note(end: EpochEnd | None) -> bool:
+        """Report an epoch or its late result, if there is one; return whether the run is over."""
+        if end and end.metrics is not None:
+            result.evaluate_metrics_serverapp[end.round] = end.metrics
+            _LOG.info("epoch %d: %s", end.epoch, end.metrics)
+        return bool(end and on_epoch and on_epoch(end))
 
     planner.budget_share = budget_share
     strategy.on_round = count
@@ -150,7 +168,7 @@ def fit(
     result = Result(arrays=initial_arrays)
     config = train_config or ConfigRecord()
     server_round = start_round
-    over = evaluate_first and end_epoch(used_up())
+    over = evaluate_first and end_epoch(ended())
     while not over:
         server_round += 1
         orders = strategy.configure_train(server_round, result.arrays, config, grid)
@@ -161,9 +179,38 @@ def fit(
         assert metrics is not None
         result.arrays = arrays
         result.train_metrics_clientapp[server_round] = metrics
-        over = used_up() or (should_stop is not None and should_stop(server_round, result))
+        over = ended()
         if between_rounds is not None:
             between_rounds(server_round, arrays)
+        over = over or note(_late_result(async_evaluation, evaluate_fn))
         if planner.epoch_ended or over:
             over = end_epoch(over)
     return result
+
+
+def _check_budget(epochs: int | None, seconds: float | None) -> None:
+    if epochs is None and seconds is None:
+        raise ValueError("fit needs a budget: give epochs=, seconds=, or both")
+    for name, value in (("epochs", epochs), ("seconds", seconds)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} = {value} must be above 0")
+
+
+def _late_result(
+    evaluation: "WorkerEvaluation | None", instead: EvaluateFn | None
+) -> EpochEnd | None:
+    """Return the result of an async evaluation that is over; None if there is none.
+
+    `instead` evaluates the model of one that failed. None at the end of the run: what is
+    outstanding then is dropped.
+    """
+    if evaluation is None:
+        return None
+    end = evaluation.take()
+    metrics = end and end.metrics
+    if end and instead:
+        metrics = metrics or instead(end.round, end.arrays)
+        evaluation.finish()
+    elif not instead:
+        evaluation.unevaluated.clear()
+    return replace(end, metrics=metrics, late=True) if end and metrics else None

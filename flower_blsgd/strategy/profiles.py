@@ -200,13 +200,14 @@ def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
 
     Unnamed workers may turn out to be of either tier, but the fastest of all is fast.
     """
-    named = {profile.tier for profile in profiles}
+    named = {profile.tier for profile in profiles if profile.role == "train"}
     missing = [tier for tier in ("fast", "slow") if tier not in named]
     known = [profile.seconds_per_step for profile in profiles if profile.seconds_per_step > 0]
     assumed = min(known, default=1.0)
     filled = []
     for profile in profiles:
-        tier = profile.tier or (missing.pop(0) if missing else "fast")
+        wanted = missing if profile.role == "train" else []
+        tier = profile.tier or (wanted.pop(0) if wanted else "fast")
         seconds = profile.seconds_per_step or assumed
         filled.append(replace(profile, tier=tier, seconds_per_step=seconds))
     return filled

@@ -132,6 +132,11 @@ class Worker:
         return self.note_failure(kind)
 
     @property
+    def trains(self) -> bool:
+        """Whether it trains; else it evaluates."""
+        return self.profile.role == "train"
+
+    @property
     def is_left_out(self) -> bool:
         """Whether it takes no part because too many of its orders failed."""
         return bool(self.excluded) and self.failures_in_a_row >= MOST_FAILURES
@@ -144,8 +149,8 @@ class Worker:
     @property
     def label(self) -> str:
         """The worker's name in logs and results, such as ``fast-0 (cpu:0)``."""
-        tier = "fast" if self.fast else "slow"
-        return f"{self.profile.name or f'{tier}-{self.index}'} ({self.profile.device})"
+        kind = ("fast" if self.fast else "slow") if self.trains else "evaluate"
+        return f"{self.profile.name or f'{kind}-{self.index}'} ({self.profile.device})"
 
     @property
     def speed(self) -> str:
@@ -184,18 +189,20 @@ class Worker:
 
 def rank_key(
     profile: WorkerProfile, local_rank: int | None = None
-) -> tuple[bool, int, float, str, int]:
+) -> tuple[int, int, float, str, int]:
     """Return the key that workers are ranked by: never a node id, never a measured speed.
 
-    Named slow ones last; then by partition id, else by name, else by device; then by the rank
-    within a node with several devices.
+    Named slow ones last but for those that evaluate, which move no draw of the others; then by
+    partition id, else by name, else by device; then by the rank within a node with several devices.
     """
-    slow, local_rank = profile.tier == "slow", local_rank or 0
+    group, local_rank = int(profile.tier == "slow"), local_rank or 0
+    if profile.role == "evaluate":
+        group = 2
     if profile.partition_id >= 0:
-        return slow, 0, profile.partition_id, "", local_rank
+        return group, 0, profile.partition_id, "", local_rank
     if profile.name:
-        return slow, 1, 0, profile.name, local_rank
-    return slow, 2, 0, profile.device, local_rank
+        return group, 1, 0, profile.name, local_rank
+    return group, 2, 0, profile.device, local_rank
 
 
 @dataclass(eq=False)
@@ -259,8 +266,13 @@ class WorkerRegistry:
 
     @property
     def active(self) -> list[Worker]:
-        """The workers that can be given an order now, in worker order."""
-        return [worker for worker in self.workers if worker.present and not worker.excluded]
+        """The workers that can be given an order to train now, in worker order."""
+        return [w for w in self.workers if w.present and not w.excluded and w.trains]
+
+    @property
+    def evaluating(self) -> list[Worker]:
+        """The workers with ``role=evaluate`` that can be given a model now, in worker order."""
+        return [w for w in self.workers if w.present and not w.excluded and not w.trains]
 
     @property
     def start_seconds(self) -> float | None:
@@ -334,7 +346,9 @@ class WorkerRegistry:
         }
         self._take_in(grid, sorted(nodes))
         give_up_at = time.monotonic() + _RETURN_SECONDS
-        while len(training(self.active)) < needed and not all(w.present for w in self.workers):
+        while len(training(self.active)) < needed and not all(
+            worker.present for worker in self.workers if worker.trains
+        ):
             if time.monotonic() > give_up_at:
                 break
             time.sleep(_POLL_SECONDS)
@@ -345,7 +359,7 @@ class WorkerRegistry:
             reasons = "; ".join(
                 f"{w.label}: {w.excluded or 'its node is gone'}"
                 for w in self.workers
-                if w not in self.active
+                if w.trains and w not in self.active
             )
             raise AggregationError(
                 f"the next epoch cannot begin: {len(left)} of {began} workers "
@@ -414,6 +428,8 @@ class WorkerRegistry:
         self._begun = bool(self.workers)
         self.assign_tiers(first_new)
         if not started:
+            if self.workers and not any(worker.trains for worker in self.workers):
+                raise UsageError("workers: all have role=evaluate; remove it from one that trains")
             for worker in self.workers:
                 if reason := self._mismatch(worker.profile, worker.local_rank):
                     raise UsageError(f"worker {worker.label} {reason}")

@@ -69,6 +69,7 @@ def profile_of(worker: WorkerSpec, partition_id: int = -1) -> WorkerProfile:
         seconds_per_step_alone=worker.seconds_per_step_alone or 0.0,
         batch_size=worker.batch or 0,
         precision=worker.precision,
+        role=worker.role,
     )
 
 
@@ -83,8 +84,8 @@ def answer_profile(
 
     ``app.query("profile")(flower_blsgd.answer_profile)``
 
-    The node config may hold ``device``, ``tier``, ``name``, ``partition-id``, ``steps``, ``batch``
-    and ``seconds-per-step``, which wins over a measured one.
+    The node config may hold ``device``, ``tier``, ``name``, ``partition-id``, ``steps``, ``batch``,
+    ``role`` and ``seconds-per-step``, which wins over a measured one.
 
     Raises
     ------

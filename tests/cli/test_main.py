@@ -66,7 +66,7 @@ def test_bad_workers_are_refused_wherever_they_are_named(
 ) -> None:
     (folder / "mine.toml").write_text(f'workers = """{workers}"""\n')
     for arguments in (["--workers", workers], ["-s", f"workers={workers}"], ["-c", "mine.toml"]):
-        line = refused("run", *arguments)
+        line = refused("run", "-s", "algorithm=biased-local-sgd", *arguments)
         assert line.startswith("workers")
         assert expected in line
 
@@ -224,6 +224,7 @@ def test_devices_shows_the_workers(printed: Printed) -> None:
     for fragment in (f"cpu:{CORE}", "quick", "fast", "slow", "3", "2.5x", f"share CPU core {CORE}"):
         assert fragment in text
     assert 'workers of "auto"' in "\n".join(printed("devices"))
+    assert " evaluates " in "\n".join(printed("devices", "--workers", f"cpu:{CORE} role=evaluate"))
 
 
 @pytest.mark.parametrize(

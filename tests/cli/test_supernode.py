@@ -76,7 +76,6 @@ def config_of(node: NodeCommand) -> dict[str, bool | float | int | str]:
             },
         ),
         ("4x cuda:0;\n  2x  cpu", [], {"devices": "4x cuda:0; 2x cpu"}),
-        ("auto", ["--name", "host"], {"devices": "auto", "name": "host"}),
     ],
 )
 def test_node_config_of_one_node(
@@ -98,9 +97,9 @@ def test_node_reads_its_config_back_as_the_worker_that_was_meant() -> None:
 def test_nodes_for_each_device_have_names_labels_and_cores() -> None:
     nodes = launched("auto", "--one-node-per-device", "--name", "box")
     assert [config_of(node) for node in nodes] == [
-        {"device": device, "tier": tier, "name": f"box-{i}", "superlink": "10.0.0.7:8100"}
-        for i, (device, tier) in enumerate(
-            [("cuda:0", "fast"), ("cuda:1", "fast"), ("cpu:3", "slow")]
+        {"device": device, key: value, "name": f"box-{i}", "superlink": "10.0.0.7:8100"}
+        for i, (device, key, value) in enumerate(
+            [("cuda:0", "tier", "fast"), ("cuda:1", "tier", "fast"), ("cpu:3", "role", "evaluate")]
         )
     ]
     assert [(node.label, node.cores) for node in nodes] == [
@@ -110,6 +109,15 @@ def test_nodes_for_each_device_have_names_labels_and_cores() -> None:
     assert [node.label for node in nodes] == ["0", "own"]
     (both,) = launched("1x cpu:3 fast; 2x cpu:0-1 slow", "--name", "box")
     assert both.cores == (0, 1, 3)
+
+
+def test_worker_that_evaluates_and_those_beside_it_have_nodes_of_their_own() -> None:
+    nodes = launched("2x cuda:0; 1x cpu:0 role=evaluate")
+    roles = [(config_of(node)["device"], config_of(node).get("role")) for node in nodes]
+    assert roles == [("cuda:0", None), ("cuda:0", None), ("cpu:0", "evaluate")]
+    together, apart = (config_of(node) for node in launched("auto", "--name", "host"))
+    assert (together["devices"], together["name"]) == ("auto", "host-0")
+    assert (apart["device"], apart["role"], apart["name"]) == ("cpu:3", "evaluate", "host-1")
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_evaluate_orders(content: RecordDict) -> None:
 
 
 @thoroughly(10)
-@given(hostile(lambda: reply_content(EvaluateReport(4, 10, 5.5, 3.0), "evaluate")))
+@given(hostile(lambda: reply_content(EvaluateReport(4, 10, [5.5], [3.0]), "evaluate")))
 def test_evaluate_reports(content: RecordDict) -> None:
     report = read(EvaluateReport.from_content, content, SLICE)
     if report is not None:

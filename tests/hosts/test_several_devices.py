@@ -134,7 +134,7 @@ def test_devices_are_read_as_everywhere() -> None:
     assert [w.tier for w in workers] == ["fast", "fast", "slow", "slow"]
     assert [w.steps for w in workers] == [None, None, 2, 2]
     assert [w.name for w in workers] == [""] * 4
-    assert [w.device for w in workers_of("auto")] == ["cuda:0", "cuda:1", "cpu"]
+    assert [w.device for w in workers_of("auto")] == ["cuda:0", "cuda:1"]  # the CPU evaluates
 
 
 def test_names_begin_with_that_of_the_node_and_sort_as_the_ranks_do() -> None:
@@ -145,8 +145,13 @@ def test_names_begin_with_that_of_the_node_and_sort_as_the_ranks_do() -> None:
     assert sorted(names) == names
 
 
+def test_worker_that_evaluates_does_not_go_with_others() -> None:
+    with pytest.raises(UsageError, match="role=evaluate needs a node of its own"):
+        workers_of("1x cuda:0; 1x cpu:4 role=evaluate")
+
+
 @pytest.mark.parametrize(
-    "key", ["device", "tier", "steps", "batch", "precision", "slowdown", "seconds-per-step"]
+    "key", ["device", "tier", "steps", "batch", "precision", "role", "slowdown", "seconds-per-step"]
 )
 def test_what_is_for_one_worker_does_not_go_with_devices(key: str) -> None:
     with pytest.raises(UsageError, match=f"{key} = 'x' .* write it into the group") as refusal:
@@ -431,7 +436,7 @@ def evaluation_on(*handlers: Handler) -> tuple[WorkerEvaluation, InProcessGrid, 
         here.append((first, last))
         return sums_of(arrays, first, last)
 
-    return WorkerEvaluation(grid, strategy.registry, 10, evaluate_here), grid, here
+    return WorkerEvaluation(grid, strategy.registry, 10, 1, evaluate_here), grid, here
 
 
 RIGHT = MetricRecord({"accuracy": 0.5, "loss": 9.0})
@@ -442,8 +447,8 @@ def test_evaluation_is_shared_among_the_fast_workers_behind_nodes() -> None:
     alone = Node(fast_profile(1))
     evaluation, grid, here = evaluation_on(HostNode(*nodes, partition_id=0), alone)
     assert evaluation(3, toy_arrays(2.0)) == RIGHT
-    assert [node.slices for node in nodes] == [[(0, 3)], [(3, 6)], []]
-    assert alone.slices == [(6, 10)]
+    assert [node.slices for node in nodes] == [[(0, 4)], [(4, 7)], []]
+    assert alone.slices == [(7, 10)]
     assert here == []
     assert len(grid.sent_of_type("evaluate")) == 2
 
@@ -453,7 +458,7 @@ def test_evaluation_slice_of_a_worker_that_fails_is_done_here() -> None:
     evaluation, _, here = evaluation_on(HostNode(*nodes, partition_id=0))
     with captured_log() as log:
         assert evaluation(3, toy_arrays(2.0)) == RIGHT
-        assert here == [(3, 6), (6, 10)]
+        assert here == [(4, 7), (7, 10)]
         assert evaluation(4, toy_arrays(2.0)) == RIGHT
     # The one that raised gets no order again; the one whose process died is.
     assert [len(node.slices) for node in nodes] == [2, 1, 2]

@@ -57,15 +57,15 @@ def test_order_of_a_slice_that_is_not_there_is_refused(first: int, last: int) ->
 
 
 def test_report_survives_the_wire_to_the_last_bit() -> None:
-    order, report = order_of(), EvaluateReport(2, 6, 0.1 + 0.2, 1 / 3)
+    order, report = order_of(), EvaluateReport(2, 6, [0.1 + 0.2], [1 / 3])
     assert EvaluateReport.from_content(answered(order, report).content, order) == report
     assert (report.num_examples, report.loss, report.metric) == (4, (0.1 + 0.2) / 4, 1 / 12)
 
 
 def test_report_can_be_averaged_by_flowers_own_fedavg() -> None:
     replies = [
-        answered(order_of(0, 6), EvaluateReport(0, 6, 12.0, 3.0)),  # means 2 and 1/2
-        answered(order_of(6, 8), EvaluateReport(6, 8, 2.0, 2.0)),  # means 1 and 1
+        answered(order_of(0, 6), EvaluateReport(0, 6, [12.0], [3.0])),  # means 2 and 1/2
+        answered(order_of(6, 8), EvaluateReport(6, 8, [2.0], [2.0])),  # means 1 and 1
     ]
     metrics = FedAvg().aggregate_evaluate(1, replies)
     assert metrics is not None
@@ -80,21 +80,24 @@ def test_report_can_be_averaged_by_flowers_own_fedavg() -> None:
     [
         ("first", 1, "samples 1 to 6"),
         ("last", 7, "samples 2 to 7"),
-        ("loss-sum", "4.0", "loss-sum"),
-        ("metric-sum", None, "metric-sum"),
+        ("loss-sums", "4.0", "loss-sums"),
+        ("loss-sums", [], "of each batch"),
+        ("loss-sums", [4.0, 0.0], "of each batch"),
+        ("metric-sums", None, "metric-sums"),
         ("metric-in-range", 1, "metric-in-range"),
+        ("seconds", -1.0, "seconds"),
     ],
 )
 def test_report_that_is_nonsense_is_refused(key: str, value: object, expected: str) -> None:
     order = order_of()
-    reply = answered(order, EvaluateReport(2, 6, 4.0, 3.0))
+    reply = answered(order, EvaluateReport(2, 6, [4.0], [3.0]))
     reply.content.config_records["sums"].__dict__["_data"][key] = value
     with pytest.raises(ProtocolError, match=expected):
         EvaluateReport.from_content(reply.content, order)
 
 
 def test_report_of_a_client_that_knows_only_fedavg_holds_no_sums() -> None:
-    reply = answered(order_of(), EvaluateReport(2, 6, 4.0, 3.0))
+    reply = answered(order_of(), EvaluateReport(2, 6, [4.0], [3.0]))
     del reply.content["sums"]
     reply.content["model"] = ArrayRecord({"x": Array("float32", (1,), "numpy.ndarray", b"")})
     with pytest.raises(ProtocolError, match="no sums"):

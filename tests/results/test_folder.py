@@ -157,13 +157,13 @@ def test_epochs_csv(folder: RunFolder) -> None:
     header, *rows = (folder.path / "epochs.csv").read_text().splitlines()
     assert header == (
         "epoch,wall_seconds,training_seconds,device_seconds,accuracy,loss,learning_rate,train_loss,"
-        "rounds,samples,mean_loss_age_rounds,metric,all_loss_mean,all_loss_p10,"
-        "all_loss_p90,fast_picked_loss_mean,slow_picked_loss_mean,picked_over_all_loss,distinct_samples,"
+        "rounds,samples,mean_loss_age_rounds,metric,result_rounds,result_seconds,all_loss_mean,"
+        "all_loss_p10,all_loss_p90,fast_picked_loss_mean,slow_picked_loss_mean,picked_over_all_loss,distinct_samples,"
         "share_never_seen,share_left_out,loss_age_epochs_mean,loss_age_epochs_p90,"
         "loss_age_epochs_max,left_out_age_epochs_mean,left_out_age_epochs_p90"
     )
     assert rows[0] == (
-        "1,3.0,2.0,,0.5,1.25,0.1,1.5,2,128,0.75,,1.0,0.25,2.0,1.5,1.125,1.375,96,0.125,0.25,"
+        "1,3.0,2.0,,0.5,1.25,0.1,1.5,2,128,0.75,,,,1.0,0.25,2.0,1.5,1.125,1.375,96,0.125,0.25,"
         "0.5,1.0,2.0,1.75,3.0"
     )
     assert [row.split(",")[:6] for row in rows[1:]] == [

@@ -184,8 +184,9 @@ def test_summary_hand_worked(run: Run) -> None:
         *("workers", "failures", "failures_by_worker", "versions"),
         *("predicted", "measured", "interrupted", "stopped_early", "resumed"),
         *("best_model_chosen_on", "checkpoint_seconds"),
-        "mean_loss_age_rounds",
+        *("mean_loss_age_rounds", "async_evaluation", "async_evaluation_seconds"),
     }
+    assert (summary["async_evaluation"], summary["async_evaluation_seconds"]) == (None, 0.0)
     assert summary["mean_loss_age_rounds"] == 0.5
     # The first plan began at 1030 - 10 - 0.5, the last model was there at 1038.
     assert summary["setup_seconds"] == 19.5
@@ -572,6 +573,45 @@ def test_run_stops_early_and_says_why(
     run.finish()
     assert run.summary()["stopped_early"] == reason
     assert run.summary()["interrupted"] is False
+
+
+def test_result_of_an_async_evaluation_is_added_to_its_epoch(start: Start) -> None:
+    """That of round 2 arrives 0.5 s after round 3, in which epoch 2 has begun; epoch 2 has none."""
+    profiles = [*PROFILES, WorkerProfile("cpu:3", role="evaluate", partition_id=3)]
+    run = start(profiles=profiles, epochs=9, stop_at_accuracy=0.75)
+    run.train()
+    assert run.recorder.best is None
+    run.now = 1041.0
+    run.recorder.add_round(dataclasses.replace(two_rounds()[0], round=3, epoch=2))
+    run.now = 1041.5
+    arrays = ArrayRecord({"w": Array(np.full(3, 1.0, np.float32))})
+    late = EpochEnd(1, 2, arrays, measured(0.75), late=True, busy_seconds=2.5)
+    assert run.recorder.add_result(late)
+    reason = "accuracy 75.00% (stop-at-accuracy = 0.75), known 1 round and 3.5 s later"
+    assert run.lines[-2:] == [
+        "epoch 1/9  accuracy 75.00%  (arrived 1 round and 3.5 s later)",
+        f"stopping early: {reason}",
+    ]
+    assert run.recorder.best == recorder_module.Best(2, 1, 0.75)
+    run.end_epoch(2)
+    (row_of, other) = csv.DictReader((run.recorder.folder.path / "epochs.csv").open())
+    named = ("epoch", "rounds", "accuracy", "result_rounds", "result_seconds")
+    assert [row_of[name] for name in named] == ["1", "2", "0.75", "3", "22.0"]  # 18.5 + 3.5
+    assert [other[name] for name in named] == ["2", "3", "", "", ""]
+    run.finish()
+    summary = run.summary()
+    assert summary["stopped_early"] == reason
+    assert summary["async_evaluation_seconds"] == 2.5
+    assert summary["async_evaluation"] == {
+        "workers": ["evaluate-3 (cpu:3)"],
+        "results": 1,
+        "without_result": 1,
+        **{"mean_rounds_late": 1.0, "mean_seconds_late": 3.5},
+    }
+    assert (
+        "async evaluation: evaluate-3 (cpu:3) computed for 2.5 s; 1 result, "
+        "1 round and 3.5 s late on average, 1 epoch without a result"
+    ) in run.lines
 
 
 def test_accuracy_that_is_not_a_number_is_said_once(run: Run) -> None:

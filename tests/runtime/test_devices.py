@@ -19,8 +19,8 @@ from flower_blsgd.runtime import devices
 from flower_blsgd.runtime.devices import (
     Machine,
     WorkerSpec,
+    cores_note,
     parse_workers,
-    sharing_note,
     usable_cores,
     worker_from_node_config,
 )
@@ -55,6 +55,7 @@ def cpu(*cores: int, **more: object) -> WorkerSpec:
             "cuda:0 batch=16; cpu:1 batch=2 precision=bfloat16",
             [WorkerSpec("cuda:0", batch=16), cpu(1, batch=2, precision="bfloat16")],
         ),
+        ("cpu:0 role=train; cpu:1 role=evaluate", [cpu(0), cpu(1, role="evaluate")]),
         (" \tcpu:0   fast ;; \n cpu:1;", [cpu(0, tier="fast"), cpu(1)]),
         ("2x\ncuda:0\r\nslow", [WorkerSpec("cuda:0", tier="slow")] * 2),
         ("2 x cuda:0", [WorkerSpec("cuda:0")] * 2),
@@ -121,7 +122,7 @@ UNREADABLE = [
     ("cpu seconds-per-step=1e999", "seconds-per-step=1e999", 5),
     ("cpu seconds-per-step-alone=1", "seconds-per-step-alone=1", 5),
     ("cpu name=", "name=", 5),
-    ("cpu role=train", "role=train", 5),
+    ("cpu role=both", "role=both", 5),
     ("cpu:0 fast; cpu:1 slow Name=b", "Name=b", 24),
     ("cpu steps = 3", "steps", 5),
     ("cpu\n;\ncpu\nslo", "slo", 11),
@@ -214,8 +215,8 @@ places = st.one_of(
     cores.map(lambda ids: ("cpu", ids)), st.sampled_from([(d, ()) for d in BOX.accelerators])
 )
 specs = st.builds(
-    lambda place, tier, steps, slowdown, name, seconds, batch, precision: WorkerSpec(
-        *place, tier, steps, slowdown, name, seconds, None, batch, precision
+    lambda place, tier, steps, slowdown, name, seconds, batch, precision, role: WorkerSpec(
+        *place, tier, steps, slowdown, name, seconds, None, batch, precision, role
     ),
     places,
     st.sampled_from(["", "fast", "slow"]),
@@ -225,6 +226,7 @@ specs = st.builds(
     st.none() | st.floats(1e-9, 1e9),
     st.none() | st.integers(2, 10_000),
     st.sampled_from(["", *devices.PRECISIONS]),
+    st.sampled_from(["train", "evaluate"]),
 )
 
 
@@ -238,6 +240,7 @@ def as_text(worker: WorkerSpec, count: bool) -> str:
     parts += [f"slowdown={worker.slowdown}"] if worker.slowdown != 1 else []
     parts += [f"seconds-per-step={worker.seconds_per_step}"] if worker.seconds_per_step else []
     parts += [f"name={worker.name}"] if worker.name else []
+    parts += [f"role={worker.role}"] if worker.role != "train" else []
     return " ".join(filter(None, parts))
 
 
@@ -302,20 +305,20 @@ def test_node_config_refused(config: dict[str, str], reason: str) -> None:
         (Machine((0, 1), ()), [cpu(0, tier="fast"), cpu(1, tier="slow")]),
         (Machine((1, 4, 6), ()), [cpu(1, 4, tier="fast"), cpu(6, tier="slow")]),
         (Machine((5,), ()), [cpu(5, tier="fast"), cpu(5, tier="slow")]),
-        (  # a core for each of them and the server, and the others for the slow worker
+        (  # a core for each of them and the server; on the others a worker evaluates
             Machine(tuple(range(8)), ("cuda:0", "cuda:1")),
             [WorkerSpec(f"cuda:{card}", tier="fast") for card in (0, 1)]
-            + [cpu(3, 4, 5, 6, 7, tier="slow")],
+            + [cpu(3, 4, 5, 6, 7, role="evaluate")],
         ),
-        # No core to spare: the last one it is, for there must be a slow worker.
-        (Machine((0, 1), ("mps",)), [WorkerSpec("mps", tier="fast"), cpu(1, tier="slow")]),
+        (Machine((0, 1), ("mps",)), [WorkerSpec("mps", tier="fast")]),
     ],
 )
 def test_auto(machine: Machine, workers: list[WorkerSpec]) -> None:
     assert parse_workers("auto", machine) == workers
-    shared = "note: several workers share CPU core 5" if machine.cores == (5,) else ""
-    assert sharing_note(workers).startswith(shared)
-    assert bool(sharing_note(workers)) is bool(shared)
+    noted = {1: "several workers share CPU core 5", 2: "2 CPU cores are too few"}
+    missing = len(machine.cores) == 1 or len(workers) == 1
+    assert cores_note(workers, machine)[6:].startswith(noted[len(machine.cores)] if missing else "")
+    assert bool(cores_note(workers, machine)) is missing
 
 
 @pytest.mark.parametrize(

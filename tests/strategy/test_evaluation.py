@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, WorkerProfile
 from flower_blsgd.runtime.flower_internals import CRASHED
-from flower_blsgd.strategy.evaluation import WorkerEvaluation
+from flower_blsgd.strategy.evaluation import WorkerEvaluation, batches_by_speed
+from flower_blsgd.strategy.fit_loop import EpochEnd
 from flower_blsgd.strategy.workers import WorkerRegistry
 
 from ..in_process_grid import InProcessGrid, Order, fast_profile, slow_profile, toy_arrays
@@ -21,10 +23,10 @@ Answer = Callable[[Message, EvaluateOrder], Message]
 
 
 def sums_of(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-    """Sample i has loss i times the model's bias, and is right if it is even."""
+    """Batches of one sample: i has loss i times the model's bias, and is right if it is even."""
     bias = float(arrays["bias"].numpy()[0])
-    loss_sum = sum(index * bias for index in range(first, last))
-    return EvaluateReport(first, last, loss_sum, sum(i % 2 == 0 for i in range(first, last)) * 1.0)
+    samples = range(first, last)
+    return EvaluateReport(first, last, [i * bias for i in samples], [1.0 - i % 2 for i in samples])
 
 
 def evaluates(message: Message, order: EvaluateOrder) -> Message:
@@ -48,16 +50,30 @@ class Node:
         return self.answer(message, order)
 
 
+def in_seconds(seconds: float) -> Answer:
+    """Answer as `evaluates`, and say that each sample took so long."""
+
+    def answer(message: Message, order: EvaluateOrder) -> Message:
+        report = sums_of(order.arrays, order.first, order.last)
+        return replace(report, seconds=seconds * report.num_examples).to_reply(message)
+
+    return answer
+
+
 class Setup:
     """A registry of nodes, and an evaluation that notes what is done on the server."""
 
-    def __init__(self, *nodes: Node, num_test: int = 10, order: Order = "sent") -> None:
+    def __init__(
+        self, *nodes: Node, num_test: int = 10, order: Order = "sent", batch_size: int = 1
+    ) -> None:
         self.nodes = nodes
         self.grid = InProcessGrid({50 + i: node for i, node in enumerate(nodes)}, order)
         self.registry = WorkerRegistry(len(nodes))
         self.registry.update(self.grid)
         self.on_server: list[tuple[int, int]] = []
-        self.evaluation = WorkerEvaluation(self.grid, self.registry, num_test, self._evaluate_slice)
+        self.evaluation = WorkerEvaluation(
+            self.grid, self.registry, num_test, batch_size, self._evaluate_slice
+        )
 
     def _evaluate_slice(self, arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
         self.on_server.append((first, last))
@@ -82,10 +98,10 @@ def slow(place: int, answer: Answer = evaluates) -> Node:
 RIGHT = MetricRecord({"accuracy": 0.5, "loss": 9.0})  # of 10 samples: 2 x 45 / 10
 
 
-def test_fast_workers_share_the_test_set_and_slow_ones_have_none_of_it() -> None:
+def test_without_any_speed_fast_workers_share_the_test_set_and_slow_ones_have_none_of_it() -> None:
     setup = Setup(fast(0), fast(1), fast(2), slow(3))
     assert setup() == RIGHT
-    assert setup.slices == [[(0, 3)], [(3, 6)], [(6, 10)], []]
+    assert setup.slices == [[(0, 4)], [(4, 7)], [(7, 10)], []]
     assert setup.on_server == []
     assert setup.grid.timeouts[-1] is not None
 
@@ -101,6 +117,41 @@ def test_test_set_smaller_than_the_number_of_workers_leaves_some_without() -> No
     assert setup() == MetricRecord({"accuracy": 2 / 3, "loss": 2.0})
     given = [slices for slices in setup.slices if slices]
     assert given == [[(0, 1)], [(1, 2)], [(2, 3)]]
+
+
+@pytest.mark.parametrize(
+    ("batches", "speeds", "counts"),
+    [
+        (10, [1.0, 0.5], [7, 3]),  # 7 and 6 batches of the first one's time; 6.67 each is ideal
+        (10, [1.0, 0.25], [8, 2]),
+        (10, [2.0, 2.0, 2.0], [4, 3, 3]),
+        (15, [16.0, 1.0], [15, 0]),  # its one batch would take longer than the 15
+        (17, [1.0, 16.0], [1, 16]),
+        (3, [0.0, 1.0], [0, 3]),
+    ],
+)
+def test_batches_by_speed(batches: int, speeds: list[float], counts: list[int]) -> None:
+    assert batches_by_speed(batches, speeds) == counts
+
+
+def test_slices_are_whole_batches_by_training_speed_and_then_by_measured_forward_speed() -> None:
+    """11 samples in batches of 2, the last one shorter."""
+    first = Node(fast_profile(0, seconds_per_step=1.0), in_seconds(0.5))
+    second = Node(slow_profile(1, seconds_per_step=2.0), in_seconds(2.5))
+    setup = Setup(first, second, num_test=11, batch_size=2)
+    setup()
+    setup()  # five times slower: 5 batches of the one in the time of 1 of the other
+    setup.registry.workers[1].training_seconds_per_step = 0.5  # what was measured counts
+    setup()
+    assert setup.slices == [[(0, 8), (0, 10), (0, 10)], [(8, 11), (10, 11), (10, 11)]]
+    assert setup.on_server == []
+
+
+def test_no_bit_depends_on_who_evaluates_what() -> None:
+    expected = Setup(fast(0), num_test=1001)(0.1)
+    for speeds in ([1.0, 2.0], [1.0, 3.7, 9.0], [4.0, 4.0, 4.0, 5.0]):
+        nodes = [Node(slow_profile(i, seconds_per_step=s)) for i, s in enumerate(speeds)]
+        assert Setup(*nodes, num_test=1001)(0.1) == expected
 
 
 @pytest.mark.parametrize("order", ["reversed", "shuffled"])
@@ -126,7 +177,7 @@ def other_slice(message: Message, order: EvaluateOrder) -> Message:
 
 def no_numbers(message: Message, order: EvaluateOrder) -> Message:
     reply = sums_of(order.arrays, order.first, order.last).to_reply(message)
-    reply.content.config_records["sums"]["loss-sum"] = "nan"
+    reply.content.config_records["sums"]["loss-sums"] = ["nan"]
     return reply
 
 
@@ -151,7 +202,7 @@ def test_worker_that_is_gone_or_left_out_gets_no_slice() -> None:
 def test_all_fail_and_the_mean_is_right() -> None:
     setup = Setup(fast(0, raises), fast(1, no_numbers), fast(2, dies))
     assert setup() == RIGHT
-    assert setup.on_server == [(0, 3), (3, 6), (6, 10)]
+    assert setup.on_server == [(0, 4), (4, 7), (7, 10)]
 
 
 @pytest.mark.parametrize("answer", [other_slice, no_numbers, as_for_fedavg])
@@ -176,7 +227,7 @@ def test_metric_that_is_no_accuracy_is_not_the_workers_failure(
     metric_sum: float, in_range: bool, name: str
 ) -> None:
     def diverged(message: Message, order: EvaluateOrder) -> Message:
-        report = EvaluateReport(order.first, order.last, math.nan, metric_sum, in_range)
+        report = EvaluateReport(order.first, order.last, [math.nan], [metric_sum], in_range)
         return report.to_reply(message)
 
     setup = Setup(fast(0), fast(1, diverged))
@@ -215,3 +266,92 @@ def test_worker_that_died_or_is_late_is_sent_its_slice_again(missing: bool) -> N
     assert setup.evaluation(4, toy_arrays(2.0)) == RIGHT
     assert setup.on_server == [(5, 10)]
     assert setup.grid.timeouts[1:] == [3600.0, 30.0, 120.0]  # its process may be starting
+
+
+# --- async evaluation
+
+
+def evaluator(place: int, answer: Answer = evaluates) -> Node:
+    return Node(WorkerProfile(f"cpu:{place}", role="evaluate", partition_id=place), answer)
+
+
+def end_of(epoch: int, value: float = 2.0) -> EpochEnd:
+    return EpochEnd(epoch, 10 * epoch, toy_arrays(value))
+
+
+def test_newest_model_is_evaluated_next_and_one_that_waited_before_is_skipped() -> None:
+    setup = Setup(fast(0), evaluator(1, in_seconds(0.25)))
+    evaluation, setup.grid.pulls_in_vain = setup.evaluation, 2
+    ends = [end_of(epoch, float(epoch)) for epoch in range(1, 5)]
+    assert evaluation.begin(ends[0])
+    assert evaluation.take() is None
+    assert evaluation.begin(ends[1])
+    assert evaluation.begin(ends[2])  # in place of that of epoch 2
+    assert evaluation.unevaluated == [ends[0], ends[2]]
+    assert evaluation.take() is None
+    first = evaluation.take()
+    assert first is not None
+    assert (first.epoch, first.round, first.arrays) == (1, 10, ends[0].arrays)
+    assert (first.metrics, first.busy_seconds) == ({"accuracy": 0.5, "loss": 4.5}, 2.5)
+    evaluation.finish()
+    assert evaluation.unevaluated == [ends[2]]
+    found = [evaluation.take() for _ in range(3)]
+    assert [end and end.metrics for end in found] == [None, None, {"accuracy": 0.5, "loss": 13.5}]
+    evaluation.finish()
+    assert evaluation.take() is None
+    rounds = [m.content.config_records["config"]["server-round"] for m in setup.grid.sent[2:]]
+    assert rounds == [10, 30]
+    assert setup.slices == [[], [(0, 10)] * 2]
+
+
+def test_idle_worker_with_role_evaluate_shares_an_evaluation_once_its_speed_is_known() -> None:
+    setup = Setup(fast(0, in_seconds(1.0)), evaluator(1, in_seconds(4.0)))
+    assert setup() == RIGHT
+    assert setup.evaluation.begin(end_of(1))
+    assert setup() == RIGHT  # it is busy
+    assert setup.evaluation.take()
+    setup.evaluation.finish()
+    assert setup() == RIGHT
+    assert setup.slices == [[(0, 10), (0, 10), (0, 8)], [(0, 10), (8, 10)]]
+
+
+@pytest.mark.parametrize("fault", ["raises", "dies", "late", "gone"])
+def test_failed_async_evaluation_comes_back_without_metrics_and_one_warning(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"raises": raises, "dies": dies}
+    setup = Setup(fast(0), evaluator(1, answers.get(fault, evaluates)))
+    evaluation, setup.grid.pulls_in_vain = setup.evaluation, 9 if fault in ("late", "gone") else 0
+    if fault == "late":
+        monkeypatch.setattr("flower_blsgd.strategy.evaluation._FIRST_PATIENCE_SECONDS", 0.0)
+    with captured_log() as log:
+        for epoch in (1, 2):
+            assert evaluation.begin(end_of(epoch))
+            setup.registry.workers[1].present = fault != "gone"
+            end = evaluation.take()
+            assert end is not None
+            assert (end.epoch, end.metrics) == (epoch, None)
+            evaluation.finish()
+            setup.registry.workers[1].present = True
+    (warning,) = log.warnings
+    assert warning.startswith("worker evaluate-1 (cpu:1) did not evaluate the model of round 10: ")
+    setup.nodes[1].answer, setup.grid.pulls_in_vain = evaluates, 0
+    monkeypatch.undo()
+    assert evaluation.begin(end_of(3))  # it gets the next one again
+    end = evaluation.take()
+    assert end is not None
+    assert end.metrics == RIGHT
+    assert setup.registry.workers[1].failures_in_a_row == 0
+
+
+def test_without_a_worker_that_evaluates_models_of_a_checkpoint_come_back_at_once() -> None:
+    setup = Setup(fast(0), evaluator(1))
+    setup.evaluation.unevaluated += [end_of(1), end_of(2)]
+    setup.registry.workers[1].present = False
+    for epoch in (1, 2):
+        end = setup.evaluation.take()
+        assert end is not None
+        assert (end.epoch, end.metrics) == (epoch, None)
+        setup.evaluation.finish()
+    assert not setup.evaluation.begin(end_of(3))
+    assert setup.evaluation.unevaluated == []

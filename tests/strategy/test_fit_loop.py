@@ -96,6 +96,92 @@ def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> N
     assert arrays["bias"].numpy().tolist() == [0.5]
 
 
+class Later:
+    """An async evaluation that has the result of a model, or None, after so many rounds."""
+
+    def __init__(self, results: list[MetricRecord | None], rounds: int) -> None:
+        self.unevaluated: list[EpochEnd] = []
+        self._results, self._rounds, self._left = results, rounds, 0
+
+    def begin(self, end: EpochEnd) -> bool:
+        self.unevaluated.append(end)
+        self._left = self._rounds
+        return True
+
+    def take(self) -> EpochEnd | None:
+        self._left -= 1
+        if not self.unevaluated or self._left > 0:
+            return None
+        return dataclasses.replace(self.unevaluated[0], metrics=self._results.pop(0))
+
+    def finish(self) -> None:
+        del self.unevaluated[0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_result_of_an_async_evaluation_comes_later_and_the_last_model_is_evaluated_by_all(
+    fails: bool,
+) -> None:
+    seen, later = Recorder(), Later([None if fails else MetricRecord({"accuracy": 0.5})], 1)
+    evaluation: Any = later
+    result = strategy_of().fit(
+        grid_of_two(),
+        toy_arrays(),
+        epochs=2,
+        evaluate_fn=seen.evaluate,
+        async_evaluation=evaluation,
+        on_round=seen.on_round,
+        on_epoch=seen.on_epoch,
+    )
+    assert seen.calls == [
+        *(("round", 1), ("round", 2), ("epoch", 1), ("round", 3)),
+        *([("evaluate", 2)] if fails else []),
+        *(("epoch", 1), ("round", 4), ("evaluate", 4), ("epoch", 2)),
+    ]
+    accuracy = 0.2 if fails else 0.5
+    kept = [(end.epoch, end.round, end.late, end.metrics) for end in seen.epochs]
+    assert kept == [
+        (1, 2, False, None),
+        (1, 2, True, {"accuracy": accuracy}),
+        (2, 4, False, {"accuracy": 0.4}),
+    ]
+    assert seen.epochs[0].arrays is seen.epochs[1].arrays
+    assert result.evaluate_metrics_serverapp == {2: {"accuracy": accuracy}, 4: {"accuracy": 0.4}}
+
+
+@pytest.mark.parametrize("rounds", [2, 9])
+def test_async_result_at_the_end_of_the_run_is_taken_if_it_is_there_and_else_dropped(
+    rounds: int,
+) -> None:
+    seen, later = Recorder(), Later([MetricRecord({"accuracy": 0.5})], rounds)
+    evaluation: Any = later
+    strategy_of().fit(
+        grid_of_two(), toy_arrays(), epochs=2, evaluate_fn=seen.evaluate,
+        async_evaluation=evaluation, on_epoch=seen.on_epoch,
+    )  # fmt: skip
+    kept = [(end.epoch, end.late) for end in seen.epochs]
+    assert kept == [(1, False), *([(1, True)] if rounds == 2 else []), (2, False)]
+    assert seen.evaluated == [4]
+    assert later.unevaluated == []
+
+
+def test_late_result_ends_the_run_within_an_epoch_with_an_evaluation_of_the_last_model() -> None:
+    seen, later = Recorder(), Later([MetricRecord({"accuracy": 0.5})], 1)
+    evaluation: Any = later
+
+    def on_epoch(end: EpochEnd) -> bool:
+        seen.on_epoch(end)
+        return end.late
+
+    strategy_of().fit(
+        grid_of_two(), toy_arrays(), epochs=5, evaluate_fn=seen.evaluate,
+        async_evaluation=evaluation, on_epoch=on_epoch,
+    )  # fmt: skip
+    kept = [(end.epoch, end.round, end.late) for end in seen.epochs]
+    assert kept == [(1, 2, False), (1, 2, True), (2, 3, False)]
+    assert seen.evaluated == [3]
+
+
 def test_callbacks_come_round_evaluate_epoch() -> None:
     seen = Recorder()
     strategy_of().fit(

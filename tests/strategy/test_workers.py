@@ -53,11 +53,22 @@ def test_rank_named_slow_last_then_partition_id_then_name_then_device() -> None:
         WorkerProfile("cpu:0", "slow", partition_id=0),
         WorkerProfile("cpu:1", "slow", "adam"),
         WorkerProfile("cpu:2", "slow"),
+        WorkerProfile("cpu:3", "fast", partition_id=0, role="evaluate"),
     ]
     assert sorted(set(in_order), key=rank_key) == in_order
     registry = WorkerRegistry.of_profiles(in_order[::-1])
     assert [worker.profile for worker in registry.workers] == in_order
-    assert [worker.index for worker in registry.workers] == list(range(10))
+    assert [worker.index for worker in registry.workers] == list(range(11))
+
+
+def test_worker_that_evaluates_is_no_training_worker() -> None:
+    one = WorkerProfile("cpu:0", role="evaluate", seconds_per_step=0.5, partition_id=0)
+    registry = WorkerRegistry.of_profiles([one, fast_profile(1), slow_profile(2)])
+    assert [worker.index for worker in registry.active] == [0, 1]
+    (evaluating,) = registry.evaluating
+    assert (evaluating.label, evaluating.index) == ("evaluate-2 (cpu:0)", 2)
+    with pytest.raises(UsageError, match=r"workers: all have role=evaluate; remove it from"):
+        WorkerRegistry.of_profiles([one])
 
 
 # --- tiers

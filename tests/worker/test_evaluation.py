@@ -32,7 +32,7 @@ def test_sums_and_means_by_hand() -> None:
     inputs = torch.tensor([[2.0], [4.0], [6.0], [1.0]])
     targets = torch.ones(4)  # errors 0, 1, 2, 1/2
     report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one)
-    assert (report.loss_sum, report.metric_sum) == (3.5, 2.0)
+    assert (report.loss_sums, report.metric_sums) == ([3.5], [2.0])
     assert (report.loss, report.metric) == (3.5 / 4, 0.5)
     report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one, first=1, last=3)
     assert (report.first, report.last, report.num_examples) == (1, 3, 2)
@@ -102,8 +102,8 @@ def test_slices_of_any_kind_of_data_add_up_to_the_whole(kind: str) -> None:
         evaluate_sums(Halve(), samples, absolute, above_one, first=first, last=last)
         for first, last in itertools.pairwise(bounds)
     ]
-    assert sum(part.loss_sum for part in parts) == count * (count - 1) / 2
-    assert sum(part.metric_sum for part in parts) == count - 2
+    assert sum(sum(part.loss_sums) for part in parts) == count * (count - 1) / 2
+    assert sum(sum(part.metric_sums) for part in parts) == count - 2
     assert sum(part.num_examples for part in parts) == count
     few, sizes = whole(kind, 9), list[int]()
 
@@ -113,6 +113,6 @@ def test_slices_of_any_kind_of_data_add_up_to_the_whole(kind: str) -> None:
 
     report = evaluate_sums(Halve(), few, counted, above_one, first=2, last=5, batch_size=2)
     assert sizes == [2, 1]
-    assert (report.loss_sum, report.metric_sum) == (2 + 3 + 4, 3)
+    assert (report.loss_sums, report.metric_sums) == ([2 + 3, 4], [2, 1])
     if isinstance(few, Pairs):
         assert few.read == [2, 3, 4]

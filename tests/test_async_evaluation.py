@@ -1,0 +1,102 @@
+"""Runs on the local grid in which one process evaluates while the other trains."""
+
+import csv
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_blsgd.results.metrics import RunMetrics
+from flower_blsgd.results.recorder import ProgressView, RunRecorder
+from flower_blsgd.run import make_local_grid, train_on
+from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.runtime.local_grid import LocalGrid
+from flower_blsgd.strategy.round_metrics import RoundRecord
+
+from .log_capture import captured_log
+from .runtime.processes import process_ids, wait_until
+from .test_run import config_of
+
+CORE = min(usable_cores())
+FAST = f"1x cpu:{CORE} fast"
+
+
+class View(ProgressView):
+    """Prints nothing, and calls a function after every round."""
+
+    def __init__(self, do: Callable[[int], object]) -> None:
+        super().__init__(4)
+        self._do = do
+
+    def say(self, line: str) -> None:
+        self.log(line)
+
+    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
+        self._do(record.round)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)  # it takes a second
+
+
+def run(workers: str, do: Callable[[LocalGrid, int], object] = lambda *_: None) -> RunRecorder:
+    config = config_of(sampler="uniform", workers=workers, epochs=3, min_workers=1)
+    with make_local_grid(config) as grid:
+        return train_on(grid, config, View(lambda server_round: do(grid, server_round)))
+
+
+def rows_of(report: RunRecorder) -> list[dict[str, str]]:
+    return list(csv.DictReader((report.folder.path / "epochs.csv").read_text().splitlines()))
+
+
+def wait_until_idle(grid: LocalGrid, server_round: int) -> None:
+    node = grid._nodes[max(grid._nodes)]
+    assert wait_until(lambda: node._waiting.empty() and not node._handled)
+
+
+def test_evaluated_model_does_not_change_while_the_others_train(tmp_path: Path) -> None:
+    """Figures and model have the bits of a run without the worker that evaluates."""
+    alone = run(FAST)
+    report = run(f"{FAST}; 1x cpu:{CORE} role=evaluate slowdown=4", wait_until_idle)
+    rows, expected = rows_of(report), rows_of(alone)
+    measured = ("epoch", "rounds", "accuracy", "loss", "train_loss")
+    assert [[row[n] for n in measured] for row in rows] == [
+        [row[n] for n in measured] for row in expected
+    ]
+    late = [int(row["result_rounds"]) - int(row["rounds"]) for row in rows[:-1]]
+    assert late == [1, 1]
+    assert not rows[-1]["result_rounds"]
+    models = [one.folder.path / "model.safetensors" for one in (report, alone)]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    assert report.summary["best_accuracy"] == alone.summary["best_accuracy"]
+    assert report.summary["async_evaluation_seconds"] > 0
+
+
+def test_process_that_is_killed_while_it_evaluates_costs_one_evaluation_by_the_others() -> None:
+    """It is far too slow to answer before it is killed, or before the run ends."""
+    killed: list[int] = []
+
+    def kill(grid: LocalGrid, server_round: int) -> None:
+        node = grid._nodes[max(grid._nodes)]
+        if node._handled and not killed:
+            killed.append(server_round)
+            os.kill(process_ids(grid)[max(grid._nodes)], signal.SIGKILL)
+            assert wait_until(lambda: not node._handled)
+
+    with captured_log() as log:
+        report = run(f"{FAST}; 1x cpu:{CORE} role=evaluate slowdown=100000", kill)
+    (warning,) = [line for line in log.warnings if "did not evaluate" in line]
+    assert warning.startswith("worker evaluate-1 ")
+    rows, expected = rows_of(report), rows_of(run(FAST))
+    assert rows[0]["result_rounds"] == str(killed[0])
+    figures: list[list[Any]] = [[row["accuracy"] for row in of] for of in (rows, expected)]
+    assert figures[0] == [figures[1][0], "", figures[1][2]]  # the second is dropped at the end
+    assert report.summary["async_evaluation"]["without_result"] == 1
+    assert report.summary["failures_by_worker"] == {
+        warning.split(" did ")[0][7:]: {"died, evaluating": 1}
+    }
