@@ -15,8 +15,11 @@ FAST_SPEED_RATIO = 0.7
 MOST_AUTO_STEPS = 64
 """Local steps that `AutoSteps` chooses at most."""
 
-_MOST_LOST = 0.05
-"""Share of a round that `AutoSteps` leaves to each of two things beside computing."""
+_MOST_WAITING, _MOST_OVERHEAD = 0.08, 0.03
+"""Largest shares of a round that `AutoSteps` accepts: waiting because steps are whole numbers, and
+everything except computing. Two measurements of a speed ratio differ by a few per cent, so a
+smaller share of waiting would make the choice vary from start to start.
+"""
 
 _ONE_STEP_FITS = 0.75
 _SMALLEST_BATCH = 2
@@ -255,37 +258,46 @@ class AutoSteps(StepPolicy):
     def fewest(
         self, participants: Sequence[Participant], overhead_steps: float | None = None
     ) -> int:
-        """Return the smallest tau_fast that wastes little time, or `MOST_AUTO_STEPS` if none does.
+        """Return the smallest tau_fast that wastes little time.
 
-        Everything but computing takes less than 5 % of a round, and no worker waits for more than
-        5 % of it because steps are whole numbers, or for as little as can be had.
+        First the smallest number with which no worker waits for more than 8 % of a round because
+        steps are whole numbers, and no batch is shrunk; if there is none, the number up to
+        `MOST_AUTO_STEPS` that comes closest. It is doubled until everything except computing takes
+        at most 3 % of a round, or the next would be above `MOST_AUTO_STEPS`. So a gamma near 1/k
+        leads to k, 2 k, 4 k steps, and small errors of measurement do not change the choice.
 
         Parameters
         ----------
         participants : sequence of Participant
             All workers that train.
         overhead_steps : float, optional
-            Everything but computing of one round, in steps of the fastest worker. None if it is
-            not known: then the number is not below the usual one.
+            Everything except computing of one round, in steps of the fastest worker. If it is
+            None, which means unknown, the number is at least the usual one, where doubling allows.
         """
-        least = SystemAwareSteps.local_steps_fast
+        least = float(SystemAwareSteps.local_steps_fast)
         if overhead_steps is not None:
-            computing = min(overhead_steps, MOST_AUTO_STEPS) * (1 / _MOST_LOST - 1)
-            least = max(1, math.floor(computing) + 1)
-        candidates = range(min(least, MOST_AUTO_STEPS), MOST_AUTO_STEPS + 1)
-        return min(candidates, key=lambda n: max(_MOST_LOST, self._lost(n, participants)))
+            least = overhead_steps * (1 / _MOST_OVERHEAD - 1)
+        candidates = range(1, MOST_AUTO_STEPS + 1)
+        steps = min(candidates, key=lambda n: max(_MOST_WAITING, self._lost(n, participants)))
+        while steps < least and 2 * steps <= MOST_AUTO_STEPS:
+            steps *= 2
+        return steps
 
     def _lost(self, local_steps_fast: int, participants: Sequence[Participant]) -> float:
-        """Return the largest share of a round that a worker waits for rounding."""
+        """Return the largest share of a round that a worker waits, or of its batch that is cut.
+
+        Half a batch takes longer than half a step, so a cut batch counts as lost.
+        """
         policy = self.policy_of(local_steps_fast)
         if not isinstance(policy, SystemAwareSteps):
             return 0.0
         steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
-        seconds = [float(local_steps_fast)]  # in steps of the fastest worker
+        seconds, cut = [float(local_steps_fast)], 0.0  # in steps of the fastest worker
         for number, batch_size, p in zip(steps, sizes, participants, strict=True):
             if p.speed_ratio and policy.goes_by_speed(p):
                 seconds.append(number * batch_size / p.own_batch / p.speed_ratio)
-        return 1 - min(seconds) / max(seconds)
+                cut = max(cut, 1 - batch_size / p.own_batch)
+        return max(1 - min(seconds) / max(seconds), cut)
 
 
 @dataclass(frozen=True)

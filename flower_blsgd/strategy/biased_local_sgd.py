@@ -1,14 +1,11 @@
 """BiasedLocalSGD: biased local SGD as a Flower strategy."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any, Literal, get_args
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
@@ -38,14 +35,20 @@ from .fit_loop import fit
 from .patience import Patience
 from .planner import Planner
 from .profiles import Address, node_messages
-from .replies import ModelShape, average_metrics, average_momentum, read_replies, record_losses
+from .replies import (
+    ModelShape,
+    Outcome,
+    average_metrics,
+    average_momentum,
+    read_replies,
+    record_losses,
+)
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
+from .speeds import measure_rounds
 from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
-
-_MEASURED_ROUNDS = 3
 
 
 class BiasedLocalSGD(FedAvg):
@@ -344,50 +347,36 @@ class BiasedLocalSGD(FedAvg):
     ) -> bool:
         """Choose tau_fast, if that is still to be done; return whether it was.
 
-        The overhead is everything but computing of one round; it is measured unless it is given.
+        The overhead is everything except computing of one round. Unless it is given, it is measured
+        in rounds of the shortest kind, and with it the speeds of workers whose speed was measured.
         """
         if not isinstance(self.planner.step_policy, AutoSteps):
             return False
         workers = self.registry.active
         if not overhead_seconds and any(worker.speed_ratio for worker in workers):
-            overhead_seconds = self._overhead_seconds(grid, arrays)
+            training, shape = self.planner.training(workers), self.planner.shortest_round(workers)
+            aggregation = replace(self.aggregation, outer_optimizer=None)
+
+            def do_round(orders: list[tuple[Worker, TrainOrder]]) -> Sequence[Outcome]:
+                self._orders = orders
+                messages, patience = self._messages(ConfigRecord()), self.patience_seconds()
+                replies = grid.send_and_receive(messages, timeout=patience)
+                outcomes = read_replies(replies, orders, ModelShape(arrays), self.weighted_by_key)
+                if all(outcome.report for outcome in outcomes):
+                    aggregation.next_model(arrays, outcomes)
+                return outcomes
+
+            found = measure_rounds(do_round, arrays, training, shape, self.planner.num_samples)
+            if found:
+                overhead_seconds = found.overhead_seconds
+                if self.registry.clock == "wall":
+                    seconds = zip(training, found.seconds_per_step, shape.batch_sizes, strict=True)
+                    self.registry.take_speeds(seconds)
         self.planner.choose_steps(workers, overhead_seconds)
         known = f"{overhead_seconds:.2g}" if overhead_seconds else "an unknown number of"
-        what = "local-steps-fast = auto: %d, since a round takes %s s beside computing"
+        what = "local-steps-fast = auto: %d, since a round takes %s s in addition to computing"
         _LOG.info(what, self.planner.local_steps_fast, known)
         return True
-
-    def _overhead_seconds(self, grid: Grid, arrays: ArrayRecord) -> float | None:
-        """Measure it, in rounds of one step that leave nothing behind; None if that fails.
-
-        The first step of a round begins with cold caches. What it takes longer than one of many in
-        a row, whose seconds were measured, is overhead of the round too.
-        """
-        planner, workers, measured = self.planner, self.registry.active, []
-        training, sizes = planner.training(workers), planner.check(workers).batch_sizes
-        in_a_row = [
-            size / worker.samples_per_second(planner.batch_size)
-            if worker.measured and self.registry.clock == "wall"
-            else math.inf
-            for worker, size in zip(training, sizes, strict=True)
-        ]
-        aggregation = replace(self.aggregation, outer_optimizer=None)
-        for repeat in range(1 + _MEASURED_ROUNDS):
-            began = time.perf_counter()
-            self._orders = []
-            for worker, size in zip(training, sizes, strict=True):
-                draw = np.random.default_rng([worker.index, repeat])
-                order = TrainOrder.to_measure(1, size, planner.num_samples, arrays, draw)
-                self._orders.append((worker, order))
-            messages, patience = self._messages(ConfigRecord()), self.patience_seconds()
-            replies = grid.send_and_receive(messages, timeout=patience)
-            outcomes = read_replies(replies, self._orders, ModelShape(arrays), self.weighted_by_key)
-            computing = [o.report.compute_seconds if o.report else 0.0 for o in outcomes]
-            if not all(computing):
-                return None
-            aggregation.next_model(arrays, outcomes)
-            measured.append(time.perf_counter() - began - max(map(min, computing, in_a_row)))
-        return median(measured[1:])  # the first one warms up
 
     def patience_seconds(self, most: float = 3600.0) -> float:
         """Return for how many seconds to wait for the replies to the orders of this round.
