@@ -4,6 +4,7 @@ Also how many samples a step has, where that differs between workers (`SystemAwa
 very slow workers; `BalancedBatches`, which is ``dlb``), and which changes of speed count.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ FAST_SPEED_RATIO = 0.7
 
 MOST_AUTO_STEPS = 64
 """Local steps that `AutoSteps` chooses at most."""
+
+_LADDER = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, MOST_AUTO_STEPS)
+"""The numbers that it chooses from: neighbours differ by more than two measurements do."""
 
 _MOST_WAITING, _MOST_OVERHEAD = 0.08, 0.03
 """Largest shares of a round that `AutoSteps` accepts: waiting because steps are whole numbers, and
@@ -261,10 +265,10 @@ class AutoSteps(StepPolicy):
         """Return the smallest tau_fast that wastes little time.
 
         First the smallest number with which no worker waits for more than 8 % of a round because
-        steps are whole numbers, and no batch is shrunk; if there is none, the number up to
-        `MOST_AUTO_STEPS` that comes closest. It is doubled until everything except computing takes
-        at most 3 % of a round, or the next would be above `MOST_AUTO_STEPS`. So a gamma near 1/k
-        leads to k, 2 k, 4 k steps, and small errors of measurement do not change the choice.
+        steps are whole numbers, and no batch is shrunk; the next number if that is better still. If
+        there is none, the one that comes closest. It is doubled until everything except computing
+        takes at most 3 % of a round, or the next would be above `MOST_AUTO_STEPS`. So a gamma near
+        1/k leads to k, 2 k or 4 k steps, and small errors of measurement do not change the choice.
 
         Parameters
         ----------
@@ -277,8 +281,12 @@ class AutoSteps(StepPolicy):
         least = float(SystemAwareSteps.local_steps_fast)
         if overhead_steps is not None:
             least = overhead_steps * (1 / _MOST_OVERHEAD - 1)
-        candidates = range(1, MOST_AUTO_STEPS + 1)
-        steps = min(candidates, key=lambda n: max(_MOST_WAITING, self._lost(n, participants)))
+        lost = {n: self._lost(n, participants) for n in _LADDER}
+        steps, following = min(
+            itertools.pairwise((*_LADDER, MOST_AUTO_STEPS)),
+            key=lambda pair: max(_MOST_WAITING, lost[pair[0]]),
+        )
+        steps = min(steps, following, key=lost.__getitem__)
         while steps < least and 2 * steps <= MOST_AUTO_STEPS:
             steps *= 2
         return steps

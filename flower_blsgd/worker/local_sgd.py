@@ -48,8 +48,11 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_SLEEP_SECONDS = 0.5
 """A handler must notice a signal soon, so it never blocks longer in one call."""
 
-_LATE_SECONDS = 1e-4
-"""About so much later than asked for does a sleep end on Linux."""
+_AWAKE_SECONDS, _AWAKE_SHARE = 0.02, 0.1
+"""The end of a deliberate slowdown in which the core does not sleep: at most so long, and at most
+this share. A core that slept computes its next steps up to a quarter more slowly, and the slowdown
+would multiply that. A device that is really slower never sleeps.
+"""
 
 SMALLEST_BATCH = 2
 """As of the setting, and of whoever shares it out: of one sample BatchNorm has no variance."""
@@ -531,9 +534,13 @@ def sleep_out(start: float, slowdown: float) -> None:
     not slowed and waits for the others in the meantime. So this is exact against a worker that
     gets the same orders and rests as long between them (`benchmarks/slowdown.py`).
     """
-    until = start + slowdown * (time.perf_counter() - start) - _LATE_SECONDS
-    while (left := until - time.perf_counter()) > 0:
+    now = time.perf_counter()
+    until = start + slowdown * (now - start)
+    asleep_until = until - min(_AWAKE_SECONDS, _AWAKE_SHARE * (until - now))
+    while (left := asleep_until - time.perf_counter()) > 0:
         time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
+    while time.perf_counter() < until:
+        pass
 
 
 def _synchronize(device: torch.device) -> None:
