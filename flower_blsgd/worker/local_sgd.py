@@ -45,13 +45,9 @@ __all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
 
 _LOG = logging.getLogger(__name__)
 
-_LONGEST_SLEEP_SECONDS = 0.5
-"""A handler must notice a signal soon, so it never blocks longer in one call."""
-
-_AWAKE_SECONDS, _AWAKE_SHARE = 0.02, 0.1
-"""The end of a deliberate slowdown in which the core does not sleep: at most so long, and at most
-this share. A core that slept computes its next steps up to a quarter more slowly, and the slowdown
-would multiply that. A device that is really slower never sleeps.
+_SPIN_SECONDS, _LEAST_SHARE, _SLEEP_SECONDS = 0.005, 0.8, 0.1
+"""A deliberate slowdown keeps the core busy; if it gets less than this share of the core in so many
+seconds, another process needs it, and the slowdown sleeps for a while instead.
 """
 
 SMALLEST_BATCH = 2
@@ -109,8 +105,8 @@ class LocalSGD:
     clip_norm : float (default: 0.0)
         Above 0: scale the gradient of a step down to at most this norm over all parameters.
     slowdown : float (default: 1.0)
-        Sleep after the steps until they have taken this many times as long, >= 1; see `sleep_out`.
-        The sleep counts as computing; under a deadline a slower device's last step is waited for.
+        Wait after the steps until they have taken this many times as long, >= 1; see `sleep_out`.
+        The wait counts as computing; under a deadline a slower device's last step is waited for.
     augment : callable, optional
         ``(inputs, generator) -> inputs`` of a training batch, on the device, before each step.
     precision : {"float32", "tf32", "bfloat16"} (default: "float32")
@@ -526,21 +522,21 @@ def seconds_per_step(
 
 
 def sleep_out(start: float, slowdown: float) -> None:
-    """Sleep until steps begun at `start` have taken `slowdown` times as long as they really took.
+    """Wait until steps begun at `start` have taken `slowdown` times as long as they really took.
 
     That time alone counts, no estimate from other orders: their number of steps and batch size
-    may be others, and so is what the device had to do just before. A core that rested for 0.1 s
-    has lost its caches and needs a few milliseconds more for its next steps; so does one that is
-    not slowed and waits for the others in the meantime. So this is exact against a worker that
-    gets the same orders and rests as long between them (`benchmarks/slowdown.py`).
+    may be different. The core stays busy meanwhile, as that of a device that is really slower. One
+    that slept lowers its clock and loses its caches: its next steps took 12 to 35 % longer, which
+    the slowdown multiplied (ResNet8, `benchmarks/slowdown.py`). Where others share the core, it
+    is left to them.
     """
-    now = time.perf_counter()
-    until = start + slowdown * (now - start)
-    asleep_until = until - min(_AWAKE_SECONDS, _AWAKE_SHARE * (until - now))
-    while (left := asleep_until - time.perf_counter()) > 0:
-        time.sleep(min(left, _LONGEST_SLEEP_SECONDS))
-    while time.perf_counter() < until:
-        pass
+    until = start + slowdown * (time.perf_counter() - start)
+    while (began := time.perf_counter()) < until:
+        own, spin_until = time.thread_time(), min(until, began + _SPIN_SECONDS)
+        while (now := time.perf_counter()) < spin_until:
+            pass
+        if time.thread_time() - own < _LEAST_SHARE * (now - began) and now < until:
+            time.sleep(min(until - now, _SLEEP_SECONDS))
 
 
 def _synchronize(device: torch.device) -> None:
