@@ -1,9 +1,8 @@
 """Speeds and overhead, measured in rounds as training has them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -13,7 +12,7 @@ from ..protocol import TrainOrder
 from .replies import Outcome
 from .workers import Worker
 
-_FEWEST_ROUNDS, _MOST_ROUNDS, _MEASURED_SECONDS = 4, 12, 3.0
+_FEWEST_ROUNDS, _MOST_ROUNDS, _MEASURED_SECONDS = 4, 30, 3.0
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,10 @@ def measure_rounds(
     """Measure rounds that leave nothing behind; None if an order fails.
 
     All workers compute at once, with cold caches after every wait and slowed as they are, and the
-    models are averaged; only the learning rate is 0. Results are medians, so that a disturbed round
-    does not count. The rounds take about three seconds, less where rounds are short: at least
-    four and at most twelve of them, after one to warm up.
+    models are averaged; only the learning rate is 0. Results are lower quartiles: what disturbs a
+    round makes it longer, so they vary less from start to start than medians. The rounds take about
+    three seconds, less where rounds are short: at least four and at most thirty of them, after one
+    to warm up.
 
     Parameters
     ----------
@@ -80,4 +80,8 @@ def measure_rounds(
         overheads.append(took - max(seconds))
         total += took if len(overheads) > 1 else 0.0
     by_worker = zip(*computing[1:], strict=True)
-    return MeasuredRounds(tuple(map(median, by_worker)), median(overheads[1:]))
+    return MeasuredRounds(tuple(map(_lower_quartile, by_worker)), _lower_quartile(overheads[1:]))
+
+
+def _lower_quartile(values: Iterable[float]) -> float:
+    return float(np.quantile(list(values), 0.25))
