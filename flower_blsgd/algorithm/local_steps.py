@@ -4,7 +4,6 @@ Also how many samples a step has, where that differs between workers (`SystemAwa
 very slow workers; `BalancedBatches`, which is ``dlb``), and which changes of speed count.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ FAST_SPEED_RATIO = 0.7
 MOST_AUTO_STEPS = 64
 """Local steps that `AutoSteps` chooses at most."""
 
-_LADDER = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, MOST_AUTO_STEPS)
-"""The numbers that it chooses from: neighbours differ by more than two measurements do."""
+_LADDER = [n for n in range(1, MOST_AUTO_STEPS + 1) if n < 8 or n % (1 << n.bit_length() - 3) == 0]
+"""1 to 8, 10, 12, 14, 16, 20 and so on: neighbours differ by more than two measurements do."""
 
 _MOST_WAITING, _MOST_OVERHEAD = 0.08, 0.03
-"""Largest shares of a round that `AutoSteps` accepts: waiting because steps are whole numbers, and
-everything except computing. Two measurements of a speed ratio differ by a few per cent, so a
-smaller share of waiting would make the choice vary from start to start.
+"""Shares of a round that `AutoSteps` accepts. A gamma is measured to a few per cent, so with a
+smaller share of waiting the choice would vary from start to start.
 """
 
 _ONE_STEP_FITS = 0.75
@@ -231,7 +229,8 @@ class SystemAwareSteps(StepPolicy):
 class AutoSteps(StepPolicy):
     """Another policy with the fewest local steps of fast workers that waste little time.
 
-    The number is chosen once, before the first round; up to then it is `MOST_AUTO_STEPS`.
+    The number is chosen once, before the first round; up to then rounds are as short as waiting
+    allows.
 
     Parameters
     ----------
@@ -252,12 +251,12 @@ class AutoSteps(StepPolicy):
         return True
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
-        """Return the most steps that each participant may get."""
-        return self.policy_of(MOST_AUTO_STEPS).local_steps(participants)
+        """Return the steps of each participant in the shortest rounds."""
+        return self.policy_of(self.fewest(participants, 0.0)).local_steps(participants)
 
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
-        """Return b_i of each participant with so many steps."""
-        return self.policy_of(MOST_AUTO_STEPS).batch_sizes(participants)
+        """Return b_i of each participant in them."""
+        return self.policy_of(self.fewest(participants, 0.0)).batch_sizes(participants)
 
     def fewest(
         self, participants: Sequence[Participant], overhead_steps: float | None = None
@@ -265,28 +264,24 @@ class AutoSteps(StepPolicy):
         """Return the smallest tau_fast that wastes little time.
 
         First the smallest number with which no worker waits for more than 8 % of a round because
-        steps are whole numbers, and no batch is shrunk; the next number if that is better still. If
-        there is none, the one that comes closest. It is doubled until everything except computing
-        takes at most 3 % of a round, or the next would be above `MOST_AUTO_STEPS`. So a gamma near
-        1/k leads to k, 2 k or 4 k steps, and small errors of measurement do not change the choice.
+        steps are whole numbers, and no batch is cut, or its neighbour if that is better; if there
+        is none, the one that comes closest. It is doubled while everything except computing takes
+        more than 3 % of a round. So a gamma near 1/k leads to k, 2 k or 4 k steps in every start.
 
         Parameters
         ----------
         participants : sequence of Participant
             All workers that train.
         overhead_steps : float, optional
-            Everything except computing of one round, in steps of the fastest worker. If it is
-            None, which means unknown, the number is at least the usual one, where doubling allows.
+            Everything except computing of one round, in steps of the fastest worker. None if it is
+            not known: then the usual number is the least, as far as doubling allows.
         """
         least = float(SystemAwareSteps.local_steps_fast)
         if overhead_steps is not None:
             least = overhead_steps * (1 / _MOST_OVERHEAD - 1)
         lost = {n: self._lost(n, participants) for n in _LADDER}
-        steps, following = min(
-            itertools.pairwise((*_LADDER, MOST_AUTO_STEPS)),
-            key=lambda pair: max(_MOST_WAITING, lost[pair[0]]),
-        )
-        steps = min(steps, following, key=lost.__getitem__)
+        first = min(_LADDER, key=lambda n: max(_MOST_WAITING, lost[n]))
+        steps = min((n for n in _LADDER if first <= n < 1.25 * first), key=lambda n: lost[n])
         while steps < least and 2 * steps <= MOST_AUTO_STEPS:
             steps *= 2
         return steps
@@ -294,7 +289,7 @@ class AutoSteps(StepPolicy):
     def _lost(self, local_steps_fast: int, participants: Sequence[Participant]) -> float:
         """Return the largest share of a round that a worker waits, or of its batch that is cut.
 
-        Half a batch takes longer than half a step, so a cut batch counts as lost.
+        Half a batch takes longer than half a step.
         """
         policy = self.policy_of(local_steps_fast)
         if not isinstance(policy, SystemAwareSteps):

@@ -28,21 +28,14 @@ from ..algorithm.selection import Selection
 from ..array_records import view_record
 from ..config import check_ranges
 from ..errors import UsageError
-from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder
+from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder, TrainReport
 from ..protocol.records import records_of
 from .aggregation import Aggregation
 from .fit_loop import fit
 from .patience import Patience
 from .planner import Planner
 from .profiles import Address, node_messages
-from .replies import (
-    ModelShape,
-    Outcome,
-    average_metrics,
-    average_momentum,
-    read_replies,
-    record_losses,
-)
+from .replies import ModelShape, average_metrics, average_momentum, read_replies, record_losses
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
 from .speeds import measure_rounds
@@ -354,24 +347,25 @@ class BiasedLocalSGD(FedAvg):
             return False
         workers = self.registry.active
         if not overhead_seconds and any(worker.speed_ratio for worker in workers):
-            training, shape = self.planner.training(workers), self.planner.shortest_round(workers)
+            training, shape = self.planner.training(workers), self.planner.check(workers)
             aggregation = replace(self.aggregation, outer_optimizer=None)
 
-            def do_round(orders: list[tuple[Worker, TrainOrder]]) -> Sequence[Outcome]:
-                self._orders = orders
+            def do_round(orders: list[TrainOrder]) -> list[TrainReport | None]:
+                self._orders = list(zip(training, orders, strict=True))
                 messages, patience = self._messages(ConfigRecord()), self.patience_seconds()
                 replies = grid.send_and_receive(messages, timeout=patience)
-                outcomes = read_replies(replies, orders, ModelShape(arrays), self.weighted_by_key)
+                model_shape = ModelShape(arrays)
+                outcomes = read_replies(replies, self._orders, model_shape, self.weighted_by_key)
                 if all(outcome.report for outcome in outcomes):
                     aggregation.next_model(arrays, outcomes)
-                return outcomes
+                return [outcome.report for outcome in outcomes]
 
-            found = measure_rounds(do_round, arrays, training, shape, self.planner.num_samples)
-            if found:
-                overhead_seconds = found.overhead_seconds
-                if self.registry.clock == "wall":
-                    seconds = zip(training, found.seconds_per_step, shape.batch_sizes, strict=True)
-                    self.registry.take_speeds(seconds)
+            if rows := measure_rounds(do_round, arrays, shape, self.planner.num_samples):
+                # Lower quartiles: what disturbs a round makes it longer, and medians vary more.
+                *speeds, overhead_seconds = (
+                    sorted(c)[len(c) // 4] for c in zip(*rows, strict=True)
+                )
+                self.registry.take_speeds(zip(training, speeds, shape.batch_sizes, strict=True))
         self.planner.choose_steps(workers, overhead_seconds)
         known = f"{overhead_seconds:.2g}" if overhead_seconds else "an unknown number of"
         what = "local-steps-fast = auto: %d, since a round takes %s s in addition to computing"

@@ -185,14 +185,6 @@ class Planner:
             steps = overhead_seconds / one_step if overhead_seconds and one_step else None
             self.take_steps(self.step_policy.fewest(self._participants(training), steps))
 
-    def shortest_round(self, workers: Sequence[Worker]) -> RoundShape:
-        """Return the shape of the shortest rounds in which no worker waits for long."""
-        assert isinstance(self.step_policy, AutoSteps)
-        participants = self._participants(self.training(workers))
-        policy = self.step_policy.policy_of(self.step_policy.fewest(participants, 0.0))
-        steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
-        return RoundShape(tuple(steps), tuple(sizes))
-
     def take_steps(self, local_steps_fast: int) -> None:
         """Take this tau_fast, if the step policy leaves it to be chosen."""
         if isinstance(self.step_policy, AutoSteps):

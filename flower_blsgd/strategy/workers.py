@@ -454,9 +454,10 @@ class WorkerRegistry:
         return profile.tier == "slow" or policy.needs_fast_speeds
 
     def take_speeds(self, measured: Iterable[tuple[Worker, float, int]]) -> None:
-        """Take seconds per step of so many samples, of the workers whose speed was measured."""
+        """Take seconds per step of so many samples, where the speeds of rounds count."""
         for worker, seconds, size in measured:
-            if worker.measured and size == worker.own_batch(self.batch_size):
+            own_batch = worker.own_batch(self.batch_size)
+            if worker.measured and self.clock == "wall" and size == own_batch:
                 worker.profile = replace(worker.profile, seconds_per_step=seconds)
         self.assign_tiers()
 

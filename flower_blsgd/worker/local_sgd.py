@@ -45,9 +45,9 @@ __all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
 
 _LOG = logging.getLogger(__name__)
 
-_SPIN_SECONDS, _LEAST_SHARE, _SLEEP_SECONDS = 0.005, 0.8, 0.1
-"""A deliberate slowdown keeps the core busy; if it gets less than this share of the core in so many
-seconds, another process needs it, and the slowdown sleeps for a while instead.
+_SPIN_SECONDS, _LEAST_SHARE, _SHARED_TIMES, _SLEEP_SECONDS = 0.005, 0.8, 3, 0.1
+"""Another process needs the core if a slowdown gets less than this share of it, in so many seconds,
+three times in a row: then it sleeps for a while.
 """
 
 SMALLEST_BATCH = 2
@@ -406,7 +406,10 @@ class LocalSGD:
         if self._forward is not self.model:
             self._compile_for(indices)
         captured = self._graphs.prepared(indices, seed, weighted) if self._graphs else None
-        torch.manual_seed(seed)
+        if self.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:  # looks for all kinds of devices, for half a millisecond
+            torch.manual_seed(seed)
         if captured is not None:
             return captured
         self._generator.manual_seed(seed)
@@ -525,17 +528,18 @@ def sleep_out(start: float, slowdown: float) -> None:
     """Wait until steps begun at `start` have taken `slowdown` times as long as they really took.
 
     That time alone counts, no estimate from other orders: their number of steps and batch size
-    may be different. The core stays busy meanwhile, as that of a device that is really slower. One
-    that slept lowers its clock and loses its caches: its next steps took 12 to 35 % longer, which
-    the slowdown multiplied (ResNet8, `benchmarks/slowdown.py`). Where others share the core, it
-    is left to them.
+    may be different. The core stays busy, as that of a device that is really slower: after a sleep
+    its next steps took 12 to 35 % longer (ResNet8), which the slowdown multiplied. A core that
+    others need is left to them.
     """
-    until = start + slowdown * (time.perf_counter() - start)
+    until, times_shared = start + slowdown * (time.perf_counter() - start), 0
     while (began := time.perf_counter()) < until:
         own, spin_until = time.thread_time(), min(until, began + _SPIN_SECONDS)
         while (now := time.perf_counter()) < spin_until:
             pass
-        if time.thread_time() - own < _LEAST_SHARE * (now - began) and now < until:
+        is_shared = time.thread_time() - own < _LEAST_SHARE * (now - began)
+        times_shared = times_shared + 1 if is_shared else 0
+        if times_shared >= _SHARED_TIMES and now < until:
             time.sleep(min(until - now, _SLEEP_SECONDS))
 
 

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from flower_blsgd import BiasedLocalSGD, LocalSGD
 from flower_blsgd.algorithm.catalog import ALGORITHMS
+from flower_blsgd.algorithm.epoch_plan import RoundShape
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from flower_blsgd.algorithm.sampling import (
     EpochRequest,
@@ -30,7 +31,6 @@ from flower_blsgd.run import make_local_grid, make_strategy
 from flower_blsgd.runtime.devices import parse_workers, usable_cores
 from flower_blsgd.runtime.flower_internals import become_server
 from flower_blsgd.strategy import biased_local_sgd
-from flower_blsgd.strategy.speeds import MeasuredRounds
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.model_io import state_record
 from flower_blsgd.worker.profile import answer_sum
@@ -232,8 +232,8 @@ def test_resumed_run_keeps_the_local_steps_that_were_chosen(
 ) -> None:
     overheads = iter([0.05, 1.0])
 
-    def measured(_: object, arrays: ArrayRecord, workers: list[Any], *rest: object) -> object:
-        return MeasuredRounds((1.0,) * len(workers), next(overheads))
+    def measured(_: object, arrays: ArrayRecord, shape: RoundShape, *rest: object) -> object:
+        return [[*(1.0 for _ in shape.local_steps), next(overheads)]]
 
     monkeypatch.setattr(biased_local_sgd, "measure_rounds", measured)
     assert_goes_on_to_the_bit(tmp_path, config_of(local_steps_fast="auto"), k=3)
