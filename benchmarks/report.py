@@ -31,7 +31,7 @@ BENCHMARKS = {
     "cifar10": "CIFAR-10 with 8 fast and 2 slow workers",
     "ag_news": "AG News beside linear models on bags of words",
     "paper_rounds": "One round of each of the paper's configs",
-    "waiting": "Who waits for a slow worker",
+    "waiting": "The steps that are chosen, who waits, and the throughput",
     "rebalance": "A worker that becomes slower in mid-run",
     "slowdown": "A worker that is slowed four times against one that is not",
     "checks": "What checks and checkpoints cost",

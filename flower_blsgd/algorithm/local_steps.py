@@ -229,8 +229,7 @@ class SystemAwareSteps(StepPolicy):
 class AutoSteps(StepPolicy):
     """Another policy with the fewest local steps of fast workers that waste little time.
 
-    The number is chosen once, before the first round; up to then rounds are as short as waiting
-    allows.
+    The number is chosen once, before the first round; until then rounds are the shortest ones.
 
     Parameters
     ----------
@@ -287,10 +286,7 @@ class AutoSteps(StepPolicy):
         return steps
 
     def _lost(self, local_steps_fast: int, participants: Sequence[Participant]) -> float:
-        """Return the largest share of a round that a worker waits, or of its batch that is cut.
-
-        Half a batch takes longer than half a step.
-        """
+        """Return the largest share of a round that a worker waits, or of its batch that is cut."""
         policy = self.policy_of(local_steps_fast)
         if not isinstance(policy, SystemAwareSteps):
             return 0.0

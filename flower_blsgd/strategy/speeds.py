@@ -39,9 +39,8 @@ def measure_rounds(
     until = time.perf_counter() + _MEASURED_SECONDS
     while len(rows) <= fewest or (len(rows) <= most and time.perf_counter() < until):
         orders, began = [], time.perf_counter()
-        for rank, (steps, size) in enumerate(
-            zip(shape.local_steps, shape.batch_sizes, strict=True)
-        ):
+        for rank, steps in enumerate(shape.local_steps):
+            size = shape.batch_sizes[rank]
             draw = np.random.default_rng([rank, len(rows)])  # no sample is in the caches already
             orders.append(TrainOrder.to_measure(steps, size, num_samples, arrays, draw))
         seconds = [report.compute_seconds if report else 0.0 for report in do_round(orders)]

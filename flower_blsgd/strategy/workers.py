@@ -456,8 +456,8 @@ class WorkerRegistry:
     def take_speeds(self, measured: Iterable[tuple[Worker, float, int]]) -> None:
         """Take seconds per step of so many samples, where the speeds of rounds count."""
         for worker, seconds, size in measured:
-            own_batch = worker.own_batch(self.batch_size)
-            if worker.measured and self.clock == "wall" and size == own_batch:
+            counts = worker.measured and self.clock == "wall"
+            if counts and size == worker.own_batch(self.batch_size):
                 worker.profile = replace(worker.profile, seconds_per_step=seconds)
         self.assign_tiers()
 

@@ -406,10 +406,9 @@ class LocalSGD:
         if self._forward is not self.model:
             self._compile_for(indices)
         captured = self._graphs.prepared(indices, seed, weighted) if self._graphs else None
-        if self.device.type == "cpu":
-            torch.default_generator.manual_seed(seed)
-        else:  # looks for all kinds of devices, for half a millisecond
-            torch.manual_seed(seed)
+        # torch.manual_seed looks for all kinds of devices, for half a millisecond.
+        on_cpu = self.device.type == "cpu"
+        (torch.default_generator if on_cpu else torch).manual_seed(seed)
         if captured is not None:
             return captured
         self._generator.manual_seed(seed)
