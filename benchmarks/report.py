@@ -23,7 +23,7 @@ BENCHMARKS = {
     "step": "A local step against hand-written loops",
     "epoch": "An epoch on a fast and a slowed device",
     "paper_rounds": "One round of each of the paper's configs",
-    "waiting": "Who waits for a slow worker",
+    "waiting": "The steps that are chosen, who waits, and the throughput",
     "slowdown": "A worker that is slowed four times against one that is not",
     "checks": "What checks and checkpoints cost",
 }

@@ -172,7 +172,7 @@ class Planner:
     def choose_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> None:
         """Choose tau_fast for these workers, if the step policy leaves it to be chosen.
 
-        The overhead is what a round takes beside computing; None or 0 if it is not known.
+        The overhead is what a round takes except computing; None or 0 if it is not known.
         """
         if isinstance(self.step_policy, AutoSteps):
             training = self.training(workers)

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from flower_blsgd import BiasedLocalSGD, LocalSGD
 from flower_blsgd.algorithm.catalog import ALGORITHMS
+from flower_blsgd.algorithm.epoch_plan import RoundShape
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from flower_blsgd.algorithm.sampling import (
     EpochRequest,
@@ -29,6 +30,7 @@ from flower_blsgd.protocol import MOMENTUM, HostOrders, ProfileQuery, WorkerProf
 from flower_blsgd.run import make_local_grid, make_strategy
 from flower_blsgd.runtime.devices import parse_workers, usable_cores
 from flower_blsgd.runtime.flower_internals import become_server
+from flower_blsgd.strategy import biased_local_sgd
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.model_io import state_record
 from flower_blsgd.worker.profile import answer_sum
@@ -218,10 +220,14 @@ def test_resumed_adamw_has_its_moments_and_steps(tmp_path: Path, policy: str) ->
 def test_resumed_run_keeps_the_local_steps_that_were_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overheads = iter([0.25, 3.0])  # for 6 and 58 local steps
-    monkeypatch.setattr(BiasedLocalSGD, "_overhead_seconds", lambda *_: next(overheads))
+    overheads = iter([0.05, 1.0])
+
+    def measured(_: object, arrays: ArrayRecord, shape: RoundShape, *rest: object) -> object:
+        return [[*(1.0 for _ in shape.local_steps), next(overheads)]]
+
+    monkeypatch.setattr(biased_local_sgd, "measure_rounds", measured)
     assert_goes_on_to_the_bit(tmp_path, config_of(local_steps_fast="auto"), k=3)
-    assert next(overheads) == 3.0  # it was not measured again
+    assert next(overheads) == 1.0  # it was not measured again
 
 
 def test_resumed_devices_behind_one_node_have_each_its_own_momentum(tmp_path: Path) -> None:
