@@ -16,11 +16,10 @@ MOST_AUTO_STEPS = 64
 """Local steps that `AutoSteps` chooses at most."""
 
 _LADDER = [n for n in range(1, MOST_AUTO_STEPS + 1) if n < 8 or n % (1 << n.bit_length() - 3) == 0]
-"""1 to 8, 10, 12, 14, 16, 20 and so on: neighbours differ by more than two measurements do."""
-
-_MOST_WAITING, _MOST_OVERHEAD = 0.08, 0.03
-"""Shares of a round that `AutoSteps` accepts. A gamma is measured to a few per cent, so with a
-smaller share of waiting the choice would vary from start to start.
+_MOST_WAITING, _MOST_OVERHEAD = 0.1, 0.04
+"""The numbers that `AutoSteps` chooses from (1 to 8, 10, 12, 14, 16, 20, ...), and the shares of a
+round that it accepts. Two measurements differ by a few per cent: with finer numbers or a smaller
+share of waiting the choice would vary from start to start.
 """
 
 _ONE_STEP_FITS = 0.75
@@ -262,10 +261,10 @@ class AutoSteps(StepPolicy):
     ) -> int:
         """Return the smallest tau_fast that wastes little time.
 
-        First the smallest number with which no worker waits for more than 8 % of a round because
-        steps are whole numbers, and no batch is cut, or its neighbour if that is better; if there
-        is none, the one that comes closest. It is doubled while everything except computing takes
-        more than 3 % of a round. So a gamma near 1/k leads to k, 2 k or 4 k steps in every start.
+        First the smallest of `_LADDER` with which no worker waits for more than 10 % of a round
+        because steps are whole numbers, and no batch is cut, or its neighbour if that is better; if
+        there is none, the one that comes closest. It is doubled while everything except computing
+        takes more than 4 % of a round. So a gamma near 1/k leads to k, 2 k or 4 k in every start.
 
         Parameters
         ----------

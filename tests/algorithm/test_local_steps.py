@@ -198,19 +198,22 @@ def _no_shrinking(steps: int) -> SystemAwareSteps:
 @pytest.mark.parametrize(
     ("policy_of", "speeds", "overhead_steps", "chosen"),
     [
-        # 97 / 3 = 32.3 times the overhead: 3.2, so 2 are doubled once
+        # 96 / 4 = 24 times the overhead: 2.4, so 2 are doubled once
         (SystemAwareSteps, (1.0, 0.5), 0.1, 4),
-        (SystemAwareSteps, (1.0, 0.5), 0.05, 2),  # 1.6
-        (SameSteps, (1.0, 0.5), 0.25, 16),  # 8.1: 1, 2, 4, 8 are too few
-        (SystemAwareSteps, (1.0, 0.25), 0.05, 4),
-        (SystemAwareSteps, (1.0, 1 / 3), 0.1, 6),
-        # 16.9 and 15.1 steps of the fast one are one of the slow one: 5 and 6 % are lost
-        *[(SystemAwareSteps, (1.0, 1 / k), 0.3, 16) for k in (16.9, 16, 15.1)],
+        (SystemAwareSteps, (1.0, 0.5), 0.08, 2),  # 1.92
+        (SameSteps, (1.0, 0.5), 0.25, 8),  # 6: 1, 2 and 4 are too few
+        (SystemAwareSteps, (1.0, 0.25), 0.08, 4),
+        (SystemAwareSteps, (1.0, 1 / 3), 0.15, 6),
+        # 17.6 steps of the fast one are one of the slow one: 9 % are lost. With 15: 6.3 %, and
+        # 14 steps would lose 6.7 %
+        *[(SystemAwareSteps, (1.0, 1 / k), 0.3, 16) for k in (17.6, 16, 15)],
+        *[(SystemAwareSteps, (1.0, 1 / k), 0.2, k) for k in (7, 10, 20)],
         # with 2: 1 step, as long as 2.13, so 6 % are lost; with 0.44 it is 12 %
         (SystemAwareSteps, (1.0, 0.47), 0.05, 2),
-        (SystemAwareSteps, (1.0, 0.44), 0.05, 7),  # 3 steps, as long as 6.8
+        (SystemAwareSteps, (1.0, 0.44), 0.05, 5),  # 2 steps, as long as 4.55
         # the second fast worker is not given steps by its speed: all fast ones do as many
         (SystemAwareSteps, (1.0, 0.8, 0.5), 0.05, 2),
+        # 4.8 -> 5 and 3 steps, as long as 6.25 and 6 of the 6; with 4 the first loses 20 %
         (lambda n: SystemAwareSteps(n, all_by_speed=True), (1.0, 0.8, 0.5), 0.05, 4),
         (lambda n: SystemAwareSteps(n, 8), (1.0, 0.1), 0.05, 2),  # nothing is rounded
         (SystemAwareSteps, (1.0, 0.01), 0.0, 64),  # 0.64 of a step: the batch that is cut least
@@ -232,7 +235,7 @@ def test_fewest_steps_that_waste_little_worked(
 
 @given(
     speeds=st.lists(st.floats(0.02, 1.0), min_size=1, max_size=4),
-    overhead=st.floats(0.0, 1.9),
+    overhead=st.floats(0.0, 2.6),
 )
 def test_fewest_steps_keep_what_they_promise_where_that_can_be_had(
     speeds: list[float], overhead: float
@@ -245,11 +248,11 @@ def test_fewest_steps_keep_what_they_promise_where_that_can_be_had(
 
     auto = AutoSteps(lambda tau: SystemAwareSteps(tau, None, False, True))
     shortest, chosen = (auto.fewest(by_speed(64, 1.0, *speeds), o) for o in (0.0, overhead))
-    assert waiting(chosen) <= max(0.08, min(map(waiting, range(1, 9))))
+    assert waiting(chosen) <= max(0.1, min(map(waiting, (*range(1, 9), 10, 12, 14, 16))))
     assert chosen in [shortest << doubled for doubled in range(7)]
     assert 1 <= chosen <= 64
-    assert 2 * chosen > 64 or overhead / (overhead + chosen) <= 0.03
-    assert chosen == shortest or overhead / (overhead + chosen / 2) > 0.03
+    assert 2 * chosen > 64 or overhead / (overhead + chosen) <= 0.04
+    assert chosen == shortest or overhead / (overhead + chosen / 2) > 0.04
 
 
 @pytest.mark.parametrize(

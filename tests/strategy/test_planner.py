@@ -404,7 +404,7 @@ def test_chosen_steps_count_the_overhead_in_steps_of_the_fastest_worker() -> Non
     slow = slow_profile(1, seconds_per_step=0.1, batch_size=2)
     profiles = [fast_profile(0, seconds_per_step=0.2), slow]
     workers = WorkerRegistry.of_profiles(profiles, batch_size=10).workers
-    planner.choose_steps(workers, 0.02)  # a tenth of a step, which is 3 % of 3.2
+    planner.choose_steps(workers, 0.02)  # a tenth of a step, which is 4 % of 2.5
     assert planner.check(workers).local_steps == (4, 8)
 
 

@@ -209,9 +209,9 @@ class Costly(Batches):
 @pytest.mark.parametrize(
     ("overhead", "slow_worker", "steps"),
     [
-        (0.05, InRounds, [2, 1]),  # a twentieth of a step is 3 % of 1.6 steps
-        (0.1, InRounds, [4, 2]),  # of 3.2
-        (0.25, InRounds, [16, 8]),  # of 8.1
+        (0.05, InRounds, [2, 1]),  # a twentieth of a step, which is 4 % of 1.25
+        (0.1, InRounds, [4, 2]),  # of 2.5
+        (0.25, InRounds, [8, 4]),  # of 6.25
         (99.0, InRounds, [64, 32]),
         (0.05, FailsAtFirst, [32, 16]),  # the overhead is not known
         (0.05, SlowerInRounds, [4, 1]),  # the speeds that count are those in rounds
