@@ -30,8 +30,6 @@ class Plan:
     ----------
     workers : tuple of Worker
         All workers, with tier and speed ratio.
-    batch_size : int
-        B, the samples per step of a worker without a batch size of its own.
     expected : dict of str to Prediction or str
         By algorithm, in the order in which they were named; or in one line why its settings are
         refused.
@@ -40,9 +38,8 @@ class Plan:
     """
 
     workers: tuple[Worker, ...]
-    batch_size: int
     expected: dict[str, Prediction | str]
-    slow_devices: Sequence[str] = ()
+    slow_devices: Sequence[str]
 
 
 def plan_runs(
@@ -85,10 +82,10 @@ def plan_runs(
             found = predict_run(strategy, strategy.registry.active, overhead_seconds)
             expected[name] = found or "a speed is not known"
             weighting = strategy.aggregation.weighting
-            devices = devices or slow_device_lines(speeds, size, weighting, evaluated or None)
+            devices = devices or slow_device_lines(speeds, size, weighting, evaluated)
         except UsageError as error:
             expected[name] = str(error)
-    return Plan(tuple(registry.workers), size, expected, devices)
+    return Plan(tuple(registry.workers), expected, devices)
 
 
 def plan_table(plan: Plan, source: str) -> RenderableType:
@@ -157,29 +154,16 @@ def speed_table(profile: SpeedProfile, plan: Plan, clock: str) -> RenderableType
 
 def slow_device_notes(plan: Plan) -> list[str]:
     """Return lines that say what the slow devices can add, and what each is best used for."""
-    lines = []
-    training = [worker for worker in plan.workers if worker.trains]
-    speeds = [(worker.fast, worker.samples_per_second(plan.batch_size)) for worker in training]
-    fast = sum(speed for is_fast, speed in speeds if is_fast)
-    if fast and not all(is_fast for is_fast, _ in speeds):
-        ceiling = sum(speed for _, speed in speeds) / fast
-        lines.append(
-            f"ceiling: all devices together can do at most {ceiling:.2f} times the samples "
-            "per second of the fast ones alone, whatever the algorithm"
-        )
-        by_weights: dict[str, list[str]] = {}
-        for name, found in plan.expected.items():
-            if isinstance(found, str) or all(row.fast for row in found.workers):
-                continue
-            if found.best_speed_up:
-                by_weights.setdefault(f"{found.best_speed_up:.2f}", []).append(name)
-        if by_weights:
-            each = (f"{times} ({', '.join(names)})" for times, names in by_weights.items())
-            lines.append(
-                "ceiling of the weights: how many times sooner a given loss can be reached than "
-                f"with the fast ones alone, each at its best learning rate: {'; '.join(each)}"
-            )
-    return [*lines, *plan.slow_devices]
+    by_weights: dict[str, list[str]] = {}
+    for name, found in plan.expected.items():
+        if isinstance(found, Prediction) and len({row.fast for row in found.workers}) == 2:
+            by_weights.setdefault(f"{found.best_speed_up:.2f}", []).append(name)
+    each = "; ".join(f"{times} ({', '.join(names)})" for times, names in by_weights.items())
+    ceiling = (
+        "ceiling of the weights: how many times sooner a given loss can be reached than with the "
+        f"fast devices alone, each at its best learning rate: {each}"
+    )
+    return [*([ceiling] if each else []), *plan.slow_devices]
 
 
 def _table(gap: int, first: str, *headers: str) -> Table:

@@ -328,11 +328,7 @@ def versions() -> dict[str, str]:
 
 
 def last_lines(
-    summary: Mapping[str, Any],
-    metrics: RunMetrics,
-    config: RunConfig,
-    folder: Path,
-    slow_devices: Sequence[str],
+    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
 ) -> list[str]:
     """Return what a run reached and where it is, whether slow devices help, and what was planned.
 
@@ -352,7 +348,7 @@ def last_lines(
     ]
     if metrics.records:
         lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
-        lines += [f"  {line}" for line in slow_devices]
+        lines += [f"  {line}" for line in summary["slow_devices"]]
     if found := summary["async_evaluation"]:
         parts = [
             f"async evaluation: {', '.join(found['workers'])} computed for "

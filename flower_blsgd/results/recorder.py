@@ -526,37 +526,32 @@ class RunRecorder:
             "interrupted": interrupted,
             "stopped_early": self.stopped_early,
             "resumed": self._resumed,
+            "slow_devices": self._slow_devices(),
         }
         if self.arrays is not None:
             self._save_model(self.arrays)
         self._write("summary.json", self.folder.write_summary, self.summary)
-        path, slow_devices = self.folder.path, self._slow_devices()
-        for line in last_lines(self.summary, self._metrics, self.config, path, slow_devices):
+        for line in last_lines(self.summary, self._metrics, self.config, self.folder.path):
             self.say(line)
         if self._metrics.records:
             self._write("pictures", self._draw)
 
     def _slow_devices(self) -> list[str]:
         """Return which role each slow device is worth, by the times of this run."""
-        config, trained = self.config, self._metrics.training_seconds
+        config, size, trained = self.config, self.config.batch_size, self._metrics.training_seconds
         late = sum(row.late is not None for row in self._rows)
         waited = sum(row.loss is not None for row in self._rows) - late
-        evaluating = self.evaluation_seconds / waited if waited and trained else None
-        due = -(-len(self._rows) // config.evaluate_every_epochs)
-        size, total, alone = config.batch_size, 0.0, 0.0
-        if evaluating and late:  # a worker that evaluates did its share of what others waited for
-            longer = self.async_evaluation_seconds / late - evaluating
-            alone = evaluating / max(longer, evaluating)
-        speeds = []
+        each = self.evaluation_seconds / waited if waited and trained else 0.0
+        relative, total, speeds = 0.0, 0.0, []
+        if each and late:  # as far as a worker that evaluates took its share of all evaluations
+            relative = each / max(self.async_evaluation_seconds / late - each, each)
         for worker in self._strategy.registry.workers:  # those that evaluate are the last
             pace = config.clock == "wall" and worker.training_seconds_per_step
             speed = worker.own_batch(size) / pace if pace else worker.samples_per_second(size)
-            speeds.append((worker, speed if worker.trains else speed or alone * total))
-            total += speed if worker.trains else 0.0
-        weighting, share = WEIGHTS[config.choices.weights](config), None
-        if evaluating:
-            share = due * evaluating / trained
-        return slow_device_lines(speeds, size, weighting, share)
+            speeds.append((worker, speed if worker.trains else speed or relative * total))
+            total += speed * worker.trains
+        share = each and each * -(-len(self._rows) // config.evaluate_every_epochs) / trained
+        return slow_device_lines(speeds, size, WEIGHTS[config.choices.weights](config), share)
 
     def _save_model(self, arrays: ArrayRecord) -> None:
         """Save the model in the results folder, else in a temporary one; UsageError if in none."""

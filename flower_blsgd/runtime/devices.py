@@ -363,16 +363,14 @@ def cores_note(workers: Sequence[WorkerSpec], machine: Machine | None = None) ->
     owners = Counter(core for worker in workers for core in worker.cores)
     shared = [core for core, count in sorted(owners.items()) if count > 1]
     if shared:
-        return (
-            f"note: several workers share CPU core {format_ids(shared)} and slow one another down"
-        )
+        return f"note: workers share CPU core {format_ids(shared)} and slow one another down"
     machine = machine or this_machine()
-    if not owners and list(workers) == auto_workers(machine):
-        return (
-            f"note: {len(machine.cores)} CPU cores are too few for a worker that evaluates: each "
-            "accelerator needs one, and so does the server"
-        )
-    return ""
+    if owners or list(workers) != auto_workers(machine):
+        return ""
+    return (
+        f"note: {len(machine.cores)} CPU cores are too few for a worker that evaluates: each "
+        "accelerator needs one, and so does the server"
+    )
 
 
 def split_evenly(ids: Sequence[int], parts: int) -> list[tuple[int, ...]]:

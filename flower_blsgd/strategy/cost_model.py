@@ -120,39 +120,35 @@ def slow_device_lines(
     speeds: Sequence[tuple[Worker, float]],
     batch_size: int,
     weighting: Weighting,
-    evaluation_share: float | None,
+    evaluation_share: float,
 ) -> list[str]:
-    """Say of each worker that is slow, or evaluates, which role it is worth, and how much.
+    """Return for each worker that is slow, or evaluates, the role it is worth, and how much.
 
-    Speed-ups are relative to the other workers that train. If it trains: 0.95 of the ceiling of
-    the weights with it, over that without it. If it evaluates: what the others save, up to what it
-    can do in that time.
+    If it trains: 0.95 of the ceiling of the weights with it, over that without it. If it evaluates:
+    what this saves the others that train, at most as long as they take for what it can do.
 
     Parameters
     ----------
     speeds : sequence of tuple of Worker and float
-        In worker order, with samples per second in training; 0 if that is not known.
-    batch_size : int
+        Each worker and its samples per second in training; 0 if that is not known.
+    batch_size, weighting : int, Weighting
         The run's.
-    weighting : Weighting
-        Gives the weights.
-    evaluation_share : float, optional
-        Seconds of evaluating per second of training if those that train do both; None if unknown.
+    evaluation_share : float
+        Seconds of evaluating per second of training, by the same workers; 0 if not known.
     """
-    known = [(worker, speed) for worker, speed in speeds if speed > 0]
 
     def ceiling(group: Sequence[tuple[Worker, float]]) -> float:
         sizes = [worker.own_batch(batch_size) for worker, _ in group]
         fast = [worker.trains and worker.fast for worker, _ in group]
         return best_speed_up(weighting, [speed for _, speed in group], sizes, fast)
 
-    lines = []
+    lines, known = [], [pair for pair in speeds if pair[1]]
     for worker, speed in known:
-        others = [(other, s) for other, s in known if other.trains and other is not worker]
+        others = [pair for pair in known if pair[0].trains and pair[0] is not worker]
         if (worker.trains and worker.fast) or not any(other.fast for other, _ in others):
             continue
         gains = {"training": _OF_CEILING * ceiling([*others, (worker, speed)]) / ceiling(others)}
-        if evaluation_share is not None:
+        if evaluation_share:
             relative = speed / sum(speed for _, speed in others)
             gains["role=evaluate"] = 1 + min(evaluation_share, relative)
         best = max(gains, key=gains.__getitem__)

@@ -131,7 +131,7 @@ def test_nothing_is_predicted_where_a_speed_of_one_who_trains_is_not_known() -> 
 
 def test_workers_that_cannot_begin_is_refused() -> None:
     with pytest.raises(UsageError, match="no slow worker"):
-        prediction_of(*WORKERS[:2])
+        prediction_of(*WORKERS[:2], algorithm="biased-local-sgd")
     # a speed is known of all, but the batch does not fit
     with pytest.raises(UsageError, match="largest that fits is batch-size = 8"):
         prediction_of(num_samples=24)
