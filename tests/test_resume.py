@@ -181,7 +181,7 @@ def left_by(folder: Path) -> dict[str, Any]:
     taken = [one["round_seconds"] + one["planning_seconds"] for one in rounds]
     assert summary["training_seconds"] == pytest.approx(sum(taken))
     assert summary["training_seconds"] <= summary["wall_seconds"]
-    timed = ("seconds", "share", "predicted", "measured", "resumed", "workers")
+    timed = ("seconds", "share", "predicted", "measured", "resumed", "workers", "slow_devices")
     return {
         "model": (folder / "model.safetensors").read_bytes(),
         "best": {

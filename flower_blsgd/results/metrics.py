@@ -357,7 +357,8 @@ def last_lines(
         if found["results"]:
             late = found["mean_rounds_late"], found["mean_seconds_late"]
             parts.append(f"{shown_late(late)} late on average")
-        parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
+        if found["without_result"]:
+            parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
         lines.append(", ".join(parts))
     if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
         kinds = {

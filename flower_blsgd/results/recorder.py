@@ -456,7 +456,9 @@ class RunRecorder:
         elif not math.isfinite(row.accuracy):
             reason = "the accuracy is not a number"
         elif self.best is None or row.accuracy > self.best.accuracy:
-            self.best, self._since_best = Best(server_round, row.epoch, row.accuracy), 0
+            self.best = Best(server_round, row.epoch, row.accuracy)
+            if not self.stopped_early:  # else a resumed run would not know that it ended
+                self._since_best = 0
             return
         self._since_best += 1
         if reason and reason not in self._said:

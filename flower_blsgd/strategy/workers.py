@@ -429,7 +429,7 @@ class WorkerRegistry:
         self.assign_tiers(first_new)
         if not started:
             if self.workers and not any(worker.trains for worker in self.workers):
-                raise UsageError("workers: all have role=evaluate; remove it from one that trains")
+                raise UsageError("workers: all have role=evaluate; remove it from at least one")
             for worker in self.workers:
                 if reason := self._mismatch(worker.profile, worker.local_rank):
                     raise UsageError(f"worker {worker.label} {reason}")
