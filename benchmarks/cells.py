@@ -135,13 +135,6 @@ ENGINES = {
 """By their names on the command line. `memcpy` copies within bounded memory, whatever the cell."""
 
 
-def cells_of(workers: Sequence[int], parameters: Sequence[int]) -> list[Cell]:
-    """Return every pair: those with goals first, then the others by their bytes."""
-    every = [Cell(w, p) for w in workers for p in parameters]
-    first = [cell for cell in GOAL_CELLS if cell in every]
-    return [*first, *sorted(set(every) - set(first), key=lambda cell: cell.round_bytes)]
-
-
 def turns(competitors: Sequence[str], repeats: int) -> Iterator[str]:
     """Yield who runs when: the local grid again before each other one, so that ratios hold."""
     others = [name for name in competitors if name != "local"]

@@ -39,8 +39,8 @@ class Workload:
         Returns so many inputs and targets.
     item : str
         What a sample is, in the plural.
-    cpu, cuda : tuple of int
-        Batch size and steps per turn: on a CPU few, so that a row ends.
+    cuda : tuple of int
+        Batch size and steps per turn on a GPU.
     optimizer : {"sgd", "adamw"}
         What it is trained with.
     augment : callable, optional
@@ -53,7 +53,6 @@ class Workload:
     model: Callable[[], nn.Module]
     data: Callable[[int], Data]
     item: str
-    cpu: tuple[int, int]
     cuda: tuple[int, int]
     optimizer: str = "sgd"
     augment: Callable[..., Any] | None = None
@@ -103,7 +102,6 @@ RESNET20 = Workload(
     resnet20,
     lambda count: images(32, count),
     "images",
-    cpu=(32, 32),
     cuda=(32, 64),
     augment=random_crop_and_flip,
 )
@@ -112,7 +110,6 @@ WRN_16_8 = Workload(
     lambda: wide_resnet("wrn-16-8"),
     lambda count: images(32, count),
     "images",
-    cpu=(8, 8),
     cuda=(128, 32),
     augment=random_crop_and_flip,
 )
@@ -121,7 +118,6 @@ WRN_28_10 = Workload(
     lambda: wide_resnet("wrn-28-10"),
     lambda count: images(32, count),
     "images",
-    cpu=(4, 6),
     cuda=(128, 16),
     augment=random_crop_and_flip,
 )
@@ -130,7 +126,6 @@ VIT_B_16 = Workload(
     lambda: VisionTransformer("vit-b-16", CLASSES),
     lambda count: images(224, count),
     "images",
-    cpu=(2, 4),
     cuda=(64, 16),
     optimizer="adamw",
     package="transformers",
@@ -141,7 +136,6 @@ DISTILBERT = Workload(
     DistilBert,
     sequences,
     "sequences",
-    cpu=(4, 4),
     cuda=(32, 16),
     optimizer="adamw",
     package="transformers",

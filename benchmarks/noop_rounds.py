@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .cells import LONGEST_RUN_SECONDS, Cell
@@ -25,14 +24,7 @@ class NotRunError(Exception):
     """The run failed or took too long; the message is the reason."""
 
 
-def rounds_of(
-    engine: str,
-    cell: Cell,
-    rounds: int,
-    warm_up: int,
-    longest_seconds: float = LONGEST_RUN_SECONDS,
-    settings: Mapping[str, str] | None = None,
-) -> Parts:
+def rounds_of(engine: str, cell: Cell, rounds: int, warm_up: int) -> Parts:
     """Return the seconds of every round but the first ones.
 
     Parameters
@@ -43,32 +35,12 @@ def rounds_of(
         How many workers and parameters.
     rounds, warm_up : int
         How many are measured, and how many before them are not.
-    longest_seconds : float
-        After which the run is ended.
-    settings : mapping of str to str, optional
-        More of the app's run config.
 
     Raises
     ------
     NotRunError
         If the run failed, or took too long.
     """
-    more = {
-        **({"transport": f"'{engine}'"} if engine in ("stream", "messages") else {}),
-        **{key: f"'{value}'" for key, value in (settings or {}).items()},
-    }
-    return rounds_by(command_of(engine, cell), cell, rounds, warm_up, longest_seconds, more)
-
-
-def rounds_by(
-    command: Sequence[str],
-    cell: Cell,
-    rounds: int,
-    warm_up: int,
-    longest_seconds: float,
-    values: Mapping[str, object],
-) -> Parts:
-    """Return what a no-op app writes that is run by a command; see `rounds_of`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rounds.json"
         config = {
@@ -77,10 +49,11 @@ def rounds_by(
             "tensors": cell.tensors,
             "min-nodes": cell.workers,
             "out": f"'{out}'",
-            **values,
+            **({"transport": f"'{engine}'"} if engine in ("stream", "messages") else {}),
         }
         text = " ".join(f"{key}={value}" for key, value in config.items())
-        run([sys.executable, *command, "-c", text], longest_seconds)
+        command = [sys.executable, *command_of(engine, cell), "-c", text]
+        run(command, LONGEST_RUN_SECONDS)
         parts: Parts = json.loads(out.read_text())
         return {part: seconds[warm_up:] for part, seconds in parts.items()}
 

@@ -3,7 +3,7 @@
 #
 #   benchmarks/on_gpu.sh OUT all                 tests, one training of 100 epochs, benchmarks, paper
 #   benchmarks/on_gpu.sh OUT tests [PATH..]      the tests that need CUDA
-#   benchmarks/on_gpu.sh OUT benchmarks [NAME..] step, average, epoch
+#   benchmarks/on_gpu.sh OUT benchmarks [NAME..] step, epoch
 #   benchmarks/on_gpu.sh OUT cifar [SEED..]      CIFAR-10, ResNet20, 8 fast + 2 slow workers; several
 #                                                seeds run at once. Time alone counts: one seed a call
 #   benchmarks/on_gpu.sh OUT paper [CONFIG..]    one round of each of the paper's configs: 2c8g, 1c1g,
@@ -148,7 +148,7 @@ tests() {
 
 benchmarks() {
     local name more
-    [ $# -gt 0 ] || set -- step average epoch
+    [ $# -gt 0 ] || set -- step epoch
     for name in "$@"; do
         more=()
         if [ ! -f "benchmarks/$name.py" ]; then

@@ -1,8 +1,7 @@
 """Writes benchmarks/RESULTS.md from the JSON files in benchmarks/results.
 
-``python -m benchmarks.report [--check]``. What stands between the two marks of "What made it
-faster" is written by hand and kept. With ``--check`` nothing is written, and the exit code says
-whether the page is up to date.
+``python -m benchmarks.report [--check]``. With ``--check`` nothing is written, and the exit code
+says whether the page is up to date.
 """
 
 import argparse
@@ -18,28 +17,19 @@ from .table import Row, cells
 
 FOLDER = Path(__file__).parent
 PAGE, RESULTS = FOLDER / "RESULTS.md", FOLDER / "results"
-BEGIN, END = "<!-- by hand: begin -->", "<!-- by hand: end -->"
 
 BENCHMARKS = {
     "rounds": "Seconds per round beyond computing",
     "step": "A local step against hand-written loops",
-    "average": "The weighted average against a copy",
-    "sample": "Planning an epoch",
     "epoch": "An epoch on a fast and a slowed device",
-    "stream": "The stream between machines",
-    "engines": "The same training on every engine",
-    "cifar10": "CIFAR-10 with 8 fast and 2 slow workers",
-    "ag_news": "AG News beside linear models on bags of words",
     "paper_rounds": "One round of each of the paper's configs",
-    "waiting": "Who waits for a slow worker",
-    "rebalance": "A worker that becomes slower in mid-run",
+    "waiting": "The steps that are chosen, who waits, and the throughput",
     "slowdown": "A worker that is slowed four times against one that is not",
     "checks": "What checks and checkpoints cost",
-    "digits": "Accuracy of every algorithm",
 }
 """By their commands, in the order of the page."""
 
-ON_A_GPU = ("step", "average", "epoch", "cifar10", "paper_rounds")
+ON_A_GPU = ("step", "epoch", "paper_rounds")
 """What `on_gpu.sh` measures, in files NAME-gpu.json, or several NAME-gpu-PART.json."""
 
 
@@ -89,8 +79,6 @@ GOALS = (
         "step-gpu",
         r"\(cuda",
     ),
-    Goal("weighted average against copy bandwidth", ">= 0.5", "average"),
-    Goal("plan for N = 10^7 / 10^8, peak memory", "<= 1 s / 15 s, 20 bytes per sample", "sample"),
     Goal(
         "CIFAR-10, ResNet20, 100 epochs, 8 fast + 2 slow workers, one data-centre GPU",
         "<= 120 s of training",
@@ -108,18 +96,16 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
-def page(results: Results, by_hand: str) -> str:
+def page(results: Results) -> str:
     """Return the whole page."""
     parts = [
         "# Results",
-        "Written by `python -m benchmarks.report` from the files in `benchmarks/results`; "
-        "only the section between the marks is written by hand. How to take each table on your "
-        "own machine: [README.md](README.md). A figure holds for the conditions below its table; "
-        "compare only figures of one table, since competitors took turns within its run.",
+        "Written by `python -m benchmarks.report` from the files in `benchmarks/results`. "
+        "[README.md](README.md) has the command of each table. A figure holds for the conditions "
+        "below its table, date and commit among them; compare only figures of one table, since "
+        "competitors took turns within its run.",
         "## Goals",
         goals_table(results),
-        "## What made it faster",
-        f"{BEGIN}\n{by_hand.strip()}\n{END}",
     ]
     for name, title in BENCHMARKS.items():
         parts += [f"## {title} (`{name}`)", *_tables(name, results)]
@@ -183,29 +169,15 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def by_hand(text: str) -> str:
-    """Return what stands between the marks of a page.
-
-    Raises
-    ------
-    SystemExit
-        If a mark is missing, so that nothing written by hand is lost.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise SystemExit(f"{PAGE.name}: the marks {BEGIN} and {END} must stand once, in order")
-    return text.partition(BEGIN)[2].partition(END)[0]
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or compare it."""
     line = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     line.add_argument("--check", action="store_true", help="write nothing; 1 if it would change")
     options = line.parse_args(arguments)
-    before = PAGE.read_text() if PAGE.exists() else f"{BEGIN}\n{END}\n"
-    after = page(read_results(RESULTS), by_hand(before))
+    text = page(read_results(RESULTS))
     if options.check:
-        return int(before != after)
-    PAGE.write_text(after)
+        return int(not PAGE.exists() or PAGE.read_text() != text)
+    PAGE.write_text(text)
     return 0
 
 

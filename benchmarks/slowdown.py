@@ -3,15 +3,13 @@
 ``python -m benchmarks.slowdown``: two LocalSGD on one core, on the digits and on images of
 CIFAR-10's shape (ResNet8), get the same orders in turn: of one step, of 32 steps, and of one step
 whose batch size changes as with ``dlb``. The factor is the median of the ratios of
-`compute_seconds`, for each batch size. Both rest equally long before an order, as a core that
-rested has lost its caches. How much that is shows in the last row of each task, where the one
-that is not slowed never rests.
+`compute_seconds`, for each batch size. The last row of each task compares orders of one step of the
+slowed one, one after another, with those of one that is not slowed.
 """
 
 import itertools
 import os
 import statistics
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,15 +55,13 @@ def rows_of(name: str, task: Task, size: int, turns: int) -> list[Row]:
 
     def in_turn(steps: int, batch_size: int) -> float:
         own = seconds(plain, steps, batch_size)
-        time.sleep((SLOWDOWN - 1) * own)  # as long as the other one's sleep before
         return seconds(slowed, steps, batch_size) / own
 
     for batch_size, sgd in itertools.product(sizes, (plain, slowed)):
         seconds(sgd, 2, batch_size)  # what comes but once for a size
     one = [in_turn(1, size) for _ in range(turns)]
     many = [in_turn(32, size) for _ in range(max(3, turns // 5))]
-    # The second of each size counts: before the first one rests as long as another size takes.
-    changing = [[in_turn(1, o) for o in sizes for _ in range(2)][1::2] for _ in range(turns)]
+    changing = [[in_turn(1, other) for other in sizes] for _ in range(turns)]
     own = [
         seconds_per_step(slowed, size, IMAGES) / seconds_per_step(plain, size, IMAGES)
         for _ in range(3)

@@ -33,18 +33,13 @@ CPU_GOAL, GPU_GOAL = 0.97, 4.0
 
 
 def measure(quick: bool) -> Measured:
-    """Measure on the CPU (ResNet20 with one thread as well), and on CUDA where there is one."""
+    """Measure ResNet20 on the CPU, with one thread and with all, and all models on CUDA."""
     cores = torch.get_num_threads()
     rows: list[Row] = []
     cpu = torch.device("cpu")
     for threads in dict.fromkeys((1, cores)):
         torch.set_num_threads(threads)
-        rows += rows_of(RESNET20, cpu, (32, 4) if quick else RESNET20.cpu, 3 if quick else 11)
-    if quick:
-        rows += rows_of(WRN_16_8, cpu, (2, 1), 1)
-    else:
-        for workload in WORKLOADS[1:]:
-            rows += rows_of(workload, cpu, workload.cpu, 3)
+        rows += rows_of(RESNET20, cpu, (32, 4 if quick else 32), 3 if quick else 11)
     use_precision("float32", torch.device("cuda"))
     for workload in WORKLOADS:
         for precision in [p for p in PRECISIONS if p != "tf32"]:

@@ -44,7 +44,7 @@ serve_sessions(app)
 @app.query("profile")
 def profile(message: Message, context: Context) -> Message:
     """Reply with the worker's profile, and with its measured speed if the query wants it."""
-    config = RunConfig.from_run_config(context.run_config)
+    config = _config(context)
     worker = worker_of(context)
     query = ProfileQuery.from_message(message)
     seconds = 0.0
@@ -71,7 +71,7 @@ def momentum(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Do the steps of one order; momentum is kept in the node's state."""
-    config = RunConfig.from_run_config(context.run_config)
+    config = _config(context)
     worker = worker_of(context)
     with pinned(worker, config.threads):
         sgd = _local_sgd(config, worker)
@@ -91,14 +91,14 @@ def train(message: Message, context: Context) -> Message:
 @app.train("sum")
 def reduce(message: Message, context: Context) -> Message:
     """Average a slice of the other workers' models, where this one does not train."""
-    with pinned(worker_of(context), RunConfig.from_run_config(context.run_config).threads):
+    with pinned(worker_of(context), _config(context).threads):
         return answer_sum(message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate a slice of the test set, or all of it where none is ordered."""
-    config = RunConfig.from_run_config(context.run_config)
+    config = _config(context)
     worker = worker_of(context)
     with pinned(worker, config.threads):
         from flower_blsgd.worker.local_sgd import sleep_out
@@ -116,6 +116,15 @@ def evaluate(message: Message, context: Context) -> Message:
         sleep_out(start, worker.slowdown)
         report = dataclasses.replace(report, seconds=time.perf_counter() - start)
     return report.to_reply(message)
+
+
+def _config(context: Context) -> RunConfig:
+    return _checked(tuple(context.run_config.items()))
+
+
+@functools.lru_cache(maxsize=8)  # every message brings the same settings
+def _checked(settings: tuple[tuple[str, bool | float | int | str], ...]) -> RunConfig:
+    return RunConfig.from_run_config(dict(settings))
 
 
 @functools.lru_cache(maxsize=1)

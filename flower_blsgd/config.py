@@ -149,9 +149,7 @@ class RunConfig:
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: str = _part(*get_args(TierName))
     candidate_factor: int = _at_least(1, 4)
-    permute_losses: bool = False
     selection: str = _part(*SELECTIONS)
-    fast_fraction: float = _setting(1.0, "in (0, 1]", lambda v: 0 < v <= 1)
     deadline_seconds: float = _at_least(0, 0.0)
     transport: str = _one_of("auto", "auto", "stream", "messages")
     stream_address: str = _setting("", 'empty, "HOST:PORT" or ":PORT"', _is_address)
@@ -236,7 +234,6 @@ class RunConfig:
             self.local_steps_fast or preset.local_steps_fast,
             self.high_loss_to or preset.high_loss_to,
             self.epoch or preset.epoch,
-            bool(self.sampler) or preset.needs_both_tiers,
         )
 
     @property

@@ -254,8 +254,6 @@ def make_strategy(
         learning_rate=config.learning_rate_schedule,
         sampler=SAMPLERS[choices.sampler](config),
         selection=SELECTIONS[config.selection]() if config.selection else None,
-        permute_losses=config.permute_losses,
-        fast_fraction=config.fast_fraction,
         weights=WEIGHTS[choices.weights](config),
         epoch=choices.epoch,  # type: ignore[arg-type]  # likewise
         momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # checked there

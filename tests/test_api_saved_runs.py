@@ -68,7 +68,6 @@ def same(model: nn.Module, other: nn.Module) -> bool:
     [
         ("digits", "cnn-batchnorm", 10),
         ("cifar10", "resnet8", 3),
-        ("cifar10", "resnet20-b", 2),
         ("cifar100", "wrn-10-1", 100),  # wider than its last layer: 64
         ("tiny-imagenet", "vit-micro-16", 200),  # all its other layers are narrower
         ("cifar100", "vit-micro-16", 64),  # as wide as most of them

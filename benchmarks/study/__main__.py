@@ -1,7 +1,7 @@
-"""Takes the rows of the study that are missing; a later call goes on where this one ended.
+"""Take the rows of the second study that are missing; a later call continues after this one.
 
-``python -m benchmarks.study --data CIFAR10 [--ag-news AG_NEWS]``. PLAN.md says what is run and why.
-Use a machine that does nothing else. Ctrl-C loses the runs of the moment, nothing more.
+``python -m benchmarks.study --data CIFAR10``. PLAN2.md says what is run and why. Stages on the wall
+clock need a machine that does nothing else. Ctrl-C loses only the runs in progress.
 """
 
 import argparse
@@ -16,19 +16,19 @@ from benchmarks.taken_under import conditions
 from flower_blsgd.runtime.devices import usable_cores
 
 from . import link
-from .arms import ADD_ONS, BASES, arm, why_not
-from .runs import FAST_CORE, SLOW_CORE, Probe, Row, Run, Store, is_due, row_of
-from .stages import FULL, STAGES, TINY, Scale, read, step_seconds
+from .arms import FAST_CORE, SLOW_CORE
+from .runs import Probe, Row, Run, Store, is_due, row_of
+from .stages import FULL, STAGES, TINY, Scale, read
 from .tasks import Places
 
-ROWS = Path(__file__).parent / "rows"
+ROWS = Path(__file__).parent / "rows2"
 TINY_ROWS = Path("runs") / "tiny-study"
 
 Say = Callable[[str], None]
 
 
 class Study:
-    """Does what is due.
+    """The runs that are due, and how they are done.
 
     Parameters
     ----------
@@ -50,23 +50,19 @@ class Study:
 
     def reason_to_skip(self, stage: str) -> str:
         """Return why nothing of a stage can be run here; empty if it can."""
-        if stage == "slow-link":
-            return link.why_not()
-        return "no --ag-news" if stage == "ag-news" and not self.places.ag_news else ""
+        return link.why_not() if stage == "slow-link" else ""
 
     def run(self, stage: str, say: Say) -> None:
         """Run what is due, and what becomes due by it."""
         while due := self.due(stage):
-            hours = sum(_hours(due).values())
-            say(f"{stage}: {len(due)} runs, about {hours:.2f} h")
-            if counted := [run for run in due if run.clock == "device"]:
+            say(f"{stage}: {len(due)} runs, about {_hours(due):.2f} h")
+            if counted := [run for run in due if run.clock == "counted"]:
                 self._two_at_once(counted, say)
             else:
                 self._alone(due, say)
 
     def _two_at_once(self, runs: Sequence[Run], say: Say) -> None:
         """Run those that need a core each."""
-        speeds = step_seconds(self.store.read("throughput"))
         free, waiting = [FAST_CORE, SLOW_CORE], list(runs)
         busy: dict[Future[Row], tuple[Run, int]] = {}
         with ThreadPoolExecutor(2) as pool:
@@ -74,7 +70,7 @@ class Study:
                 while waiting or busy:
                     while waiting and free:
                         run, core = waiting.pop(0), free.pop()
-                        started = pool.submit(row_of, run, self.places, speeds, None, core)
+                        started = pool.submit(row_of, run, self.places, None, core)
                         busy[started] = run, core
                     for done in wait(busy, return_when=FIRST_COMPLETED).done:
                         run, core = busy.pop(done)
@@ -85,7 +81,7 @@ class Study:
                 raise
 
     def _alone(self, runs: Sequence[Run], say: Say) -> None:
-        probed = runs[0].stage in ("confirmation", "confirmation-auto", "by-loss", "long")
+        probed = runs[0].stage == "confirmation"
         seconds = 0.3 if self.scale is TINY else 2.0
         probe = Probe(self.places, seconds) if probed else None
         try:
@@ -105,11 +101,10 @@ class Study:
         )
 
 
-def _hours(runs: Sequence[Run]) -> dict[str, float]:
-    """Return the hours of runs by their clock; those of the device clock go two at a time."""
-    wall = sum(run.expected_seconds for run in runs if run.clock == "wall")
-    device = sum(run.expected_seconds for run in runs if run.clock == "device")
-    return {"wall": wall / 3600, "device": device / 3600 / 2}
+def _hours(runs: Sequence[Run]) -> float:
+    """Return the hours of runs; those whose time is counted run two at a time."""
+    seconds = sum(run.expected_seconds / (1 if run.clock == "wall" else 2) for run in runs)
+    return seconds / 3600
 
 
 def listing(study: Study) -> str:
@@ -118,30 +113,22 @@ def listing(study: Study) -> str:
     for stage in STAGES:
         due = study.due(stage)
         lines += [f"  {run.key}" for run in due]
-        lines.append(f"{stage}: {len(due)} runs, {sum(_hours(due).values()):.2f} h")
+        lines.append(f"{stage}: {len(due)} runs, {_hours(due):.2f} h")
         if reason := study.reason_to_skip(stage):
             lines.append(f"{stage}: not here: {reason}")
-    refused = {name: reason for name in _all_arms() if (reason := why_not(name))}
-    return "\n".join([*lines, *(f"not known here: {n}: {r}" for n, r in refused.items())])
-
-
-def _all_arms() -> list[str]:
-    added = [f"biased+{name}" for name in ADD_ONS]
-    return [name for name in [*BASES, *added] if arm(name).kind == "ours"]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is due."""
     line = argparse.ArgumentParser(prog="python -m benchmarks.study", description=__doc__)
     add_data_option(line)
-    line.add_argument("--ag-news", type=Path, default=None, help="folder of the rows of AG News")
     line.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     line.add_argument("--list", action="store_true", help="say what is due, and run nothing")
     line.add_argument("--tiny", action="store_true", help="see that everything runs, in minutes")
     line.add_argument("--rows", type=Path, help="folder of the rows (default: beside this file)")
     given = line.parse_args(arguments)
-    text = str(given.ag_news.resolve()) if given.ag_news else ""
-    places = Places(required_images(given.data), text, given.tiny)
+    places = Places(required_images(given.data), given.tiny)
     store = Store(given.rows or (TINY_ROWS if given.tiny else ROWS))
     study = Study(store, places, TINY if given.tiny else FULL)
     if given.list:

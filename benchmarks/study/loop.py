@@ -71,6 +71,15 @@ class Settings:
         The network interface that the gradients go through.
     address : str (default: "")
         Where ranks meet if they do not in the folder, such as ``"tcp://10.0.0.1:1234"``.
+    decay : {"steps", "linear"} (default: "steps")
+        How the rate falls: times 0.1 at 60 % and at 80 % of the budget, or in a line to zero.
+    accumulate : int (default: 1)
+        Batches per optimizer step; only the last of them is summed over ranks.
+    repeat : bool (default: False)
+        Slow a rank down by repeating its work instead of sleeping.
+    channels_last : bool (default: False)
+        Keep images and filters with their channels next to each other, to save hours where time
+        is counted.
     rank : int
         Which one this is.
     probe : bool (default: False)
@@ -89,6 +98,10 @@ class Settings:
     folder: str = ""
     interface: str = "lo"
     address: str = ""
+    decay: str = "steps"
+    accumulate: int = 1
+    repeat: bool = False
+    channels_last: bool = False
     rank: int = 0
     probe: bool = False
 
@@ -101,6 +114,9 @@ class Rank:
         self.slowdown = settings.slowdowns[settings.rank]
         self.inputs, self.targets = whole(task.train)
         self.net = task.initial_model(derived_seed(settings.seed, "model")).train()
+        self.layout = torch.channels_last if settings.channels_last else torch.contiguous_format
+        self.net = self.net.to(memory_format=self.layout)  # type: ignore[call-overload]
+        self.shadow = copy.deepcopy(self.net)
         self.forward: nn.Module = self.net
         self.optimizer = _optimizer(self.net, settings.task)
         self.generator = torch.Generator().manual_seed(
@@ -122,29 +138,52 @@ class Rank:
             self.forward.register_comm_hook(None, self.slowed_sum)
 
     def step(self, samples: Tensor) -> None:
-        """Do a step on these samples."""
-        inputs = self.inputs[samples]
-        if self.task.augment is not None:
-            inputs = self.task.augment(inputs, self.generator)
+        """Do an optimizer step on these samples."""
         self.optimizer.zero_grad()
-        loss = self.task.loss(self.forward(inputs), self.targets[samples]).mean()
-        (loss * self.scale if self.scale != 1 else loss).backward()
+        *before, last = samples.chunk(self.settings.accumulate)
+        for part in before:
+            with self.forward.no_sync():  # type: ignore[operator]
+                self._backward(part)
+        self._backward(last)
         if self.forward is not self.net:
             self.began = time.perf_counter()
         self.optimizer.step()
+
+    def _backward(self, samples: Tensor) -> None:
+        inputs, targets = self.inputs[samples], self.targets[samples]
+        if self.task.augment is not None:
+            inputs = self.task.augment(inputs, self.generator)
+        inputs = inputs.contiguous(memory_format=self.layout)
+        if self.settings.repeat:
+            for _ in range(round(self.slowdown) - 1):
+                self.task.loss(self.shadow(inputs), targets).mean().backward()
+        loss = self.task.loss(self.forward(inputs), targets).mean()
+        scale = self.scale / self.settings.accumulate
+        (loss * scale if scale != 1 else loss).backward()
+
+    def throttle(self, began: float) -> None:
+        """Sleep as a slower device would still compute, unless it repeats its work instead."""
+        if not self.settings.repeat:
+            sleep_out(began, self.slowdown)
 
     def seconds_of(self, batch: int, seconds: float) -> float:
         """Return the seconds of a step of so many samples, slowed as it is; nothing is changed."""
         kept, drawn = copy.deepcopy(self.net.state_dict()), self.generator.get_state()
         set_learning_rate(self.optimizer, 0.0)
         samples = torch.arange(batch) % len(self.targets)
+
+        def step() -> None:
+            self.optimizer.zero_grad()
+            self._backward(samples)
+            self.optimizer.step()
+
         for _ in range(_WARM_UP_STEPS):
-            self.step(samples)
+            step()
         steps, began = 0, time.perf_counter()
         while steps < 3 or time.perf_counter() - began < seconds / self.slowdown:
             start = time.perf_counter()
-            self.step(samples)
-            sleep_out(start, self.slowdown)
+            step()
+            self.throttle(start)
             steps += 1
         measured = (time.perf_counter() - began) / steps
         self.net.load_state_dict(kept)
@@ -157,7 +196,7 @@ class Rank:
     ) -> torch.futures.Future[Tensor]:
         """Sleep as a slower device would still compute, and only then join the sum."""
         if bucket.is_last():
-            sleep_out(self.began, self.slowdown)
+            self.throttle(self.began)
             self.compute_seconds += time.perf_counter() - self.began
         return allreduce_hook(group, bucket)
 
@@ -203,8 +242,8 @@ def train(settings: Settings) -> dict[str, Any]:
 
 def _trained(settings: Settings, rank: Rank, batches: list[int]) -> dict[str, Any]:
     """Train until the budget is over."""
-    world, number, total = len(batches), settings.rank, sum(batches)
-    first = sum(batches[:number])
+    world, number, total = len(batches), settings.rank, sum(batches) * settings.accumulate
+    first, own = sum(batches[:number]) * settings.accumulate, batches[number] * settings.accumulate
     counted = _counted_step_seconds(settings, batches)
     word = torch.zeros(1, dtype=torch.float64)
     steps, share, counting_from = 0, 0.0, (0, 0.0)
@@ -212,8 +251,9 @@ def _trained(settings: Settings, rank: Rank, batches: list[int]) -> dict[str, An
         distributed.barrier()
     began = rank.began = time.perf_counter()
     for samples in _dealt(rank.task.num_train, total, settings.seed):
-        set_learning_rate(rank.optimizer, settings.rate * 0.1 ** sum(share >= d for d in DECAYS))
-        rank.step(samples[first : first + batches[number]])
+        left = 1 - share if settings.decay == "linear" else 0.1 ** sum(share >= d for d in DECAYS)
+        set_learning_rate(rank.optimizer, settings.rate * left)
+        rank.step(samples[first : first + own])
         steps += 1
         if counted:
             share = steps * counted / settings.seconds

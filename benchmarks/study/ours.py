@@ -1,17 +1,18 @@
 """A run of this project, for the study.
 
-``python -m benchmarks.study.ours SETTINGS``, as JSON: ``task``, ``run`` (settings), ``folder``,
-``core`` (of all its processes, or null). Writes ``result.json`` there.
+``python -m benchmarks.study.ours SETTINGS``, as JSON: ``task``, ``run`` (run config), ``folder``,
+``repeat`` (how often the slow core does each step; 0 if it sleeps). Writes ``result.json`` there.
 """
 
+import functools
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .emulation import repeat_steps
 from .tasks import finished, loaded, saved
 
 
@@ -19,10 +20,8 @@ def result_of(out: Path, task: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return what a run's folder says of it, and what its models are worth."""
     summary = json.loads((out / "summary.json").read_text())
     rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    device = summary["clock"] == "device"
     result = {
-        "training_seconds": summary["device_seconds" if device else "training_seconds"],
-        "measured_seconds": summary["training_seconds"],
+        "training_seconds": summary["training_seconds"],
         "samples": summary["samples"],
         "rounds": summary["rounds"],
         "accuracy_as_trained": summary["accuracy"],
@@ -30,10 +29,9 @@ def result_of(out: Path, task: dict[str, Any], seed: int) -> dict[str, Any]:
         "slow_waiting_share": summary["slow_waiting_share"],
         "local_steps": [worker["local_steps"] for worker in summary["workers"]],
         "weights": [worker["weight"] for worker in summary["workers"]],
+        "evaluation_seconds": summary["evaluation_seconds"],
         "failures": len(summary["failures"]),
     }
-    if "mean_loss_age_rounds" in summary:
-        result["mean_loss_age_rounds"] = summary["mean_loss_age_rounds"]
     if len(rounds) > 1:  # without the first
         seconds = sum(one["planning_seconds"] + one["round_seconds"] for one in rounds[1:])
         trained = sum(worker["num_examples"] for one in rounds[1:] for worker in one["workers"])
@@ -47,14 +45,15 @@ def result_of(out: Path, task: dict[str, Any], seed: int) -> dict[str, Any]:
 def main(text: str) -> None:
     """Train, and write the result."""
     given = json.loads(text)
-    if given["core"] is not None:
-        os.sched_setaffinity(0, {given["core"]})
-    from flower_blsgd import train
+    from flower_blsgd.config import RunConfig
+    from flower_blsgd.run import make_local_grid, train_on
 
     folder = Path(given["folder"])
-    run = {key.replace("-", "_"): value for key, value in given["run"].items()}
-    train(**run, out=str(folder / "run"), quiet=True)
-    result = result_of(folder / "run", given["task"], run["seed"])
+    config = RunConfig.from_run_config({**given["run"], "out": str(folder / "run")})
+    repeat = functools.partial(repeat_steps, given["repeat"]) if given["repeat"] else None
+    with make_local_grid(config, repeat) as grid:
+        train_on(grid, config)
+    result = result_of(folder / "run", given["task"], config.seed)
     (folder / "result.json").write_text(json.dumps(result))
 
 

@@ -1,5 +1,6 @@
 """One run of the study: what it is, how it is done, and the row that it leaves."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,19 +15,20 @@ from typing import Any
 from benchmarks.taken_under import conditions
 from flower_blsgd.runtime.pinning import ALLOCATOR
 
-from .arms import Arm, arm, why_not
+from .arms import ARMS, FAST_CORE, SHAPES, SLOW_CORE, Shape
 from .link import ADDRESSES, INTERFACE, Link
 from .tasks import Places, settings_of
 
 ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
-FAST_CORE, SLOW_CORE = 0, 1
 MOST_TRIES = 3
 PROBE_SECONDS, PROBE_TOLERANCE = 2.0, 0.05
-STEP_SECONDS = (0.0015, 0.00067)
-"""Of a step on the fast device, constant and per sample, where `throughput` has not said it."""
+STEP_SECONDS = (0.00023, 0.00122)
+"""Seconds per step of the fast device where time is counted: a constant, and per sample.
 
-_TEXT_STEP_SECONDS = (0.002, 0.0006)
+Measured by the first study, as all of its rows are on these machines.
+"""
+
 _START_SECONDS, _EVALUATION_SECONDS = 90.0, 600.0
 """Starting and calibration never take longer, nor evaluation, so a run that does hangs."""
 
@@ -41,56 +43,63 @@ class Run:
     Parameters
     ----------
     stage, arm : str
-        Of PLAN.md.
+        Stage of PLAN2.md, and key of `ARMS`.
     rate, seconds : float
-        The learning rate, and the budget.
-    gap : float (default: 2.0)
-        How much slower the slow device is; 1 where there is none.
+        Learning rate, and budget of training.
+    decay : {"steps", "linear"} (default: "linear")
+        How the rate falls: times 0.1 at 60 % and at 80 % of the budget, or in a line to zero.
+    shape : str (default: "gap-2")
+        Key of `SHAPES`; empty for the fast device alone.
     seed : int (default: 0)
-        Of everything that is drawn.
-    task : str (default: "cifar10")
+        Seed of everything that is drawn.
+    task : {"cifar10", "validation"} (default: "validation")
         As of `tasks.settings_of`.
-    clock : {"wall", "device"} (default: "wall")
-        Whether time is measured, or counted from given seconds per step; those of the second kind
-        need only one core each.
+    clock : {"counted", "wall"} (default: "counted")
+        Whether time is counted from given seconds per step, on one core, or measured on two.
+    repeat : bool (default: False)
+        On the wall clock: whether the slow device repeats its work instead of sleeping.
     block : int (default: 0)
-        Of repetitions.
-    neighbour : bool (default: False)
-        Whether the other core computes meanwhile.
+        Repetition of a timing.
+    neighbor : bool (default: False)
+        Whether the other core computes in the meantime.
     slow_link : bool (default: False)
-        Whether the devices are joined by a slow link.
+        Whether a slow link joins the devices.
     """
 
     stage: str
     arm: str
     rate: float
     seconds: float
-    gap: float = 2.0
+    decay: str = "linear"
+    shape: str = "gap-2"
     seed: int = 0
-    task: str = "cifar10"
-    clock: str = "wall"
+    task: str = "validation"
+    clock: str = "counted"
+    repeat: bool = False
     block: int = 0
-    neighbour: bool = False
+    neighbor: bool = False
     slow_link: bool = False
 
     @property
     def key(self) -> str:
-        """What rows of the same run have in common."""
-        parts = [self.arm, self.task, f"gap={self.gap:g}", f"rate={self.rate:g}"]
-        parts += [f"seconds={self.seconds:g}", f"seed={self.seed}", f"block={self.block}"]
-        return " ".join(parts + ["neighbour"] * self.neighbour)
+        """Name that rows of the same run share."""
+        parts = [self.stage, self.arm, self.shape or "alone", self.task]
+        parts += [f"rate={self.rate:g}", self.decay, f"seconds={self.seconds:g}"]
+        parts += [f"seed={self.seed}", f"block={self.block}"]
+        return " ".join(parts + ["repeat"] * self.repeat + ["neighbor"] * self.neighbor)
 
     @property
     def expected_seconds(self) -> float:
-        """About how long it takes, with its start, its evaluation and its probes."""
+        """Expected duration, with start and evaluation, where a step takes what it counts as."""
         if self.clock == "wall":
-            return self.seconds + (26 if self.evaluated else 10)
-        work = self.seconds * (1 + (1 / self.gap if arm(self.arm).both else 0))
-        return 1.15 * work + 15
+            return self.seconds + (30 if self.evaluated else 12)
+        shape = SHAPES[self.shape] if self.shape else Shape(1.0, (1, 1), slow=0)
+        work = self.seconds * (shape.fast + shape.slow / shape.gap)
+        return 1.2 * work + (35 if self.task == "validation" else 15)
 
     @property
     def evaluated(self) -> bool:
-        """Whether its accuracy is wanted."""
+        """Whether its accuracy is needed."""
         return self.stage != "throughput"
 
 
@@ -120,24 +129,26 @@ class Store:
 
 
 def counting(rows: Sequence[Row]) -> dict[str, Row]:
-    """Return the row of each run that counts, by its key: its last one that did not fail."""
+    """Return the row of each run that counts, by its key: the last one that did not fail."""
     return {row["key"]: row for row in rows if "error" not in row}
 
 
 def is_due(run: Run, rows: Sequence[Row]) -> bool:
-    """Return whether a run is to be done, again perhaps."""
+    """Return whether a run is still to be done, or to be repeated."""
     own = [row for row in rows if row["key"] == run.key]
     last = own[-1] if own else None
     if last is not None and "error" not in last and last.get("steady", True):
         return False
-    return len(own) < MOST_TRIES and not why_not(run.arm)
+    return len(own) < MOST_TRIES
 
 
 class Probe:
     """A process that says how fast the bare loop is on the fast core just now."""
 
     def __init__(self, places: Places, seconds: float) -> None:
-        settings = _loop_settings(Run("probe", "bare", 0.1, seconds, gap=1), places, ())
+        settings = _loop_settings(
+            Run("probe", "fast-32", 0.1, seconds, shape="", clock="wall"), places
+        )
         self._process = subprocess.Popen(
             [*_PYTHON, "benchmarks.study.loop", json.dumps({**settings, "probe": True})],
             cwd=ROOT,
@@ -168,38 +179,27 @@ class Probe:
 _PYTHON = [sys.executable, "-m"]
 
 
-def row_of(
-    run: Run,
-    places: Places,
-    step_seconds: Sequence[float] = STEP_SECONDS,
-    probe: Probe | None = None,
-    core: int = FAST_CORE,
-) -> Row:
-    """Do a run, and return its row; one that fails has its ``error``.
+def row_of(run: Run, places: Places, probe: Probe | None = None, core: int = FAST_CORE) -> Row:
+    """Do a run, and return its row; that of a failed run has its ``error``.
 
     Parameters
     ----------
     run : Run
-        Which.
+        The run.
     places : Places
         Where the data are.
-    step_seconds : pair of float
-        Of the device clock: seconds of a step, constant and per sample.
     probe : Probe, optional
         Asked before and after.
     core : int
-        Of all its processes, on the device clock.
+        Core of all processes of a run whose time is counted.
     """
     row: Row = {"key": run.key, **asdict(run), "at": datetime.now(UTC).isoformat("T", "seconds")}
     row["commit"] = conditions()["commit"]
     before = probe.samples_per_second() if probe else None
     try:
-        row |= _result(run, places, step_seconds, core)
+        row |= _result(run, places, core)
     except _FailedError as error:
-        told = str(error)
-        for folder in filter(None, (places.cifar10, places.ag_news)):
-            told = told.replace(folder, "DATA")
-        row["error"] = told
+        row["error"] = str(error).replace(places.cifar10, "DATA")
     if before is not None and probe is not None:
         after = probe.samples_per_second()
         row |= {"probe_before": before, "probe_after": after}
@@ -217,36 +217,33 @@ class _FailedError(Exception):
     pass
 
 
-def _result(run: Run, places: Places, step_seconds: Sequence[float], core: int) -> Row:
-    chosen = arm(run.arm)
-    counted = _speeds(run, step_seconds) if run.clock == "device" else ()
+def _result(run: Run, places: Places, core: int) -> Row:
+    ours = ARMS[run.arm].kind == "ours"
+    module = ("counted" if run.clock == "counted" else "ours") if ours else "loop"
     with tempfile.TemporaryDirectory() as folder:
-        if chosen.kind == "ours":
-            work = _our_settings(run, chosen, places, counted, core)
-            module = "ours"
-        else:
-            work = _loop_settings(run, places, counted, core)
-            module = "loop"
+        work = _our_settings(run, places, core) if ours else _loop_settings(run, places, core)
         work["folder"] = folder
-        longest = 3 * run.expected_seconds + _START_SECONDS
+        longest = 6 * run.expected_seconds + _START_SECONDS
         longest += _EVALUATION_SECONDS if run.evaluated else 0
         if run.slow_link:
             with Link() as link:
                 measured = link.measured()
                 commands = _at_both_ends(link, module, work)
-                return {**_done(commands, Path(folder), longest), **measured}
-        ranks = range(len(work["batches"])) if module == "loop" else range(1)
-        commands = [_command(module, {**work, "rank": i} if i else work) for i in ranks]
-        beside = _loop_settings(run, places, (), SLOW_CORE) | {"folder": folder, "seconds": 1e6}
-        others = [_command("loop", beside)] if run.neighbour else []
-        return _done(commands, Path(folder), longest, others)
+                return {**done(commands, Path(folder), longest), **measured}
+        ranks = range(1 if ours else len(work["batches"]))
+        commands = [command(module, {**work, "rank": i} if i else work) for i in ranks]
+        alone = dataclasses.replace(run, arm="fast-32", shape="", clock="wall")
+        beside = {**_loop_settings(alone, places, SLOW_CORE), "folder": folder, "seconds": 1e6}
+        others = [command("loop", beside)] if run.neighbor else []
+        return done(commands, Path(folder), longest, others)
 
 
-def _command(module: str, work: Mapping[str, Any]) -> list[str]:
+def command(module: str, work: Mapping[str, Any]) -> list[str]:
+    """Return the command that runs a module of this package with settings."""
     return [*_PYTHON, f"benchmarks.study.{module}", json.dumps(work)]
 
 
-def _done(
+def done(
     commands: Sequence[list[str]],
     folder: Path,
     longest_seconds: float,
@@ -291,61 +288,55 @@ def _done(
     return found
 
 
-def _speeds(run: Run, step_seconds: Sequence[float]) -> list[list[float]]:
-    """Return the given seconds of a step, constant and per sample, of each device."""
-    fast = list(_TEXT_STEP_SECONDS if run.task == "ag-news" else step_seconds)
-    slow = [run.gap * part for part in fast]
-    return [fast, slow] if arm(run.arm).both else [fast]
-
-
-def _loop_settings(
-    run: Run, places: Places, counted: Sequence[Sequence[float]], core: int = FAST_CORE
-) -> dict[str, Any]:
-    chosen = arm(run.arm)
-    slow_batch = 0 if chosen.proportional else chosen.batch
-    ranks = 2 if chosen.both else 1
-    together = run.clock == "device" or not chosen.both
+def _loop_settings(run: Run, places: Places, core: int = FAST_CORE) -> dict[str, Any]:
+    arm = ARMS[run.arm]
+    gap, ranks = SHAPES[run.shape].gap if arm.both else 1.0, 2 if arm.both else 1
+    counted = run.clock == "counted"
+    speeds = [list(STEP_SECONDS), [gap * part for part in STEP_SECONDS]]
     return {
         "task": settings_of(run.task, places),
         "seed": run.seed,
         "rate": run.rate,
         "seconds": run.seconds,
-        "cores": [core] * ranks if together else [FAST_CORE, SLOW_CORE],
-        "slowdowns": [1.0, 1.0 if run.clock == "device" else run.gap][:ranks],
-        "batches": [chosen.batch, slow_batch][:ranks],
-        "step_seconds": counted,
+        "cores": [core] * ranks if counted or not arm.both else [FAST_CORE, SLOW_CORE],
+        "slowdowns": [1.0, 1.0 if counted else gap][:ranks],
+        "batches": [arm.batch, 0][:ranks],
+        "step_seconds": speeds[:ranks] if counted else [],
         "evaluate": run.evaluated,
+        "decay": run.decay,
+        "accumulate": arm.accumulate,
+        "repeat": run.repeat,
+        "channels_last": counted,
     }
 
 
-def _our_settings(
-    run: Run, chosen: Arm, places: Places, counted: Sequence[Sequence[float]], core: int
-) -> dict[str, Any]:
-    task = settings_of(run.task, places)
-    if counted:
-        seconds = [constant + per_sample * chosen.batch for constant, per_sample in counted]
-        cores = core, core
-        options = [f" seconds-per-step={s:.6g}" for s in seconds]
-    else:
-        cores, options = (FAST_CORE, SLOW_CORE), ["", f" slowdown={run.gap:g}"]
-    groups = zip(("fast", "slow"), cores, options, strict=False)
-    workers = [f"1x cpu:{i} {tier}{more}" for tier, i, more in groups]
+def _our_settings(run: Run, places: Places, core: int) -> dict[str, Any]:
+    arm, shape, task = ARMS[run.arm], SHAPES[run.shape], settings_of(run.task, places)
     settings = {
-        "workers": "; ".join(workers[: 2 if chosen.both else 1]),
-        "batch-size": chosen.batch,
-        "local-steps-fast": (8 if places.tiny else 32) if run.task != "ag-news" else 16,
-        "local-steps-slow": "auto",
+        "algorithm": "weighted-local-sgd",
+        "batch-size": arm.batch,
+        "local-steps-fast": shape.steps[0],
+        "local-steps-slow": shape.steps[1],
         "learning-rate": run.rate,
+        "schedule": run.decay,
         "seconds": run.seconds,
         "epochs": 1_000_000,
         "evaluate-every-epochs": 1_000_000,
         "checkpoint-minutes": 1e6,
-        "clock": run.clock,
         "seed": run.seed,
         "threads": 1,
+        **task,
+        **arm.settings,
     }
-    whole = {**settings, **task, **chosen.settings}
-    return {"task": task, "run": whole, "core": core if counted else None}
+    if settings["algorithm"] == "recommended":  # as it ships
+        del settings["local-steps-fast"], settings["local-steps-slow"]
+    if run.clock == "counted":
+        extra = {"step_seconds": STEP_SECONDS, "seconds": run.seconds, "core": core}
+        return {"task": task, "run": settings, "shape": run.shape, **extra}
+    slow = "" if run.repeat else f" slowdown={shape.gap:g}"
+    workers = f"1x cpu:{FAST_CORE} fast; 1x cpu:{SLOW_CORE} slow{slow}"
+    repeat = round(shape.gap) if run.repeat else 0
+    return {"task": task, "run": {**settings, "workers": workers}, "repeat": repeat}
 
 
 def _at_both_ends(link: Link, module: str, work: dict[str, Any]) -> list[list[str]]:
@@ -353,7 +344,7 @@ def _at_both_ends(link: Link, module: str, work: dict[str, Any]) -> list[list[st
     if module == "loop":
         address = {"address": f"tcp://{ADDRESSES[0]}:4712", "interface": INTERFACE}
         return [
-            [*link.inside(end), *_command("loop", {**work, **address, "rank": end})]
+            [*link.inside(end), *command("loop", {**work, **address, "rank": end})]
             for end in range(2)
         ]
     slowdown = work["run"]["workers"].rpartition("slowdown=")[2]
@@ -364,4 +355,4 @@ def _at_both_ends(link: Link, module: str, work: dict[str, Any]) -> list[list[st
     given = {**work, "nodes": nodes, "far": link.inside(1)}
     del given["run"]["workers"]
     given["run"] |= {"transport": "stream", "stream-address": f"{ADDRESSES[0]}:4713"}
-    return [[*link.inside(0), *_command("deployed", given)]]
+    return [[*link.inside(0), *command("deployed", given)]]

@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from flower_blsgd import Task
 from flower_blsgd.algorithm.sampling import derived_seed, generator
-from flower_blsgd.data.image_data import CIFAR10, prepared_images
 from flower_blsgd.tasks import load_task
-from flower_blsgd.tasks.images import BENCHMARKS, random_crop_and_flip
 from flower_blsgd.worker.batches import BatchSource, Samples, tensor_parts
 from flower_blsgd.worker.evaluation import evaluate_sums
 
@@ -28,14 +25,13 @@ class Places:
 
     Parameters
     ----------
-    cifar10, ag_news : str
-        Folders; empty if there is none.
+    cifar10 : str
+        Folder of CIFAR-10.
     tiny : bool (default: False)
         Whether a few hundred samples are enough.
     """
 
     cifar10: str
-    ag_news: str = ""
     tiny: bool = False
 
 
@@ -47,65 +43,26 @@ def settings_of(task: str, places: Places) -> dict[str, Any]:
 
     Parameters
     ----------
-    task : str
-        ``"cifar10"``; ``"validation"``, which never looks at the test set; ``"noise-SHARE"``;
-        ``"ag-news"``.
+    task : {"cifar10", "validation"}
+        All of CIFAR-10 with its test set; or 12,500 of its training images to train on, and the
+        other 37,500 to choose by. The second never looks at the test set.
     places : Places
         Where the data are.
-
-    Raises
-    ------
-    ValueError
-        If there is none of that name.
     """
-    kind, _, share = task.partition("-")
-    some = {"max-samples": 512} if places.tiny else {}
-    if task == "cifar10":
-        return {**_IMAGES, "task": "cifar10", "data": places.cifar10, **some}
+    settings = {**_IMAGES, "task": "cifar10", "data": places.cifar10}
+    if places.tiny:
+        settings["max-samples"] = 512
     if task == "validation":
-        counts = {"max-samples": 25_000, **some, "validation-share": 0.5}
-        return {**_IMAGES, "task": "cifar10", "data": places.cifar10, **counts}
-    if kind == "noise":
-        count = 256 if places.tiny else 12_500
-        named = "benchmarks.study.tasks:relabelled"
-        return {**_IMAGES, "task": named, "data": f"{share}:{count}@{places.cifar10}"}
-    if task == "ag-news":
-        text = {"task": "ag-news", "model": "encoder", "max-tokens": 64, "optimizer": "adamw"}
-        return {**text, "weight-decay": 0.01, "data": places.ag_news, **some}
-    raise ValueError(f"no task {task!r}")
+        settings["validation-share"] = 0.75
+    return settings
 
 
 def loaded(settings: dict[str, Any], seed: int) -> Task:
     """Return the task that settings name."""
     options = {"max_samples": settings["max-samples"]} if "max-samples" in settings else {}
-    if "max-tokens" in settings:
-        options["max_tokens"] = settings["max-tokens"]
     share = settings.get("validation-share", 0.0)
     names = (settings[key] for key in ("task", "data", "model"))
     return load_task(*names, validation_share=share, seed=seed, **options)
-
-
-def relabelled(data: str, model: str) -> Task:
-    """Return CIFAR-10 with a share of the training labels drawn anew: ``SHARE:COUNT@FOLDER``.
-
-    The first COUNT training images are trained on; the next COUNT are tested, with true labels.
-    Of ten labels drawn one in ten is right by chance, so the others' share is 0.9 SHARE.
-    """
-    text, _, folder = data.partition("@")
-    share, count = float(text.partition(":")[0]), int(text.partition(":")[2])
-    prepared = prepared_images(CIFAR10, folder, max_samples=2 * count)
-    images, labels = prepared.train
-    noisy = np.array(labels[:count])
-    draw = generator(0, "study-labels")
-    chosen = draw.permutation(count)[: math.floor(share * count + 0.5)]
-    noisy[chosen] = draw.integers(0, prepared.num_classes, len(chosen))
-    return Task(
-        model=lambda: BENCHMARKS["cifar10"].maker(model)(prepared.num_classes),
-        train=(images[:count], noisy),
-        test=(images[count : 2 * count], labels[count : 2 * count]),
-        augment=random_crop_and_flip,
-        data_fingerprint=f"{prepared.fingerprint} {text}",
-    )
 
 
 def whole(samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:

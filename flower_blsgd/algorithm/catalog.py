@@ -31,7 +31,7 @@ from .sampling import (
     UnifiedSampler,
     UniformSampler,
 )
-from .selection import ActiveBias, ImportanceSampling, InfoBatch, RandomSubset, Selection
+from .selection import ActiveBias, ImportanceSampling, InfoBatch, Selection
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,6 @@ class Choices:
         tau of the fast workers.
     high_loss_to, epoch : str (default: "fast", "samples")
         What the settings of these names mean where they are empty.
-    needs_both_tiers : bool (default: True)
-        Whether separated sampling refuses to train workers of one tier only.
     """
 
     steps: str
@@ -82,13 +80,10 @@ class Choices:
     local_steps_fast: int | str = SystemAwareSteps.local_steps_fast
     high_loss_to: str = "fast"
     epoch: str = "samples"
-    needs_both_tiers: bool = True
 
 
 ALGORITHMS: Mapping[str, Choices] = {
-    "recommended": Choices(
-        *("system-aware", "separated", "load"), local_steps_fast="auto", needs_both_tiers=False
-    ),
+    "recommended": Choices("system-aware", "uniform", "load", local_steps_fast="auto"),
     "biased-local-sgd": Choices("system-aware", "separated", "load"),
     "unbiased-local-sgd": Choices("system-aware", "uniform", "equal"),
     "weighted-local-sgd": Choices("system-aware", "uniform", "load"),
@@ -141,9 +136,7 @@ STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
 }
 
 SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
-    "separated": lambda s: SeparatedSampler(
-        s.high_loss_ratio, s.choices.high_loss_to, s.choices.needs_both_tiers
-    ),
+    "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.choices.high_loss_to),
     "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.choices.high_loss_to),
     "uniform": lambda _: UniformSampler(),
     "candidates": lambda s: CandidateSampler(s.candidate_factor, s.choices.high_loss_to),
@@ -152,7 +145,6 @@ SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
 
 SELECTIONS: Mapping[str, Callable[[], Selection]] = {
     "infobatch": InfoBatch,
-    "random-subset": RandomSubset,
     "importance-sampling": ImportanceSampling,
     "active-bias": ActiveBias,
 }

@@ -359,23 +359,8 @@ def sampling_stats(
 ) -> SamplingStats:
     """Describe the choice of samples of one epoch. Linear in N; needs a byte per sample.
 
-    Parameters
-    ----------
-    plan : EpochPlan
-        The epoch.
-    participants : sequence of Participant
-        Those that it was planned for.
-    table : LossTable
-        As it was when the epoch was planned.
-    last_round : int
-        The last round before this epoch.
-    rounds_per_epoch : float
-        Of the epochs before this one, > 0; turns ages into epochs.
-
-    Returns
-    -------
-    SamplingStats
-        A pure function of the arguments.
+    The table is as it was when the epoch was planned, and `last_round` the last round before that.
+    `rounds_per_epoch` of the epochs before, > 0, turns ages into epochs.
     """
     num_samples = len(table)
     fast, slow = (_picked(plan, participants, tier_is_fast) for tier_is_fast in (True, False))

@@ -15,8 +15,12 @@ FAST_SPEED_RATIO = 0.7
 MOST_AUTO_STEPS = 64
 """Local steps that `AutoSteps` chooses at most."""
 
-_MOST_LOST = 0.05
-"""Share of a round that `AutoSteps` leaves to each of two things beside computing."""
+_LADDER = [n for n in range(1, MOST_AUTO_STEPS + 1) if n < 8 or n % (1 << n.bit_length() - 3) == 0]
+_MOST_WAITING, _MOST_OVERHEAD = 0.1, 0.04
+"""The numbers that `AutoSteps` chooses from (1 to 8, 10, 12, 14, 16, 20, ...), and the shares of a
+round that it accepts. Two measurements differ by a few per cent: with finer numbers or a smaller
+share of waiting the choice would vary from start to start.
+"""
 
 _ONE_STEP_FITS = 0.75
 _SMALLEST_BATCH = 2
@@ -224,7 +228,7 @@ class SystemAwareSteps(StepPolicy):
 class AutoSteps(StepPolicy):
     """Another policy with the fewest local steps of fast workers that waste little time.
 
-    The number is chosen once, before the first round; up to then it is `MOST_AUTO_STEPS`.
+    The number is chosen once, before the first round; until then rounds are the shortest ones.
 
     Parameters
     ----------
@@ -245,47 +249,53 @@ class AutoSteps(StepPolicy):
         return True
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
-        """Return the most steps that each participant may get."""
-        return self.policy_of(MOST_AUTO_STEPS).local_steps(participants)
+        """Return the steps of each participant in the shortest rounds."""
+        return self.policy_of(self.fewest(participants, 0.0)).local_steps(participants)
 
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
-        """Return b_i of each participant with so many steps."""
-        return self.policy_of(MOST_AUTO_STEPS).batch_sizes(participants)
+        """Return b_i of each participant in them."""
+        return self.policy_of(self.fewest(participants, 0.0)).batch_sizes(participants)
 
     def fewest(
         self, participants: Sequence[Participant], overhead_steps: float | None = None
     ) -> int:
-        """Return the smallest tau_fast that wastes little time, or `MOST_AUTO_STEPS` if none does.
+        """Return the smallest tau_fast that wastes little time.
 
-        Everything but computing takes less than 5 % of a round, and no worker waits for more than
-        5 % of it because steps are whole numbers, or for as little as can be had.
+        First the smallest of `_LADDER` with which no worker waits for more than 10 % of a round
+        because steps are whole numbers, and no batch is cut, or its neighbour if that is better; if
+        there is none, the one that comes closest. It is doubled while everything except computing
+        takes more than 4 % of a round. So a gamma near 1/k leads to k, 2 k or 4 k in every start.
 
         Parameters
         ----------
         participants : sequence of Participant
             All workers that train.
         overhead_steps : float, optional
-            Everything but computing of one round, in steps of the fastest worker. None if it is
-            not known: then the number is not below the usual one.
+            Everything except computing of one round, in steps of the fastest worker. None if it is
+            not known: then the usual number is the least, as far as doubling allows.
         """
-        least = SystemAwareSteps.local_steps_fast
+        least = float(SystemAwareSteps.local_steps_fast)
         if overhead_steps is not None:
-            computing = min(overhead_steps, MOST_AUTO_STEPS) * (1 / _MOST_LOST - 1)
-            least = max(1, math.floor(computing) + 1)
-        candidates = range(min(least, MOST_AUTO_STEPS), MOST_AUTO_STEPS + 1)
-        return min(candidates, key=lambda n: max(_MOST_LOST, self._lost(n, participants)))
+            least = overhead_steps * (1 / _MOST_OVERHEAD - 1)
+        lost = {n: self._lost(n, participants) for n in _LADDER}
+        first = min(_LADDER, key=lambda n: max(_MOST_WAITING, lost[n]))
+        steps = min((n for n in _LADDER if first <= n < 1.25 * first), key=lambda n: lost[n])
+        while steps < least and 2 * steps <= MOST_AUTO_STEPS:
+            steps *= 2
+        return steps
 
     def _lost(self, local_steps_fast: int, participants: Sequence[Participant]) -> float:
-        """Return the largest share of a round that a worker waits for rounding."""
+        """Return the largest share of a round that a worker waits, or of its batch that is cut."""
         policy = self.policy_of(local_steps_fast)
         if not isinstance(policy, SystemAwareSteps):
             return 0.0
         steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
-        seconds = [float(local_steps_fast)]  # in steps of the fastest worker
+        seconds, cut = [float(local_steps_fast)], 0.0  # in steps of the fastest worker
         for number, batch_size, p in zip(steps, sizes, participants, strict=True):
             if p.speed_ratio and policy.goes_by_speed(p):
                 seconds.append(number * batch_size / p.own_batch / p.speed_ratio)
-        return 1 - min(seconds) / max(seconds)
+                cut = max(cut, 1 - batch_size / p.own_batch)
+        return max(1 - min(seconds) / max(seconds), cut)
 
 
 @dataclass(frozen=True)

@@ -80,14 +80,14 @@ def checked_lists(
     try:
         if not all(isinstance(each, SampleList) for each in lists):
             raise ValueError("it must return a list of SampleList")
-        check_lists(lists, request.rounds, request.samples_per_round, num_samples)
+        _check_lists(lists, request.rounds, request.samples_per_round, num_samples)
     except ValueError as error:
         where = f"{type(sampler).__name__}.sample_lists, epoch {request.epoch}"
         raise UsageError(f"{where}: {error}") from None
     return lists
 
 
-def check_lists(
+def _check_lists(
     lists: Sequence[SampleList], rounds: int, samples_per_round: Sequence[int], num_samples: int
 ) -> None:
     """Raise ValueError unless these are lists for so many rounds of these participants."""

@@ -326,16 +326,14 @@ class SeparatedSampler(Sampler):
         [0, 1]; the rest of them is drawn uniformly.
     high_loss_to : {"fast", "slow"} (default: "fast")
         Which tier that is.
-    needs_both_tiers : bool (default: True)
-        Whether a run with one tier is refused; else it trains on all samples in random order.
     """
 
+    needs_both_tiers = True
     disjoint: ClassVar[bool] = False
     """Whether the other tier gets what is left of all samples, as far as that suffices."""
 
     high_loss_ratio: float = HIGH_LOSS_RATIO
     high_loss_to: TierName = "fast"
-    needs_both_tiers: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.high_loss_ratio <= 1.0:  # also refuses nan

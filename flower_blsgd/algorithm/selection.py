@@ -98,36 +98,7 @@ class InfoBatch(Selection):
 
 
 @dataclass(frozen=True)
-class RandomSubset(Selection):
-    """Each epoch has a random subset of the samples: what a selection by loss has to beat.
-
-    Okanovic et al., ICLR 2024, arXiv 2305.18424 (RS2).
-
-    Parameters
-    ----------
-    share : float (default: 0.7)
-        Of all samples, in (0, 1]; about what InfoBatch leaves.
-    """
-
-    share: float = 0.7
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share = {self.share} must lie in (0, 1]")
-
-    def count(self, table: LossTable) -> int:
-        """Return how many samples an epoch has."""
-        return max(1, int(self.share * len(table) + 0.5))
-
-    def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
-        """Return the epoch's samples."""
-        rng = generator(request.seed, "random-subset", request.epoch)
-        chosen = rng.choice(len(table), self.count(table), replace=False, shuffle=False)
-        return Selected(np.sort(chosen).astype(np.int32))
-
-
-@dataclass(frozen=True)
-class ImportanceSampling(RandomSubset):
+class ImportanceSampling(Selection):
     """Samples are drawn the more likely the higher their loss, and weigh as much less.
 
     So the expected gradient of a step is that of all samples, if the sampler chooses by no loss.
@@ -139,11 +110,17 @@ class ImportanceSampling(RandomSubset):
     Parameters
     ----------
     share : float (default: 0.7)
-        M / N, in (0, 1].
+        M / N, in (0, 1]; the default is about what InfoBatch keeps.
     """
 
     unbiased: ClassVar[bool] = True
     """Whether the weights undo the choice."""
+
+    share: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share = {self.share} must lie in (0, 1]")
 
     def scores(self, losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return what recorded losses are worth, >= 0: themselves, and 0 if they are below."""
@@ -158,7 +135,7 @@ class ImportanceSampling(RandomSubset):
         scores = np.empty_like(losses)
         scores[seen] = self.scores(losses[seen])
         scores[~seen] = scores[seen].max()
-        count = self.count(table)
+        count = max(1, int(self.share * len(table) + 0.5))
         chances = inclusion_probabilities(scores + (scores.mean() or 1.0), count)
         rng = generator(request.seed, type(self).__name__, request.epoch)
         order = rng.permutation(len(chances))
@@ -207,23 +184,3 @@ def _all_but(left_out: npt.NDArray[np.integer[Any]], num_samples: int) -> IntArr
     kept = np.ones(num_samples, np.bool_)
     kept[left_out] = False
     return np.flatnonzero(kept).astype(np.int32)
-
-
-def permuted(recorded: LossTable, seed: int, epoch: int) -> LossTable:
-    """Return a table with the recorded losses exchanged at random among their samples.
-
-    This control has the same draws as the recorded table, but they follow no sample's own loss.
-
-    Parameters
-    ----------
-    recorded : LossTable
-        Stays as it is. Samples that were never seen keep their rank above every number.
-    seed, epoch : int
-        As in `SelectionRequest`.
-    """
-    table = LossTable(len(recorded))
-    table.losses, table.rounds = recorded.ranking_losses().copy(), recorded.rounds
-    finite = np.flatnonzero(np.isfinite(table.losses))
-    rng = generator(seed, "loss-ranking", epoch)
-    table.losses[finite] = table.losses[rng.permutation(finite)]
-    return table

@@ -200,14 +200,8 @@ into 7,169 + 1,020 as the paper must have cut them. The Hugging Face hub's copy 
 def prepared_images(images: ImageData, data: str = "", **rows: Any) -> Prepared:
     """Return the decoded images of a data set, preparing them if that was not done yet.
 
-    Parameters
-    ----------
-    images : ImageData
-        Which.
-    data : str (default: "")
-        A folder with images; empty for the Hugging Face hub.
-    **rows
-        `skip_bad`, `max_samples` and `again`, as of `prepared_rows`, whose errors these are.
+    `data` is a folder, or empty for the Hugging Face hub; `rows` are `skip_bad`, `max_samples` and
+    `again` of `prepared_rows`, whose errors these are.
     """
 
     def converter(*_: object) -> tuple[Convert, Mapping[str, Any]]:

@@ -176,28 +176,15 @@ def write_part(
 ) -> int:
     """Write ``<part>_inputs.npy`` and ``<part>_labels.npy``; return how many rows are left out.
 
-    Labels are int64 of shape (rows,).
-
-    Parameters
-    ----------
-    rows : datasets.Dataset
-        As of `read_parts`.
-    folder, part : Path, str
-        Where to write: into the folder, as ``"train"`` or ``"test"``.
-    convert : callable
-        ``(sample) -> array`` of at most `shape`; called by many threads. A row for which it
-        raises anything is bad, as is one without a sample or a label.
-    shape, dtype
-        Of one row of inputs. If all arrays are shorter in the first dimension, so are the rows.
-    skip_bad : bool
-        Leave bad rows out.
-    filler : int (default: 0)
-        Stands behind the end of a shorter array.
+    Labels are int64 of shape (rows,). `convert` makes an array of at most `shape` of one sample,
+    and is called by many threads; a row for which it raises anything is bad, as is one without a
+    sample or a label. `filler` stands behind the end of a shorter array. If all arrays are shorter
+    in the first dimension, so are the rows.
 
     Raises
     ------
     UsageError
-        If a row is bad, and with `skip_bad` if all are.
+        If a row is bad, and with `skip_bad`, which leaves bad rows out, if all are.
     OSError
         If the folder cannot be written, or there is no room for the array, which is reserved.
     """

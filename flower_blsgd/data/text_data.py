@@ -79,19 +79,10 @@ def prepared_texts(
 ) -> Prepared:
     """Return the tokens of AG News, or of one's own texts, prepared if that was not done yet.
 
-    Its inputs are int32 of shape (N, longest text): token numbers, and -1 behind the end of a
-    text. In its folder is also the tokenizer (`TOKENIZER_FILE`).
-
-    Parameters
-    ----------
-    tokenizer : TokenizerSource
-        What cuts them.
-    data : str (default: "")
-        A folder; empty for the Hugging Face hub.
-    max_tokens : int (default: 128)
-        Longer texts are cut, with the tokenizer's marks within.
-    **rows
-        `skip_bad`, `max_samples` and `again`, as of `prepared_rows`, whose errors these are.
+    Its inputs are int32 of shape (N, longest text): token numbers, and -1 behind the end of a text,
+    which is cut to `max_tokens`, with the tokenizer's marks within. In its folder is also the
+    tokenizer (`TOKENIZER_FILE`). `data` is a folder, or empty for the Hugging Face hub; `rows` are
+    `skip_bad`, `max_samples` and `again` of `prepared_rows`, whose errors these are.
     """
 
     def converter(rows: Any, folder: Path) -> tuple[Convert, Mapping[str, Any]]:

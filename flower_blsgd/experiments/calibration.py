@@ -1,18 +1,18 @@
 """Measure the seconds per step of each worker: alone, then with all of them computing."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from flwr.app import ArrayRecord, Message
 
 from ..algorithm.averaging import LoadWeighting, weighted_average
+from ..algorithm.epoch_plan import RoundShape
 from ..errors import UsageError
 from ..protocol import Failure, TrainOrder, TrainReport
 from ..results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
 from ..runtime.local_grid import LocalGrid
 from ..strategy.profiles import answer_of, query_speeds, replies_to
+from ..strategy.speeds import measure_rounds
 
 _REPEATS = 5
 _ALONE_SECONDS = 0.5
@@ -68,46 +68,38 @@ def calibrate(
             if isinstance(seconds, str):
                 raise UsageError(f"the speed of {label} is not known: {seconds}")
             measured.append(seconds)
-        alone.append(_spread(measured))
+        alone.append(_spread(measured[1:]))  # the first starts processes, loads data and warms up
     log(f"all {len(labels)} workers at once")
 
     longest = max(_ROUND_SECONDS, *(speed.median for speed in alone))
     steps = [max(1, round(longest / speed.median)) for speed in alone]
-    rounds = []
-    overheads = []
-    for repeat in range(1 + _REPEATS):
-        began = time.perf_counter()
-        orders = {}
-        for position, (node, count, size) in enumerate(zip(labels, steps, sizes, strict=True)):
-            draw = np.random.default_rng([position, repeat])  # no sample is in the caches already
-            orders[node] = TrainOrder.to_measure(count, size, num_samples, arrays, draw)
-        messages = [Message(order.to_records(), node, "train") for node, order in orders.items()]
-        by_node = replies_to(grid, messages, _TIMEOUT_SECONDS)
-        for node, label in labels.items():
+
+    def do_round(orders: list[TrainOrder]) -> list[TrainReport]:
+        messages = [
+            Message(order.to_records(), node, "train")
+            for node, order in zip(labels, orders, strict=True)
+        ]
+        by_node, reports = replies_to(grid, messages, _TIMEOUT_SECONDS), []
+        for (node, label), order in zip(labels.items(), orders, strict=True):
             answer = answer_of(by_node.get(node), None)
             if isinstance(answer, Failure):
                 raise UsageError(f"{label} failed while it was measured: {answer.brief}")
-        reports = [
-            TrainReport.from_content(by_node[node].content, order) for node, order in orders.items()
-        ]
+            reports.append(TrainReport.from_content(answer, order))
         weighted_average(
             [{name: a.numpy() for name, a in report.arrays.items()} for report in reports],
             LoadWeighting().weights(steps),
         )
-        took = time.perf_counter() - began
-        first = min(report.started_at for report in reports)
-        last = max(report.ended_at for report in reports)
-        overheads.append(max(0.0, took - (last - first)))
-        rounds.append([r.compute_seconds / count for r, count in zip(reports, steps, strict=True)])
-    loaded = [_spread(seconds) for seconds in zip(*rounds, strict=True)]
+        return reports
+
+    shape = RoundShape(tuple(steps), tuple(sizes))
+    rows = measure_rounds(do_round, arrays, shape, num_samples, _REPEATS, _REPEATS)
+    *loaded, overhead = (_spread(column) for column in zip(*rows, strict=True))
     workers = tuple(
         WorkerSpeed.of(worker, by_itself, with_others)
         for worker, by_itself, with_others in zip(grid.workers, alone, loaded, strict=True)
     )
-    return SpeedProfile(key, workers, _spread(overheads))
+    return SpeedProfile(key, workers, overhead)
 
 
 def _spread(seconds: Sequence[float]) -> Spread:
-    """Return the spread of all but the first, which starts processes, loads data and warms up."""
-    counted = seconds[1:]
-    return Spread(statistics.median(counted), min(counted), max(counted), len(counted))
+    return Spread(statistics.median(seconds), min(seconds), max(seconds), len(seconds))

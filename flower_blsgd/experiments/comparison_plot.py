@@ -27,9 +27,6 @@ _CURVES_BELOW_FINALS = 2.5
 _MOST_BANDS = 4
 """With more algorithms than this their bands would hide the curves."""
 
-_LABEL_GAP = 0.055
-"""Least distance of two labels beside a panel, as a share of its height."""
-
 _COLORS = (
     plots.GREEN,
     plots.BLUE,
@@ -81,6 +78,8 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         _draw_curves(axes, comparison, styles, shown, "device_seconds")
         unit = "training time on simulated devices (s, computed)"
         plots.style_panel(axes, "over time on simulated devices", unit, grid=True)
+    look: Any = {"loc": "outside right upper", "frameon": False, "handlelength": 3.2}
+    halves[0].legend(*measured.get_legend_handles_labels(), reverse=True, **look)
     _draw_ranking(ranking, comparison, styles, shown)
     plots.style_panel(ranking, "final accuracy", _accuracy_label(accuracy, shown[0]), grid=True)
     _draw_waiting(waiting, comparison)
@@ -102,12 +101,8 @@ def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np
     """Average the curves of several runs, epoch by epoch.
 
     Only epochs that all runs evaluated count, and one point more: the last of each run, even if
-    some have more epochs than others. So the band ends at the mean of what was reached at last.
-
-    Parameters
-    ----------
-    curves : sequence of mappings of int to (float, float)
-        By evaluated epoch: seconds and accuracy; at least one, none of them empty.
+    some have more epochs than others. So the band ends at the mean of what was reached at last. A
+    curve maps evaluated epochs to seconds and accuracy; none is empty.
 
     Returns
     -------
@@ -125,46 +120,27 @@ def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np
 def _draw_curves(
     axes: Axes, its: Comparison, styles: Mapping[str, Style], shown: tuple[float, float], along: str
 ) -> None:
-    """Draw each algorithm's mean, the best on top, with its name at the end."""
-    highest, ends = shown[1], dict[str, tuple[float, float]]()
+    """Draw each algorithm's mean, the best on top."""
+    highest, seconds = shown[1], list[float]()
     for one in reversed(its.algorithms):
         name, band = one.algorithm, len(styles) <= _MOST_BANDS
         if found := draw_curve(axes, name, one.runs, along, styles[name], band):
-            ends[name], highest = found[:2], max(highest, found[2])
+            seconds.append(found[0])
+            highest = max(highest, found[1])
     low = _start_below(shown[1] - _CURVES_BELOW_FINALS * (shown[1] - shown[0]))
     axes.set_ylim(low, highest)
-    seconds = [x for x, _ in ends.values()]
     if max(seconds) >= _LOG_FROM_RATIO * min(seconds) > 0:
         axes.set_xscale("log")
     else:
         axes.set_xlim(0, 1.04 * max(seconds))
-    order = sorted(ends, key=lambda name: ends[name][1], reverse=True)
-    heights = [min(1.0, max(0.0, (ends[name][1] - low) / (highest - low))) for name in order]
-    for name, height, at in zip(order, heights, spread(heights, _LABEL_GAP), strict=True):
-        color, end = styles[name]["color"], (ends[name][0], low + height * (highest - low))
-        line = {"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 2}
-        beside: Any = {"textcoords": "axes fraction", "annotation_clip": False, "va": "center"}
-        axes.annotate(name, end, (1.03, at), color=color, arrowprops=line, **beside)
-
-
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move falling heights in [0, 1] apart, to at least a gap, or as far as there is room."""
-    gap, moved = min(gap, 1 / max(1, len(heights) - 1)), list[float]()
-    for height in heights:
-        moved.append(min(height, moved[-1] - gap) if moved else height)
-    least = 0.0
-    for i in reversed(range(len(moved))):
-        moved[i] = max(moved[i], least)
-        least = moved[i] + gap
-    return moved
 
 
 def draw_curve(
     axes: Axes, arm: str, runs: Sequence[Run], along: str, style: Style, band: bool = True
-) -> tuple[float, float, float] | None:
+) -> tuple[float, float] | None:
     """Draw an arm's mean and band over a column of ``epochs.csv``.
 
-    Returns where it ends, and its highest accuracy in percent; None if nothing was evaluated.
+    Returns when it ends, and its highest accuracy in percent; None if nothing was evaluated.
     """
     curves = [
         {
@@ -180,7 +156,7 @@ def draw_curve(
     if band:
         axes.fill_between(at, lowest, highest, color=style["color"], alpha=0.12, lw=0)
     axes.plot(at, mean, markevery=[-1], linewidth=1.8, label=arm, **style)
-    return float(at[-1]), float(mean[-1]), float((highest if band else mean).max())
+    return float(at[-1]), float((highest if band else mean).max())
 
 
 # --- final accuracy and waiting, a row per algorithm, the best on top

@@ -50,7 +50,7 @@ def plan_runs(
     overhead_seconds: float = 0.0,
     num_test: int = 0,
 ) -> Plan:
-    """Predict runs of several algorithms.
+    """Predict runs of several algorithms, which replace that of the settings in turn.
 
     Parameters
     ----------
@@ -125,14 +125,8 @@ def plan_table(plan: Plan, source: str) -> RenderableType:
 def speed_table(profile: SpeedProfile, plan: Plan, clock: str) -> RenderableType:
     """Return a table of each worker's measured speed and what it will do, for a terminal.
 
-    Parameters
-    ----------
-    profile : SpeedProfile
-        The measurement.
-    plan : Plan
-        Made with it, of the one algorithm that will run.
-    clock : str
-        Which of the two speeds counts.
+    The plan is made with this profile, of the one algorithm that will run; `clock` says which of
+    the two speeds counts.
     """
     table = _table(1, "worker", "alone", "all at once", "gamma", "steps", "weight", "waits")
     ((algorithm, found),) = plan.expected.items()

@@ -1,20 +1,26 @@
-"""What to train to repeat the paper's tables and figures.
+"""The paper's tables as it printed them, and what to train to repeat them and its figures.
 
 A reproduction has *cells*, a data set with a gap of local steps each: (32, 16), (32, 4) or (32, 1).
 A cell is a comparison of *arms*, of which one is the paper's method.
 """
 
+import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..runtime.flower_app import built_in_app, run_config
 from .compare import Arm
-from .paper import label, printed
-from .paper_times import refitted_epoch_seconds
+
+MEASURED = "paper, measured"
+"""A figure that the paper gives as measured, and that follows from no others of its figures."""
+
+COMPUTED = "paper, computed"
+"""A figure that follows from others of the paper's figures, or is a count."""
 
 REFERENCE = "biased-local-sgd"
 """The paper's method, with which the other arms are compared."""
@@ -38,6 +44,28 @@ _PROCESS_BYTES, _COPIES = 0.31e9, 8
 
 Row = Mapping[str, str]
 _THREE = ("cifar10", "flowers102", "cifar100")
+
+
+def printed(name: str) -> list[dict[str, str]]:
+    """Return the rows of a file in ``paper_tables``, in the paper's order: texts by column.
+
+    Accuracies and their spreads are in percent, times in seconds.
+    """
+    text = (files(__package__) / "paper_tables" / f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def label(row: Mapping[str, str], column: str) -> str:
+    """Return `MEASURED` or `COMPUTED`: what a figure is, by its row of `printed` and its column.
+
+    In ``comparison_2c8g`` the seconds of biased local SGD are those of synchronous SGD over 32, the
+    tau of its fast workers, and those of 200 and 300 % of the epochs twice and three times as
+    many; those of ``dlb`` are 0.8 times those of synchronous SGD on the fast workers alone: its 128
+    rounds for 160, or 64 for 80. ``fast_only_vs_mixed`` repeats the former for all workers.
+    """
+    what = row.get("algorithm") or row.get("workers")
+    seconds = column == "wall_clock_s" and what in ("biased-local-sgd", "dlb", "2cpu+8gpu")
+    return COMPUTED if seconds or column == "comm_per_epoch" else MEASURED
 
 
 @dataclass(frozen=True)
@@ -84,16 +112,13 @@ class Reproduction:
         rows = [r for r in printed(self.table) if all(r.get(k, v) == v for k, v in wanted.items())]
         if not own.column or not rows:
             return {}
-        row, seconds, refitted = rows[own.number], "wall_clock_s", 0.0
-        if "epochs" in row:
-            refitted = refitted_epoch_seconds(cell.dataset)[row["algorithm"]] * int(row["epochs"])
+        row, seconds = rows[own.number], "wall_clock_s"
         return {
             "paper_percent": row[own.column],
             "paper_spread": row["spread" if "spread" in row else f"{own.column}_spread"],
             "paper_label": label(row, own.column),
             "paper_seconds": row.get(seconds, ""),
             "paper_seconds_label": label(row, seconds) if seconds in row else "",
-            "refitted_seconds": f"{refitted:.6g}" if refitted else "",
         }
 
 

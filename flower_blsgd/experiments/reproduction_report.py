@@ -34,7 +34,6 @@ _TABLE = {
     "which is": "paper_label",
     "paper: wall clock (s)": "paper_seconds",
     "which are": "paper_seconds_label",
-    "refitted (s)": "refitted_seconds",
 }
 """Columns of the table to read, where any row has something there, of ``reproduction.csv``."""
 
@@ -42,8 +41,6 @@ _HOW_TO_READ = """
 - **at equal time**, **samples**: of the last evaluation not after the end of the arm that takes
   the fewest seconds on simulated devices, or samples; a tenth more counts as equal.
 - **paper**: at its own size; beside another scale compare differences, not accuracies.
-- **refitted**: seconds of the paper's runs by the cost model, with times of a step and of a
-  communication from three of its rows.
 - The rest is said below the table of each comparison.
 """
 
@@ -123,7 +120,7 @@ def rows_of(repeated: Reproduction, its: RepeatedCell) -> list[dict[str, Any]]:
         for name, figure in (("time", "device_seconds"), ("samples", "samples")):
             accuracy = _accuracy_by(one.runs, figure, limits[figure])
             row[f"accuracy_at_equal_{name}_percent"] = percent(accuracy)
-        seconds = ("paper_seconds", "paper_seconds_label", "refitted_seconds")
+        seconds = ("paper_seconds", "paper_seconds_label")
         rows.append(row | {key: paper.get(key) for key in seconds})
     return rows
 

@@ -24,7 +24,7 @@ HF_HUB_NAMES: Mapping[str, str] = {
 }
 """The models that are published with weights, and what the Hugging Face hub calls them."""
 
-_FRESH = re.compile("encoder|resnet(8|20|20-b)|wrn.*|distilbert-micro|vit-micro-16")
+_FRESH = re.compile("encoder|resnet(8|20)|wrn.*|distilbert-micro|vit-micro-16")
 """Names of models that begin with fresh weights; a folder of such a name is not looked at."""
 
 _WEIGHTS = "*.safetensors"
@@ -81,14 +81,8 @@ def model_folder(model: str, weights: bool = True) -> Path:
     """Return the whole path of the Hugging Face folder of a published model.
 
     One of `HF_HUB_NAMES` is downloaded if that was not done yet, without pickles, which may run
-    anything when they are opened; what was downloaded is found without a network too.
-
-    Parameters
-    ----------
-    model : str
-        The setting: of `HF_HUB_NAMES`, or a folder.
-    weights : bool (default: True)
-        False where config and tokenizer are enough.
+    anything when they are opened; what was downloaded is found without a network too. Without
+    `weights` config and tokenizer are enough.
 
     Raises
     ------

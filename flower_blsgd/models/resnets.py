@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ CIFAR10_CHANNELS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR100_CHANNELS = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 IMAGENET_CHANNELS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-Shortcut = Literal["A", "B"]
 Stem = Literal["3x3", "7x7"]
 
 _WIDE_NAME = re.compile(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,2})")
@@ -61,7 +60,8 @@ class PixelNormalize(nn.Module):
 class CifarResNet(nn.Module):
     """ResNet of 6 n + 2 layers for images of any small size, bytes in NCHW.
 
-    Of He et al. 2016, section 4.2.
+    Of He et al. 2016, section 4.2, with shortcut A: where the width changes, every second pixel,
+    and zeros for the new channels.
 
     Parameters
     ----------
@@ -69,27 +69,18 @@ class CifarResNet(nn.Module):
         n, the blocks of each of the three stages.
     num_classes : int (default: 10)
         Outputs.
-    shortcut : {"A", "B"} (default: "A")
-        Where the width changes: every second pixel and zeros for the new channels (A, without
-        parameters, the paper's choice for CIFAR-10), or a 1x1 convolution (B).
     pixels : torch.nn.Module, optional
         Makes normalised floats of the bytes; by default with mean and deviation of CIFAR-10.
     """
 
-    def __init__(
-        self,
-        blocks: int,
-        num_classes: int = 10,
-        shortcut: Shortcut = "A",
-        pixels: nn.Module | None = None,
-    ) -> None:
+    def __init__(self, blocks: int, num_classes: int = 10, pixels: nn.Module | None = None) -> None:
         super().__init__()
         self.normalize = pixels or PixelNormalize(*CIFAR10_CHANNELS)
         self.conv1 = _conv3x3(3, 16)
         self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = _stage(_Block, 16, 16, 1, blocks, shortcut)
-        self.layer2 = _stage(_Block, 16, 32, 2, blocks, shortcut)
-        self.layer3 = _stage(_Block, 32, 64, 2, blocks, shortcut)
+        self.layer1 = _stage(_Block, 16, 16, 1, blocks)
+        self.layer2 = _stage(_Block, 16, 32, 2, blocks)
+        self.layer3 = _stage(_Block, 32, 64, 2, blocks)
         self.linear = nn.Linear(64, num_classes)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -105,26 +96,22 @@ class CifarResNet(nn.Module):
 
 
 resnet20 = functools.partial(CifarResNet, 3)
-"""For ten classes 269,722 parameters, with shortcut B 272,474."""
+"""For ten classes 269,722 parameters."""
 
 resnet8 = functools.partial(CifarResNet, 1)
 """For ten classes 75,290 parameters."""
 
 
 class _Block(nn.Module):
-    def __init__(self, width_in: int, width: int, stride: int, shortcut: Shortcut) -> None:
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv1 = _conv3x3(width_in, width, stride)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = _conv3x3(width, width)
         self.bn2 = nn.BatchNorm2d(width)
         self.shortcut: nn.Module = nn.Identity()
-        if width != width_in and shortcut == "A":
+        if width != width_in:
             self.shortcut = _SubsampleAndPad(width - width_in, stride)
-        elif width != width_in:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)
-            )
 
     def forward(self, inputs: Tensor) -> Tensor:
         out = functional.relu(self.bn1(self.conv1(inputs)))
@@ -248,12 +235,12 @@ def _conv3x3(width_in: int, width: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _stage(
-    block: Callable[[int, int, int, Any], nn.Module],
+    block: Callable[..., nn.Module],
     width_in: int,
     width: int,
     stride: int,
     blocks: int,
-    setting: Shortcut | float,
+    *dropout: float,
 ) -> nn.Sequential:
-    first = block(width_in, width, stride, setting)
-    return nn.Sequential(first, *(block(width, width, 1, setting) for _ in range(1, blocks)))
+    first = block(width_in, width, stride, *dropout)
+    return nn.Sequential(first, *(block(width, width, 1, *dropout) for _ in range(1, blocks)))

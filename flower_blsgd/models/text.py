@@ -43,21 +43,12 @@ _STD = 0.02
 
 
 def without_empty_columns(tokens: Tensor) -> Tensor:
-    """Return a batch of texts as wide as its longest text.
+    """Return a batch of texts as wide as its longest text, at least one column: a view.
 
-    The logits do not change by it, only the time. The batch stays as wide as it is where no value
-    may be read: while a CUDA graph is captured or torch.compile traces (so that one capture serves
-    all batches), and where torch forbids to wait for the GPU.
-
-    Parameters
-    ----------
-    tokens : torch.Tensor
-        Integers of shape (batch_size, width), -1 behind the end of each text.
-
-    Returns
-    -------
-    torch.Tensor
-        A view of shape (batch_size, longest), at least one column.
+    `tokens` are integers of shape (batch_size, width), -1 behind the end of each text. The logits
+    do not change by it, only the time. The batch stays as wide as it is where no value may be read:
+    while a CUDA graph is captured or torch.compile traces (so that one capture serves all batches),
+    and where torch forbids to wait for the GPU.
     """
     if torch.compiler.is_compiling():
         return tokens

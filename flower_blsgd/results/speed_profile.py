@@ -82,13 +82,10 @@ class WorkerSpeed:
 ProfileKey = dict[str, Any]
 """What the speeds depend on, by name: they hold for nothing else."""
 
-_ADDED = (
-    *("precision", "channels_last", "compile", "cuda_graph", "micro_batch_size", "clip_norm"),
-    "max_tokens",
+_SETTINGS = (
+    *("task", "model", "batch_size", "threads", "optimizer", "precision", "channels_last"),
+    *("compile", "cuda_graph", "micro_batch_size", "clip_norm", "max_tokens"),
 )
-"""Settings that an older profile may lack: then it was measured with their defaults."""
-
-_SETTINGS = ("task", "model", "batch_size", "threads", "optimizer", *_ADDED)
 
 
 def profile_key(config: RunConfig, machine: Machine | None = None) -> ProfileKey:
@@ -139,9 +136,8 @@ class SpeedProfile:
             values = json.loads(path.read_text())
             if values["format"] != _FORMAT:
                 raise ValueError("another format")
-            default = RunConfig()
-            given = {name: getattr(default, name) for name in _ADDED} | values["key"]
-            key = {name: given[name] for name in ("cpu", "cores", "accelerators", *_SETTINGS)}
+            names = ("cpu", "cores", "accelerators", *_SETTINGS)
+            key = {name: values["key"][name] for name in names}
             workers = tuple(
                 WorkerSpeed(**{**w, "alone": Spread(**w["alone"]), "loaded": Spread(**w["loaded"])})
                 for w in values["workers"]

@@ -41,17 +41,10 @@ class FlowerApp:
 
 
 def find_app(path: str | None) -> tuple[FlowerApp, bool]:
-    """Return the app to run, and whether it is the built-in one.
+    """Return the app in a folder, and whether it is the built-in one.
 
-    Parameters
-    ----------
-    path : str or None
-        A folder; None takes the current one if it is a Flower app, else the built-in one.
-
-    Raises
-    ------
-    UsageError
-        If the folder is not a Flower app.
+    None takes the current folder if it is a Flower app, else the built-in one. UsageError if the
+    folder is not a Flower app.
     """
     if path is not None:
         return read_app(Path(path)), False

@@ -212,15 +212,8 @@ PlacedRecords = dict[int, tuple[ArrayRecord, _Placed | None]]
 def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None) -> Payload:
     """Return an object, ready to be sent, with the arrays of its records in a pool.
 
-    Parameters
-    ----------
-    content : object
-        What to send.
-    pool : BufferPool
-        Where arrays are put.
-    placed : PlacedRecords, optional
-        Of the objects packed before, which stay as they are: a record that several of them share
-        is placed once.
+    `placed` has the records of the objects packed before, which stay as they are: one that several
+    objects share is placed once.
 
     Raises
     ------

@@ -39,20 +39,8 @@ _REPORTED_LINES = 20
 class Job:
     """What a worker process is for.
 
-    Parameters
-    ----------
-    worker : WorkerSpec
-        Its device and cores.
-    threads : int
-        Compute threads; 0 for one per core.
-    context : Context
-        The node's.
-    client_app : str
-        ``module:attribute``.
-    app_dir : Path
-        Where that module is.
-    setup : Payload, optional
-        A function that is called before the app is loaded.
+    Zero threads are one per core of the worker, `client_app` is ``module:attribute`` of a module in
+    `app_dir`, and `setup` a function that is called before the app is loaded.
     """
 
     worker: WorkerSpec

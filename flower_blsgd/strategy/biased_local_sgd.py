@@ -1,14 +1,11 @@
 """BiasedLocalSGD: biased local SGD as a Flower strategy."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any, Literal, get_args
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
@@ -31,7 +28,7 @@ from ..algorithm.selection import Selection
 from ..array_records import view_record
 from ..config import check_ranges
 from ..errors import UsageError
-from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder
+from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder, TrainReport
 from ..protocol.records import records_of
 from .aggregation import Aggregation
 from .fit_loop import EpochEnd, fit
@@ -41,11 +38,10 @@ from .profiles import Address, node_messages
 from .replies import ModelShape, average_metrics, average_momentum, read_replies, record_losses
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
+from .speeds import measure_rounds
 from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
-
-_MEASURED_ROUNDS = 3
 
 
 class BiasedLocalSGD(FedAvg):
@@ -88,10 +84,6 @@ class BiasedLocalSGD(FedAvg):
         Instead of the paper's, with `high_loss_ratio`.
     selection : Selection, optional
         Which samples an epoch has; all by default.
-    permute_losses : bool (default: False)
-        A control: the recorded losses are exchanged at random among the samples.
-    fast_fraction : float (default: 1.0)
-        An epoch has this share of the samples that it would have, in (0, 1].
     weights : Weighting, optional
         Instead of weights by completed load.
     epoch : {"samples", "table"} (default: "samples")
@@ -131,8 +123,6 @@ class BiasedLocalSGD(FedAvg):
         learning_rate: float | LearningRate = 0.1,
         sampler: Sampler | None = None,
         selection: Selection | None = None,
-        permute_losses: bool = False,
-        fast_fraction: float = 1.0,
         weights: Weighting | None = None,
         epoch: EpochMode = "samples",
         momentum_buffers: MomentumPolicy = "keep",
@@ -167,9 +157,8 @@ class BiasedLocalSGD(FedAvg):
             deadline_seconds=deadline_seconds,
             clock=clock,
             fast_threshold=fast_threshold,
-            fast_fraction=fast_fraction,
         )
-        _check_epoch(selection, fast_fraction, sampler, epoch)
+        _check_epoch(selection, sampler, epoch)
         if not momentum_buffers:  # the setting may be empty, for that of the algorithm
             raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
         if weights.momentum_buffers not in ("", momentum_buffers):
@@ -219,8 +208,6 @@ class BiasedLocalSGD(FedAvg):
             seed=seed,
             train_on=train_on or TrainOn(),
             selection=selection,
-            permute_losses=permute_losses,
-            fast_fraction=fast_fraction,
         )
         self.aggregation = Aggregation(weights, outer_optimizer, parameter_names)
         self.on_round: Callable[[RoundRecord], None] | None = None
@@ -345,50 +332,37 @@ class BiasedLocalSGD(FedAvg):
     ) -> bool:
         """Choose tau_fast, if that is still to be done; return whether it was.
 
-        The overhead is everything but computing of one round; it is measured unless it is given.
+        The overhead is everything except computing of one round. Unless it is given, it is measured
+        in rounds of the shortest kind, and with it the speeds of workers whose speed was measured.
         """
         if not isinstance(self.planner.step_policy, AutoSteps):
             return False
         workers = self.registry.active
         if not overhead_seconds and any(worker.speed_ratio for worker in workers):
-            overhead_seconds = self._overhead_seconds(grid, arrays)
+            training, shape = self.planner.training(workers), self.planner.check(workers)
+            aggregation = replace(self.aggregation, outer_optimizer=None)
+
+            def do_round(orders: list[TrainOrder]) -> list[TrainReport | None]:
+                self._orders = list(zip(training, orders, strict=True))
+                messages, patience = self._messages(ConfigRecord()), self.patience_seconds()
+                replies = grid.send_and_receive(messages, timeout=patience)
+                model_shape = ModelShape(arrays)
+                outcomes = read_replies(replies, self._orders, model_shape, self.weighted_by_key)
+                if all(outcome.report for outcome in outcomes):
+                    aggregation.next_model(arrays, outcomes)
+                return [outcome.report for outcome in outcomes]
+
+            if rows := measure_rounds(do_round, arrays, shape, self.planner.num_samples):
+                # Lower quartiles: what disturbs a round makes it longer, and medians vary more.
+                *speeds, overhead_seconds = (
+                    sorted(c)[len(c) // 4] for c in zip(*rows, strict=True)
+                )
+                self.registry.take_speeds(zip(training, speeds, shape.batch_sizes, strict=True))
         self.planner.choose_steps(workers, overhead_seconds)
         known = f"{overhead_seconds:.2g}" if overhead_seconds else "an unknown number of"
-        what = "local-steps-fast = auto: %d, since a round takes %s s beside computing"
+        what = "local-steps-fast = auto: %d, since a round takes %s s in addition to computing"
         _LOG.info(what, self.planner.local_steps_fast, known)
         return True
-
-    def _overhead_seconds(self, grid: Grid, arrays: ArrayRecord) -> float | None:
-        """Measure it, in rounds of one step that leave nothing behind; None if that fails.
-
-        The first step of a round begins with cold caches. What it takes longer than one of many in
-        a row, whose seconds were measured, is overhead of the round too.
-        """
-        planner, workers, measured = self.planner, self.registry.active, []
-        training, sizes = planner.training(workers), planner.check(workers).batch_sizes
-        in_a_row = [
-            size / worker.samples_per_second(planner.batch_size)
-            if worker.measured and self.registry.clock == "wall"
-            else math.inf
-            for worker, size in zip(training, sizes, strict=True)
-        ]
-        aggregation = replace(self.aggregation, outer_optimizer=None)
-        for repeat in range(1 + _MEASURED_ROUNDS):
-            began = time.perf_counter()
-            self._orders = []
-            for worker, size in zip(training, sizes, strict=True):
-                draw = np.random.default_rng([worker.index, repeat])
-                order = TrainOrder.to_measure(1, size, planner.num_samples, arrays, draw)
-                self._orders.append((worker, order))
-            messages, patience = self._messages(ConfigRecord()), self.patience_seconds()
-            replies = grid.send_and_receive(messages, timeout=patience)
-            outcomes = read_replies(replies, self._orders, ModelShape(arrays), self.weighted_by_key)
-            computing = [o.report.compute_seconds if o.report else 0.0 for o in outcomes]
-            if not all(computing):
-                return None
-            aggregation.next_model(arrays, outcomes)
-            measured.append(time.perf_counter() - began - max(map(min, computing, in_a_row)))
-        return median(measured[1:])  # the first one warms up
 
     def patience_seconds(self, most: float = 3600.0) -> float:
         """Return for how many seconds to wait for the replies to the orders of this round.
@@ -454,9 +428,7 @@ class BiasedLocalSGD(FedAvg):
         return fit(self, grid, initial_arrays, **arguments)
 
 
-def _check_epoch(
-    selection: Selection | None, fast_fraction: float, sampler: Sampler | None, epoch: EpochMode
-) -> None:
+def _check_epoch(selection: Selection | None, sampler: Sampler | None, epoch: EpochMode) -> None:
     """Raise UsageError if the sampler, or what an epoch is, does not go with fewer samples."""
     if not epoch:  # the setting may be empty
         raise UsageError(f"epoch = {epoch!r} must be one of {', '.join(get_args(EpochMode))}")
@@ -470,10 +442,9 @@ def _check_epoch(
             f"selection ({type(selection).__name__}) leaves samples of an epoch out, but {reason}; "
             'use "separated" or "uniform"'
         )
-    if epoch == "table" and (selection or fast_fraction < 1):
-        given = f"fast-fraction = {fast_fraction}" if fast_fraction < 1 else "selection"
+    if epoch == "table" and selection:
         raise UsageError(
-            f'{given} makes epochs shorter, but epoch = "table" has as many rounds as the '
+            'selection makes epochs shorter, but epoch = "table" has as many rounds as the '
             'paper; use epoch = "samples"'
         )
 

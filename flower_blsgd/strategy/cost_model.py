@@ -57,19 +57,8 @@ def predict_run(
 ) -> Prediction | None:
     """Return what to expect of a strategy with these workers; None if a speed is not known.
 
-    Parameters
-    ----------
-    strategy : BiasedLocalSGD
-        Has the settings.
-    workers : sequence of Worker
-        All of them, in worker order.
-    overhead_seconds : float (default: 0)
-        Of one round: moving and averaging models.
-
-    Raises
-    ------
-    UsageError
-        If a run could not begin with these workers.
+    The workers are all of them, in worker order; `overhead_seconds` of a round is moving and
+    averaging models. UsageError if a run could not begin with these workers.
     """
     planner = strategy.planner
     training = planner.training(workers)

@@ -21,7 +21,7 @@ from ..algorithm.local_steps import AutoSteps, Participant, StepPolicy, fastest_
 from ..algorithm.own_parts import checked_selected
 from ..algorithm.sampling import EpochRequest, LossTable, Sampler, derived_seed
 from ..algorithm.schedules import LearningRate
-from ..algorithm.selection import Selection, SelectionRequest, permuted
+from ..algorithm.selection import Selection, SelectionRequest
 from ..errors import UsageError
 from ..protocol import TrainOrder
 from .workers import Worker
@@ -73,8 +73,6 @@ class Planner:
     seed: int
     train_on: TrainOn = TrainOn()
     selection: Selection | None = None
-    permute_losses: bool = False
-    fast_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         self.table = LossTable(self.num_samples)
@@ -174,7 +172,7 @@ class Planner:
     def choose_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> None:
         """Choose tau_fast for these workers, if the step policy leaves it to be chosen.
 
-        The overhead is what a round takes beside computing; None or 0 if it is not known.
+        The overhead is what a round takes except computing; None or 0 if it is not known.
         """
         if isinstance(self.step_policy, AutoSteps):
             training = self.training(workers)
@@ -194,28 +192,17 @@ class Planner:
     def _shape(self, workers: Sequence[Worker], selected: int | None = None) -> RoundShape:
         """Return the shape of the next epoch's rounds, with so many samples selected for it."""
         try:
-            shape = round_shape(
+            return round_shape(
                 self.step_policy,
                 self._participants(self.training(workers)),
                 len(self.table),
                 self.mode,
                 self.local_steps_fast,
                 len(workers),
-                self._epoch_samples(selected or self.num_samples),
+                selected or self.num_samples,
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
-        one_round, most = sum(shape.samples_per_round), self._epoch_samples(self.num_samples)
-        if self.fast_fraction < 1 and one_round > most:
-            raise UsageError(
-                f"fast-fraction = {self.fast_fraction} leaves {most} samples an epoch, fewer than "
-                f"one step of all workers has ({one_round}); use a larger one or a smaller batch"
-            )
-        return shape
-
-    def _epoch_samples(self, selected: int) -> int:
-        """Return how many samples an epoch has of those that are selected for it."""
-        return int(self.fast_fraction * selected + 0.5)
 
     def _participants(self, training: Sequence[Worker]) -> list[Participant]:
         """Return the workers that train; gamma is relative to the fastest of them."""
@@ -231,8 +218,7 @@ class Planner:
 
         How many samples a selection will leave out is not known.
         """
-        samples = self.fast_fraction * len(self.table)
-        return shape.table_rounds or max(1.0, samples / sum(shape.samples_per_round))
+        return shape.table_rounds or max(1.0, self.num_samples / sum(shape.samples_per_round))
 
     @property
     def samples_planned_so_far(self) -> int:
@@ -261,21 +247,20 @@ class Planner:
         epoch, share = self.epoch + 1, self.budget_share()
         selected = None
         rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
-        table = self._ranking_table(epoch)
         if self.selection is not None:
             request = SelectionRequest(self.seed, epoch, share)
-            chosen = self.selection.select(request, table)
-            selected = checked_selected(self.selection, chosen, len(table))
-        size = len(table) if selected is None else len(selected.indices)
+            chosen = self.selection.select(request, self.table)
+            selected = checked_selected(self.selection, chosen, self.num_samples)
+        size = self.num_samples if selected is None else len(selected.indices)
         goes_on = self.epoch_ended and training == self.workers
-        self.samples_due += self._epoch_samples(size)
+        self.samples_due += size
         plan = self.plan = plan_epoch(
             seed=self.seed,
             epoch=epoch,
             participants=participants,
             shape=self._shape(workers, size),
             sampler=self.sampler,
-            table=table,
+            table=self.table,
             samples_before=self.samples_planned,
             samples_due=self.samples_due,
             selected=selected,
@@ -292,17 +277,12 @@ class Planner:
         self.rounds_done = 0
         self.workers = training
 
-    def _ranking_table(self, epoch: int) -> LossTable:
-        """Return the losses that an epoch's samples are chosen by."""
-        return permuted(self.table, self.seed, epoch) if self.permute_losses else self.table
-
     def _make_new_lists(self, server_round: int) -> None:
         """Let the sampler choose again within an epoch, for the same workers."""
         plan, workers = self.plan, tuple(self._participants(self.workers))
-        table = self._ranking_table(self.epoch)
         before, per_round = self.samples_planned_so_far, plan.shape.samples_per_round
         request = EpochRequest(self.seed, self.epoch, plan.rounds, workers, per_round, before)
-        self.plan = with_new_lists(plan, self.sampler, request, table, self.rounds_done)
+        self.plan = with_new_lists(plan, self.sampler, request, self.table, self.rounds_done)
         self.sampling_stats = sampling_stats(
             self.plan, workers, self.table, server_round - 1, plan.rounds
         )

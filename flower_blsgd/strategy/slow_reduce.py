@@ -23,17 +23,9 @@ class SlowWorkerReduce:
     """Averages models in the slow workers' processes.
 
     Every slow worker gets an equal slice of each tensor or, where the models lie in one piece of
-    memory each, of the few long arrays that they are then. The result is that of
-    `weighted_average` to the bit. A slice whose worker fails is summed here.
-
-    Parameters
-    ----------
-    grid : Grid
-        Where the workers are; one that shares memory, or the models would travel twice.
-    workers : sequence of Worker
-        Those that sum, at least one.
-    patience_seconds : float (default: 600)
-        How long to wait for their sums.
+    memory each, of the few long arrays that they are then. The result is that of `weighted_average`
+    to the bit. A slice whose worker fails, or takes longer than `patience_seconds`, is summed here.
+    The grid should share memory, or the models would travel twice.
 
     Attributes
     ----------

@@ -5,7 +5,7 @@ A worker whose node is gone keeps its index and gets no order until it is back.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -468,6 +468,14 @@ class WorkerRegistry:
         if policy is None or not policy.needs_speeds or profile.steps:
             return False
         return profile.tier == "slow" or policy.needs_fast_speeds
+
+    def take_speeds(self, measured: Iterable[tuple[Worker, float, int]]) -> None:
+        """Take seconds per step of so many samples, where the speeds of rounds count."""
+        for worker, seconds, size in measured:
+            counts = worker.measured and self.clock == "wall"
+            if counts and size == worker.own_batch(self.batch_size):
+                worker.profile = replace(worker.profile, seconds_per_step=seconds)
+        self.assign_tiers()
 
     def note_times(self, outcomes: Sequence["Outcome"], batch_size: int) -> None:
         """Take the times of a round; a failed order says nothing of its worker's speed."""

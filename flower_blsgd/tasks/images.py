@@ -39,7 +39,6 @@ from .task import Benchmark, Task
 _RESNETS: Mapping[str, Callable[..., nn.Module]] = {
     "resnet20": resnet20,
     "resnet8": resnet8,
-    "resnet20-b": functools.partial(resnet20, shortcut="B"),
 }
 _KNOWN = (*_RESNETS, "wrn-28-10", "wrn-16-8", *VITS)
 _HEADS = ("linear.weight", "network.classifier.weight")
@@ -50,7 +49,7 @@ _HEADS = ("linear.weight", "network.classifier.weight")
 class ImageBenchmark(Benchmark):
     """A task of images: its data set, its augmentation and its models.
 
-    The models are ResNets (``resnet20``, ``resnet20-b``, ``resnet8``), wide ones
+    The models are ResNets (``resnet20``, ``resnet8``), wide ones
     (``wrn-DEPTH-WIDTH``), and vision transformers (``vit-b-16``, ``vit-micro-16``, or a Hugging
     Face folder of one).
 
@@ -119,17 +118,8 @@ class ImageBenchmark(Benchmark):
     def maker(self, name: str, dropout: float | str = "auto") -> Callable[[int], nn.Module]:
         """Return what makes a model of a number of classes, with fresh weights.
 
-        Parameters
-        ----------
-        name : str
-            Of the model.
-        dropout : float or "auto" (default: "auto")
-            Of a wide ResNet, in [0, 1); ``"auto"``: none.
-
-        Raises
-        ------
-        UsageError
-            If there is no such model, or it has no dropout and some is set.
+        `dropout` is that of a wide ResNet, in [0, 1); ``"auto"``: none. UsageError if there is no
+        such model, or it has no dropout and some is set.
         """
         pixels = functools.partial(PixelNormalize, *self.channels, self.side)
         if name.startswith("wrn"):
@@ -177,19 +167,8 @@ _RATIO = (3 / 4, 4 / 3)
 def random_crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
     """Return images of the same size, each cut out at random and mirrored with chance 1/2.
 
-    Parameters
-    ----------
-    images : torch.Tensor
-        NCHW, of any number type, on any device.
-    generator : torch.Generator
-        On the same device; the only source of random numbers.
-    padding : int (default: 4)
-        Black pixels that are added on each side before cutting.
-
-    Returns
-    -------
-    torch.Tensor
-        A new contiguous tensor of the same type.
+    The images are NCHW, of any number type, on any device; the generator is on the same device, and
+    the only source of random numbers. `padding` black pixels are added on each side before cutting.
     """
     count, channels, height, width = images.shape
     device = images.device
@@ -212,20 +191,9 @@ def random_resized_crop_and_flip(images: Tensor, generator: torch.Generator, sid
     """Return squares, each made of a random box of its image and mirrored with chance 1/2.
 
     The boxes are those of torchvision's ``RandomResizedCrop``, see `random_boxes`. Values between
-    pixels are interpolated bilinearly. Nothing is averaged where a box shrinks, so images should
-    not be much larger than `side`.
-
-    Parameters
-    ----------
-    images, generator
-        As of `random_crop_and_flip`.
-    side : int
-        Of the squares, in pixels.
-
-    Returns
-    -------
-    torch.Tensor
-        Of shape (N, C, side, side) and the same type, whole numbers rounded.
+    pixels are interpolated bilinearly, whole numbers rounded. Nothing is averaged where a box
+    shrinks, so images should not be much larger than `side` pixels. Shape (N, C, side, side), the
+    same type.
     """
     count, _, height, width = images.shape
     top, left, rows, columns = random_boxes(count, height, width, generator)
@@ -243,23 +211,15 @@ def random_resized_crop_and_flip(images: Tensor, generator: torch.Generator, sid
 def random_boxes(count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
     """Return boxes within an image, drawn as torchvision's ``RandomResizedCrop`` does.
 
-    The share of the area is drawn uniformly, the ratio of the sides log-uniformly, up to ten
-    times until the box fits; then its position, uniformly. A box that never fits is the largest of
-    an allowed ratio; torchvision puts that one in the middle, here it is anywhere as well.
-
-    Parameters
-    ----------
-    count : int
-        How many boxes.
-    height, width : int
-        Of the image, in pixels.
-    generator : torch.Generator
-        The boxes are made on its device.
+    The share of the area is drawn uniformly, the ratio of the sides log-uniformly, up to ten times
+    until the box fits; then its position, uniformly. A box that never fits is the largest of an
+    allowed ratio; torchvision puts that one in the middle, here it is anywhere as well.
 
     Returns
     -------
     torch.Tensor
-        Top, left, height and width in whole pixels, float32 of shape (4, count).
+        Top, left, height and width in whole pixels, float32 of shape (4, count), on the generator's
+        device.
     """
     draws = torch.rand(
         (2 * _TRIES + 2, count), generator=generator, device=generator.device, dtype=torch.float32

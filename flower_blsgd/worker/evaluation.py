@@ -45,14 +45,17 @@ def evaluate_sums(
     loss_sums, metric_sums, in_range = [], [], True
     with torch.inference_mode():
         for indices in torch.split(torch.arange(first, last), batch_size):
-            inputs, targets = source.batch(indices)
-            at_once = _ON_CPU if device.type == "cpu" else batch_size
-            outputs = torch.cat([model(part) for part in torch.split(inputs, at_once)])
-            # On the CPU, since not every accelerator has float64.
-            loss_sums.append(float(loss(outputs, targets).cpu().double().sum()))
-            values = metric(outputs, targets).cpu().double()
-            metric_sums.append(float(values.sum()))
-            in_range = in_range and are_in_range(values)
+            loss_sum, metric_sum = 0.0, 0.0
+            for part in torch.split(indices, _ON_CPU if device.type == "cpu" else batch_size):
+                inputs, targets = source.batch(part)
+                outputs = model(inputs)
+                # On the CPU, since not every accelerator has float64.
+                loss_sum += float(loss(outputs, targets).cpu().double().sum())
+                values = metric(outputs, targets).cpu().double()
+                metric_sum += float(values.sum())
+                in_range = in_range and are_in_range(values)
+            loss_sums.append(loss_sum)
+            metric_sums.append(metric_sum)
     return EvaluateReport(first, last, loss_sums, metric_sums, in_range)
 
 

@@ -49,7 +49,7 @@ _ALL, _FAST = [True, True], [True, False]
 # Of each algorithm: name, what its steps and its batches are, its sampler, what its weights
 # are, who trains, and the momentum policy
 _ROWS = [
-    ("recommended", _SYSTEM_AWARE, _B, SeparatedSampler, _BY_LOAD, _ALL, "keep"),
+    ("recommended", _SYSTEM_AWARE, _B, UniformSampler, _BY_LOAD, _ALL, "keep"),
     ("biased-local-sgd", _SYSTEM_AWARE, _B, SeparatedSampler, _BY_LOAD, _ALL, "keep"),
     ("unbiased-local-sgd", _SYSTEM_AWARE, _B, UniformSampler, _EQUAL, _ALL, "keep"),
     ("weighted-local-sgd", _SYSTEM_AWARE, _B, UniformSampler, _BY_LOAD, _ALL, "keep"),
@@ -102,7 +102,6 @@ def test_what_only_one_algorithm_has() -> None:
     assert [n for n, r in rows if WEIGHTS[r.weights](_SETTINGS).scales_updates] == ["fednova"]
     assert [n for n, r in rows if r.high_loss_to == "slow"] == ["biased-local-sgd-released"]
     assert [n for n, r in rows if r.epoch == "table"] == list(ALGORITHMS)[-2:]
-    assert [n for n, r in rows if not r.needs_both_tiers] == ["recommended"]
 
 
 def test_parts_are_built_from_the_settings() -> None:
@@ -127,9 +126,7 @@ def test_parts_are_built_from_the_settings() -> None:
         fixed = STEPS[name](settings)
         assert (made.policy_of(16) if isinstance(made, AutoSteps) else made) == fixed
     assert [n for n, p in chosen.items() if isinstance(p, AutoSteps)] == [*list(STEPS)[:3]]
-    assert SAMPLERS["separated"](settings) == SeparatedSampler(0.25, "slow", False)
-    named = replace(settings, sampler="separated")
-    assert SAMPLERS["separated"](named) == SeparatedSampler(0.25, "slow")
+    assert SAMPLERS["separated"](settings) == SeparatedSampler(0.25, "slow")
     assert SAMPLERS["unified"](settings) == UnifiedSampler(0.25, "slow")
     assert SAMPLERS["candidates"](settings) == CandidateSampler(2, "slow")
     assert SAMPLERS["candidates"](RunConfig()) == CandidateSampler(4, "fast")
@@ -137,7 +134,7 @@ def test_parts_are_built_from_the_settings() -> None:
     assert type(WEIGHTS["per-sample"](settings)) is PerSampleWeighting
     adamw = RunConfig(momentum=0.5, optimizer="adamw")
     assert WEIGHTS["normalized"](adamw) == NormalizedWeighting(0.0)
-    assert SAMPLERS["separated"](RunConfig()) == SeparatedSampler(0.5, "fast", False)
+    assert SAMPLERS["separated"](RunConfig()) == SeparatedSampler(0.5, "fast")
 
 
 def test_names_of_algorithms_stand_in_the_catalog_only() -> None:

@@ -19,11 +19,9 @@ from flower_blsgd.algorithm.selection import (
     ActiveBias,
     ImportanceSampling,
     InfoBatch,
-    RandomSubset,
     Selected,
     Selection,
     SelectionRequest,
-    permuted,
 )
 
 from .workers import distinct_losses, highest, table_of, workers
@@ -87,15 +85,6 @@ def test_infobatch_weights_stand_for_what_is_left_out(losses: list[float], ratio
     mean = np.mean([loss for loss in losses if loss < UNSEEN])
     assert {i for i, loss in enumerate(losses) if loss >= mean} <= set(kept.tolist())
     assert abs(selected.weights[kept].sum() - len(losses)) <= 1 / (1 - ratio)
-
-
-def test_random_subset_takes_no_notice_of_losses() -> None:
-    table = table_of(distinct_losses(50))
-    kept = _kept(RandomSubset(), table)
-    assert len(kept) == 35
-    assert kept == _kept(RandomSubset(), LossTable(50)) == sorted(set(kept))
-    assert kept != _kept(RandomSubset(), table, epoch=3)
-    assert len(_kept(RandomSubset(0.01), table)) == 1
 
 
 @pytest.mark.parametrize(
@@ -174,31 +163,14 @@ def test_drawn_samples_are_as_many_as_they_should(
     [
         lambda: InfoBatch(1.0),
         lambda: InfoBatch(-0.1),
-        lambda: RandomSubset(0.0),
-        lambda: RandomSubset(math.nan),
+        lambda: ImportanceSampling(0.0),
+        lambda: ActiveBias(math.nan),
         lambda: ImportanceSampling(1.1),
     ],
 )
 def test_refused_shares(make: type[Selection]) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         make()
-
-
-# --- the control
-
-
-def test_permuted_losses_are_the_same_ones_on_other_samples() -> None:
-    losses = distinct_losses(60)
-    losses[:9] = UNSEEN
-    table = table_of(losses, np.arange(60) + 1)
-    one, other = (permuted(table, 5, epoch) for epoch in (2, 3))
-    for found in (one, other):
-        assert sorted(found.losses) == sorted(losses)
-        assert found.losses[:9].tolist() == [UNSEEN] * 9
-        assert found.rounds.tolist() == table.rounds.tolist()
-        assert (found.losses[9:] == losses[9:]).sum() < 10
-    assert one.losses.tolist() != other.losses.tolist()
-    np.testing.assert_array_equal(table.losses, losses)
 
 
 # --- the plan of an epoch
@@ -264,7 +236,6 @@ def test_epoch_of_less_than_a_round_has_one() -> None:
 def test_selections_have_their_published_numbers() -> None:
     assert {name: make() for name, make in SELECTIONS.items()} == {
         "infobatch": InfoBatch(0.5, 0.875),
-        "random-subset": RandomSubset(0.7),
         "importance-sampling": ImportanceSampling(0.7),
         "active-bias": ActiveBias(0.7),
     }

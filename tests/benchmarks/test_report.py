@@ -1,4 +1,4 @@
-"""The page of results: tables from JSON files, and a section that stays."""
+"""The page of results: tables from JSON files."""
 
 import json
 from pathlib import Path
@@ -35,17 +35,6 @@ def test_table_has_rows_reasons_goals_and_conditions(place: Path) -> None:
     assert 'Conditions ([rounds.json](results/rounds.json)): cores = 2; engines = {"a": 1}.' in text
     goal = next(line for line in text.splitlines() if "local grid, 4 workers" in line)
     assert goal.endswith("0.0025 s per round, <= 0.003 s per round: met |")
-
-
-def test_what_was_written_by_hand_stays(place: Path) -> None:
-    report.main([])
-    page = place / "RESULTS.md"
-    mine = "Threads: 2.1 ms -> 1.4 ms.\n\n| change | before |\n|---|---|\n| pinned | 3 |"
-    page.write_text(page.read_text().replace(report.BEGIN, f"{report.BEGIN}\n{mine}"))
-    put(place, "sample", [row("N = 10^7", [0.8], "s")])
-    report.main([])
-    assert f"{report.BEGIN}\n{mine}\n{report.END}" in page.read_text()
-    assert "N = 10^7" in page.read_text()
-    before = page.read_text()
-    report.main([])
-    assert page.read_text() == before
+    assert report.main(["--check"]) == 0
+    (place / "results" / "rounds.json").unlink()
+    assert report.main(["--check"]) == 1

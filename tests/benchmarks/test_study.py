@@ -1,18 +1,22 @@
-"""The study: its estimator, what it runs next, what it keeps, and that its rival is one."""
+"""The study: its estimator, its stages, its rows, its counted clock, and its rival."""
 
 import json
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.study import loop, report, runs, stages
-from benchmarks.study.arms import ADD_ONS, arm, on_fast_alone
+from benchmarks.study import counted, loop, report, runs, stages
+from benchmarks.study.arms import SHAPES
 from benchmarks.study.estimator import Curve, Target, interval, speedup
 from benchmarks.study.runs import Run, Store, is_due
+from flower_blsgd import train
 
 # --- estimator
 
@@ -61,8 +65,8 @@ def test_rows_survive_a_torn_line(tmp_path: Path) -> None:
     assert store.read("long") == [{"key": "a"}, {"key": "c"}]
 
 
-def test_what_failed_or_was_unsteady_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run("confirmation", "bare", 0.1, 100.0)
+def test_failed_and_unsteady_runs_are_repeated() -> None:
+    run = Run("confirmation", "fast-32", 0.1, 100.0, shape="")
     row = {"key": run.key}
     assert is_due(run, [])
     assert not is_due(run, [row])
@@ -70,79 +74,120 @@ def test_what_failed_or_was_unsteady_is_taken_again(monkeypatch: pytest.MonkeyPa
     for again in ({"error": "no"}, {"steady": False}):
         assert is_due(run, [{**row, **again}] * 2)
         assert not is_due(run, [{**row, **again}] * 3)
-    monkeypatch.setattr(runs, "why_not", lambda _: "not known")
-    assert not is_due(run, [])
 
 
 # --- what is run
 
 
-def screened(made_up: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the rows of a screening whose accuracies are made up; best is rate 0.4."""
-    monkeypatch.setattr(stages, "why_not", lambda name: "not there" if "qsr" in name else "")
-    rows: list[dict[str, Any]] = []
-    while True:
-        there = {row["key"] for row in rows}
-        due = [r for r in stages.screening({"screening": rows}, stages.FULL) if r.key not in there]
-        if not due:
-            return rows
-        for run in due:
-            parts = run.arm.split("+")
-            accuracy = 0.5 + sum(made_up.get(part, 0.0) for part in parts)
-            accuracy -= 0.01 * abs(math.log2(run.rate / 0.4))
-            rows.append({"key": run.key, **asdict(run), "accuracy": accuracy, "commit": "a"})
+def taken(stage: str, rows: dict[str, list[Any]], accuracy: Callable[[Run], float]) -> None:
+    """Take all rows of a stage, with made-up accuracies."""
+    while due := [r for r in stages.STAGES[stage](rows, stages.FULL) if is_due(r, rows[stage])]:
+        made_up = {"training_seconds": 1.0, "loss": 1.0, "commit": "a"}
+        rows[stage] += [
+            {"key": run.key, **asdict(run), **made_up, "accuracy": accuracy(run)} for run in due
+        ]
 
 
-def test_screening_finds_the_best_and_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    gains = {"bare-48": 0.01, "biased": 0.05, "ema": 0.02, "infobatch": 0.03, "random-subset": 0.02}
-    rows = screened({**gains, "qsr": 0.9, "permuted": 0.9, "score": 0.1}, monkeypatch)
-    made = stages.choice({"screening": rows}, stages.FULL)
-    assert made is not None
-    assert (made.base, made.ours, made.same) == (
-        "biased",
-        "biased+infobatch+ema",
-        "fast-only+infobatch+ema",
-    )
-    assert (made.fast_alone, made.ours_rate, made.rates["weighted"]) == ("bare-48", 0.4, 0.4)
-    assert made.ours_at_16 == "fast-only+infobatch+score"
-    assert {row["rate"] for row in rows if row["arm"] == "bare"} == {*stages.GRID, 0.8}
-    assert not any("qsr" in row["arm"] for row in rows)
+def test_every_arm_gets_the_same_grid_and_the_best_of_it_is_used() -> None:
+    better = {"fast-48": 0.01, "per-sample": 0.02}
 
-    confirmed = stages.confirmation({"screening": rows}, stages.FULL)
-    arms = [run.arm for run in confirmed if run.seed == 100]
-    assert sorted(set(arms)) == sorted(
-        {made.ours, made.ours_at_16, made.same, "bare-48", "ddp-equal", "ddp-proportional"}
-    )
-    assert len(arms) == 2 + (3 + 1) + (3 + 2) + 3
-    assert len([run for run in confirmed if run.seed == 107]) == 2 + 3 + 1
-    # an arm that is 10 % sooner at each gap, in made-up accuracies
-    done = [
-        {
-            "key": run.key,
-            **asdict(run),
-            "training_seconds": run.seconds,
-            "accuracy": math.log(run.seconds * (1.1 if arm(run.arm).both else 1.0)) / 10,
-        }
-        for run in confirmed
-    ]
-    found = report.compared(done, made.ours, 4.0, "bare-48", 1.0)
+    def accuracy(run: Run) -> float:
+        best_rate = 0.8 if run.arm == "per-sample" else 0.1  # the grid has to grow
+        decay = 0.01 if run.decay == "steps" else 0.0
+        return 0.5 + better.get(run.arm, 0) + decay - 0.01 * abs(math.log2(run.rate / best_rate))
+
+    rows: dict[str, list[Any]] = {stage: [] for stage in stages.STAGES}
+    assert stages.weights(rows, stages.FULL) == stages.confirmation(rows, stages.FULL) == []
+    taken("screening", rows, accuracy)
+    counts = Counter((row["arm"], row["shape"]) for row in rows["screening"])
+    assert counts["fast-16", ""] == counts["ddp", "gap-4"] == counts["load", "gap-2"] == 24
+    assert counts["per-sample", "gap-2"] == 24 + 2 * 3 * 2  # 0.8, and 1.6 for its other side
+    found = stages.settings_found(rows, stages.FULL)
+    assert found["per-sample", "gap-2"] == (0.8, "steps")
+    assert found["load", "gap-4"] == (0.1, "steps")
+    assert stages.fast_alone(rows, stages.FULL) == ("fast-48", (0.1, "steps"))
+
+    pairs = stages.weights(rows, stages.FULL)
+    assert Counter(run.arm for run in pairs) == {"load": 24, "per-sample": 24, "separated": 24}
+    assert not {run.seed for run in pairs} & set(stages.SCREENING_SEEDS)
+    confirmed = [run for run in stages.confirmation(rows, stages.FULL) if run.seed == 1100]
+    assert Counter(run.arm for run in confirmed) == {"fast-48": 1, "per-sample": 6, "ddp": 2}
+
+
+def test_the_report_finds_how_much_sooner_an_arm_is() -> None:
+    rows: dict[str, list[Any]] = {stage: [] for stage in stages.STAGES}
+    taken("screening", rows, lambda run: 0.5 - 0.01 * abs(math.log2(run.rate / 0.1)))
+    taken("weights", rows, lambda run: {"load": 0.50, "per-sample": 0.52}.get(run.arm, 0.51))
+    taken("confirmation", rows, lambda run: 0.0)
+    for row in rows["confirmation"]:  # two devices are 1.2 times sooner
+        row["training_seconds"] = row["seconds"]
+        faster = 1.2 if row["arm"] == "per-sample" else 1.0
+        row |= {"accuracy": math.log(faster * row["seconds"]) / 10, "samples": 1}
+    found = report.compared(rows["confirmation"], "per-sample", "gap-2", "fast-16", "")
     assert found is not None
-    assert found[0].factor.mean == pytest.approx(1.1)
-    assert found[0].factor.count == 5
-    page = report.page({**{stage: [] for stage in stages.STAGES}, "screening": rows}, stages.FULL)
-    assert "ours = `biased+infobatch+ema` at rate 0.4" in page
+    assert (found[0].factor.mean, found[0].factor.count) == (pytest.approx(1.2), 10)
+    page = report.page(rows, stages.FULL)
+    assert "| gap-4 | `per-sample` | `load` | 12 | 2.00 [2.00, 2.00] |" in page
+    assert "| 2 | (a) tuned fast device | 1.20 [1.20, 1.20] |" in page
 
 
-def test_an_arm_is_a_base_and_settings_that_are_added() -> None:
-    made = arm("biased-to-slow+infobatch+ema+score")
-    assert made.scores
-    assert made.settings == {
-        "algorithm": "biased-local-sgd",
-        "high-loss-to": "slow",
-        **ADD_ONS["infobatch"].settings,
-        **ADD_ONS["ema"].settings,
+def test_a_speed_up_that_no_budget_was_short_enough_for_is_a_lower_bound() -> None:
+    curves = [Curve((65, 80, 100), (0.6, 0.65, 0.7))] * 2
+    assert report.sooner(speedup(curves, [Target(100, 0.5)] * 2)).startswith(">= 1.54 (all 2 seeds")
+    assert "1 of 2 extrapolated" in report.sooner(
+        speedup(curves, [Target(100, q) for q in (0.65, 0.8)])
+    )
+
+
+def test_the_emulation_that_repeats_needs_a_fast_core_that_is_not_disturbed() -> None:
+    rows = [
+        {"key": str(beside), "arm": "fast-32", "neighbor": beside, "samples_per_second": speed}
+        for beside, speed in ((False, 100.0), (True, 95.0))
+    ]
+    assert stages.repeats(rows)
+    assert not stages.repeats([rows[0], {**rows[1], "samples_per_second": 94.0}])
+    assert not stages.repeats(rows[:1])
+
+
+# --- an arm on the counted clock
+
+
+def test_a_round_counts_as_its_slowest_worker() -> None:
+    record = SimpleNamespace(
+        workers=[
+            SimpleNamespace(fast=True, num_examples=128),
+            SimpleNamespace(fast=False, num_examples=64),
+        ]
+    )
+    # 4 steps of 0.02 + 32 x 0.01 s; 2 of them at a gap of 2 take as long
+    assert counted.round_seconds(record, SHAPES["gap-2"], 32, (0.02, 0.01)) == pytest.approx(1.37)
+    assert counted.round_seconds(record, SHAPES["gap-4"], 32, (0.02, 0.01)) == pytest.approx(2.73)
+
+
+@pytest.mark.processes
+def test_a_counted_run_trains_what_the_local_grid_trains(tmp_path: Path) -> None:
+    run = {
+        **{"algorithm": "weighted-local-sgd", "weights": "per-sample", "task": "digits"},
+        **{"model": "cnn", "batch_size": 32, "local_steps_fast": 2, "local_steps_slow": 1},
+        **{"decay_epochs": "", "channels_last": True, "threads": 1, "seed": 4},
     }
-    assert on_fast_alone("biased+infobatch+qsr") == "fast-only+infobatch"
+    workers = "1x cpu:0 fast; 1x cpu:0 slow"
+    real = train(**run, epochs=1, workers=workers, out=tmp_path / "run", quiet=True)
+    rounds = real.summary["rounds"]
+    given = {
+        "task": {"task": "digits", "data": "", "model": "cnn"},
+        "run": {key.replace("_", "-"): value for key, value in run.items()} | {"epochs": 9},
+        **{"shape": "gap-2", "step_seconds": [1.0, 0.0], "seconds": 2.01 * rounds - 1.0},
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = counted.train(given)
+    finally:
+        torch.set_num_threads(threads)
+    assert (found["rounds"], found["samples"]) == (rounds, real.summary["samples"])
+    assert found["training_seconds"] == pytest.approx(2.01 * rounds)
+    assert found["loss"] == pytest.approx(real.loss, rel=1e-6)
 
 
 # --- the rival
@@ -167,8 +212,8 @@ def test_ddp_in_proportion_is_sgd_with_the_whole_batch(tmp_path: Path) -> None:
         "step_seconds": [[0.04, 0.005], [0.04, 0.01]],  # 16 samples take as long: 0.2 s
         "folder": str(tmp_path),
     }
-    commands = [runs._command("loop", {**apart, "rank": rank}) for rank in range(2)]
-    found = runs._done(commands, tmp_path, 240.0)
+    commands = [runs.command("loop", {**apart, "rank": rank}) for rank in range(2)]
+    found = runs.done(commands, tmp_path, 240.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

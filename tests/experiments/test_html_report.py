@@ -30,7 +30,7 @@ SUMMARY: dict[str, Any] = {
 
 OTHER_COLUMNS = (
     *("accuracy_at_equal_time_percent", "accuracy_at_equal_samples_percent", "device_seconds"),
-    *("paper_seconds", "paper_seconds_label", "refitted_seconds"),
+    *("paper_seconds", "paper_seconds_label"),
 )
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from flower_blsgd.experiments.paper import COMPUTED, MEASURED, label, printed
-from flower_blsgd.experiments.paper_times import refitted_epoch_seconds, refitted_times
+from flower_blsgd.experiments.reproduction import COMPUTED, MEASURED, label, printed
+
+from .paper_times import refitted_epoch_seconds, refitted_times
 
 SECONDS = "wall_clock_s"
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.taken_under import conditions
 from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.runtime.pinning import start_fork_server
 from flower_blsgd.strategy.round_metrics import RoundRecord
@@ -261,7 +262,8 @@ def report(out: Path) -> bool:
             with path.open(newline="") as file:
                 lines += lines_of(list(csv.DictReader(file)))
     rows = [f"| {what} | {found} | {'yes' if good else '**no**'} |" for what, found, good in lines]
-    text = ["# Failures at random", "", "Written by `make soak`.", ""]
+    taken = "{date}, commit {commit}".format(**conditions())
+    text = ["# Failures at random", "", f"Written by `make soak`: {taken}.", ""]
     text += ["| what | found | as it should be |", "|---|---|---|", *rows, ""]
     (out / "README.md").write_text("\n".join(text))
     print("\n".join(text))

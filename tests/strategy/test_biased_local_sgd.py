@@ -555,7 +555,6 @@ def test_start_and_fit_give_the_same_bits() -> None:
         ({"deadline_seconds": float("nan")}, "deadline_seconds = nan"),
         ({"high_loss_ratio": 1.5}, "1.5"),
         ({"local_steps": 0}, "0"),
-        ({"fast_fraction": 0.0}, "fast_fraction = 0.0 must be in (0, 1]"),
     ],
     ids=str,
 )
@@ -591,7 +590,6 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
             r'InfoBatch.*CandidateSampler does not choose by the epoch; use "separated"',
         ),
         ({"epoch": "table", "selection": InfoBatch()}, 'selection makes .*use epoch = "samples"'),
-        ({"epoch": "table", "fast_fraction": 0.5}, "fast-fraction = 0.5 makes epochs shorter"),
         (FROM_SPEEDS | {"local_steps": SystemAwareSteps(16, all_by_speed=True)}, ""),
     ],
     ids=str,

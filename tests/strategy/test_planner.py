@@ -1,6 +1,7 @@
 """Epoch after epoch: each worker's orders, also when workers leave and join."""
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from flower_blsgd.algorithm.sampling import (
     ReshuffledSampler,
     SeparatedSampler,
     UniformSampler,
+    generator,
 )
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.algorithm.selection import (
     InfoBatch,
-    RandomSubset,
     Selected,
     Selection,
     SelectionRequest,
@@ -53,6 +54,18 @@ def rates_of(rate: LearningRate) -> list[float]:
     """Return the learning rates of three epochs of two rounds."""
     planner = planner_of(12, learning_rate=rate)
     return [play(planner, r, workers_of())[0].learning_rate for r in range(1, 7)]
+
+
+@dataclass(frozen=True)
+class Subset(Selection):
+    """A random subset in each epoch, as an extension might choose it."""
+
+    size: int
+
+    def select(self, request: SelectionRequest, table: LossTable) -> Selected:
+        rng = generator(request.seed, "subset", request.epoch)
+        chosen = rng.choice(len(table), self.size, replace=False)
+        return Selected(np.sort(chosen).astype(np.int32))
 
 
 def test_orders_carry_steps_batch_size_and_settings() -> None:
@@ -96,20 +109,16 @@ def test_orders_hardest_samples_go_to_the_fast_worker_in_the_second_epoch() -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "most"),
-    [
-        ({"selection": RandomSubset(0.5)}, 30),
-        ({"selection": InfoBatch()}, 60),
-        ({"fast_fraction": 0.7}, 42),
-        ({"selection": RandomSubset(0.5), "fast_fraction": 0.7}, 21),
-        ({}, 60),
-    ],
+    ("selection", "most"),
+    [(Subset(30), 30), (Subset(21), 21), (InfoBatch(), 60), (None, 60)],
     ids=str,
 )
-def test_epochs_of_fewer_samples_are_as_much_shorter(changes: dict[str, Any], most: int) -> None:
+def test_epochs_of_fewer_samples_are_as_much_shorter(
+    selection: Selection | None, most: int
+) -> None:
     """A round has 6 samples; all epochs together are within one round of what they should be."""
-    planner = planner_of(60, sampler=UniformSampler(), **changes)
-    infobatch = isinstance(planner.selection, InfoBatch)
+    planner = planner_of(60, sampler=UniformSampler(), selection=selection)
+    infobatch = isinstance(selection, InfoBatch)
     planner.budget_share = lambda: planner.epochs_done / 9
     due, server_round = 0, 0
     for epoch in range(1, 10):
@@ -126,34 +135,27 @@ def test_epochs_of_fewer_samples_are_as_much_shorter(changes: dict[str, Any], mo
         assert 0 <= due - planner.samples_planned < 6
         assert (planner.epoch, planner.epochs_done) == (epoch, epoch)
         if planner.selection:  # no sample twice before each of them was there once
-            size = 30 if not infobatch else 45 if pruned else 60
+            size = 45 if pruned else most
             given = np.concatenate([order.indices for order in orders])
             assert len(np.unique(given)) == min(size, len(given))
         for order in orders:
             low = order.indices < 29.5
             weights = np.ones(len(low)) if order.sample_weights is None else order.sample_weights
             assert weights.tolist() == (1 + low * pruned).tolist()
-    if not infobatch:
-        assert planner.mean_rounds_per_epoch(planner.plan.shape) == pytest.approx(
-            60 * planner.fast_fraction / 6
-        )
+    assert planner.mean_rounds_per_epoch(planner.plan.shape) == 10
 
 
-@pytest.mark.parametrize("changes", [{"selection": RandomSubset(0.5)}, {"fast_fraction": 0.5}])
-def test_a_round_fits_into_an_epoch_of_fewer_samples(changes: dict[str, Any]) -> None:
+def test_a_round_fits_into_an_epoch_of_fewer_samples() -> None:
     """Of 60 samples a round of 2 x (16 + 8) would have 48; with 10 + 5 steps it has 30."""
     policy = SystemAwareSteps(16, 8)
-    planner = planner_of(60, step_policy=policy, sampler=UniformSampler(), **changes)
+    planner = planner_of(60, step_policy=policy, sampler=UniformSampler(), selection=Subset(30))
     for epoch in range(1, 4):
         orders = play(planner, epoch, workers_of())
         assert [order.local_steps for order in orders] == [10, 5]
         assert (planner.epoch, planner.samples_planned) == (epoch, 30 * epoch)
         assert len(np.unique(np.concatenate([order.indices for order in orders]))) == 30
-    few = planner_of(60, step_policy=policy, sampler=UniformSampler(), selection=RandomSubset(0.02))
+    few = planner_of(60, step_policy=policy, sampler=UniformSampler(), selection=Subset(1))
     assert [order.local_steps for order in play(few, 1, workers_of())] == [1, 1]
-    none = planner_of(60, fast_fraction=0.05)
-    with pytest.raises(UsageError, match=r"fast-fraction = 0.05 leaves 3 samples an epoch.*\(4\)"):
-        none.check(workers_of())
 
 
 @pytest.mark.parametrize(
@@ -402,8 +404,8 @@ def test_chosen_steps_count_the_overhead_in_steps_of_the_fastest_worker() -> Non
     slow = slow_profile(1, seconds_per_step=0.1, batch_size=2)
     profiles = [fast_profile(0, seconds_per_step=0.2), slow]
     workers = WorkerRegistry.of_profiles(profiles, batch_size=10).workers
-    planner.choose_steps(workers, 0.05)  # a quarter of a step, which is 5 % of 5
-    assert planner.check(workers).local_steps == (5, 10)
+    planner.choose_steps(workers, 0.02)  # a tenth of a step, which is 4 % of 2.5
+    assert planner.check(workers).local_steps == (4, 8)
 
 
 def test_batch_that_does_not_fit_is_refused() -> None:

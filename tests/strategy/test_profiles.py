@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
-from flower_blsgd.strategy import biased_local_sgd as module
+from flower_blsgd.strategy import speeds as module
 from flower_blsgd.strategy.profiles import assume_speeds
 from flower_blsgd.strategy.workers import WorkerRegistry
 
@@ -165,21 +165,17 @@ def test_speeds_decide_the_steps_of_slow_workers(seconds: float, steps: int) -> 
 # --- as many steps as cost little
 
 
-class Costly(Batches):
-    """A round takes so many seconds of a made-up clock beside the 0.5 s of computing."""
+class InRounds(Clocked):
+    """Computes as long for a step of a round as for one that it measured, or so many times."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, overhead: float, *nodes: Any) -> None:
-        super().__init__(*nodes)
-        self.overhead, self.now = overhead, 0.0
-        clock = SimpleNamespace(perf_counter=lambda: self.now, time=lambda: self.now)
-        monkeypatch.setattr(module, "time", clock)
+    times = 1.0
 
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
-        self.now += 0.5 + self.overhead
-        return super().send_and_receive(messages, timeout=timeout)
+    def report(self, order: TrainOrder) -> TrainReport:
+        seconds = order.local_steps * (self.seconds or 0.0) * self.times
+        return dataclasses.replace(super().report(order), compute_seconds=seconds)
 
 
-class FailsAtFirst(Clocked):
+class FailsAtFirst(InRounds):
     """Fails in round 0, which only measures."""
 
     def report(self, order: TrainOrder) -> TrainReport:
@@ -188,37 +184,52 @@ class FailsAtFirst(Clocked):
         return super().report(order)
 
 
-class Cold(Clocked):
-    """A single step takes it 2.25 s, and one of many in a row 2 s."""
+class SlowerInRounds(InRounds):
+    """Takes twice as long for a step when caches are cold and everybody computes."""
 
-    def report(self, order: TrainOrder) -> TrainReport:
-        return dataclasses.replace(super().report(order), compute_seconds=2.25)
+    times = 2.0
+
+
+class Costly(Batches):
+    """A round takes so many seconds of a made-up clock in addition to the longest computing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, overhead: float, *nodes: Any) -> None:
+        super().__init__(*nodes)
+        self.overhead, self.now = overhead, 0.0
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        contents = [reply.content for reply in replies if reply.has_content()]
+        metrics = [content["metrics"] for content in contents if "metrics" in content]
+        self.now += self.overhead + max([m["compute-seconds"] for m in metrics], default=0.0)
+        return replies
 
 
 @pytest.mark.parametrize(
     ("overhead", "slow_worker", "steps"),
     [
-        (0.25, Clocked, [6, 3]),  # a quarter of a step: 5 are enough, but 2.5 would be rounded
-        (1.0, Clocked, [20, 10]),
-        (99.0, Clocked, [64, 32]),
-        (0.25, FailsAtFirst, [32, 16]),  # nobody knows
-        (1.75, Cold, [6, 3]),  # rounds of 2.25 s, in which it says that it computes all the time
+        (0.05, InRounds, [2, 1]),  # a twentieth of a step, which is 4 % of 1.25
+        (0.1, InRounds, [4, 2]),  # of 2.5
+        (0.25, InRounds, [8, 4]),  # of 6.25
+        (99.0, InRounds, [64, 32]),
+        (0.05, FailsAtFirst, [32, 16]),  # the overhead is not known
+        (0.05, SlowerInRounds, [4, 1]),  # the speeds that count are those in rounds
     ],
 )
 def test_local_steps_auto_are_the_fewest_that_cost_little(
     monkeypatch: pytest.MonkeyPatch, overhead: float, slow_worker: type[Clocked], steps: list[int]
 ) -> None:
-    slow = slow_worker(slow_profile(1), 2.0)
-    nodes = [Clocked(fast_profile(0), 1.0), slow]
+    nodes = [InRounds(fast_profile(0), 1.0), slow_worker(slow_profile(1), 2.0)]
     grid = Costly(monkeypatch, overhead, *nodes)
     strategy = BiasedLocalSGD(1000, 2, "auto")
     before = toy_arrays(0.3)
     with captured_log():
         messages = strategy.configure_train(1, before, ConfigRecord(), grid)
     assert [TrainOrder.from_message(message).local_steps for message in messages] == steps
-    measuring = [order for node in nodes for order in node.orders]
-    assert len(measuring) == (2 if slow_worker is FailsAtFirst else 8)
-    assert {(o.round, o.local_steps, o.learning_rate) for o in measuring} == {(0, 1, 0.0)}
+    measuring = [[(o.round, o.local_steps, o.learning_rate) for o in n.orders] for n in nodes]
+    rounds = 1 if slow_worker is FailsAtFirst else 5  # one to warm up, and four of 2 s and more
+    assert measuring == [[(0, 2, 0.0)] * rounds, [(0, 1, 0.0)] * rounds]
     assert same_bits(before, toy_arrays(0.3))
     strategy.aggregate_train(1, grid.send_and_receive(messages))
     orders = [

@@ -44,7 +44,6 @@ def dropouts(model: nn.Module) -> list[float]:
     ("task", "name", "parameters"),
     [
         ("cifar10", "", 269_722),
-        ("cifar10", "resnet20-b", 272_474),
         ("cifar10", "resnet8", 75_290),
         ("cifar10", "wrn-16-8", 10_961_370),  # 11.0 M in the paper
         ("cifar10", "wrn-10-1", 77_850),

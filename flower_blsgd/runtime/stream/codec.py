@@ -58,19 +58,8 @@ def frame_of(
 ) -> list[bytes]:
     """Return a message as the parts of a frame.
 
-    Parameters
-    ----------
-    message : Message
-        To a node it has its id.
-    records : mapping of str to EncodedRecord
-        Its records of arrays.
-    held : dict of str to int, optional
-        The versions that the receiver holds, by the name of the record; brought up to date.
-
-    Raises
-    ------
-    FrameError
-        If it is too long without its arrays.
+    `held` has the versions that the receiver holds, by the name of the record, and is brought up to
+    date. FrameError if the message is too long without its arrays.
     """
     held = {} if held is None else held
     readable = {n: not r.version or held.get(n, 0) == r.version - 1 for n, r in records.items()}
@@ -227,14 +216,8 @@ def encode_arrays(
 ) -> EncodedRecord:
     """Return contiguous arrays, ready to be sent.
 
-    Parameters
-    ----------
-    tensors : mapping of str to ndarray
-        The arrays.
-    changes : mapping of str to ndarray of uint16, optional
-        What is sent of some of them instead, as `rounded_changes` returns it.
-    wire_dtype : {"bfloat16", "float16"}, optional
-        What these are rounded to.
+    `changes` (uint16, as `rounded_changes` returns them) are sent instead of the arrays of the same
+    names; `wire_dtype` is what they are rounded to, ``"bfloat16"`` or ``"float16"``.
     """
     changes = changes or {}
     description: dict[str, Array] = {}
@@ -253,29 +236,13 @@ def decode_arrays(
     base_of: Callable[[str], Tensors],
     array_type: type[ArrayView] = ArrayView,
 ) -> dict[str, Tensors]:
-    """Give the arrays of a message that was read their elements.
+    """Give the arrays of a message that was read their elements; return them by record name.
 
-    Parameters
-    ----------
-    message : Message
-        From `read_frames`; changed in place.
-    elements : ndarray of uint8
-        What came with it; whole arrays become views on it.
-    base_of : callable
-        Returns the model that changes count from, by the name of the record.
-    array_type : type (default: ArrayView)
-        Of the message's arrays.
+    The message, from `read_frames`, is changed in place; whole arrays become views on `elements`.
+    `base_of` returns the model that changes count from, by the name of the record.
 
-    Returns
-    -------
-    dict of str to mapping of str to ndarray
-        The arrays, by the name of their record.
-
-    Raises
-    ------
-    FrameError
-        If they are not in these bytes, all of them and nothing else, or are changes to something
-        else.
+    FrameError if the arrays are not in these bytes, all of them and nothing else, or are changes to
+    something else.
     """
     if not message.has_content():
         raise FrameError("a message came without content")
@@ -356,22 +323,9 @@ def rounded_changes(
 ) -> tuple[Tensors, Tensors]:
     """Return the changes from one model to another, and what rounding took away from them.
 
-    Parameters
-    ----------
-    new, base : mapping of str to ndarray
-        The models.
-    carried : mapping of str to ndarray
-        The errors of the changes before; empty for none.
-    wire_dtype : {"bfloat16", "float16"}
-        What float32 changes are rounded to.
-
-    Returns
-    -------
-    changes : mapping of str to ndarray
-        Of each float32 tensor its change as 16-bit patterns (uint16). A tensor that has another
-        shape or dtype, or whose change is not finite in 16 bits, is left out: it must travel whole.
-    errors : mapping of str to ndarray
-        What rounding took away from each of them, float32.
+    `carried` has the errors of the changes before. The changes are 16-bit patterns (uint16) of
+    float32 tensors, the errors float32. A tensor that has another shape or dtype than before, or
+    whose change is not finite in 16 bits, is left out: it must travel whole.
     """
     changes: dict[str, AnyArray] = {}
     errors: dict[str, AnyArray] = {}
@@ -392,18 +346,9 @@ def rounded_changes(
 class Broadcast:
     """The versions of one record that all nodes get, such as the global model.
 
-    All nodes hold the same model after a version, whether it came whole or as a change: the
-    rounded one. The difference to the true one is part of the next change.
-
-    Parameters
-    ----------
-    wire_dtype : {"bfloat16", "float16"}
-        What changes are rounded to.
-
-    Attributes
-    ----------
-    errors : list of float
-        Of each version: how far the nodes' model is from the true one, relative root mean square.
+    All nodes hold the same model after a version, whether it came whole or as a change: the rounded
+    one. The difference to the true one is part of the next change. `errors` has the relative root
+    mean square of that difference, for each version.
     """
 
     def __init__(self, wire_dtype: str) -> None:
@@ -441,19 +386,9 @@ def encode_messages(
 ) -> list[EncodedMessage]:
     """Encode messages that are sent together; a record that several share is encoded once.
 
-    Parameters
-    ----------
-    messages : sequence of Message
-        With their ids.
-    broadcasts : dict of str to Broadcast
-        Models that all nodes hold, by the name of their record; brought up to date.
-    wire_dtype : {"float32", "bfloat16", "float16"}
-        What changes of models are rounded to; ``"float32"`` sends models as they are.
-
-    Raises
-    ------
-    FrameError
-        As `plain_arrays` does.
+    `broadcasts` has the models that all nodes hold, by the name of their record, and is brought up
+    to date. With `wire_dtype` ``"float32"`` models travel as they are. FrameError as of
+    `plain_arrays`.
     """
     shared: dict[tuple[str, int], EncodedRecord] = {}
 
@@ -475,24 +410,11 @@ def encode_messages(
 def encode_reply(
     reply: Message, received: Mapping[str, Tensors], carried: dict[str, Tensors], wire_dtype: str
 ) -> list[bytes]:
-    """Return the reply to a message as a frame.
+    """Return the reply to a message as a frame; FrameError as of `plain_arrays`.
 
-    Parameters
-    ----------
-    reply : Message
-        The reply.
-    received : mapping of str to mapping of str to ndarray
-        The models that came with the message, by the name of their record; changes count from
-        them.
-    carried : dict of str to mapping of str to ndarray
-        The errors of the changes before, by the name of their record; brought up to date.
-    wire_dtype : {"float32", "bfloat16", "float16"}
-        What changes of models are rounded to; ``"float32"`` sends models as they are.
-
-    Raises
-    ------
-    FrameError
-        As `plain_arrays` does.
+    `received` has the models that came with the message, from which changes count, and `carried`
+    the errors of the changes before, both by the name of their record; `carried` is brought up to
+    date. With `wire_dtype` ``"float32"`` models travel as they are.
     """
     records = {}
     for name, record in reply.content.array_records.items() if reply.has_content() else ():

@@ -318,20 +318,10 @@ class Membership:
     """Knows which nodes are on a stream grid, and opens their sessions.
 
     A node whose app serves no sessions, or that cannot connect, gets plain messages from then on.
-    One whose session ended otherwise gets a new one, but not for ever.
+    One whose session ended otherwise gets a new one, but not for ever. Nodes find the server at
+    `addresses`.
 
     One thread at a time changes it. Others may read: a set is replaced, never changed.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
-    server : StreamServer
-        What nodes connect to.
-    addresses : list of str
-        Where they find it.
-    wire_dtype : str
-        How float32 models travel.
     """
 
     def __init__(
