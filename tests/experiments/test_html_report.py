@@ -22,7 +22,8 @@ from .fake_training import write_run
 CONFIG = RunConfig(epochs=2, batch_size=8, learning_rate=0.25)
 HOSTILE = "<script>alert('x')</script>&amp;"
 SUMMARY: dict[str, Any] = {
-    **{"wall_seconds": 21.0, "rounds": 2, "summing_seconds": 0.0, "slow_devices": []},
+    **{"wall_seconds": 21.0, "rounds": 2, "summing_seconds": 0.0},
+    **{"async_evaluation": None, "slow_devices": []},
     **{"failures_by_worker": {}, "predicted": None, "measured": None, "metric": None},
 }
 
