@@ -248,7 +248,7 @@ def test_fewest_steps_keep_what_they_promise_where_that_can_be_had(
 
     auto = AutoSteps(lambda tau: SystemAwareSteps(tau, None, False, True))
     shortest, chosen = (auto.fewest(by_speed(64, 1.0, *speeds), o) for o in (0.0, overhead))
-    assert waiting(chosen) <= max(0.1, min(map(waiting, (*range(1, 9), 10, 12, 14, 16))))
+    assert waiting(shortest) <= max(0.1, min(map(waiting, (*range(1, 9), 10, 12, 14, 16))))
     assert chosen in [shortest << doubled for doubled in range(7)]
     assert 1 <= chosen <= 64
     assert 2 * chosen > 64 or overhead / (overhead + chosen) <= 0.04
