@@ -412,7 +412,7 @@ def test_sample_that_cannot_be_read_costs_rounds_but_not_the_run() -> None:
     """Both workers draw it in one round of some of these epochs."""
     task = points()
     register_task(replace(task, train=OneBadSample(*task.train)), "points")  # type: ignore[arg-type]
-    report = train(epochs=12, seed=1)
+    report = train(epochs=12, seed=1, sampler="separated")
     rounds = Counter(failure["round"] for failure in report.summary["failures"])
     assert 2 in rounds.values()
     assert report.summary["rounds"] == 48

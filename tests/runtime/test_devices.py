@@ -315,7 +315,7 @@ def test_node_config_refused(config: dict[str, str], reason: str) -> None:
 )
 def test_auto(machine: Machine, workers: list[WorkerSpec]) -> None:
     assert parse_workers("auto", machine) == workers
-    noted = {1: "several workers share CPU core 5", 2: "2 CPU cores are too few"}
+    noted = {1: "workers share CPU core 5", 2: "2 CPU cores are too few"}
     missing = len(machine.cores) == 1 or len(workers) == 1
     assert cores_note(workers, machine)[6:].startswith(noted[len(machine.cores)] if missing else "")
     assert bool(cores_note(workers, machine)) is missing
