@@ -24,6 +24,7 @@ BENCHMARKS = {
     "epoch": "An epoch on a fast and a slowed device",
     "paper_rounds": "One round of each of the paper's configs",
     "waiting": "The steps that are chosen, who waits, and the throughput",
+    "async_evaluation": "A device 16 times slower evaluates while the other trains",
     "slowdown": "A worker that is slowed four times against one that is not",
     "checks": "What checks and checkpoints cost",
 }
