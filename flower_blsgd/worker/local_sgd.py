@@ -528,7 +528,7 @@ def sleep_out(start: float, slowdown: float) -> None:
 
     That time alone counts, no estimate from other orders: their number of steps and batch size
     may be different. The core stays busy, as that of a device that is really slower: after a sleep
-    its next steps took 12 to 35 % longer (ResNet8), which the slowdown multiplied. A core that
+    its next steps took 13 to 54 % longer (ResNet8), which the slowdown multiplied. A core that
     others need is left to them.
     """
     until, times_shared = start + slowdown * (time.perf_counter() - start), 0
