@@ -37,11 +37,11 @@ class Arm:
 
 ARMS: Mapping[str, Arm] = {
     **{f"fast-{batch}": Arm("loop", batch) for batch in (8, 16, 32, 48)},
-    "ddp": Arm("ddp"),
-    "ddp-accumulate-4": Arm("ddp", accumulate=4),
-    "load": Arm("ours", settings={"weights": "load"}),
-    "per-sample": Arm("ours", settings={"weights": "per-sample"}),
-    "separated": Arm("ours", settings={"weights": "per-sample", "sampler": "separated"}),
+    "ddp": Arm("ddp", 16),
+    "ddp-accumulate-4": Arm("ddp", 16, accumulate=4),
+    "load": Arm("ours", 16, {"weights": "load"}),
+    "per-sample": Arm("ours", 16, {"weights": "per-sample"}),
+    "separated": Arm("ours", 16, {"weights": "per-sample", "sampler": "separated"}),
     "shipped": Arm("ours", settings={"algorithm": "recommended"}),
 }
 """``fast-8`` only measures the seconds per step; ``shipped`` chooses its own steps."""
@@ -70,9 +70,9 @@ class Shape:
 
 
 SHAPES: Mapping[str, Shape] = {
-    "gap-2": Shape(2.0, (4, 2)),
-    "gap-4": Shape(4.0, (4, 1)),
-    "gap-16": Shape(16.0, (16, 1)),
+    "gap-2": Shape(2.0, (8, 4)),
+    "gap-4": Shape(4.0, (8, 2)),
+    "gap-16": Shape(16.0, (32, 2)),
     "1+1-32-16": Shape(2.0, (32, 16)),
     "1+1-32-1": Shape(32.0, (32, 1)),
     "8+2-32-1": Shape(32.0, (32, 1), fast=8, slow=2),
