@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
-from flower_blsgd.runtime.devices import Machine, parse_workers, this_machine
+from flower_blsgd.grids.devices import Machine, parse_workers, this_machine
 
 from . import ddp
 from .images import add_data_option, data_text, found_images

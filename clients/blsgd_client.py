@@ -15,6 +15,9 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.app_call import accept_views, serve_sessions
+from flower_blsgd.grids.devices import WorkerSpec
+from flower_blsgd.grids.pinning import pinned
 from flower_blsgd.hosts.several_devices import several_devices
 from flower_blsgd.protocol import (
     CONFIG,
@@ -24,9 +27,6 @@ from flower_blsgd.protocol import (
     ProfileQuery,
     TrainOrder,
 )
-from flower_blsgd.runtime.app_call import accept_views, serve_sessions
-from flower_blsgd.runtime.devices import WorkerSpec
-from flower_blsgd.runtime.pinning import pinned
 from flower_blsgd.worker.profile import answer_profile, answer_sum, worker_of
 
 if TYPE_CHECKING:

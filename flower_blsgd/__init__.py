@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from .api import load as load
     from .api import train as train
     from .errors import UsageError as UsageError
+    from .grids.app_call import serve_sessions as serve_sessions
+    from .grids.stream.grid import StreamGrid as StreamGrid
+    from .grids.stream.grid import stream as stream
     from .protocol import TrainOrder as TrainOrder
     from .protocol import TrainReport as TrainReport
     from .protocol import WorkerProfile as WorkerProfile
-    from .runtime.app_call import serve_sessions as serve_sessions
-    from .runtime.stream.grid import StreamGrid as StreamGrid
-    from .runtime.stream.grid import stream as stream
     from .strategy.biased_local_sgd import BiasedLocalSGD as BiasedLocalSGD
     from .tasks import Task as Task
     from .worker.local_sgd import LocalSGD as LocalSGD
@@ -29,7 +29,7 @@ _MODULES = {
     "BiasedLocalSGD": "strategy.biased_local_sgd",
     "Evaluation": "api",
     "LocalSGD": "worker.local_sgd",
-    "StreamGrid": "runtime.stream.grid",
+    "StreamGrid": "grids.stream.grid",
     "Task": "tasks.task",
     "TrainOrder": "protocol",
     "TrainReport": "protocol",
@@ -39,8 +39,8 @@ _MODULES = {
     "answer_profile": "worker.profile",
     "evaluate_run": "api",
     "load": "api",
-    "serve_sessions": "runtime.app_call",
-    "stream": "runtime.stream.grid",
+    "serve_sessions": "grids.app_call",
+    "stream": "grids.stream.grid",
     "train": "api",
     "worker_of": "worker.profile",
 }

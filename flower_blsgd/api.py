@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from .config import RunConfig
 from .errors import UsageError
+from .grids.devices import cores_note, this_machine
 from .results.folder import MODEL, EpochRow, read_config
 from .results.metrics import RunMetrics
 from .results.recorder import ProgressView
 from .run import make_local_grid, train_on
-from .runtime.devices import cores_note, this_machine
 from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, register_task

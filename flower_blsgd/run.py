@@ -14,16 +14,16 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import derived_seed
 from .config import RunConfig
 from .errors import UsageError, first_line
+from .grids.devices import WorkerSpec, format_bytes, parse_workers, require_bytes, this_machine
+from .grids.flower_app import built_in_app
+from .grids.local_grid import LocalGrid
+from .grids.pinning import start_fork_server
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
 from .results.recorder import ProgressView, RunRecorder
 from .results.speed_profile import SpeedProfile, with_profile
 from .resume import Checkpoints, Past, past_of
-from .runtime.devices import WorkerSpec, format_bytes, parse_workers, require_bytes, this_machine
-from .runtime.flower_app import built_in_app
-from .runtime.local_grid import LocalGrid
-from .runtime.pinning import start_fork_server
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.cost_model import predict_run, predicted_figures
 from .strategy.evaluation import WorkerEvaluation

@@ -15,10 +15,10 @@ PARTS = {
     "Flower's own engines, the command line and experiments": [
         *("tests/engines", "tests/cli", "tests/experiments", "tests/test_task_runs.py"),
     ],
-    "failures and the stream": ["tests/faults", "tests/runtime/stream"],
+    "failures and the stream": ["tests/faults", "tests/grids/stream"],
     "the local grid, checkpoints, benchmarks and the Python interface": [
-        *("tests/runtime", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"),
-        *("tests/test_api.py", "--ignore=tests/runtime/stream"),
+        *("tests/grids", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"),
+        *("tests/test_api.py", "--ignore=tests/grids/stream"),
     ],
 }
 

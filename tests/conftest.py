@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flower_blsgd.runtime.flower_internals import become_server
+from flower_blsgd.grids.flower_internals import become_server
 
 # `make test` draws the same examples every time, `make fuzz` new ones, and more of them. No test
 # sets these itself, but for the numbers in tests/fuzz; a busy machine is no failure.

@@ -26,14 +26,14 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
-from flower_blsgd.runtime.flower_internals import (
+from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
     RAISED,
     empty_run,
     give_message_id,
 )
+from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 
 Handler = Callable[[Message, int], Message]
 """(message, node id) -> reply; what it raises becomes an error reply, as in Flower."""

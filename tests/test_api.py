@@ -19,16 +19,16 @@ from torch import nn
 import flower_blsgd
 from flower_blsgd import Task, evaluate_run, load
 from flower_blsgd.cli.main import main
+from flower_blsgd.grids.devices import usable_cores
+from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.results.folder import EpochRow
 from flower_blsgd.run import make_local_grid
-from flower_blsgd.runtime.devices import usable_cores
-from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.tasks import load_task, register_task
 from scripts.flower_engine import session_members
 
+from .grids.processes import is_alive, is_helper, processes_below, wait_until
 from .refusal import refusal
-from .runtime.processes import is_alive, is_helper, processes_below, wait_until
 
 CORE = usable_cores()[0]
 WORKERS = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow"
@@ -390,7 +390,7 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
     def no_process(*arguments: Any, **keywords: Any) -> None:
         raise AssertionError(f"a process was started: {arguments}")
 
-    monkeypatch.setattr("flower_blsgd.runtime.worker_process.start_worker", no_process)
+    monkeypatch.setattr("flower_blsgd.grids.worker_process.start_worker", no_process)
 
     def run(task: Any = "digits", **settings: Any) -> str:
         before, level = sorted(folder.rglob("*")), logging.getLogger("flwr").level

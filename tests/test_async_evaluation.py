@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from flower_blsgd.grids.devices import usable_cores
+from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.recorder import ProgressView, RunRecorder
 from flower_blsgd.run import make_local_grid, train_on
-from flower_blsgd.runtime.devices import usable_cores
-from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
+from .grids.processes import process_ids, wait_until
 from .log_capture import captured_log
-from .runtime.processes import process_ids, wait_until
 from .test_run import config_of
 
 CORE = min(usable_cores())

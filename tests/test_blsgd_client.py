@@ -14,6 +14,7 @@ from clients import blsgd_client
 from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.devices import WorkerSpec, usable_cores
 from flower_blsgd.protocol import (
     EvaluateOrder,
     EvaluateReport,
@@ -22,7 +23,6 @@ from flower_blsgd.protocol import (
     TrainReport,
     WorkerProfile,
 )
-from flower_blsgd.runtime.devices import WorkerSpec, usable_cores
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.evaluation import evaluate_sums
 

@@ -21,32 +21,31 @@ MODULES = sorted(path for part in ("flower_blsgd", *APPS) for path in (ROOT / pa
 
 ARROWS = {
     "errors": set(),
-    "array_records": set(),
     "algorithm": {"errors"},
     "protocol": {"errors"},
-    "runtime": {"errors", "array_records"},
-    # of runtime only which devices a node config names
-    "worker": {"protocol", "algorithm", "runtime", "errors", "array_records"},
+    "grids": {"errors"},
+    # of grids only which devices a node config names
+    "worker": {"protocol", "algorithm", "grids", "errors"},
     "data": {"errors"},
     "models": {"data", "errors"},  # of data only whether the hub answers
     "tasks": {"data", "models", "worker", "algorithm", "errors"},
     "config": {"algorithm", "protocol", "tasks", "errors"},  # of tasks the names of options
-    "strategy": {"protocol", "algorithm", "config", "errors", "array_records"},
-    "hosts": {"strategy", "runtime", "protocol", "algorithm", "errors", "array_records"},
-    "checkpoint": {"strategy", "protocol", "algorithm", "errors", "array_records"},
+    "strategy": {"protocol", "algorithm", "config", "grids", "errors"},
+    "hosts": {"strategy", "grids", "protocol", "algorithm", "errors"},
+    "checkpoint": {"strategy", "protocol", "algorithm", "grids", "errors"},
     # of checkpoint only the names in a run's folder
-    "results": {"strategy", "protocol", "algorithm", "runtime", "tasks", "config", "errors"}
+    "results": {"strategy", "protocol", "algorithm", "grids", "tasks", "config", "errors"}
     | {"checkpoint"},
     "resume": {"checkpoint", "results", "strategy", "tasks", "config", "errors"},
-    "run": {"results", "strategy", "protocol", "algorithm", "runtime", "tasks", "worker"}
+    "run": {"results", "strategy", "protocol", "algorithm", "grids", "tasks", "worker"}
     | {"resume", "config", "errors"},
-    "experiments": {"run", "results", "strategy", "protocol", "algorithm", "runtime", "tasks"}
+    "experiments": {"run", "results", "strategy", "protocol", "algorithm", "grids", "tasks"}
     | {"worker", "config", "errors"},
-    "api": {"run", "results", "strategy", "runtime", "tasks", "worker", "config", "errors"},
-    "cli": {"api", "experiments", "run", "results", "runtime", "tasks", "worker"}
+    "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"},
+    "cli": {"api", "experiments", "run", "results", "grids", "tasks", "worker"}
     | {"config", "errors"},
-    "clients": {"hosts", "worker", "protocol", "tasks", "runtime", "config"},
-    "server": {"run", "runtime", "config"},
+    "clients": {"hosts", "worker", "protocol", "tasks", "grids", "config"},
+    "server": {"run", "grids", "config"},
 }
 """What each package may import of the others: arrows point one way."""
 
@@ -57,7 +56,7 @@ def name_of(path: Path) -> str:
 
 
 def package_of(name: str) -> str:
-    """Return the package of a module: ``"runtime"``, ``"run"``, ``"clients"``."""
+    """Return the package of a module: ``"grids"``, ``"run"``, ``"clients"``."""
     words = name.split(".")
     return words[1] if words[0] == "flower_blsgd" and len(words) > 1 else words[0]
 
@@ -149,7 +148,7 @@ def test_public_names_are_there() -> None:
 
 
 OUR_OWN_PIPE = {
-    f"flower_blsgd.runtime.{name}"
+    f"flower_blsgd.grids.{name}"
     for name in ("local_grid", "pinning", "shared_memory", "worker_process")
 }
 

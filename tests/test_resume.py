@@ -41,11 +41,11 @@ from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.tasks import register_task
 from flower_blsgd.tasks.task import correct
 
+from .grids.processes import wait_until
 from .in_process_grid import Handler, InProcessGrid
 from .log_capture import captured_log
 from .refusal import refusal
 from .results.records import epoch, record, row, two_rounds
-from .runtime.processes import wait_until
 from .test_run import NODES, node_of
 
 EVERY_ROUND = 1e-9

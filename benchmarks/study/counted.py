@@ -22,9 +22,9 @@ from flwr.supercore.run import Run
 
 from flower_blsgd.algorithm.sampling import derived_seed
 from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.flower_internals import become_server, empty_run, give_message_id
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
 from flower_blsgd.run import make_strategy
-from flower_blsgd.runtime.flower_internals import become_server, empty_run, give_message_id
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker.batches import BatchSource
 from flower_blsgd.worker.local_sgd import LocalSGD

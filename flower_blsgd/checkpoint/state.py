@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 
 from ..algorithm.epoch_plan import EpochPlan, RoundShape, SamplingStats
 from ..algorithm.sampling import LossTable, SampleList
-from ..array_records import AnyArray, tensors_of, view_record
 from ..errors import UsageError, first_line
+from ..grids.array_records import AnyArray, tensors_of, view_record
 from ..protocol import (
     CONFIG,
     MOMENTUM,

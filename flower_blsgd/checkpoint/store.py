@@ -23,8 +23,8 @@ from flwr.app import ArrayRecord
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from ..array_records import AnyArray, tensors_of
 from ..errors import UsageError, first_line
+from ..grids.array_records import AnyArray, tensors_of
 
 _LOG = logging.getLogger(__name__)
 

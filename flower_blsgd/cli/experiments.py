@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..runtime.devices import WorkerSpec, cores_note, parse_workers
+from ..grids.devices import WorkerSpec, cores_note, parse_workers
 from .options import (
     add_settings,
     add_workers,

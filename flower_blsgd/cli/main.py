@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser(arguments).parse_args(arguments)
         if options.command is _run:  # first: it imports torch for the workers meanwhile
-            from ..runtime.pinning import start_fork_server
+            from ..grids.pinning import start_fork_server
             from ..worker import MODULES
 
             start_fork_server(MODULES)
@@ -137,11 +137,11 @@ def _run(options: argparse.Namespace) -> None:
     from flwr.serverapp import ServerApp
 
     from ..config import RunConfig
+    from ..grids.devices import cores_note, parse_workers
+    from ..grids.flower_app import find_app, run_config
+    from ..grids.flower_internals import SERVER_NODE_ID, load_app
+    from ..grids.local_grid import LocalGrid
     from ..results.folder import read_config
-    from ..runtime.devices import cores_note, parse_workers
-    from ..runtime.flower_app import find_app, run_config
-    from ..runtime.flower_internals import SERVER_NODE_ID, load_app
-    from ..runtime.local_grid import LocalGrid
 
     app, built_in = find_app(options.app)
     is_ours = app.config.keys() == RunConfig().to_run_config().keys()
@@ -190,7 +190,7 @@ def _devices(options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..runtime.devices import cores_note, format_ids, parse_workers, this_machine
+    from ..grids.devices import cores_note, format_ids, parse_workers, this_machine
 
     machine = this_machine()
     workers = parse_workers(options.workers or "auto", machine)

@@ -46,7 +46,7 @@ def own_settings(options: argparse.Namespace) -> "RunConfig":
     UsageError if one is refused.
     """
     from ..config import RunConfig
-    from ..runtime.flower_app import built_in_app, run_config
+    from ..grids.flower_app import built_in_app, run_config
 
     values, file_name = run_config(built_in_app(), options.run_config, options.set)
     if getattr(options, "workers", None) is not None:

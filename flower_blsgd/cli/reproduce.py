@@ -12,9 +12,9 @@ from flwr.serverapp.exception import AggregationError
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..grids.devices import format_bytes, free_bytes, parse_workers, this_machine
+from ..grids.flower_app import built_in_app, run_config
 from ..results.folder import counted, written_whole
-from ..runtime.devices import format_bytes, free_bytes, parse_workers, this_machine
-from ..runtime.flower_app import built_in_app, run_config
 from .experiments import console, speeds_for
 from .options import add_settings, terminated_like_interrupted
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from socket import create_server
 
 from ..errors import UsageError
-from ..runtime.devices import WorkerSpec, cores_note, parse_workers
-from ..runtime.pinning import environment, on_cores_of
+from ..grids.devices import WorkerSpec, cores_note, parse_workers
+from ..grids.pinning import environment, on_cores_of
 from .options import add_workers, terminated_like_interrupted
 
 KEY_FLAG = "--auth-supernode-private-key"

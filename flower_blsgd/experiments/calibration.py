@@ -8,9 +8,9 @@ from flwr.app import ArrayRecord, Message
 from ..algorithm.averaging import LoadWeighting, weighted_average
 from ..algorithm.epoch_plan import RoundShape
 from ..errors import UsageError
+from ..grids.local_grid import LocalGrid
 from ..protocol import Failure, TrainOrder, TrainReport
 from ..results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
-from ..runtime.local_grid import LocalGrid
 from ..strategy.profiles import answer_of, query_speeds, replies_to
 from ..strategy.speeds import measure_rounds
 

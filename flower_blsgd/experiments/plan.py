@@ -12,9 +12,9 @@ from rich.text import Text
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..grids.devices import WorkerSpec
 from ..results.speed_profile import SpeedProfile, Spread
 from ..run import make_strategy
-from ..runtime.devices import WorkerSpec
 from ..strategy.cost_model import Prediction, predict_run, slow_device_lines
 from ..strategy.evaluation import FORWARD_PER_STEP
 from ..strategy.round_metrics import WorkerRound

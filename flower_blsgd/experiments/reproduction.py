@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
-from ..runtime.flower_app import built_in_app, run_config
+from ..grids.flower_app import built_in_app, run_config
 from .compare import Arm
 
 MEASURED = "paper, measured"

@@ -16,8 +16,12 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 
 from ..algorithm.averaging import average_at_node, average_by_load
-from ..array_records import view_record
 from ..errors import UsageError
+from ..grids.array_records import view_record
+from ..grids.devices import Machine, WorkerSpec, parse_workers
+from ..grids.flower_internals import NODE_GONE, RAISED
+from ..grids.local_grid import LocalGrid
+from ..grids.stream.session import at_session_end, in_session
 from ..protocol import (
     ARRAYS,
     EVALUATE,
@@ -33,10 +37,6 @@ from ..protocol import (
     HostReply,
     TrainOrder,
 )
-from ..runtime.devices import Machine, WorkerSpec, parse_workers
-from ..runtime.flower_internals import NODE_GONE, RAISED
-from ..runtime.local_grid import LocalGrid
-from ..runtime.stream.session import at_session_end, in_session
 from ..strategy.profiles import answer_of, replies_to
 from ..strategy.replies import CheckedReply, ModelShape, check_reply
 

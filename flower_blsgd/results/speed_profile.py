@@ -10,7 +10,7 @@ from typing import Any
 from ..algorithm.local_steps import Clock
 from ..config import RunConfig
 from ..errors import UsageError
-from ..runtime.devices import Machine, WorkerSpec, accelerator_names, cpu_name, this_machine
+from ..grids.devices import Machine, WorkerSpec, accelerator_names, cpu_name, this_machine
 from .folder import why_not_writable, written_whole
 
 _FORMAT = 1

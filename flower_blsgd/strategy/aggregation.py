@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from ..algorithm.averaging import AnyArray, Weighting, move, node_weight, weighted_average
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.own_parts import checked_numbers, checked_weights
-from ..array_records import common_runs, flat_like, tensors_of
+from ..grids.array_records import common_runs, flat_like, tensors_of
 from .replies import Outcome, once_per_node
 
 Average = Callable[..., dict[str, AnyArray]]

@@ -25,9 +25,9 @@ from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler, UnifiedSampler
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection
-from ..array_records import view_record
 from ..config import check_ranges
 from ..errors import UsageError
+from ..grids.array_records import view_record
 from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder, TrainReport
 from ..protocol.records import records_of
 from .aggregation import Aggregation

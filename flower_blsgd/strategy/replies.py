@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from ..algorithm.averaging import AnyArray, average_by_load
 from ..algorithm.sampling import LossTable
 from ..algorithm.tensor_sum import first_not_finite
-from ..array_records import FlatTensors, flat_of
+from ..grids.array_records import FlatTensors, flat_of
 from ..protocol import (
     ARRAYS,
     COUNTERS,

@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..algorithm.averaging import AnyArray, weighted_average
-from ..array_records import view_record
+from ..grids.array_records import view_record
 from ..protocol import TRAIN_SUM, Failure, SumOrder, SumReport
 from .profiles import read_answer, replies_to
 from .replies import ModelShape

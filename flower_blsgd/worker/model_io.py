@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
-from ..array_records import Layout, flat_like, flat_of, flat_record, view_record
 from ..errors import UsageError
+from ..grids.array_records import Layout, flat_like, flat_of, flat_record, view_record
 from ..protocol import COUNTERS, SLOTS, state_name
 
 # --- weights

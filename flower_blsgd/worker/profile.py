@@ -11,10 +11,10 @@ from dataclasses import replace
 from flwr.app import Context, Message
 
 from ..algorithm.averaging import weighted_average
-from ..array_records import view_record
 from ..errors import UsageError
+from ..grids.array_records import view_record
+from ..grids.devices import WorkerSpec, parse_workers, worker_from_node_config
 from ..protocol import SumOrder, SumReport, WorkerProfile
-from ..runtime.devices import WorkerSpec, parse_workers, worker_from_node_config
 
 
 def worker_of(context: Context) -> WorkerSpec:

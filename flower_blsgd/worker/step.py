@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import UsageError
+from ..grids.devices import PRECISIONS, Precision
 from ..protocol import SLOTS
-from ..runtime.devices import PRECISIONS, Precision
 
 SampleLoss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) -> one loss per sample, shape (batch_size,)."""

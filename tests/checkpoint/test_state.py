@@ -26,10 +26,10 @@ from flower_blsgd.checkpoint.state import capture, restore
 from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.devices import parse_workers, usable_cores
+from flower_blsgd.grids.flower_internals import become_server
 from flower_blsgd.protocol import MOMENTUM, HostOrders, ProfileQuery, WorkerProfile
 from flower_blsgd.run import make_local_grid, make_strategy
-from flower_blsgd.runtime.devices import parse_workers, usable_cores
-from flower_blsgd.runtime.flower_internals import become_server
 from flower_blsgd.strategy import biased_local_sgd
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.model_io import state_record

@@ -14,7 +14,7 @@ import torch  # noqa: F401  # loaded before `subprocess.Popen` is taken away bel
 
 from flower_blsgd.cli.main import main
 
-LOAD_SERVER_APP = "flower_blsgd.runtime.flower_internals.load_app"
+LOAD_SERVER_APP = "flower_blsgd.grids.flower_internals.load_app"
 Refused = Callable[..., str]
 Printed = Callable[..., list[str]]
 
@@ -36,9 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(os, "fork", refuse)
-    for module in ("run", "runtime.local_grid", "runtime.pinning"):
+    for module in ("run", "grids.local_grid", "grids.pinning"):
         monkeypatch.setattr(f"flower_blsgd.{module}.start_fork_server", lambda modules=(): None)
-    monkeypatch.setattr("flower_blsgd.runtime.devices._accelerators", lambda: ())
+    monkeypatch.setattr("flower_blsgd.grids.devices._accelerators", lambda: ())
     monkeypatch.setattr(sys, "path", list(sys.path))  # commands add the folder
     monkeypatch.chdir(tmp_path)
     at_sigterm = signal.getsignal(signal.SIGTERM)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.processes import living, wait_until
+from tests.grids.processes import living, wait_until
 
 ROOT = Path(__file__).parents[2]
 MARKER = "BLSGD_SUPERNODE_TEST"

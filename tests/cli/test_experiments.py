@@ -11,9 +11,9 @@ from flwr.serverapp.exception import AggregationError
 from flower_blsgd.cli import main as cli
 from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments import calibration, compare
+from flower_blsgd.grids.devices import parse_workers, usable_cores
+from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.results.speed_profile import SpeedProfile
-from flower_blsgd.runtime.devices import parse_workers, usable_cores
-from flower_blsgd.runtime.local_grid import LocalGrid
 
 from ..experiments.fake_training import FakeTrain, write_run
 from ..results.profiles import made_profile

@@ -10,8 +10,8 @@ import pytest
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.cli import main as cli
-from flower_blsgd.runtime.devices import usable_cores
-from flower_blsgd.runtime.local_grid import LocalGrid
+from flower_blsgd.grids.devices import usable_cores
+from flower_blsgd.grids.local_grid import LocalGrid
 
 from .conftest import LOAD_SERVER_APP, Printed, Refused
 

@@ -17,7 +17,7 @@ from flower_blsgd.cli.supernode import (
     node_config_text,
 )
 from flower_blsgd.errors import UsageError
-from flower_blsgd.runtime.devices import (
+from flower_blsgd.grids.devices import (
     Machine,
     parse_workers,
     usable_cores,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flower_blsgd.runtime.devices import usable_cores
-from tests.runtime.processes import wait_until
+from flower_blsgd.grids.devices import usable_cores
+from tests.grids.processes import wait_until
 
 from .launching import Command, command
 from .servers import listening

@@ -16,8 +16,8 @@ import pytest
 from scripts.flower_engine import free_port, session_members
 
 from ..examples.commands import ROOT
-from ..runtime.processes import is_alive, wait_until
-from ..runtime.stream.slow_link import SlowLink
+from ..grids.processes import is_alive, wait_until
+from ..grids.stream.slow_link import SlowLink
 from .engine import DIGITS, FIRST, LAST, Deployment, Weights, assert_bit_equal, weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]

@@ -12,17 +12,17 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments import calibration
 from flower_blsgd.experiments.calibration import calibrate
+from flower_blsgd.grids.devices import WorkerSpec, parse_workers, usable_cores
+from flower_blsgd.grids.flower_internals import become_server
+from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.results.speed_profile import SpeedProfile, Spread, profile_key
 from flower_blsgd.run import make_local_grid
-from flower_blsgd.runtime.devices import WorkerSpec, parse_workers, usable_cores
-from flower_blsgd.runtime.flower_internals import become_server
-from flower_blsgd.runtime.local_grid import LocalGrid
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.model_io import state_record
 
+from ..grids.processes import is_alive, process_ids, wait_until
 from ..in_process_grid import FailureKind, InProcessGrid, same_bits
-from ..runtime.processes import is_alive, process_ids, wait_until
 
 KEY = profile_key(RunConfig())  # batch size 16
 WORKERS = (

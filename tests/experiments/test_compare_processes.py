@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from flower_blsgd.runtime.devices import usable_cores
+from flower_blsgd.grids.devices import usable_cores
 
-from ..runtime.processes import living, wait_until
+from ..grids.processes import living, wait_until
 
 FIRST, LAST = usable_cores()[0], usable_cores()[-1]
 NAMES = ("biased-local-sgd", "weighted-local-sgd")

@@ -19,7 +19,7 @@ from flower_blsgd.experiments.plan import (
     slow_device_notes,
     speed_table,
 )
-from flower_blsgd.runtime.devices import WorkerSpec
+from flower_blsgd.grids.devices import WorkerSpec
 
 from ..results.profiles import WORKERS, made_profile
 

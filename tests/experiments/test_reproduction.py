@@ -14,7 +14,7 @@ from flower_blsgd.experiments.reproduction import (
     cells_of,
     cost,
 )
-from flower_blsgd.runtime.devices import Machine, parse_workers
+from flower_blsgd.grids.devices import Machine, parse_workers
 
 from ..refusal import refusal
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.runtime.processes import is_alive, wait_until
+from tests.grids.processes import is_alive, wait_until
 
 BLSGD = [sys.executable, "-m", "flower_blsgd"]
 QUICK = ("-c", "digits", *(f"-s{x}" for x in ("epochs=4", "threads=1", "checkpoint-minutes=1e-4")))

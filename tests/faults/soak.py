@@ -27,12 +27,12 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.taken_under import conditions
-from flower_blsgd.runtime.local_grid import LocalGrid
-from flower_blsgd.runtime.pinning import start_fork_server
+from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.pinning import start_fork_server
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES
 
-from ..runtime.processes import process_ids, shared_bytes
+from ..grids.processes import process_ids, shared_bytes
 from .faults import COUNTED, KINDS, Fault, Faults
 from .kill_server import QUICK, kill_and_resume, run_to_its_end
 from .training import ROUNDS, Held, left_behind, train

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..engines.engine import FIRST, LAST, Deployment
 from ..examples.commands import ROOT
-from ..runtime.processes import wait_until
+from ..grids.processes import wait_until
 
 SETTINGS = (
     "transport='stream' epochs=30 local-steps-fast=8 local-steps-slow=4 batch-size=16 threads=1 "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.processes import wait_until
+from tests.grids.processes import wait_until
 
 from .kill_server import (
     QUICK,

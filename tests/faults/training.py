@@ -12,15 +12,15 @@ from typing import Any
 from rich.console import Console
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.pinning import start_fork_server
 from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.recorder import ProgressView
 from flower_blsgd.run import make_local_grid, train_on
-from flower_blsgd.runtime.local_grid import LocalGrid
-from flower_blsgd.runtime.pinning import start_fork_server
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES
 
-from ..runtime.processes import processes_below, wait_until
+from ..grids.processes import processes_below, wait_until
 from .faults import Faults, short_patience
 
 WORKERS = "2x cpu:0 fast; 1x cpu:1 slow"

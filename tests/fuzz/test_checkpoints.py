@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flower_blsgd.checkpoint.state import capture
 from flower_blsgd.checkpoint.store import FOLDER, Checkpoint, CheckpointStore
 from flower_blsgd.errors import UsageError
-from flower_blsgd.runtime.flower_internals import become_server
+from flower_blsgd.grids.flower_internals import become_server
 
 from ..checkpoint.test_state import config_of, first_model, grid_of, play, strategy_of
 from .mutations import changed_bytes, thoroughly

@@ -19,8 +19,8 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.data.cache import UnusableError, open_entry
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.comparison import read_run
+from flower_blsgd.grids.flower_app import built_in_app, run_config
 from flower_blsgd.results.speed_profile import SpeedProfile
-from flower_blsgd.runtime.flower_app import built_in_app, run_config
 from flower_blsgd.tasks.digits import small_cnn
 
 from ..data.test_cache import numbers

@@ -12,20 +12,20 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
-from flower_blsgd.hosts.several_devices import answer, node_grid
-from flower_blsgd.protocol import HostReply
-from flower_blsgd.runtime.devices import parse_workers, usable_cores
-from flower_blsgd.runtime.flower_internals import become_server
-from flower_blsgd.runtime.local_grid import LocalGrid
-from flower_blsgd.runtime.stream.session import (
+from flower_blsgd.grids.devices import parse_workers, usable_cores
+from flower_blsgd.grids.flower_internals import become_server
+from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.stream.session import (
     begin_session,
     end_session,
 )
+from flower_blsgd.hosts.several_devices import answer, node_grid
+from flower_blsgd.protocol import HostReply
 from flower_blsgd.tasks import load_task
 
+from ..grids.processes import process_ids, processes_below, wait_until
 from ..in_process_grid import InProcessGrid, over_the_wire, tensors_of
 from ..log_capture import captured_log
-from ..runtime.processes import process_ids, processes_below, wait_until
 from .host_nodes import play
 
 ROOT = Path(__file__).parents[2]

@@ -28,6 +28,9 @@ from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.devices import Machine, WorkerSpec, usable_cores
+from flower_blsgd.grids.flower_internals import CRASHED, RAISED
+from flower_blsgd.grids.stream.session import begin_session, end_session, in_session
 from flower_blsgd.hosts.several_devices import node_workers, several_devices
 from flower_blsgd.protocol import (
     EvaluateReport,
@@ -36,11 +39,9 @@ from flower_blsgd.protocol import (
     TrainReport,
     WorkerProfile,
 )
-from flower_blsgd.runtime.devices import Machine, WorkerSpec, usable_cores
-from flower_blsgd.runtime.flower_internals import CRASHED, RAISED
-from flower_blsgd.runtime.stream.session import begin_session, end_session, in_session
 from flower_blsgd.strategy.evaluation import WorkerEvaluation
 
+from ..grids.processes import processes_below
 from ..in_process_grid import (
     BROKEN_REPLIES,
     TRACEBACK,
@@ -55,7 +56,6 @@ from ..in_process_grid import (
     toy_arrays,
 )
 from ..log_capture import captured_log
-from ..runtime.processes import processes_below
 from ..strategy.test_evaluation import Node, dies, raises, sums_of
 from .host_nodes import HostNode, play
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.devices import Machine, WorkerSpec
 from flower_blsgd.results.speed_profile import SpeedProfile, Spread, WorkerSpeed, profile_key
-from flower_blsgd.runtime.devices import Machine, WorkerSpec
 
 MACHINE = Machine((0, 1, 2, 3), given_accelerators=())
 WORKERS = [WorkerSpec("cpu", (0, 1), "fast"), WorkerSpec("cpu", (2,), "slow", slowdown=4.0)]

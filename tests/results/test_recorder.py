@@ -25,11 +25,11 @@ from safetensors.numpy import load_file
 from flower_blsgd.cli.main import _parser
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.flower_app import find_app, run_config
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.results import recorder as recorder_module
 from flower_blsgd.results.recorder import ProgressView, RunRecorder
 from flower_blsgd.run import make_strategy
-from flower_blsgd.runtime.flower_app import find_app, run_config
 from flower_blsgd.strategy.fit_loop import EpochEnd
 from flower_blsgd.strategy.workers import WorkerRegistry
 

@@ -10,6 +10,7 @@ import pytest
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.devices import WorkerSpec
 from flower_blsgd.results.speed_profile import (
     SpeedProfile,
     Spread,
@@ -17,7 +18,6 @@ from flower_blsgd.results.speed_profile import (
     refuse_unwritable,
     with_profile,
 )
-from flower_blsgd.runtime.devices import WorkerSpec
 
 from ..test_run import config_of, run
 from .profiles import MACHINE, WORKERS, made_profile

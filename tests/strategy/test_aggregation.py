@@ -21,7 +21,7 @@ from flower_blsgd.algorithm.averaging import (
     Weighting,
 )
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer, OuterSGD
-from flower_blsgd.array_records import tensors_of, view_record
+from flower_blsgd.grids.array_records import tensors_of, view_record
 from flower_blsgd.strategy.aggregation import Aggregation
 from flower_blsgd.strategy.replies import CheckedReply, Outcome
 from flower_blsgd.worker.model_io import state_record

@@ -13,7 +13,7 @@ from flwr.serverapp.exception import AggregationError
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.sampling import UniformSampler
-from flower_blsgd.runtime.flower_internals import NOT_LOADED
+from flower_blsgd.grids.flower_internals import NOT_LOADED
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from ..in_process_grid import (

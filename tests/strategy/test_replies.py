@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
-from flower_blsgd.array_records import FlatTensors, flat_like
+from flower_blsgd.grids.array_records import FlatTensors, flat_like
 from flower_blsgd.protocol import Failure, TrainReport
 from flower_blsgd.protocol.records import ProtocolError
 from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, average_momentum

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD
-from flower_blsgd.array_records import view_record
+from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker import cuda_graph
 from flower_blsgd.worker.cuda_graph import capture_for

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainReport
-from flower_blsgd.array_records import view_record
+from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker import batches
 from flower_blsgd.worker.batches import free_bytes_on

@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 
 import flower_blsgd
 from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.devices import WorkerSpec, usable_cores
 from flower_blsgd.protocol import WorkerProfile
-from flower_blsgd.runtime.devices import WorkerSpec, usable_cores
 from flower_blsgd.worker.profile import answer_profile, profile_of, worker_of
 
 CORE = usable_cores()[0]

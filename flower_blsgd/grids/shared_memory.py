@@ -1,0 +1,462 @@
+"""Messages between our own processes: small things pickled, arrays in shared memory.
+
+Each process makes blocks of shared memory for what it sends. In the pipe goes, instead of a
+record's arrays, the number of the block that they lie in. With every message an end says which of
+the other end's blocks it still refers to: a block is used again when neither end does. Ends take
+turns, so nothing is ever on its way while that is said.
+
+Both ends are processes of one run, on one machine, started by one another; nothing is unpickled
+that came from anywhere else.
+"""
+
+import copyreg
+import functools
+import io
+import itertools
+import mmap
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import weakref
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any, TypeGuard
+
+import cloudpickle
+import numpy as np
+from flwr.app import ArrayRecord
+
+from .array_records import (
+    ALIGNMENT,
+    AnyArray,
+    ArrayView,
+    Layout,
+    NewMemory,
+    PrivateArray,
+    flat_of,
+    flat_record,
+    is_plain,
+    memory_of,
+)
+from .devices import require_bytes
+
+_INLINE_BYTES = 4096
+"""Records smaller than this are pickled: a block would be a page and an open file at least."""
+
+_INLINE_TENSOR_BYTES = 1 << 16
+"""Shipped tensors smaller than this travel within what refers to them."""
+
+_SPARE_BYTES = 1 << 20
+"""A free block may be this much larger than needed, or twice as large."""
+
+_numbers = itertools.count(1)
+
+
+class BlockMemory(np.ndarray[Any, Any]):
+    """All bytes of a block, in use for as long as this array or any view on it lives.
+
+    numpy keeps the owner of a view's memory alive: it goes from array to array, past those of the
+    view's own class, and stops here because this class is another and owns a map, not an array.
+    """
+
+    block: "Block"
+    """Whose bytes they are."""
+
+
+class Block:
+    """A piece of shared memory, mapped.
+
+    The kernel frees it when the last process that has it is gone, however it ended: it has no
+    name that could be left behind.
+
+    Parameters
+    ----------
+    number : int
+        Its name between two processes.
+    fd : int
+        A file descriptor of the memory; taken over.
+    copy_on_write : bool (default: False)
+        What is written here stays here.
+    """
+
+    def __init__(self, number: int, fd: int, copy_on_write: bool = False) -> None:
+        self.number, self.fd, self.size = number, fd, os.fstat(fd).st_size
+        weakref.finalize(self, os.close, fd)
+        mode = mmap.MAP_PRIVATE if copy_on_write else mmap.MAP_SHARED
+        self._map = mmap.mmap(fd, self.size, mode)
+        self._memory: weakref.ref[BlockMemory] | None = None
+        self.layout: Layout | None = None
+        """What it was last used for: there are zeros between these arrays."""
+        self.peers: set[object] = set()
+        """The channels whose other end may refer to it."""
+        self.given_up = False
+        """Whether its pool uses it no more: the other ends should unmap it."""
+
+    @property
+    def referred_to(self) -> bool:
+        """Whether anything in this process refers to its memory."""
+        return self._memory is not None and self._memory() is not None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether this process or the other end may still read the block."""
+        return bool(self.peers) or self.referred_to
+
+    def memory(self) -> BlockMemory:
+        """Return all bytes of the block; the same array as long as anything refers to it."""
+        memory = self._memory() if self._memory is not None else None
+        if memory is None:
+            # On the map itself: of an array on another array numpy would keep that one only.
+            memory = BlockMemory((self.size,), np.uint8, buffer=self._map)
+            memory.block = self
+            self._memory = weakref.ref(memory)
+        return memory
+
+    def copy_on_write(self) -> "Block":
+        """Return the same memory, mapped once more: what is written there stays there."""
+        return Block(self.number, os.dup(self.fd), copy_on_write=True)
+
+
+class BufferPool:
+    """The blocks that this process makes for what it sends; safe between threads.
+
+    Parameters
+    ----------
+    purpose : str (default: "sharing arrays between processes")
+        What they are for, for the refusal when memory is short.
+    """
+
+    def __init__(self, purpose: str = "sharing arrays between processes") -> None:
+        self._purpose = purpose
+        self._blocks: dict[int, Block] = {}
+        self._lock = threading.Lock()
+
+    def new_memory(self, layout: Layout) -> BlockMemory:
+        """Return memory for a record of this layout, with zeros between its arrays.
+
+        UsageError if there is not enough free memory.
+        """
+        with self._lock:
+            block = self._free_block(max(layout.num_bytes, 1))
+            memory = block.memory()
+        if block.layout is not layout:
+            for end in layout.ends:
+                memory[max(0, end - ALIGNMENT) : end] = 0
+            block.layout = layout
+        return memory
+
+    def owns(self, memory: AnyArray) -> TypeGuard[BlockMemory]:
+        """Return whether this memory is a block of this pool."""
+        return (
+            isinstance(memory, BlockMemory)
+            and self._blocks.get(memory.block.number) is memory.block
+        )
+
+    def _free_block(self, size: int) -> Block:
+        free = [block for block in self._blocks.values() if not block.in_use]
+        largest = max(2 * size, size + _SPARE_BYTES)
+        fitting = [block for block in free if size <= block.size <= largest]
+        if fitting:
+            return min(fitting, key=lambda block: block.size)
+        for block in free:  # of a model that is sent no more
+            self._blocks.pop(block.number).given_up = True
+        require_bytes(size, self._purpose)
+        block = Block(next(_numbers), _anonymous_file(size))
+        self._blocks[block.number] = block
+        return block
+
+
+def _anonymous_file(size: int) -> int:
+    if sys.platform == "linux":
+        fd = os.memfd_create("blsgd")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+# --- what is sent -----------------------------------------------------------------------------
+
+
+@dataclass
+class Payload:
+    """An object, ready to be sent.
+
+    Parameters
+    ----------
+    content : bytes
+        The pickled object.
+    memories : dict of int to BlockMemory
+        The blocks that the receiver must have, by number. None of it changes while the payload
+        lives.
+    """
+
+    content: bytes
+    memories: dict[int, BlockMemory]
+
+
+_Placed = tuple[Layout, BlockMemory]
+
+PlacedRecords = dict[int, tuple[ArrayRecord, _Placed | None]]
+"""By the id of a record: the record, so that no other gets its id, and where its arrays are."""
+
+
+def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None) -> Payload:
+    """Return an object, ready to be sent, with the arrays of its records in a pool.
+
+    `placed` has the records of the objects packed before, which stay as they are: one that several
+    objects share is placed once.
+
+    Raises
+    ------
+    UsageError
+        If there is not enough memory.
+    Exception
+        Whatever pickling raises.
+    """
+    known = {} if placed is None else placed
+    memories: dict[int, BlockMemory] = {}
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+
+    def reduce(record: ArrayRecord) -> Any:
+        if id(record) not in known:
+            known[id(record)] = record, _place(record, pool)
+        _, where = known[id(record)]
+        if where is None:
+            return record.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        layout, memory = where
+        memories[memory.block.number] = memory
+        return _record_at, (memory.block.number, _pickled(layout))
+
+    # By a table of types, not by `persistent_id`, which is asked of every text and number.
+    pickler.dispatch_table = {**copyreg.dispatch_table, ArrayRecord: reduce}
+    pickler.dump(content)
+    return Payload(buffer.getvalue(), memories)
+
+
+@functools.lru_cache(maxsize=256)
+def _pickled(layout: Layout) -> bytes:
+    return pickle.dumps(layout.kinds)
+
+
+@functools.lru_cache(maxsize=256)
+def _unpickled(kinds: bytes) -> Layout:
+    return Layout.of(pickle.loads(kinds))
+
+
+def _place(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
+    """Return where in a pool a record's arrays lie; they are copied there unless they do already.
+
+    None if not all of them are plain numbers, or there are too few bytes for a block.
+    """
+    flat = flat_of(record)
+    if flat is None:
+        return _place_arrays(record, pool)
+    if flat.layout.num_bytes < _INLINE_BYTES:
+        return None
+    if pool.owns(flat.memory):
+        return flat.layout, flat.memory
+    if not isinstance(flat.memory, BlockMemory):
+        flat.new_memory = pool.new_memory  # where `flat_like` makes more of its kind
+    memory = pool.new_memory(flat.layout)
+    memory[: flat.layout.num_bytes] = flat.bytes
+    return flat.layout, memory
+
+
+def _place_arrays(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
+    arrays = [memory_of(array) for array in record.values()]
+    plain = [array for array in arrays if array is not None]
+    pairs = zip(record.items(), plain, strict=False)
+    layout = Layout.of((name, array.dtype, elements.shape) for (name, array), elements in pairs)
+    if len(plain) < len(arrays) or layout.num_bytes < _INLINE_BYTES:
+        return None
+    memory = pool.new_memory(layout)
+    for (_, _, dtype, shape, offset), elements in zip(layout.places, plain, strict=True):
+        np.ndarray(shape, dtype, memory, offset)[...] = elements
+    return layout, memory
+
+
+def ship(content: object, pool: BufferPool) -> Payload:
+    """Return functions and data of the user, ready to be sent by value to worker processes.
+
+    A worker process does not import the user's ``__main__``, so functions and classes from there
+    travel whole (cloudpickle). Large tensors and arrays travel as shared memory, once for all
+    processes, and copy-on-write: a worker that changes them changes its own copy only.
+
+    Raises
+    ------
+    UsageError
+        If there is not enough memory for its tensors.
+    Exception
+        Whatever cloudpickle raises of something that cannot travel, such as an open file.
+    """
+    buffer = io.BytesIO()
+    pickler = _ByValue(buffer, pool)
+    pickler.dump(content)
+    return Payload(buffer.getvalue(), pickler.memories)
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, buffer: io.BytesIO, pool: BufferPool) -> None:
+        super().__init__(buffer)
+        self.memories: dict[int, BlockMemory] = {}
+        self._pool = pool
+
+    def reducer_override(self, content: Any) -> Any:
+        """Put a large tensor or array into shared memory; everything else as cloudpickle does."""
+        is_array = type(content) in (np.ndarray, np.memmap)
+        array = content if is_array else _elements_of_tensor(content)
+        if array is None or array.nbytes < _INLINE_TENSOR_BYTES or not is_plain(array.dtype):
+            return super().reducer_override(content)
+        memory = self._pool.new_memory(Layout.of([("", array.dtype.str, array.shape)]))
+        np.ndarray(array.shape, array.dtype, memory)[...] = array
+        self.memories[memory.block.number] = memory
+        return _tensor_at, (memory.block.number, array.dtype.str, array.shape, not is_array)
+
+
+def _elements_of_tensor(content: Any) -> AnyArray | None:
+    """Return a plain CPU tensor's elements; None for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(content) is not torch.Tensor or content.requires_grad:
+        return None
+    if content.device.type != "cpu" or content.layout is not torch.strided:
+        return None
+    try:
+        elements: AnyArray = content.numpy()
+    except (TypeError, RuntimeError):  # numpy does not know bfloat16, conjugate views and others
+        return None
+    return elements
+
+
+# --- the pipe ---------------------------------------------------------------------------------
+
+
+class Channel:
+    """One end of the pipe between a server and a worker process.
+
+    The ends take turns, but for what the server sends before its first message.
+
+    Parameters
+    ----------
+    connection : Connection
+        Of a duplex pipe; taken over.
+    new_memory : callable, optional
+        Where this end puts records that are to be sent, see `flat_like`.
+    """
+
+    def __init__(self, connection: Connection, new_memory: NewMemory | None = None) -> None:
+        self._connection = connection
+        self.views = True
+        """Whether `numpy` of an array that arrives is its shared memory, or a copy of it."""
+        self.new_memory = new_memory
+        self._sent: dict[int, Block] = {}
+        self.attached: dict[int, Block] = {}
+        """The other end's blocks that are mapped here, by number."""
+
+    def send(self, payload: Payload) -> None:
+        """Send an object.
+
+        OSError if it cannot be sent. The way is broken then: `receive` fails on both ends.
+        """
+        blocks = {number: memory.block for number, memory in payload.memories.items()}
+        new = [block for number, block in blocks.items() if number not in self._sent]
+        given_up = [number for number, block in self._sent.items() if block.given_up]
+        referred_to = {number for number, block in self.attached.items() if block.referred_to}
+        self._sent |= blocks  # first: `close` must find them also if sending fails
+        for block in blocks.values():
+            block.peers.add(self)
+        numbers = [block.number for block in new]
+        envelope = (payload.content, numbers, given_up, referred_to)
+        try:
+            self._connection.send_bytes(pickle.dumps(envelope, pickle.HIGHEST_PROTOCOL))
+            for block in new:
+                send_handle(self._connection, block.fd, None)
+        except OSError:
+            self._connection.close()  # so that both ends notice
+            raise
+        for number in given_up:
+            del self._sent[number]
+
+    def receive(self) -> Any:
+        """Wait for an object and return it.
+
+        Raises
+        ------
+        EOFError, OSError
+            If the other end is gone, or what it sent cannot be taken in: it must be closed then.
+        Exception
+            Whatever unpickling an object raises; the next one can be received.
+        """
+        try:
+            envelope = pickle.loads(self._connection.recv_bytes())
+            content, new, given_up, referred_to = envelope
+            for number, block in self._sent.items():
+                if number not in referred_to:
+                    block.peers.discard(self)
+            for number in given_up:
+                self.attached.pop(number, None)
+            for number in new:
+                self.attached[number] = Block(number, recv_handle(self._connection))
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # half an envelope was read: nothing that follows makes sense
+            raise OSError(f"the pipe is out of step: {type(error).__name__}: {error}") from error
+        return _Unpickler(io.BytesIO(content), self).load()
+
+    def fileno(self) -> int:
+        """Return the pipe's file descriptor."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Close this end; what the other end referred to no longer keeps our blocks in use."""
+        self._connection.close()
+        for block in self._sent.values():
+            block.peers.discard(self)
+
+
+# --- what is received -------------------------------------------------------------------------
+
+
+def _record_at(channel: Channel, number: int, kinds: bytes) -> ArrayRecord:
+    """Return the record in a block of the other end."""
+    memory = channel.attached[number].memory()
+    views = channel.views
+    # A private array is a copy each time that it is asked for, and not before.
+    memory.flags.writeable = views
+    kind = ArrayView if views else PrivateArray
+    return flat_record(_unpickled(kinds), memory, channel.new_memory, kind)
+
+
+def _tensor_at(
+    channel: Channel, number: int, dtype: str, shape: tuple[int, ...], is_torch: bool
+) -> Any:
+    """Return the shipped tensor, or array, in a block of the other end."""
+    memory = channel.attached[number].copy_on_write().memory()
+    array: AnyArray = np.ndarray(shape, dtype, memory)
+    if not is_torch:
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: io.BytesIO, channel: Channel) -> None:
+        super().__init__(content)
+        self._channel = channel
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a payload names; the channel knows where arrays are."""
+        found = super().find_class(module, name)
+        placed = found in (_record_at, _tensor_at)
+        # No method: the unpickler remembers it, and would keep itself and the records alive.
+        return functools.partial(found, self._channel) if placed else found

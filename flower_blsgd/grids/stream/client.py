@@ -1,0 +1,322 @@
+"""A node's side of the stream: it connects, calls the app for each message, and replies."""
+
+import contextlib
+import ctypes
+import functools
+import logging
+import queue
+import ssl
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import grpc
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from ..app_call import handler_of, takes_views
+from ..array_records import ArrayView, PrivateArray
+from ..flower_internals import RAISED, inside_lifespan, release_records_at_once
+from .codec import Bytes, FrameError, Tensors, chunks_of, decode_arrays, encode_reply, read_frames
+from .security import (
+    CLIENT_OPTIONS,
+    HOLDING_KEY,
+    METHOD,
+    NODE_KEY,
+    SERVICE,
+    SESSION_ENDED,
+    TOKEN_KEY,
+    WELCOME_KEY,
+)
+from .session import SessionRequest, SessionResult, begin_session, die_with_supernode, end_session
+
+_LOG = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 10.0
+"""How long a node tries before it gets plain messages."""
+
+_REFUSED_SECONDS = 60.0
+_AWAY_SECONDS = 300.0
+"""A session that lost its server ends after so long: refused where the server listened, which is
+what a killed process leaves, or otherwise out of reach. Until then the node takes no other run. It
+ends at once where another program listens, such as the next run on a fixed port."""
+
+_ATTEMPT_SECONDS = 5.0
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 3.0
+
+_WAIT_SECONDS = 0.5
+"""No wait of a handler is longer: Flower ends a node with a signal that only runs in between."""
+
+_IDLE_SECONDS = 0.05
+_UNWIND_SECONDS = 0.4
+
+_MOST_HELD = 100
+"""A call's metadata must be short. What is not in it comes again, and is ignored."""
+
+
+def serve_session(app: ClientApp, message: Message, context: Context) -> Message:
+    """Answer the message that opens a session, when the session is over."""
+    release_records_at_once()
+    try:
+        request = SessionRequest.from_message(message)
+    except ValueError as error:
+        return SessionResult(connected=False, reason=str(error)).to_reply(message)
+    return Session(app, request, context).serve().to_reply(message)
+
+
+class SessionOverError(BaseException):
+    """Raised in the app's code when its session ends while it works."""
+
+
+class Session:
+    """Serves one session: stays connected to the server, and calls the app for each message.
+
+    A reply is kept until the server says that it has it, and is sent again on the next connection.
+
+    Parameters
+    ----------
+    app : ClientApp
+        What answers the messages.
+    request : SessionRequest
+        Where the server is, and what to show it.
+    context : Context
+        The node's. Its config may name the SuperLink as the node reaches it, ``HOST:PORT``: the
+        server is likely to be found on the same host.
+    """
+
+    def __init__(self, app: ClientApp, request: SessionRequest, context: Context) -> None:
+        self._request = request
+        self._node_id = context.node_id
+        self._handle = handler_of(inside_lifespan(app), context)
+        self._array_type = ArrayView if takes_views(app) else PrivateArray
+        host = str(context.node_config.get("superlink", "")).rpartition(":")[0]
+        ports = [address.rpartition(":")[2] for address in request.addresses[:1] if host]
+        candidates = [*(f"{host}:{port}" for port in ports), *request.addresses]
+        self._addresses = list(dict.fromkeys(candidates))
+
+        self._held: dict[str, Tensors] = {}  # the last models that came; changes count from them
+        self._carried: dict[str, Tensors] = {}  # what rounding took away from the last replies
+        self._work: queue.SimpleQueue[tuple[Message, dict[str, Tensors]] | None]
+        self._work = queue.SimpleQueue()
+        self._replies: dict[str, list[bytes]] = {}  # by the message's id; empty before there is one
+        self._outgoing: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self._call: grpc.Call | None = None
+        self._connected = False
+        self._address = ""  # that was connected last
+        self._over = threading.Event()
+        self._result = SessionResult(connected=False, reason="no answer")
+
+    def serve(self) -> SessionResult:
+        """Serve until the server ends the session, or is gone for good."""
+        die_with_supernode()
+        begin_session()
+        worker = threading.Thread(target=self._serve_work, name="client-app", daemon=True)
+        worker.start()
+        threading.Thread(target=self._stay_connected, name="stream", daemon=True).start()
+        try:
+            while not self._over.wait(_WAIT_SECONDS):
+                pass
+        finally:  # also when Flower ends the node: SystemExit
+            self.close()
+            self._interrupt(worker)
+            end_session()
+        return self._result
+
+    def close(self) -> None:
+        """End the session and close the connection."""
+        self._over.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    # --- the app ---
+
+    def _serve_work(self) -> None:
+        try:
+            while (work := self._work.get()) is not None:
+                message_id, frame = work[0].metadata.message_id, self._answer(*work)
+                del work  # and its arrays
+                self._replies[message_id] = frame
+                self._outgoing.put(frame)
+        except SessionOverError:
+            pass
+
+    def _answer(self, message: Message, received: dict[str, Tensors]) -> list[bytes]:
+        wire_dtype = self._request.wire_dtype
+        try:
+            return encode_reply(self._handle(message), received, self._carried, wire_dtype)
+        except SessionOverError:
+            raise
+        except BaseException:  # such as SystemExit: the server would wait for ever
+            text = traceback.format_exc().encode(errors="backslashreplace").decode()
+            error = Message(Error(RAISED, text), reply_to=message)
+            return encode_reply(error, {}, {}, wire_dtype)
+
+    def _interrupt(self, worker: threading.Thread) -> None:
+        """Stop the app's code where it is; if it does not stop, the process ends around it."""
+        self._work.put(None)
+        worker.join(_IDLE_SECONDS)
+        if worker.is_alive() and worker.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(worker.ident), ctypes.py_object(SessionOverError)
+            )
+            worker.join(_UNWIND_SECONDS)
+
+    # --- the connection ---
+
+    def _stay_connected(self) -> None:
+        try:
+            self._result = self.connect()
+        except Exception as error:
+            _LOG.exception("the stream broke")
+            self._result = SessionResult(self._connected, f"{type(error).__name__}: {error}")
+        finally:
+            self._over.set()
+
+    def connect(self) -> SessionResult:
+        """Stay connected until the session is over; return how it ended.
+
+        FrameError if what the server sends cannot be read.
+        """
+        reason = f"it cannot reach {' or '.join(self._addresses)}"
+        last_contact = not_refused = time.monotonic()
+        pause = _SHORTEST_PAUSE_SECONDS
+        while not self._over.is_set():
+            with self._connection() as channel:
+                if channel is not None:
+                    not_refused = time.monotonic()
+                    was_connected, code = self._talk(channel)
+                    if code is SESSION_ENDED:
+                        return SessionResult(self._connected)
+                    if code is grpc.StatusCode.UNAUTHENTICATED:
+                        reason = "the server refused it: its token is not valid any more"
+                        break
+                    if was_connected:
+                        last_contact, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
+                        reason = f"its connection broke ({code.name.lower()})"
+                        _LOG.info("the stream broke (%s)", code.name.lower())
+                else:
+                    found = _listener(self._address, self._request.certificate)
+                    if found == "another":
+                        reason = "another program listens where the server did"
+                        break
+                    if found != "nobody":
+                        not_refused = time.monotonic()
+            now = time.monotonic()
+            patience = _AWAY_SECONDS if self._connected else _CONNECT_SECONDS
+            if now - last_contact > patience or now - not_refused > _REFUSED_SECONDS:
+                break
+            self._over.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return SessionResult(self._connected, reason)
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[grpc.Channel | None]:
+        """Give a channel to the first address that answers with the right certificate, if any.
+
+        Each attempt is a new one, at all addresses: what the last one waits for may be lost.
+        """
+        credentials = grpc.ssl_channel_credentials(self._request.certificate)
+        seconds = min(_ATTEMPT_SECONDS, _CONNECT_SECONDS)
+        ready: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def note(answer: Any, address: str) -> None:
+            # There is no such method, and nobody but the server can say so.
+            if answer.code() is grpc.StatusCode.UNIMPLEMENTED:
+                ready.put(address)
+
+        with contextlib.ExitStack() as stack:
+            channels: dict[str, grpc.Channel] = {}
+            for address in self._addresses:
+                channel = grpc.secure_channel(address, credentials, CLIENT_OPTIONS)
+                channels[address] = stack.enter_context(channel)
+                hello: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+                hello = channel.unary_unary(f"/{SERVICE}/Hello")
+                answer = hello.future(b"", timeout=seconds, wait_for_ready=True)
+                answer.add_done_callback(functools.partial(note, address=address))
+            try:
+                address = ready.get(timeout=seconds)
+            except queue.Empty:
+                yield None
+                return
+            self._address = address
+            for other in channels.keys() - {address}:
+                channels[other].close()
+            yield channels[address]
+
+    def _talk(self, channel: grpc.Channel) -> tuple[bool, grpc.StatusCode]:
+        """Use a connection until it breaks.
+
+        Returns
+        -------
+        was_connected : bool
+            Whether the server let this node in.
+        code : StatusCode
+            How it ended.
+        """
+        outgoing: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        # From here on replies go this way. One that the old way lost is among those kept.
+        self._outgoing = outgoing
+        replies = dict(self._replies)
+        for frame in replies.values():
+            outgoing.put(frame)
+        metadata = (
+            (NODE_KEY, str(self._node_id)),
+            (TOKEN_KEY, self._request.token),
+            (HOLDING_KEY, ",".join(list(replies)[:_MOST_HELD])),
+        )
+        method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            f"/{SERVICE}/{METHOD}"
+        )
+        call = method(_chunks(outgoing), metadata=metadata)
+        self._call = call
+        if self._over.is_set():
+            call.cancel()
+        welcome = WELCOME_KEY in dict(call.initial_metadata())
+        self._connected |= welcome
+        try:
+            for message, elements in read_frames(call):
+                self._receive(message, elements)
+        except grpc.RpcError:
+            pass  # its code is returned
+        finally:
+            outgoing.put(None)
+            call.cancel()
+        return welcome, call.code()
+
+    def _receive(self, message: Message, elements: Bytes) -> None:
+        answered = message.metadata.reply_to_message_id
+        if answered:  # the server has this reply
+            self._replies.pop(answered, None)
+            return
+        held = self._held
+        models = decode_arrays(message, elements, lambda n: held.get(n, {}), self._array_type)
+        if self._request.wire_dtype == "float32":
+            models = {}  # nothing counts from them
+        held.update(models)
+        message_id = message.metadata.message_id
+        if not message_id:
+            raise FrameError("a message came without an id")
+        if message_id not in self._replies:
+            self._replies[message_id] = []
+            self._work.put((message, models))
+
+
+def _listener(address: str, certificate: bytes) -> Literal["", "nobody", "another"]:
+    """Return who listens at an address instead of the server; empty if it may be the server."""
+    host, _, port = address.rpartition(":")
+    try:
+        place = host.strip("[]"), int(port)
+        shown = ssl.get_server_certificate(place, timeout=_ATTEMPT_SECONDS)
+        expected = ssl.PEM_cert_to_DER_cert(certificate.decode())
+        return "" if ssl.PEM_cert_to_DER_cert(shown) == expected else "another"
+    except ConnectionRefusedError:
+        return "nobody"
+    except (OSError, ValueError):  # out of reach, broken off, or none was connected yet
+        return ""
+
+
+def _chunks(outgoing: "queue.SimpleQueue[list[bytes] | None]") -> Iterator[bytes]:
+    while (frame := outgoing.get()) is not None:
+        yield from chunks_of(frame)

@@ -1,0 +1,442 @@
+"""The bytes of a stream: Flower's messages, and behind each the elements of its arrays.
+
+A frame is a message as Flower's own protobuf writes it, with arrays that have no data, followed by
+the elements of these arrays, each at an aligned offset. (Flower's own form of an array costs
+milliseconds.) gRPC carries a frame as several messages, which the receiver copies into place.
+Nothing is pickled, and a length is checked before memory is allocated for it.
+
+Models may travel as changes in 16 bits. A change is the difference to a model that both ends hold,
+so its few bits describe a small number. What rounding took away is added to the next change (error
+feedback), so it is late and not lost.
+"""
+
+import functools
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+
+from ..array_records import ALIGNMENT, AnyArray, ArrayView, is_plain, memory_of, record_of
+from ..devices import free_bytes
+
+CHUNK_BYTES = 1 << 20
+"""The longest gRPC message; gRPC refuses longer ones."""
+
+LONGEST_BODY_BYTES = 1 << 36
+LONGEST_HEADER_BYTES = 1 << 26
+"""Of a message beside the elements of its arrays. As Python objects it is many times as large."""
+
+_LONGEST_METADATA_BYTES = 1 << 16
+_LONGEST_DTYPE, _MOST_DIMENSIONS = 32, 64
+_SMALL_BYTES = 16 << 20
+
+_PREFIX = struct.Struct("<QQ")  # the bytes of the frame, and those of its protobuf
+
+Bytes = npt.NDArray[np.uint8]
+Tensors = Mapping[str, AnyArray]
+WireDtype = Literal["float32", "bfloat16", "float16"]
+
+
+class FrameError(ValueError):
+    """Received bytes that are no valid frame, or a message that cannot be sent."""
+
+
+# --- frames -------------------------------------------------------------------------------------
+
+
+def frame_of(
+    message: Message, records: Mapping[str, "EncodedRecord"], held: dict[str, int] | None = None
+) -> list[bytes]:
+    """Return a message as the parts of a frame.
+
+    `held` has the versions that the receiver holds, by the name of the record, and is brought up to
+    date. FrameError if the message is too long without its arrays.
+    """
+    held = {} if held is None else held
+    readable = {n: not r.version or held.get(n, 0) == r.version - 1 for n, r in records.items()}
+    held.update({name: record.version for name, record in records.items()})
+    records = {n: record if readable[n] else record.whole for n, record in records.items()}
+    content = None
+    if message.has_content():
+        content = RecordDict(
+            {
+                name: records[name].description if name in records else record
+                for name, record in message.content.items()
+            }
+        )
+    error = message.error if message.has_error() else None
+    header = message_to_proto(make_message(message.metadata, content, error)).SerializeToString()
+    if len(header) > LONGEST_HEADER_BYTES:
+        raise FrameError(
+            f"a message has {len(header)} bytes beside its arrays, and a stream carries "
+            f'{LONGEST_HEADER_BYTES}; put them into an ArrayRecord, or use transport = "messages"'
+        )
+    elements = [records[name].elements for name in content or () if name in records]
+    first_bytes = _aligned(_PREFIX.size + len(header))
+    prefix = _PREFIX.pack(first_bytes + sum(map(len, elements)), len(header))
+    return [(prefix + header).ljust(first_bytes, b"\0"), *elements]
+
+
+def acknowledgement_of(reply: Message) -> list[bytes]:
+    """Return the frame that says that a reply has arrived: its metadata, and no content."""
+    return frame_of(make_message(reply.metadata, RecordDict()), {})
+
+
+def chunks_of(frame: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the gRPC messages that carry a frame."""
+    for part in frame:
+        for first in range(0, len(part), CHUNK_BYTES):
+            yield part[first : first + CHUNK_BYTES]
+
+
+def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
+    """Read frames from gRPC messages.
+
+    Yields
+    ------
+    message : Message
+        Its arrays have no data; `decode_arrays` gives it to them.
+    elements : ndarray of uint8
+        Their elements, in memory that belongs to this frame.
+
+    Raises
+    ------
+    FrameError
+        If the bytes are not frames, or one is too long, also for the free memory.
+    """
+    incoming = iter(chunks)
+    for first in incoming:
+        header_bytes, frame = _begin(first)
+        filled = 0
+        for chunk in itertools.chain([first], incoming):
+            end = filled + len(chunk)
+            if end > len(frame):
+                raise FrameError(f"a frame of {len(frame)} bytes came with more")
+            frame.data[filled:end] = chunk
+            filled = end
+            if filled == len(frame):
+                break
+        else:
+            return
+        header_end = _PREFIX.size + header_bytes
+        try:
+            proto = ProtoMessage.FromString(frame[_PREFIX.size : header_end].tobytes())
+            if proto.metadata.ByteSize() > _LONGEST_METADATA_BYTES:
+                raise FrameError(f"its metadata have {proto.metadata.ByteSize()} bytes")
+            message = message_from_proto(proto)
+        except Exception as error:  # protobuf's own, and whatever Flower's reading raises
+            raise FrameError(f"a frame's message cannot be read: {error}") from None
+        elements = frame[_aligned(header_end) :]
+        if elements.size and not message.has_content():
+            raise FrameError(f"{elements.size} bytes of a frame belong to no array")
+        yield message, elements
+        del message, frame, elements
+
+
+def _begin(chunk: bytes) -> tuple[int, Bytes]:
+    """Return how long the protobuf of the frame that begins here is, and memory for the frame."""
+    if len(chunk) < _PREFIX.size:
+        raise FrameError(f"a frame cannot begin with {len(chunk)} bytes")
+    body_bytes, header_bytes = _PREFIX.unpack_from(chunk)
+    # Of a small one asking would take longer than reading it.
+    free = free_bytes() if body_bytes >= _SMALL_BYTES else None
+    if body_bytes > LONGEST_BODY_BYTES or (free is not None and body_bytes > free):
+        raise FrameError(f"a frame of {body_bytes} bytes is more than can be taken")
+    if header_bytes > LONGEST_HEADER_BYTES or _aligned(_PREFIX.size + header_bytes) > body_bytes:
+        raise FrameError(f"a message of {header_bytes} bytes is not in its frame")
+    return header_bytes, np.empty(body_bytes, np.uint8)
+
+
+def _aligned(num_bytes: int) -> int:
+    return num_bytes + -num_bytes % ALIGNMENT
+
+
+# --- arrays -------------------------------------------------------------------------------------
+
+_WHOLE = "numpy.ndarray"
+"""Flower's name of the form of its arrays; that of a change is the name of its 16 bits."""
+
+
+@dataclass(frozen=True)
+class EncodedRecord:
+    """A record of arrays, ready to be sent to any number of receivers.
+
+    Parameters
+    ----------
+    description : ArrayRecord
+        The arrays without their data.
+    elements : bytes
+        Their elements.
+    version : int (default: 0)
+        What a receiver holds after it, if all nodes get it. It must hold the version before to
+        read the changes; else it gets `whole`.
+    tensors : mapping of str to ndarray
+        What a receiver reads, if there is a version.
+    """
+
+    description: ArrayRecord
+    elements: bytes = field(repr=False)
+    version: int = 0
+    tensors: Tensors = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def whole(self) -> "EncodedRecord":
+        """The record for a receiver that cannot read changes."""
+        return encode_arrays(self.tensors)
+
+
+def plain_arrays(record: ArrayRecord) -> Tensors:
+    """Return a record's arrays by name: contiguous, and without a copy where that is possible.
+
+    FrameError if one is not Flower's serialised form of a numpy array of numbers, times or texts.
+    """
+    tensors = {}
+    for name, array in record.items():
+        memory = memory_of(array)
+        if memory is None:
+            raise FrameError(
+                f"array {name!r} ({array.stype}, {array.dtype}) is no numpy array of numbers, "
+                'which is all that a stream carries; use transport = "messages"'
+            )
+        tensors[name] = memory
+    return tensors
+
+
+def encode_arrays(
+    tensors: Tensors, changes: Tensors | None = None, wire_dtype: str = _WHOLE
+) -> EncodedRecord:
+    """Return contiguous arrays, ready to be sent.
+
+    `changes` (uint16, as `rounded_changes` returns them) are sent instead of the arrays of the same
+    names; `wire_dtype` is what they are rounded to, ``"bfloat16"`` or ``"float16"``.
+    """
+    changes = changes or {}
+    description: dict[str, Array] = {}
+    parts: list[bytes | memoryview] = []
+    for name, tensor in tensors.items():
+        sent = changes.get(name, tensor)
+        form = wire_dtype if name in changes else _WHOLE
+        description[name] = Array(str(tensor.dtype), tensor.shape, form, b"")
+        parts += [sent.reshape(-1).view(np.uint8).data, bytes(-sent.nbytes % ALIGNMENT)]
+    return EncodedRecord(record_of(description), b"".join(parts))
+
+
+def decode_arrays(
+    message: Message,
+    elements: Bytes,
+    base_of: Callable[[str], Tensors],
+    array_type: type[ArrayView] = ArrayView,
+) -> dict[str, Tensors]:
+    """Give the arrays of a message that was read their elements; return them by record name.
+
+    The message, from `read_frames`, is changed in place; whole arrays become views on `elements`.
+    `base_of` returns the model that changes count from, by the name of the record.
+
+    FrameError if the arrays are not in these bytes, all of them and nothing else, or are changes to
+    something else.
+    """
+    if not message.has_content():
+        raise FrameError("a message came without content")
+    models = {}
+    for name, described in message.content.array_records.items():
+        models[name], elements = _decoded(described, elements, functools.partial(base_of, name))
+    if elements.size:
+        raise FrameError(f"{elements.size} bytes of a frame belong to no array")
+    for name, model in models.items():
+        message.content[name] = record_of({key: array_type(t) for key, t in model.items()})
+    return models
+
+
+def _decoded(
+    described: ArrayRecord, elements: Bytes, base: Callable[[], Tensors]
+) -> tuple[Tensors, Bytes]:
+    """Return the arrays of one record by name, and the bytes behind them."""
+    forms = {array.stype for array in described.values()} - {_WHOLE}
+    held = base() if forms else {}
+    tensors: dict[str, AnyArray] = {}
+    for name, array in described.items():
+        # Before numpy parses the one, and a product of as many numbers is made of the other.
+        if len(array.dtype) > _LONGEST_DTYPE or len(array.shape) > _MOST_DIMENSIONS or array.data:
+            raise FrameError("an array of a frame is described as none is sent")
+        try:
+            dtype = np.dtype(array.dtype if array.stype == _WHOLE else np.uint16)
+            length = dtype.itemsize * math.prod(array.shape)
+            fits = min(array.shape, default=0) >= 0 and _aligned(length) <= len(elements)
+            if not is_plain(dtype) or not fits:
+                raise FrameError(f"no array of {dtype} with shape {array.shape} is in its frame")
+            tensor = elements[:length].view(dtype).reshape(array.shape)
+        except (TypeError, ValueError, OverflowError, SyntaxError) as error:  # of dtypes, shapes
+            raise FrameError(f"array {name!r} of a frame cannot be read: {error}") from None
+        elements = elements[_aligned(length) :]
+        if array.stype != _WHOLE:
+            expected = "float32", tensor.shape
+            known = array.stype in ("bfloat16", "float16") and array.dtype == "float32"
+            if not known or expected != _kind(held.get(name)):
+                raise FrameError(f"array {name!r} of a frame is a change to another model")
+            change = from_16_bits(np.atleast_1d(tensor), array.stype).reshape(tensor.shape)
+            tensor = np.asarray(held[name] + change)  # the sum of 0-d arrays is none
+        tensors[name] = tensor
+    return tensors, elements
+
+
+def _kind(tensor: AnyArray | None) -> tuple[str, tuple[int, ...]] | None:
+    return None if tensor is None else (str(tensor.dtype), tensor.shape)
+
+
+# --- changes in 16 bits -------------------------------------------------------------------------
+
+
+def to_16_bits(values: npt.NDArray[np.float32], wire_dtype: str) -> npt.NDArray[np.uint16]:
+    """Return 16-bit patterns of float32 values, rounded to the nearest, ties to even.
+
+    Examples
+    --------
+    >>> [hex(b) for b in to_16_bits(np.float32([1.0, -2.5]), "bfloat16")]
+    ['0x3f80', '0xc020']
+    """
+    if wire_dtype == "float16":
+        with np.errstate(over="ignore"):  # too large becomes infinite, which the caller checks
+            return values.astype(np.float16).view(np.uint16)
+    patterns = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (patterns + 0x7FFF + ((patterns >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+def from_16_bits(bits: npt.NDArray[np.uint16], wire_dtype: str) -> npt.NDArray[np.float32]:
+    """Return the values of 16-bit patterns as float32."""
+    if wire_dtype == "float16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded_changes(
+    new: Tensors, base: Tensors, carried: Tensors, wire_dtype: str
+) -> tuple[Tensors, Tensors]:
+    """Return the changes from one model to another, and what rounding took away from them.
+
+    `carried` has the errors of the changes before. The changes are 16-bit patterns (uint16) of
+    float32 tensors, the errors float32. A tensor that has another shape or dtype than before, or
+    whose change is not finite in 16 bits, is left out: it must travel whole.
+    """
+    changes: dict[str, AnyArray] = {}
+    errors: dict[str, AnyArray] = {}
+    for name, tensor in new.items():
+        if tensor.dtype != np.float32 or _kind(base.get(name)) != _kind(tensor):
+            continue
+        with np.errstate(invalid="ignore", over="ignore"):
+            change = tensor - base[name]
+            if name in carried:
+                change = change + carried[name]
+        bits = to_16_bits(np.atleast_1d(change), wire_dtype)
+        back = from_16_bits(bits, wire_dtype).reshape(tensor.shape)
+        if np.isfinite(back).all():
+            changes[name], errors[name] = bits.reshape(tensor.shape), change - back
+    return changes, errors
+
+
+class Broadcast:
+    """The versions of one record that all nodes get, such as the global model.
+
+    All nodes hold the same model after a version, whether it came whole or as a change: the rounded
+    one. The difference to the true one is part of the next change. `errors` has the relative root
+    mean square of that difference, for each version.
+    """
+
+    def __init__(self, wire_dtype: str) -> None:
+        self.errors: list[float] = []
+        self._wire_dtype = wire_dtype
+        self._held: Tensors = {}
+
+    def next(self, record: ArrayRecord) -> EncodedRecord:
+        """Return the next version."""
+        tensors = plain_arrays(record)
+        # The error so far is in the difference to what is held.
+        changes, errors = rounded_changes(tensors, self._held, {}, self._wire_dtype)
+        lost = sum(float(np.vdot(error, error)) for error in errors.values())
+        whole = sum(float(np.vdot(tensors[name], tensors[name])) for name in errors)
+        self.errors.append(math.sqrt(lost / whole) if whole > 0 else 0.0)
+        sent = encode_arrays(tensors, changes, self._wire_dtype)
+        elements = np.frombuffer(sent.elements, np.uint8)
+        base = self._held
+        self._held = _decoded(sent.description, elements, lambda: base)[0]  # as the nodes read it
+        return EncodedRecord(sent.description, sent.elements, len(self.errors), self._held)
+
+
+# --- messages and replies -----------------------------------------------------------------------
+
+
+class EncodedMessage(NamedTuple):
+    """A message to a node with its records of arrays: what `frame_of` makes a frame of."""
+
+    message: Message
+    records: Mapping[str, EncodedRecord]
+
+
+def encode_messages(
+    messages: Sequence[Message], broadcasts: dict[str, Broadcast], wire_dtype: str
+) -> list[EncodedMessage]:
+    """Encode messages that are sent together; a record that several share is encoded once.
+
+    `broadcasts` has the models that all nodes hold, by the name of their record, and is brought up
+    to date. With `wire_dtype` ``"float32"`` models travel as they are. FrameError as of
+    `plain_arrays`.
+    """
+    shared: dict[tuple[str, int], EncodedRecord] = {}
+
+    def encoded(name: str, record: ArrayRecord) -> EncodedRecord:
+        if (name, id(record)) not in shared:
+            if wire_dtype == "float32" or any(name == other for other, _ in shared):
+                # A second record of this name is one node's own: it travels as it is.
+                sent = encode_arrays(plain_arrays(record))
+            else:
+                sent = broadcasts.setdefault(name, Broadcast(wire_dtype)).next(record)
+            shared[name, id(record)] = sent
+        return shared[name, id(record)]
+
+    records = (message.content.array_records.items() for message in messages)
+    encodings = [{name: encoded(name, record) for name, record in of_one} for of_one in records]
+    return [EncodedMessage(*pair) for pair in zip(messages, encodings, strict=True)]
+
+
+def encode_reply(
+    reply: Message, received: Mapping[str, Tensors], carried: dict[str, Tensors], wire_dtype: str
+) -> list[bytes]:
+    """Return the reply to a message as a frame; FrameError as of `plain_arrays`.
+
+    `received` has the models that came with the message, from which changes count, and `carried`
+    the errors of the changes before, both by the name of their record; `carried` is brought up to
+    date. With `wire_dtype` ``"float32"`` models travel as they are.
+    """
+    records = {}
+    for name, record in reply.content.array_records.items() if reply.has_content() else ():
+        tensors, changes = plain_arrays(record), None
+        if wire_dtype != "float32" and name in received:
+            errors = carried.pop(name, {})
+            errors = {k: e for k, e in errors.items() if _kind(e) == _kind(tensors.get(k))}
+            changes, carried[name] = rounded_changes(tensors, received[name], errors, wire_dtype)
+        records[name] = encode_arrays(tensors, changes, wire_dtype)
+    return frame_of(reply, records)
+
+
+def decode_reply(reply: Message, elements: Bytes, sent: Message) -> Message:
+    """Return a reply that was read, as an answer to the very message that was sent.
+
+    Its arrays are views on the frame's memory. A change counts from the true model that was sent,
+    so the rounding error of what the node held is not lost in the average.
+
+    FrameError if its arrays cannot be read.
+    """
+    if reply.has_error():
+        return Message(reply.error, reply_to=sent)
+    models = sent.content.array_records
+    decode_arrays(reply, elements, lambda name: plain_arrays(models.get(name, ArrayRecord())))
+    return Message(reply.content, reply_to=sent)

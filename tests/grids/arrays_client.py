@@ -1,0 +1,94 @@
+"""A Flower app that does things with arrays. The tests of shared memory copy it into a folder.
+
+Two apps of the same handler: `app` knows nothing of flower_blsgd, `viewing_app` accepts views.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_blsgd.grids.app_call import accept_views
+from flower_blsgd.grids.array_records import view_record
+
+app, viewing_app = ClientApp(), ClientApp()
+accept_views(viewing_app)
+
+KEPT: list[np.ndarray] = []
+
+
+@app.train()
+@viewing_app.train()
+def train(message: Message, context: Context) -> Message:
+    order, arrays = message.content["order"], message.content.array_records.get("arrays")
+    answer: dict[str, object] = {"pid": os.getpid()}
+    back = RecordDict()
+    what = order["do"]
+    if arrays is not None:
+        array = arrays["x"]
+        memory = array.numpy()
+        answer |= {
+            "first": float(memory.flat[0]),
+            "last": float(memory.flat[-1]),
+            "is-a-view": bool(np.shares_memory(memory, array.numpy())),
+        }
+    if what == "scribble":
+        memory[...] = 99.0
+        answer["seen-after"] = float(array.numpy().flat[0])
+    elif what == "echo":
+        back["arrays"] = arrays
+    elif what == "double":
+        back["arrays"] = ArrayRecord({"x": Array(memory * 2)})
+    elif what == "keep-view":
+        KEPT.append(memory[1:-1])
+    elif what == "drop-views":
+        KEPT.clear()
+    elif what == "keep-in-state":
+        context.state["kept"] = arrays
+    elif what == "scribble-state":
+        context.state["kept"]["x"].numpy()[...] = -1.0
+        answer["kept"] = float(context.state["kept"]["x"].numpy().flat[0])
+    elif what == "momentum":
+        answer["momentum"] = step_momentum(context, memory)
+        back["arrays"] = view_record({"x": memory + 1})
+        if order.get("wait", 0):
+            time.sleep(order["wait"])
+    elif what == "raise-after-changes":
+        context.state["calls"]["count"] = 1000
+        context.state["calls"]["list"].append(5)
+        context.state["more"] = ConfigRecord({"x": 1})
+        raise ValueError("on purpose")
+    elif what == "calls":
+        calls = context.state.config_records.setdefault(
+            "calls", ConfigRecord({"count": 0, "list": [0]})
+        )
+        calls["count"] += 1
+        answer |= {"count": calls["count"], "list": list(calls["list"]), "names": [*context.state]}
+    elif what == "return-none":
+        return None  # type: ignore[return-value]
+    elif what == "die":
+        os._exit(3)
+    elif what == "log":
+        with open(order["file"], "a") as file:
+            file.write(f"begin {context.node_id}\n")
+        time.sleep(0.02)
+        with open(order["file"], "a") as file:
+            file.write(f"end {context.node_id}\n")
+    elif what == "shipped":
+        answer |= sys.modules["shipped"].call(context.node_id, dict(order))
+    back["answer"] = ConfigRecord(answer)
+    return Message(back, reply_to=message)
+
+
+def step_momentum(context: Context, gradient: np.ndarray) -> float:
+    """Keep a sum of all that came, where it is; return its first element before."""
+    if "momentum" not in context.state:
+        context.state["momentum"] = view_record({"x": np.zeros_like(gradient)})
+    momentum = context.state["momentum"]["x"].numpy()
+    before = float(momentum.flat[0])
+    momentum += gradient
+    assert momentum.min() == momentum.max()
+    return before

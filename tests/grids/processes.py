@@ -1,0 +1,171 @@
+"""What the tests with real processes share."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from flower_blsgd.grids.devices import WorkerSpec
+from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.worker_process import WorkerProcess
+
+from .channels import bytes_of, sum_of
+
+PATIENCE_SECONDS = 60.0
+"""Costs nothing when all is well; a machine that has other work may need much of it."""
+CLIENT = "foreign_client:app"
+_CLIENT_FILE = Path(__file__).with_name("foreign_client.py")
+
+
+def wait_until(holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
+    """Poll until something holds; say whether it came to hold in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that is dead but not yet waited for does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        try:
+            return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def living(mark: str) -> list[int]:
+    """Return the living processes that have this ``NAME=value`` in their environment."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in environment.read_bytes():
+                found.append(int(environment.parent.name))
+    return sorted(filter(is_alive, found))
+
+
+def processes_below(parent: int | None = None, helpers: bool = False) -> set[int]:
+    """Return what runs below a process, by default this one, without multiprocessing's helpers."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, above = stat.read_text().rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                parents[int(stat.parent.name)] = int(above)
+    found: set[int] = set()
+    level = {parent or os.getpid()}
+    while level:
+        level = {pid for pid, above in parents.items() if above in level}
+        found |= level
+    return {pid for pid in found if helpers or not is_helper(pid)}
+
+
+def is_helper(pid: int) -> bool:
+    """Return whether a process is multiprocessing's fork server or resource tracker."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return False
+    names = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
+    return any(helper in command for helper in names) and name != "blsgd-worker"
+
+
+def shared_files() -> set[str]:
+    """Return the names of what lies in shared memory now."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def not_held(names: set[str]) -> set[str]:
+    """Leave out what some process still holds: other programs use shared memory as well."""
+    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            names = {name for name in names if name not in text}
+    return names
+
+
+def make_app(folder: Path) -> Path:
+    """Put the foreign app into a folder of its own."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(_CLIENT_FILE, folder / "foreign_client.py")
+    return folder
+
+
+def make_grid(
+    app_dir: Path,
+    workers: Sequence[WorkerSpec] | int = 1,
+    client_app: str = CLIENT,
+    **run_config: bool | float | int | str,
+) -> LocalGrid:
+    """Return a grid of the foreign app; a number stands for that many CPU workers."""
+    if isinstance(workers, int):
+        workers = [WorkerSpec("cpu")] * workers
+    return LocalGrid(workers, client_app, app_dir, run_config)
+
+
+def running(grid: LocalGrid) -> dict[int, WorkerProcess]:
+    """Return the process of every node that has one now."""
+    found = {node_id: node._process for node_id, node in grid._nodes.items()}
+    return {
+        node_id: process
+        for node_id, process in found.items()
+        if process is not None and process._process.wait(0.0) is None
+    }
+
+
+def process_ids(grid: LocalGrid) -> dict[int, int]:
+    """Return the process ids of `running`."""
+    return {node_id: process._process.pid for node_id, process in running(grid).items()}
+
+
+def shared_bytes(grid: LocalGrid) -> int:
+    """Return the bytes of all shared buffers for messages that exist now, here and there."""
+    attached = (process._channel.attached.values() for process in running(grid).values())
+    return bytes_of(grid._pool) + sum(map(sum_of, attached))
+
+
+def order(node_id: int = 100, do: str = "echo", **values: object) -> Message:
+    """Return a train message; keyword arguments with an underscore become keys with a dash."""
+    record = {key.replace("_", "-"): value for key, value in values.items()}
+    content = RecordDict({"order": ConfigRecord({"do": do, **record})})
+    return Message(content, node_id, "train", group_id="7")
+
+
+def query(node_id: int = 100) -> Message:
+    return Message(RecordDict(), node_id, "query")
+
+
+def ask(grid: LocalGrid, *messages: Message, timeout: float = PATIENCE_SECONDS) -> list[Message]:
+    """Send messages and return the replies; each must come."""
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    assert len(replies) == len(messages), f"{len(replies)} replies to {len(messages)} messages"
+    return replies
+
+
+def ask_one(grid: LocalGrid, message: Message, timeout: float = PATIENCE_SECONDS) -> Message:
+    return ask(grid, message, timeout=timeout)[0]
+
+
+def answer_of(reply: Message) -> ConfigRecord:
+    """Return what a handler answered."""
+    assert not reply.has_error(), reply.error.reason
+    return reply.content["answer"]
+
+
+def report(grid: LocalGrid, node_id: int = 100) -> ConfigRecord:
+    """Ask a worker what its process is."""
+    return answer_of(ask_one(grid, query(node_id)))

@@ -1,0 +1,266 @@
+"""Frames that lie, in both directions: `FrameError`, or a message that is what it says it is.
+
+Bytes of real frames are changed, inserted and taken away, and the lengths in front put right
+again, so that the lie is found where it is and not by its length.
+"""
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_blsgd.grids.array_records import AnyArray, is_plain, view_record
+from flower_blsgd.grids.flower_internals import RAISED, become_server, give_message_id
+from flower_blsgd.grids.stream import codec
+from flower_blsgd.grids.stream.codec import (
+    Broadcast,
+    EncodedRecord,
+    FrameError,
+    acknowledgement_of,
+    chunks_of,
+    decode_arrays,
+    decode_reply,
+    encode_arrays,
+    encode_messages,
+    encode_reply,
+    frame_of,
+    read_frames,
+)
+
+# --- real frames, and what each end makes of one --------------------------------------------------
+
+MODEL = {
+    "w": np.arange(20, dtype=np.float32).reshape(4, 5),
+    "n": np.array([3]),
+    "t": np.float32(0.5).reshape(()),
+}
+PREFIX = struct.Struct("<QQ")
+
+
+def made_order() -> Message:
+    order = Message(
+        RecordDict(
+            {
+                "arrays": view_record(MODEL),
+                "config": ConfigRecord({"i": -3, "y": b"\0\xff" * 8, "l": [1, 2], "s": "text"}),
+                "metrics": MetricRecord({"x": [1.0, 2.0], "n": 2**40}),
+            }
+        ),
+        7,
+        "train",
+        group_id="12",
+    )
+    give_message_id(order)
+    return order
+
+
+become_server(run_id=1)
+ORDER = made_order()
+
+
+def real_frames() -> list[bytes]:
+    """Return frames of every kind that travels, in either direction."""
+    broadcasts: dict[str, Broadcast] = {}
+    frames = [
+        frame_of(*encode_messages([ORDER], broadcasts, dtype)[0], {"arrays": 1})
+        for dtype in ("float32", "bfloat16", "bfloat16")  # the last as a change
+    ]
+    changed = {**MODEL, "w": MODEL["w"] + np.float32(0.25)}
+    reply = Message(
+        RecordDict({"arrays": view_record(changed), "metrics": MetricRecord({"x": 1.0})}),
+        reply_to=ORDER,
+    )
+    frames += [encode_reply(reply, {"arrays": MODEL}, {}, d) for d in ("float32", "float16")]
+    frames.append(encode_reply(Message(Error(RAISED, "ü"), reply_to=ORDER), {}, {}, "float32"))
+    frames.append(acknowledgement_of(reply))
+    return [b"".join(frame) for frame in frames]
+
+
+FRAMES = real_frames()
+
+
+def held(name: str) -> dict[str, AnyArray]:
+    return MODEL if name == "arrays" else {}
+
+
+def read_by_the_node(message: Message, elements: AnyArray) -> Message:
+    decode_arrays(message, elements, held)
+    return message
+
+
+def read_by_the_server(message: Message, elements: AnyArray) -> Message:
+    return decode_reply(message, elements, ORDER)
+
+
+ENDS = pytest.mark.parametrize("read", [read_by_the_node, read_by_the_server])
+Reader = Callable[[Message, AnyArray], Message]
+
+
+def read_frame(read: Reader, data: bytes, chunk_bytes: int) -> list[Message]:
+    """Read what is sent as the bytes of a frame; the one error becomes no message."""
+    chunks = [data[i : i + chunk_bytes] for i in range(0, len(data), chunk_bytes)] or [b""]
+    try:
+        return [read(message, elements) for message, elements in read_frames(chunks)]
+    except FrameError:
+        return []
+
+
+def assert_well_formed(message: Message, frame_bytes: int) -> None:
+    """Check that a message is what it says, is no larger than what came, and can be sent on."""
+    if message.has_error():
+        assert isinstance(message.error.code, int)
+        return
+    total = 0
+    for record in message.content.array_records.values():
+        for array in record.values():
+            tensor = array.numpy()
+            assert is_plain(tensor.dtype)
+            assert (str(tensor.dtype), tensor.shape) == (array.dtype, tuple(array.shape))
+            total += tensor.nbytes
+    assert total <= 2 * frame_bytes, "a change has half the bytes"
+    again = list(read_frames(chunks_of(encode_reply(message, {}, {}, "float32"))))
+    ((copy, elements),) = again
+    models = decode_arrays(copy, elements, held)
+    for name, record in message.content.array_records.items():
+        for key, array in record.items():
+            assert models[name][key].tobytes() == array.numpy().tobytes()
+    for name in message.content.keys() - models.keys():
+        assert repr(copy.content[name]) == repr(message.content[name])  # NaN is NaN
+
+
+# --- frames with lies -----------------------------------------------------------------------------
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "insert", "remove", "repeat"]),
+        st.integers(0, 1 << 12),
+        st.binary(min_size=1, max_size=12),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def changed(data: bytes, changes: list[tuple[str, int, bytes]]) -> bytes:
+    found = bytearray(data)
+    for kind, at, value in changes:
+        first = at % (len(found) + 1)
+        if kind == "set":
+            found[first : first + len(value)] = value
+        elif kind == "insert":
+            found[first:first] = value
+        elif kind == "remove":
+            del found[first : first + len(value)]
+        else:
+            found[first:first] = found[first : first + 8 * len(value)]
+    return bytes(found)
+
+
+def framed(header: bytes, elements: bytes) -> bytes:
+    """Return a frame whose lengths are right."""
+    first = -(-(PREFIX.size + len(header)) // 64) * 64
+    return (PREFIX.pack(first + len(elements), len(header)) + header).ljust(first, b"\0") + elements
+
+
+@ENDS
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(FRAMES), st.sampled_from("hebp"), CHANGES, st.integers(1, 4096)),
+        min_size=5,
+        max_size=10,
+    )
+)
+def test_real_frames_that_were_changed(
+    read: Reader, cases: list[tuple[bytes, str, list[tuple[str, int, bytes]], int]]
+) -> None:
+    for frame, where, changes, chunk_bytes in cases:
+        header_bytes = PREFIX.unpack_from(frame)[1]
+        first = -(-(PREFIX.size + header_bytes) // 64) * 64
+        header, elements = frame[PREFIX.size : PREFIX.size + header_bytes], frame[first:]
+        data = {
+            "h": lambda: framed(changed(header, changes), elements),  # noqa: B023
+            "e": lambda: framed(header, changed(elements, changes)),  # noqa: B023
+            "b": lambda: framed(changed(header, changes), changed(elements, changes)),  # noqa: B023
+            "p": lambda: changed(frame, changes),  # noqa: B023
+        }[where]()
+        for message in read_frame(read, data, chunk_bytes):
+            assert_well_formed(message, len(data))
+
+
+@ENDS
+@given(st.lists(st.tuples(st.binary(max_size=200), st.binary(max_size=200)), min_size=5))
+def test_random_bytes(read: Reader, cases: list[tuple[bytes, bytes]]) -> None:
+    for header, elements in cases:
+        for data in (header, framed(header, elements)):
+            for message in read_frame(read, data, 64):
+                assert_well_formed(message, len(data))
+
+
+def test_real_frames_are_read() -> None:
+    """Else what is above would show nothing."""
+    by_node = [len(read_frame(read_by_the_node, frame, 100)) for frame in FRAMES]
+    by_server = [len(read_frame(read_by_the_server, frame, 100)) for frame in FRAMES]
+    assert by_node == [1, 1, 1, 1, 1, 0, 1], "a node gets no error messages"
+    assert by_server == [1] * len(FRAMES)
+
+
+# --- lies worked out by hand ----------------------------------------------------------------------
+
+
+def described(dtype: str = "float32", *shape: int, data: bytes = b"") -> RecordDict:
+    record = encode_arrays({"w": np.zeros(0, np.float32)}).description
+    record["w"] = Array(dtype, shape, "numpy.ndarray", data)
+    return RecordDict({"r": record})
+
+
+def with_metadata(size: int) -> bytes:
+    proto = ProtoMessage.FromString(FRAMES[-1][16 : 16 + PREFIX.unpack_from(FRAMES[-1])[1]])
+    proto.metadata.reply_to_message_id = "x" * size
+    return framed(proto.SerializeToString(), b"")
+
+
+def frame_with(content: RecordDict, elements: bytes) -> bytes:
+    records = {"r": EncodedRecord(content["r"], elements)} if "r" in content else {}
+    return b"".join(frame_of(Message(content, reply_to=ORDER), records))
+
+
+@ENDS
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (frame_with(described("float32", 3), bytes(12)), "is in its frame"),  # no padding
+        (frame_with(described("float32", 3), bytes(128)), "64 bytes of a frame belong to no array"),
+        (frame_with(RecordDict(), b"") + b"", None),
+        (framed(FRAMES[-1][16 : 16 + PREFIX.unpack_from(FRAMES[-1])[1]], bytes(64)), "no array"),
+        (frame_with(described("f4," * 1000 + "f4", 0), b""), "described as none is sent"),
+        (frame_with(described("(" * 30 + "f4", 0), b""), "cannot be read|is in its frame"),
+        (
+            frame_with(described("float32", *[2**31 - 1] * 200_000), b""),
+            "described as none is sent",
+        ),
+        (frame_with(described("float32", 0, data=b"abc"), b""), "described as none is sent"),
+        (with_metadata(1000), None),
+        (with_metadata(1 << 17), "its metadata have"),
+        (PREFIX.pack(1 << 30, (1 << 26) + 1), "is not in its frame"),
+    ],
+    ids=range(11),
+)
+def test_lies_by_hand(read: Reader, data: bytes, reason: str | None) -> None:
+    chunks = list(chunks_of([data]))
+    if reason is None:
+        assert len([read(*frame) for frame in read_frames(chunks)]) == 1
+        return
+    with pytest.raises(FrameError, match=reason):
+        print([read(*frame) for frame in read_frames(chunks)])
+
+
+def test_message_that_no_end_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = RecordDict({"config": ConfigRecord({"b": bytes(5000)})})
+    monkeypatch.setattr(codec, "LONGEST_HEADER_BYTES", 5000)
+    with pytest.raises(FrameError, match=r'put them into an ArrayRecord.*transport = "messages"'):
+        frame_of(Message(content, reply_to=ORDER), {})

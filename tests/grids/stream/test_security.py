@@ -1,0 +1,430 @@
+"""Unknown callers, and nodes that misbehave: refused and logged, and they get nothing."""
+
+import contextlib
+import datetime
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from cryptography import x509
+from flwr.app import Array, Message, RecordDict
+
+from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.array_records import record_of
+from flower_blsgd.grids.flower_internals import give_message_id
+from flower_blsgd.grids.mailbox import Mailbox
+from flower_blsgd.grids.stream import server as server_module
+from flower_blsgd.grids.stream.codec import (
+    CHUNK_BYTES,
+    Broadcast,
+    EncodedRecord,
+    FrameError,
+    encode_messages,
+    frame_of,
+    read_frames,
+)
+from flower_blsgd.grids.stream.security import (
+    CLIENT_OPTIONS,
+    METHOD,
+    NODE_KEY,
+    SERVER_NAME,
+    SERVICE,
+    SESSION_ENDED,
+    TOKEN_KEY,
+    WELCOME_KEY,
+    new_certificate,
+    new_token,
+    own_addresses,
+)
+from flower_blsgd.grids.stream.server import Link, StreamServer
+
+from ...log_capture import CapturedLog, captured_log
+from ..processes import wait_until
+from .streams import order
+
+
+class Caller:
+    """Somebody who speaks gRPC, and says what it likes."""
+
+    def __init__(
+        self,
+        server: StreamServer,
+        metadata: Sequence[tuple[str, str | bytes]],
+        plain: bool = False,
+    ) -> None:
+        address = f"127.0.0.1:{server.port}"
+        options = [*CLIENT_OPTIONS, ("grpc.max_send_message_length", -1)]
+        trusted = grpc.ssl_channel_credentials(server.certificate)
+        self.channel = (
+            grpc.insecure_channel(address, options)
+            if plain
+            else grpc.secure_channel(address, trusted, options)
+        )
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        call = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        self.call = call(iter(self._outgoing.get, None), metadata=metadata, timeout=60)
+
+    def __enter__(self) -> "Caller":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outgoing.put(None)
+        self.call.cancel()
+        self.channel.close()
+
+    def say(self, *messages: bytes) -> "Caller":
+        for message in messages:
+            self._outgoing.put(message)
+        return self
+
+    @property
+    def was_let_in(self) -> bool:
+        return WELCOME_KEY in dict(self.call.initial_metadata())
+
+    def all_that_comes(self) -> tuple[list[bytes], grpc.StatusCode]:
+        """Return what was received until the server ended it, and how it did."""
+        received = []
+        try:
+            for message in self.call:
+                received.append(message)
+        except grpc.RpcError:
+            pass
+        return received, self.call.code()
+
+    def refusal(self) -> grpc.StatusCode:
+        """Return how a server ended it that does not let it in, and sends nothing."""
+        assert not self.was_let_in
+        received, code = self.all_that_comes()
+        assert received == []
+        return code
+
+    def next_message(self) -> Message:
+        return next(read_frames(self.call))[0]
+
+
+class Server:
+    """A stream server and its mailbox, without a grid."""
+
+    def __init__(self) -> None:
+        self.mailbox = Mailbox()
+        self.stream = StreamServer("127.0.0.1:0", self.mailbox)
+        self.open_session = self.stream.open_session
+        self.broadcasts: dict[str, Broadcast] = {}
+
+    def call(self, link: Link) -> Caller:
+        return Caller(self.stream, proof(link.node_id, link.token))
+
+    def connect(self, link: Link) -> Caller:
+        caller = self.call(link)
+        assert caller.was_let_in
+        return caller
+
+    def send(self, link: Link, wire_dtype: str = "float32") -> Message:
+        message = order(link.node_id, {"w": np.ones(1, np.float32)})
+        self.mailbox.expect(give_message_id(message))
+        link.submit(*encode_messages([message], self.broadcasts, wire_dtype))
+        return message
+
+    def replies(self, *messages: Message) -> list[Message]:
+        return self.mailbox.take([message.metadata.message_id for message in messages])
+
+    def wait_for_replies(self, *messages: Message) -> list[Message]:
+        self.mailbox.wait([message.metadata.message_id for message in messages], 60)
+        return self.replies(*messages)
+
+
+def proof(node_id: object, token: bytes) -> list[tuple[str, str | bytes]]:
+    return [(NODE_KEY, str(node_id)), (TOKEN_KEY, token)]
+
+
+def reply_to(message: Message) -> list[bytes]:
+    return frame_of(Message(RecordDict(), reply_to=message), {})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stream.stop(0)
+
+
+@pytest.fixture
+def log() -> Iterator[CapturedLog]:
+    with captured_log() as lines:
+        yield lines
+
+
+# --- certificates, tokens, addresses ------------------------------------------------------------
+
+
+def test_certificate_and_tokens_are_of_one_run_alone() -> None:
+    one, other = (x509.load_pem_x509_certificate(new_certificate()[0]) for _ in range(2))
+    names = one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert list(names) == [x509.DNSName(SERVER_NAME)]
+    assert one.public_key() != other.public_key()
+    assert one.serial_number != other.serial_number
+    # Valid now and for long runs, also where clocks differ.
+    now = datetime.datetime.now(datetime.UTC)
+    assert one.not_valid_before_utc < now - datetime.timedelta(hours=12)
+    assert one.not_valid_after_utc > now + datetime.timedelta(days=90)
+    assert b"PRIVATE" not in new_certificate()[0]
+    assert {len(token) for token in {new_token() for _ in range(100)}} == {32}
+
+
+@pytest.mark.parametrize(
+    ("superlink", "first"),
+    [
+        *[("127.0.0.1:9092", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")],
+        *[("https://127.0.0.1:9092/path", "127.0.0.1")],
+        *[("", None), ("no-such-host.invalid:9092", None), ("[::1]:9092", None), (":9092", None)],
+    ],
+)
+def test_own_addresses_are_this_machines_and_loopback(superlink: str, first: str | None) -> None:
+    found = own_addresses(superlink)
+    assert first in (None, found[0])
+    assert "127.0.0.1" in found
+    assert len(found) == len(set(found))
+    for address in found:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *["9100", "host", "host:", ":", "host:port", "host:70000", "host:-1", "host:1.5"],
+        *["a host:9100", "host:9100 ", "http://host", "host:\u0663"],
+    ],
+)
+def test_bad_address_is_refused_in_one_line(address: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT") as caught:
+        StreamServer(address, Mailbox())
+    assert "\n" not in str(caught.value)
+    assert address in str(caught.value)
+
+
+def test_port_that_is_taken_is_refused_in_one_line(server: Server) -> None:
+    """By another program, or by another run."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        own = f"127.0.0.1:{server.stream.port}"
+        for address in (f"127.0.0.1:{port}", f":{port}", f"localhost:{port}", own):
+            with pytest.raises(UsageError, match=f'stream-address = "{address}".*port') as caught:
+                StreamServer(address, Mailbox())
+            assert "\n" not in str(caught.value)
+
+
+# --- unknown callers ----------------------------------------------------------------------------
+
+
+def test_callers_without_the_token_are_refused_and_logged_and_get_nothing(
+    server: Server, log: CapturedLog
+) -> None:
+    seven, replaced = server.open_session(7), server.open_session(8)
+    server.open_session(8)
+    waiting = [server.send(link) for link in server.stream.links.values()]
+    callers: dict[str, list[tuple[str, str | bytes]]] = {
+        "no metadata": [],
+        "no token": [(NODE_KEY, "7")],
+        "empty token": proof(7, b""),
+        "wrong token": proof(7, new_token()),
+        "beginning of the token": proof(7, seven.token[:31]),
+        "other last byte": proof(7, seven.token[:31] + bytes([seven.token[31] ^ 1])),
+        "token and more": proof(7, seven.token + b"\0"),
+        "another node's token": proof(8, seven.token),
+        "token of an earlier session": proof(8, replaced.token),
+        "no node": [(TOKEN_KEY, seven.token)],
+        "unknown node": proof(9, seven.token),
+        "no number": proof("7; drop", seven.token),
+        "very long number": proof("7" * 5000, seven.token),
+        "token as text": [(NODE_KEY, "7"), ("token", seven.token.hex())],
+    }
+    for number, (name, metadata) in enumerate(callers.items(), start=1):
+        with Caller(server.stream, metadata).say(*reply_to(waiting[0])) as caller:
+            assert caller.refusal() is grpc.StatusCode.UNAUTHENTICATED, name
+        assert wait_until(lambda number=number: len(log.warnings) == number), name
+    assert all("refused a connection to the stream from ipv4:127.0.0.1" in w for w in log.warnings)
+    assert not any(link.was_connected for link in server.stream.links.values())
+    assert server.replies(*waiting) == [], "no message of anybody is answered by another"
+    with server.connect(seven):
+        assert seven.connected
+
+
+def test_refused_callers_do_not_fill_the_log(server: Server, log: CapturedLog) -> None:
+    for _ in range(60):
+        with Caller(server.stream, proof(7, b"x")) as caller:
+            caller.refusal()
+    assert 1 <= len(log.warnings) < 60
+
+
+def test_plain_text_gets_nothing(server: Server) -> None:
+    link = server.open_session(7)
+    with Caller(server.stream, proof(7, link.token), plain=True) as caller:
+        assert caller.refusal() is grpc.StatusCode.UNAVAILABLE
+    assert not link.was_connected
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(500)):
+        with socket.create_connection(("127.0.0.1", server.stream.port), 60) as raw:
+            raw.sendall(garbage)
+            received = b""
+            with contextlib.suppress(OSError):
+                while chunk := raw.recv(4096):
+                    received += chunk
+        assert b"flower" not in received
+        assert len(received) < 100  # perhaps a TLS alert
+
+
+# --- nodes that have their token ----------------------------------------------------------------
+
+
+def test_node_with_its_token_gets_messages_and_replies(server: Server) -> None:
+    link = server.open_session(7)
+    with server.connect(link) as caller:
+        assert link.connected
+        message = server.send(link)
+        assert caller.next_message().metadata.message_id == message.metadata.message_id
+        last = server.send(link)
+        caller.say(*reply_to(message), *reply_to(message), *reply_to(last))
+        replies = server.wait_for_replies(message, last)
+        assert len(replies) == 2, "two replies to one message are one"
+        assert not any(reply.has_error() for reply in replies)
+        assert server.replies(message, last) == []
+        assert link.connected
+
+
+def test_new_session_ends_the_connection_of_the_one_before(server: Server) -> None:
+    old = server.open_session(7)
+    with server.connect(old) as caller:
+        new = server.open_session(7)
+        assert caller.all_that_comes()[0] == []
+        with server.call(old) as again:
+            assert again.refusal() is grpc.StatusCode.UNAUTHENTICATED
+        with server.connect(new):
+            assert new.connected
+
+
+def test_node_that_connects_when_all_is_over_is_told_so(server: Server) -> None:
+    """Else it would wait for a server that is gone, and its device with it."""
+    closed, ended = server.open_session(7), server.open_session(8)
+    closed.close("its session ended")
+    server.stream.end()
+    for link in (closed, ended):
+        with server.call(link) as caller:
+            assert caller.all_that_comes()[1] is SESSION_ENDED
+
+
+def test_second_connection_with_the_same_token_replaces_the_first(server: Server) -> None:
+    link = server.open_session(7)
+    with server.connect(link) as first, server.connect(link) as second:
+        assert first.all_that_comes()[0] == []
+        message = server.send(link)
+        assert second.next_message().metadata.message_id == message.metadata.message_id
+        assert link.connected, "the end of the first is not the end of the second"
+        second.say(*reply_to(message))
+        assert len(server.wait_for_replies(message)) == 1
+
+
+def test_call_that_is_cancelled_while_it_is_attached_is_a_lost_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = server.open_session(7)
+    attach, begun = link.attach, threading.Event()
+    # Attached when the server knows that the call is over: then something is in the queue.
+    monkeypatch.setattr(link, "attach", lambda *a: (begun.set(), a[0].get(), attach(*a)))
+    with server.call(link):
+        assert begun.wait(60)
+    assert wait_until(lambda: link.was_connected and not link.connected), "it would be on the grid"
+
+
+def test_node_that_connects_again_gets_the_next_model_whole(server: Server) -> None:
+    """What was under way when the connection broke may not have arrived."""
+    link = server.open_session(7)
+
+    def form_of_the_next(caller: Caller) -> str:
+        server.send(link, "bfloat16")
+        return str(caller.next_message().content["arrays"]["w"].stype)
+
+    for _ in range(2):
+        with server.connect(link) as caller:
+            forms = [form_of_the_next(caller) for _ in range(2)]
+            assert forms == ["numpy.ndarray", "bfloat16"]
+            server.mailbox.forget(list(link._pending))
+
+
+def lying(array: Array) -> Callable[[Message], list[bytes]]:
+    """Return a maker of replies whose only array is not there as it is described."""
+
+    def reply_to(message: Message) -> list[bytes]:
+        record = EncodedRecord(record_of({"x": array}), b"")
+        content = RecordDict({"r": record.description})
+        return frame_of(Message(content, reply_to=message), {"r": record})
+
+    return reply_to
+
+
+GARBAGE: dict[str, Callable[[Message], list[bytes]]] = {
+    "no frame": lambda _: [b"hello, this is not a frame at all"],
+    "frame of 70 GB": lambda _: [struct.pack("<QQ", 70 << 30, 0)],
+    "frame and more": lambda _: [struct.pack("<QQ", 64, 0), bytes(49)],
+    "no message": lambda _: [struct.pack("<QQ", 64, 0), bytes(48)],
+    "oversized": lambda _: [bytes(CHUNK_BYTES + 1)],
+    "too many bytes": lying(Array("float32", (100,), "numpy.ndarray", b"")),
+    "object array": lying(Array("O", (0,), "numpy.ndarray", b"")),
+    "change to nothing": lying(Array("float32", (0,), "bfloat16", b"")),
+    "unknown form": lying(Array("float32", (0,), "pickle", b"")),
+}
+
+
+def test_node_that_sends_and_never_reads_is_cut_off(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each frame makes one that waits for it."""
+    monkeypatch.setattr(server_module, "_MOST_UNREAD", 10)
+    link, outgoing = server.open_session(7), queue.SimpleQueue[Any]()
+    ((reply, elements),) = read_frames(reply_to(order()))
+    for _ in range(11):
+        link._receive(outgoing, reply, elements)
+    with pytest.raises(FrameError, match="does not read"):
+        link._receive(outgoing, reply, elements)
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_closes_the_connection_of_its_node_and_fails_its_messages_alone(
+    server: Server, log: CapturedLog, name: str
+) -> None:
+    """The node may come back, and nobody waits for ever."""
+    bad, good = server.open_session(7), server.open_session(8)
+    with server.connect(bad) as caller, server.connect(good) as other:
+        unanswered, message = server.send(bad), server.send(good)
+        caller.next_message()
+        caller.say(*GARBAGE[name](unanswered))
+        assert caller.all_that_comes()[0] == []
+        assert wait_until(lambda: not bad.connected)
+        if name != "oversized":  # which gRPC itself refuses
+            (reply,) = server.wait_for_replies(unanswered)
+            assert reply.metadata.src_node_id == 7
+            assert reply.has_error()
+            assert "node 7" in log.errors[0]
+        assert server.replies(message) == []
+        other.next_message()
+        other.say(*reply_to(message))
+        (reply,) = server.wait_for_replies(message)
+        assert not reply.has_error()
+        assert good.connected
+
+
+def test_reply_to_another_nodes_message_is_dropped(server: Server) -> None:
+    bad, good = server.open_session(7), server.open_session(8)
+    with server.connect(bad) as caller, server.connect(good):
+        message, own = server.send(good), server.send(bad)
+        caller.say(*reply_to(message), *reply_to(own))
+        (reply,) = server.wait_for_replies(own)
+        assert reply.metadata.src_node_id == 7
+        assert server.replies(message) == []

@@ -1,0 +1,293 @@
+"""A session's end: whatever the app does, the handler returns and the device is free."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+
+from flower_blsgd import serve_sessions
+from flower_blsgd.grids.mailbox import Mailbox
+from flower_blsgd.grids.stream import client
+from flower_blsgd.grids.stream.grid import StreamGrid
+from flower_blsgd.grids.stream.server import StreamServer
+from flower_blsgd.grids.stream.session import (
+    SESSION_MESSAGE,
+    SessionRequest,
+    SessionResult,
+    at_session_end,
+)
+
+from ..processes import is_alive, wait_until
+from .streams import (
+    LOOPBACK,
+    FakeFlower,
+    LinkedGrid,
+    answer,
+    echo,
+    exchange,
+    flower_of,
+    made_app,
+    order,
+    random_model,
+    streaming,
+)
+
+WORK_SECONDS = 60.0
+"""How long the app works on, if it may."""
+LIMIT_SECONDS = 30.0
+"""Far less, and far more than it takes."""
+
+
+def sleep_in_a_loop(_: object = None) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def block(released: threading.Event) -> None:
+    """In one call, in which no exception reaches it."""
+    released.wait(WORK_SECONDS)
+
+
+def refuse_to_stop(released: threading.Event) -> None:
+    end = time.monotonic() + WORK_SECONDS
+    while time.monotonic() < end and not released.is_set():
+        with contextlib.suppress(BaseException):
+            time.sleep(0.1)
+
+
+WORK = [sleep_in_a_loop, block, refuse_to_stop]
+
+
+@pytest.mark.parametrize(
+    ("work", "end"),
+    [*((work, StreamGrid.close) for work in WORK), (sleep_in_a_loop, StreamGrid.end_at_once)],
+)
+def test_handler_returns_soon_after_the_end(
+    work: Callable[[threading.Event], None], end: Callable[[StreamGrid], None]
+) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def handle(*_: object) -> RecordDict:
+        begun.set()
+        work(released)
+        return answer()
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(released.set)
+        grid = stack.enter_context(streaming(made_app(handle)))
+        answered_at = flower_of(grid).nodes[7].answered_at
+        grid.push_messages([order()])
+        assert begun.wait(60)
+        end_at = time.monotonic()
+        end(grid)
+        assert wait_until(lambda: answered_at)
+        assert max(answered_at.values()) - end_at < LIMIT_SECONDS
+
+
+def test_end_overtakes_a_model_on_a_slow_link() -> None:
+    """A stopped run does not wait for 46 MB."""
+
+    class Narrow(LinkedGrid):
+        bytes_per_second = 3_000_000
+
+    with streaming(made_app(echo), kind=Narrow) as grid:
+        (session,) = flower_of(grid).pushed
+        answered_at = flower_of(grid).nodes[7].answered_at
+        grid.push_messages([order(7, random_model(46_000_000))])
+        assert wait_until(lambda: grid.link.passed["down"] > 1_000_000)
+        grid.end_at_once()
+        assert wait_until(lambda: session.metadata.message_id in answered_at)
+        passed = grid.link.passed["down"]
+    assert passed < 30_000_000  # what the link and its ends hold already
+
+
+def test_interrupted_app_cleans_up_and_leaves_the_state_as_it_was() -> None:
+    begun, cleaned = threading.Event(), threading.Event()
+
+    def handle(_: Message, context: Context) -> RecordDict:
+        context.state["half"] = ConfigRecord({"done": False})
+        try:
+            begun.set()
+            sleep_in_a_loop()
+        except Exception:
+            raise AssertionError("an app's `except Exception` must not stop it") from None
+        finally:
+            cleaned.set()
+        return answer()
+
+    flower = FakeFlower()
+    node = flower.add(7, made_app(handle))
+    node.context.state["kept"] = ConfigRecord({"x": 1})
+    with StreamGrid(flower, "127.0.0.1:0", connect_seconds=60) as grid:
+        grid.wait_until_connected()
+        grid.push_messages([order()])
+        assert begun.wait(60)
+    assert cleaned.wait(60)
+    flower.close()
+    assert set(node.context.state) == {"kept"}
+
+
+def test_callbacks_of_the_session_are_called_at_its_end_last_first() -> None:
+    ended: list[str] = []
+
+    def handle(*_: object) -> RecordDict:
+        at_session_end(lambda: ended.append("first"))
+        at_session_end(lambda: 1 / 0)
+        at_session_end(lambda: ended.append("last"))
+        return answer()
+
+    with streaming(made_app(handle)) as grid:
+        exchange(grid, order())
+        assert ended == []
+    assert ended == ["last", "first"]
+
+
+@pytest.mark.parametrize("now", ["nobody listens", "another listens", "out of reach"])
+def test_node_leaves_a_server_that_is_gone_for_good(
+    monkeypatch: pytest.MonkeyPatch, now: str
+) -> None:
+    """Nothing says that the session is over, but what is where the server was says something."""
+    limit = {"nobody listens": "_REFUSED_SECONDS", "out of reach": "_AWAY_SECONDS"}.get(now)
+    if limit:
+        monkeypatch.setattr(client, limit, 0.5)
+    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
+    begun = threading.Event()
+    flower = FakeFlower({7: made_app(lambda *_: begun.set() or sleep_in_a_loop() or answer())})
+    grid = (LinkedGrid if now == "out of reach" else StreamGrid)(
+        flower, LOOPBACK, connect_seconds=60
+    )
+    grid.wait_until_connected()
+    grid.push_messages([order()])
+    assert begun.wait(60)  # now the node too knows that it was connected
+    grid._closed.set()  # it looks after nobody either
+    if isinstance(grid, LinkedGrid):
+        grid.link.cut()  # what connects is let in and thrown out again
+    else:
+        grid._server.stop(0)
+    next_run = (
+        StreamServer(f"127.0.0.1:{grid._server.port}", Mailbox()) if "another" in now else None
+    )
+    (session,) = flower.pushed
+    assert wait_until(lambda: flower.nodes[7].replies)
+    record = flower.nodes[7].replies[session.metadata.message_id].content["session"]
+    assert record["connected"]
+    assert record["reason"]
+    if isinstance(grid, LinkedGrid):
+        grid.link.close()
+    grid._server.stop(0)
+    if next_run:
+        next_run.stop(0)
+    flower.close()
+
+
+def test_request_of_another_version_is_answered_with_the_way_out() -> None:
+    flower = FakeFlower({7: made_app(echo)})
+    request = Message(RecordDict({"session": ConfigRecord({"version": 99})}), 7, "train.session")
+    (message_id,) = flower.push_messages([request])
+    assert wait_until(lambda: flower.nodes[7].replies)
+    record = flower.nodes[7].replies[message_id].content["session"]
+    assert record["connected"] is False
+    assert "install the same flower-blsgd" in str(record["reason"])
+    flower.close()
+
+
+# --- how a session is opened and answered -------------------------------------------------------
+
+REQUEST = SessionRequest(
+    ["10.0.0.5:9100", "127.0.0.1:9100"], b"-----PEM", b"\0\xfftoken", "float16"
+)
+
+
+def over_flower(content: RecordDict) -> Message:
+    """Return a message to a node, as it comes out of Flower's own wire format."""
+    return message_from_proto(message_to_proto(Message(content, 7, SESSION_MESSAGE)))
+
+
+def test_session_request_and_result_arrive() -> None:
+    request = over_flower(REQUEST.to_records())
+    assert SessionRequest.from_message(request) == REQUEST
+    for result in (SessionResult(True), SessionResult(False, "it cannot reach a:1 or b:2")):
+        reply = message_from_proto(message_to_proto(result.to_reply(request)))
+        assert SessionResult.from_reply(reply) == result
+    for content in (RecordDict(), RecordDict({"session": ConfigRecord({"connected": "yes"})})):
+        assert not SessionResult.from_reply(Message(content, reply_to=request)).connected
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *({name: None} for name in ("version", "addresses", "certificate", "token")),
+        *({"addresses": value} for value in ([], "10.0.0.5:9100", [1, 2])),
+        *({"token": "text"}, {"certificate": 1}, {"wire_dtype": "int8"}, {"more": 1}),
+    ],
+    ids=str,
+)
+def test_request_that_lacks_something_or_lies_is_refused(lie: dict[str, Any]) -> None:
+    content = REQUEST.to_records()
+    for name, value in lie.items():
+        if value is None:
+            del content["session"][name]
+        else:
+            content["session"][name] = value
+    with pytest.raises(ValueError, match=r"cannot be read|version None"):
+        SessionRequest.from_message(over_flower(content))
+
+
+# --- the ClientApp's line -----------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_app_with_client_fn_is_refused_with_the_way_out() -> None:
+    app = ClientApp(client_fn=lambda context: NumPyClient().to_client())
+    with pytest.raises(ValueError, match=r"client_fn.*@app\.train"):
+        serve_sessions(app)
+
+
+# --- the end of the SuperNode: real processes, killed -------------------------------------------
+
+ANCESTORS = Path(__file__).with_name("ancestors.py")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("top_name", ["flower-supernode", "somebodys-shell"])
+def test_process_dies_with_its_supernode_or_parent_and_not_with_a_shell_above_that(
+    tmp_path: Path, top_name: str
+) -> None:
+    """With ``--isolation process`` a shell starts the executor."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    top = subprocess.Popen([sys.executable, ANCESTORS, "top", tmp_path, top_name], env=environment)
+
+    def process_id(role: str) -> int:
+        file = tmp_path / f"{role}.pid"
+        assert wait_until(lambda: file.exists() and file.read_text())
+        return int(file.read_text())
+
+    try:
+        app, executor = process_id("app"), process_id("executor")
+        assert not wait_until(lambda: not is_alive(app), 0.7), "it died while all were there"
+        top.kill()
+        top.wait()
+        if top_name == "somebodys-shell":
+            assert not wait_until(lambda: not is_alive(app), 0.8)
+            os.kill(executor, signal.SIGKILL)
+        else:
+            assert is_alive(executor)  # so it is not that one's end
+        assert wait_until(lambda: not is_alive(app))
+    finally:
+        top.kill()
+        top.wait()
+        for role in ("app", "executor"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id(role), signal.SIGKILL)

@@ -1,0 +1,54 @@
+"""A ClientApp is called, and there is always a reply."""
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.app_call import Handler, handler_of
+from flower_blsgd.grids.flower_internals import RAISED, become_server, give_message_id
+
+
+def handler(error: BaseException | None) -> tuple[Handler, Context]:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        context.state["count"] = MetricRecord({"count": 1})
+        if error is not None:
+            raise error
+        return Message(RecordDict(), reply_to=message)
+
+    context = Context(1, 5, {}, RecordDict({"before": ConfigRecord({"kept": True})}), {})
+    return handler_of(app, context), context
+
+
+def order() -> Message:
+    become_server(1)
+    message = Message(RecordDict(), 5, "train")
+    give_message_id(message)
+    return message
+
+
+def test_reply_and_state_of_a_call() -> None:
+    handle, context = handler(None)
+    assert not handle(order()).has_error()
+    assert set(context.state) == {"before", "count"}
+
+
+@pytest.mark.parametrize(
+    ("error", "begin", "end"),
+    [
+        (UsageError("device cuda:7 is not there"), "device", "cuda:7 is not there"),
+        (ValueError("odd"), "Traceback", "ValueError: odd\n"),
+    ],
+    ids=["a mistake of the user in its own line", "another error with its traceback"],
+)
+def test_an_error_is_a_reply_and_the_state_stays(error: Exception, begin: str, end: str) -> None:
+    handle, context = handler(error)
+    reply = handle(order())
+    assert reply.error.code == RAISED
+    assert reply.error.reason is not None
+    assert reply.error.reason.startswith(begin)
+    assert reply.error.reason.endswith(end)
+    assert set(context.state) == {"before"}

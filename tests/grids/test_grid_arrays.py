@@ -1,0 +1,272 @@
+"""Arrays on the local grid with real processes: shared where that is safe, private elsewhere."""
+
+import gc
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from flower_blsgd.errors import UsageError
+from flower_blsgd.grids import devices
+from flower_blsgd.grids.array_records import ArrayView, view_record
+from flower_blsgd.grids.devices import WorkerSpec, usable_cores
+from flower_blsgd.grids.flower_internals import CRASHED, RAISED
+from flower_blsgd.grids.local_grid import LocalGrid
+
+from .channels import mapped_sizes, open_files
+from .processes import (
+    answer_of,
+    ask,
+    ask_one,
+    is_alive,
+    process_ids,
+    shared_bytes,
+    wait_until,
+)
+
+pytestmark = pytest.mark.processes
+
+CORES = usable_cores()
+FOREIGN, VIEWING = "arrays_client:app", "arrays_client:viewing_app"
+SIZE = 5000
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="this system has no /proc"
+)
+
+
+@pytest.fixture(scope="module")
+def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arrays")
+    shutil.copy(Path(__file__).with_name("arrays_client.py"), folder)
+    return folder
+
+
+def start(app_dir: Path, client_app: str, workers: int = 1) -> LocalGrid:
+    return LocalGrid([WorkerSpec("cpu")] * workers, client_app, app_dir, {})
+
+
+@pytest.fixture(scope="module")
+def foreign(app_dir: Path) -> Iterator[LocalGrid]:
+    """Two nodes of an app that knows nothing of views."""
+    with start(app_dir, FOREIGN, 2) as grid:
+        yield grid
+
+
+@pytest.fixture(scope="module")
+def viewing(app_dir: Path) -> Iterator[LocalGrid]:
+    """Two nodes of an app that accepts views."""
+    with start(app_dir, VIEWING, 2) as grid:
+        yield grid
+
+
+def order(
+    do: str, arrays: ArrayRecord | None = None, node_id: int = 100, **values: object
+) -> Message:
+    content = RecordDict({"order": ConfigRecord({"do": do, **values})})
+    if arrays is not None:
+        content["arrays"] = arrays
+    return Message(content, node_id, "train")
+
+
+def plain(value: float, size: int = SIZE) -> ArrayRecord:
+    return ArrayRecord({"x": Array(np.full(size, float(value)))})
+
+
+def views(value: float, size: int = SIZE) -> ArrayRecord:
+    return view_record({"x": np.full(size, float(value))})
+
+
+# --- apps that know nothing of views --------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [plain, views])
+@pytest.mark.parametrize("size", [10, SIZE], ids=["pickled", "shared"])
+def test_what_a_foreign_app_writes_is_seen_nowhere_else(
+    foreign: LocalGrid, make: object, size: int
+) -> None:
+    model = make(1.0, size)  # type: ignore[operator]
+    for _ in range(2):
+        replies = ask(foreign, *[order("scribble", model, node) for node in (100, 100, 101)])
+        for reply in replies:
+            said = answer_of(reply)
+            assert (said["first"], said["last"]) == (1.0, 1.0)
+            assert said["seen-after"] == 1.0  # of Flower's arrays every numpy() is a copy
+            assert not said["is-a-view"]
+        assert model == plain(1.0, size)
+
+
+def test_what_a_foreign_app_keeps_in_its_state_stays_private(foreign: LocalGrid) -> None:
+    """It came as an array of Flower's, and behaves as one, also after it was kept."""
+    ask(foreign, order("keep-in-state", views(3.0)), order("scribble-state"))
+    assert answer_of(ask_one(foreign, order("scribble-state")))["kept"] == 3.0
+
+
+# --- apps that accept views -----------------------------------------------------------------
+
+
+def test_replies_are_views_for_the_server_and_stay_as_they_are(
+    foreign: LocalGrid, viewing: LocalGrid
+) -> None:
+    for grid in (foreign, viewing):
+        replies = [ask_one(grid, order("double", views(i))).content["arrays"] for i in range(8)]
+        assert {type(reply["x"]) for reply in replies} == {ArrayView}
+        assert replies == [plain(2 * i) for i in range(8)]
+
+
+def test_views_that_a_client_keeps_stay_as_they_are(app_dir: Path) -> None:
+    with start(app_dir, VIEWING) as grid:
+        for i in range(4):
+            ask_one(grid, order("look", views(i)))
+        one = shared_bytes(grid)
+        for i in range(3):
+            ask_one(grid, order("keep-view", views(10 + i)))
+        for i in range(4):
+            ask_one(grid, order("look", views(50 + i)))
+        assert shared_bytes(grid) == 3 * 8 * SIZE + one
+        ask_one(grid, order("drop-views"))
+        for i in range(12):
+            ask_one(grid, order("look", views(i)))
+            assert shared_bytes(grid) == 3 * 8 * SIZE + one  # used again, none new
+
+
+@needs_proc
+def test_fifty_rounds_take_no_more_than_five(viewing: LocalGrid) -> None:
+    seen = set()
+    model = views(0)
+    for i in range(50):
+        replies = ask(viewing, *[order("double", model, node) for node in (100, 101)])
+        got = [reply.content["arrays"]["x"].numpy() for reply in replies]
+        model = view_record({"x": (got[0] + got[1]) / 4 + 1})
+        assert model["x"].numpy()[0] == i + 1
+        del replies, got
+        if i >= 5:
+            pid = process_ids(viewing)[100]
+            seen.add((shared_bytes(viewing), open_files(), len(mapped_sizes(pid))))
+    assert len(seen) == 1
+
+
+@needs_proc
+@pytest.mark.parametrize("do", ["raise-after-changes", "return-none"])
+def test_failures_take_no_memory(viewing: LocalGrid, do: str) -> None:
+    """A traceback refers to the frames, and they to the arrays."""
+    seen = set()
+    for i in range(12):
+        reply = ask_one(viewing, order(do, views(i)))
+        assert reply.error.code == RAISED
+        assert "Traceback" in reply.error.reason
+        if i >= 4:
+            seen.add((shared_bytes(viewing), open_files()))
+    assert len(seen) <= 2
+    assert answer_of(ask_one(viewing, order("look", views(7))))["first"] == 7.0
+
+
+def test_state_is_as_before_a_call_that_raised(foreign: LocalGrid) -> None:
+    """Also what the call changed where it was."""
+    before = answer_of(ask_one(foreign, order("calls")))
+    assert ask_one(foreign, order("raise-after-changes")).error.code == RAISED
+    said = answer_of(ask_one(foreign, order("calls")))
+    assert said["count"] == before["count"] + 1
+    assert (said["list"], said["names"]) == ([0], before["names"])
+
+
+# --- what a node keeps ----------------------------------------------------------------------
+
+
+def test_momentum_is_the_nodes_own_and_gone_with_its_process(app_dir: Path) -> None:
+    """Node 100 adds 1 a round, node 101 adds 2."""
+    with start(app_dir, VIEWING, 2) as grid:
+        kept = []
+        for i in range(6):
+            replies = ask(grid, order("momentum", views(1), 100), order("momentum", views(2), 101))
+            assert [answer_of(reply)["momentum"] for reply in replies] == [i, 2 * i]
+            kept += [reply.content["arrays"] for reply in replies]
+        assert kept == [plain(2), plain(3)] * 6
+        assert ask_one(grid, order("die", node_id=100)).error.code == CRASHED
+        replies = ask(grid, order("momentum", views(1), 100), order("momentum", views(2), 101))
+        assert [answer_of(reply)["momentum"] for reply in replies] == [0, 12]
+
+
+@needs_proc
+def test_memory_of_a_large_model(app_dir: Path) -> None:
+    parameters = 8_000_000
+    model_bytes = 4 * parameters
+    model = view_record({"x": np.ones(parameters, np.float32)})
+    with start(app_dir, VIEWING, 2) as grid:
+        for i in range(4):
+            replies = ask(grid, *[order("momentum", model, node) for node in (100, 101)])
+            assert [answer_of(reply)["momentum"] for reply in replies] == [sum(range(1, i + 1))] * 2
+            one, two = (reply.content["arrays"]["x"].numpy() for reply in replies)
+            mean = one + two
+            mean /= 2
+            assert mean[0] == mean[-1] == i + 2
+            model = view_record({"x": mean})
+            del replies, one, two, mean
+        assert shared_bytes(grid) <= (2 * 2 + 1) * model_bytes * 1.05
+        for node in (100, 101):
+            mapped = sum(mapped_sizes(process_ids(grid)[node]))
+            assert mapped <= 3 * model_bytes * 1.05  # the model, its reply, its momentum
+
+
+# --- memory is short, files are not lost ----------------------------------------------------
+
+
+@needs_proc
+def test_too_little_memory_for_the_orders(app_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start(app_dir, FOREIGN) as grid:
+        files = open_files()
+        monkeypatch.setattr(devices, "free_bytes", lambda: 10_000)
+        with pytest.raises(UsageError, match=r"needs 40.0 kB, but only 10.0 kB is free"):
+            grid.push_messages([order("look", plain(1))])
+        assert (open_files(), process_ids(grid), shared_bytes(grid)) == (files, {}, 0)
+        monkeypatch.undo()
+        assert answer_of(ask_one(grid, order("look", plain(1))))["first"] == 1.0
+
+
+def test_a_push_that_fails_half_way_leaves_no_replies_behind(
+    foreign: LocalGrid, tmp_path: Path
+) -> None:
+    """Nobody knows the id of the first message, so nobody will ever take its reply."""
+    log = tmp_path / "log"
+    with pytest.raises(ValueError, match="node 5 is not on this grid"):
+        foreign.push_messages([order("log", plain(1), 100, file=str(log)), order("look", None, 5)])
+    ask(foreign, order("look"))  # comes after it
+    assert foreign._mailbox._replies == {}
+    assert foreign._mailbox._expected == set()
+
+
+@needs_proc
+def test_grids_rounds_and_restarts_leak_no_files(app_dir: Path) -> None:
+    def one_grid() -> None:
+        with start(app_dir, FOREIGN) as grid:
+            ask_one(grid, order("echo", plain(1)))
+
+    one_grid()
+    gc.collect()
+    files, maps = open_files(), len(mapped_sizes())
+
+    def nothing_more() -> bool:
+        gc.collect()
+        return open_files() <= files and len(mapped_sizes()) <= maps
+
+    for _ in range(3):
+        one_grid()
+    assert wait_until(nothing_more)
+    with start(app_dir, FOREIGN) as grid:
+        ask_one(grid, order("echo", plain(1)))
+        busy = open_files()
+        for i in range(200):
+            ask_one(grid, order("echo", plain(i)))
+        assert open_files() <= busy + 2
+        for _ in range(3):
+            ask_one(grid, order("echo", plain(1)))
+            os.kill(pid := process_ids(grid)[100], signal.SIGKILL)
+            assert wait_until(lambda pid=pid: not is_alive(pid))
+            ask_one(grid, order("echo", plain(1)))
+        assert wait_until(lambda: open_files() <= busy + 2)  # the thread that buries it may go on
+    del grid
+    assert wait_until(nothing_more)

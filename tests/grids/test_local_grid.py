@@ -1,0 +1,603 @@
+"""The local grid with real processes, running an app that knows nothing of flower_blsgd."""
+
+import contextlib
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from flower_blsgd.grids import worker_process
+from flower_blsgd.grids.devices import WorkerSpec, usable_cores
+from flower_blsgd.grids.flower_internals import (
+    CRASHED,
+    NODE_GONE,
+    NOT_LOADED,
+    RAISED,
+    become_server,
+    empty_run,
+)
+from flower_blsgd.grids.local_grid import _LOG, LocalGrid
+
+from .channels import open_files
+from .processes import (
+    answer_of,
+    ask,
+    ask_one,
+    is_alive,
+    make_app,
+    make_grid,
+    not_held,
+    order,
+    process_ids,
+    processes_below,
+    query,
+    report,
+    shared_files,
+    wait_until,
+)
+
+pytestmark = pytest.mark.processes
+
+CORES = usable_cores()
+FIRST_CORE, LAST_CORE = CORES[:1], CORES[-1:]
+needs_affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity"
+)
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="this system has no /proc"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """After all tests of this file there is no more process and no file in shared memory."""
+    before, shared_before = processes_below(), shared_files()
+    yield
+    gc.collect()
+    assert wait_until(lambda: processes_below() <= before), processes_below() - before
+    assert wait_until(lambda: not not_held(shared_files() - shared_before))
+
+
+@pytest.fixture(scope="module")
+def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_app(tmp_path_factory.mktemp("foreign"))
+
+
+@pytest.fixture(scope="module")
+def grid(app_dir: Path) -> Iterator[LocalGrid]:
+    """Two CPU workers, for the tests that kill no process."""
+    workers = [
+        WorkerSpec("cpu", FIRST_CORE, "fast", name="quick"),
+        WorkerSpec("cpu", LAST_CORE, "slow", steps=3, slowdown=2.5),
+    ]
+    with make_grid(app_dir, workers, epochs=3, rate=0.5, task="digits", nesterov=True) as grid:
+        yield grid
+
+
+# --- messages -------------------------------------------------------------------------------
+
+
+def test_send_and_receive_replies_match_their_orders(grid: LocalGrid) -> None:
+    messages = [
+        order(100 + i % 2, number=1.5, raw=b"\x00\xff", flags=[True, False], text=f"order {i}")
+        for i in range(4)
+    ]
+    for message in messages:
+        message.content["arrays"] = ArrayRecord({"w": Array(np.arange(6.0).reshape(2, 3))})
+    sent = [dict(message.content["order"]) for message in messages]
+    *replies, evaluated, asked = ask(
+        grid, *messages, Message(RecordDict(), 101, "evaluate"), query(101)
+    )
+    assert answer_of(evaluated)["what"] == "evaluate"
+    assert answer_of(asked)["node_id"] == 101
+    for message, reply, values in zip(messages, replies, sent, strict=True):
+        ours, theirs = message.metadata, reply.metadata
+        assert theirs.reply_to_message_id == ours.message_id
+        assert (theirs.src_node_id, theirs.dst_node_id) == (ours.dst_node_id, ours.src_node_id)
+        assert (theirs.message_type, theirs.group_id) == ("train", "7")
+        assert reply.content["order"] == ConfigRecord(values)
+        got = reply.content["arrays"]["w"].numpy()
+        np.testing.assert_array_equal(got, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
+    assert len({message.metadata.message_id for message in messages} - {""}) == 4
+
+
+def test_several_messages_to_one_node_are_served_in_turn(grid: LocalGrid, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    replies = ask(grid, *[order(100, text=f"{i}", log=str(log)) for i in range(5)])
+    counts = [answer_of(reply)["count"] for reply in replies]
+    assert counts == list(range(counts[0], counts[0] + 5))
+    expected = [f"{what} {i}" for i in range(5) for what in ("begin", "end")]
+    assert log.read_text().splitlines() == expected
+
+
+def test_nodes_work_side_by_side(grid: LocalGrid, tmp_path: Path) -> None:
+    """Each handler waits for a file that the other one makes."""
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    ask(grid, order(100, touch=a, wait_for=b), order(101, touch=b, wait_for=a))
+
+
+def test_timeout_returns_the_replies_that_are_there(grid: LocalGrid, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ask(grid, order(100), order(101))  # both processes run
+    for seconds in (0.5, 5.0, 50.0):  # as this machine allows
+        late = order(100, wait_for=str(gate))
+        replies = list(grid.send_and_receive([late, order(101, text="prompt")], timeout=seconds))
+        if replies:
+            break
+    assert [reply.content["order"].get("text") for reply in replies] == ["prompt"]
+    gate.touch()
+    ask_one(grid, order(100))  # served in turn: the late reply has come before this one
+    assert list(grid.pull_messages([late.metadata.message_id])) == []
+
+
+def pull(grid: LocalGrid, *message_ids: str, expected: int = 1) -> list[Message]:
+    """Pull until the expected number of replies has come."""
+    pulled: list[Message] = []
+
+    def all_here() -> bool:
+        pulled.extend(grid.pull_messages(iter(message_ids)))
+        return len(pulled) >= expected
+
+    assert wait_until(all_here)
+    return pulled
+
+
+def test_push_and_pull_returns_each_reply_once(grid: LocalGrid, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    (first,) = grid.push_messages([order(100, text="first", wait_for=str(gate))])
+    assert list(grid.pull_messages([first])) == []
+    (second,) = grid.push_messages([order(101, text="second")])
+    gate.touch()
+    pulled = pull(grid, first, second, "no such message", expected=2)
+    texts = {r.metadata.reply_to_message_id: r.content["order"]["text"] for r in pulled}
+    assert texts == {first: "first", second: "second"}
+    assert list(grid.pull_messages([first, second])) == []
+
+
+def test_create_message_and_run(grid: LocalGrid) -> None:
+    message = grid.create_message(RecordDict(), "query", 101, "5", ttl=60.0)
+    metadata = message.metadata
+    assert (metadata.dst_node_id, metadata.message_type) == (101, "query")
+    assert (metadata.group_id, metadata.ttl) == ("5", 60.0)
+    become_server(run_id=99)  # somebody else, to be replaced
+    with make_grid(Path()) as other:
+        assert other.run.run_id == order().metadata.run_id == 1
+        other.set_run(empty_run(8))
+        assert other.run.run_id == 8
+
+
+# --- what a worker's process is -------------------------------------------------------------
+
+
+@needs_affinity
+@needs_proc
+def test_cores_and_threads_are_those_of_the_spec(
+    app_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    workers = [WorkerSpec("cpu", CORES), WorkerSpec("cuda:0"), WorkerSpec("cpu", LAST_CORE)]
+    with make_grid(app_dir, workers) as grid:
+        said = [report(grid, node_id) for node_id in (100, 101, 102)]
+    assert [one["affinity"] for one in said] == [list(CORES), list(CORES), list(LAST_CORE)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in said] == ["", "0,1", ""]
+    threads = [[one[name] for name in names] for one in said]
+    assert threads == [[str(len(CORES))] * 3, ["1"] * 3, ["1"] * 3]
+    with make_grid(app_dir, [WorkerSpec("cpu", LAST_CORE)], threads=5) as grid:
+        said = report(grid)
+    assert [said[name] for name in names] == ["5"] * 3
+    # Numpy's BLAS starts its threads when it is imported: a process that is pinned only then has
+    # them anywhere. One that is pinned before may start none for a single core.
+    assert set(said["native_affinity"]) <= set(LAST_CORE)
+
+
+def test_node_config_and_run_config_reach_the_app(grid: LocalGrid) -> None:
+    def config(node_id: int, kind: str) -> dict[str, object]:
+        said = report(grid, node_id)
+        return {k.removeprefix(kind): v for k, v in said.items() if k.startswith(kind)}
+
+    for rank, worker in enumerate(grid.workers):
+        mine = {"partition-id": rank, "num-partitions": 2, **worker.to_node_config()}
+        assert config(100 + rank, "node:") == mine
+    run_config = {"epochs": 3, "rate": 0.5, "task": "digits", "nesterov": True}
+    assert config(101, "run:") == run_config
+
+
+def test_no_process_before_the_first_message(app_dir: Path) -> None:
+    before = processes_below()
+    with make_grid(app_dir, 2) as grid:
+        assert process_ids(grid) == {}
+        assert processes_below() == before
+        assert list(grid.get_node_ids()) == [100, 101]
+        said = report(grid, 101)
+        assert process_ids(grid) == {101: said["pid"]}
+
+
+def test_current_folder_shadows_neither_the_app_nor_the_standard_library(
+    app_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for the command ``blsgd`` itself, which runs well in a folder with a queue.py."""
+    (tmp_path / "foreign_client.py").write_text("raise RuntimeError('the wrong app')\n")
+    (tmp_path / "queue.py").write_text("raise SystemExit('not the standard library')\n")
+    monkeypatch.chdir(tmp_path)
+    with make_grid(app_dir) as grid:
+        reply = ask_one(grid, order())
+    assert not reply.has_error(), reply.error.reason
+
+
+# --- what goes wrong in a handler -----------------------------------------------------------
+
+
+def test_handler_that_raises(grid: LocalGrid) -> None:
+    before = report(grid, 100)["pid"]
+    bad, good = ask(grid, order(100, do="raise"), order(101))
+    assert bad.has_error()
+    assert bad.error.code == RAISED
+    assert "Traceback (most recent call last)" in bad.error.reason
+    assert "foreign_client.py" in bad.error.reason
+    assert bad.error.reason.rstrip().endswith("ValueError: raised on purpose")
+    assert bad.metadata.src_node_id == 100
+    assert not good.has_error()
+
+    assert report(grid, 100)["pid"] == before
+
+    unknown = ask_one(grid, Message(RecordDict(), 100, "query.profile"))
+    assert unknown.error.code == RAISED
+    # The worker registry knows a foreign app by these words of Flower.
+    assert "No query function registered with name 'profile'" in unknown.error.reason
+
+
+def test_a_handler_that_returns_something_else(grid: LocalGrid) -> None:
+    for do in ("return-none", "return-the-order"):
+        assert ask_one(grid, order(do=do)).error.code == RAISED
+    ask_one(grid, order(do="return-own-array"))  # whatever the answer is, one comes
+    assert not ask_one(grid, order()).has_error()
+
+
+@pytest.mark.parametrize(
+    ("client_app", "reason"),
+    [
+        ("broken:app", "No module named 'not_installed_anywhere'"),
+        ("foreign_client:not_an_app", "foreign_client:not_an_app is a str, not a ClientApp"),
+    ],
+)
+def test_app_that_does_not_load(app_dir: Path, client_app: str, reason: str) -> None:
+    (app_dir / "broken.py").write_text("import not_installed_anywhere\n")
+    with make_grid(app_dir, client_app=client_app) as grid:
+        for reply in ask(grid, order(), query()):
+            assert reply.error.code == NOT_LOADED
+            assert "Traceback" in reply.error.reason
+            assert reason in reply.error.reason
+        assert set(process_ids(grid)) == set(grid.get_node_ids()) == {100}
+
+
+# --- a process that dies --------------------------------------------------------------------
+
+
+def test_process_that_dies_in_a_handler(app_dir: Path) -> None:
+    with make_grid(app_dir, 2) as grid:
+        ask(grid, order(100), order(101))
+        before, other = process_ids(grid)[100], process_ids(grid)[101]
+        ways = {"exit": "exit code 3", "sys-exit": "exit code 5", "segv": "signal SIGSEGV"}
+        for round_, (do, how) in enumerate(ways.items(), 1):
+            dead, queued, unaffected = ask(grid, order(100, do=do), order(100), order(101))
+            assert dead.error.code == CRASHED
+            assert how in dead.error.reason
+            assert not is_alive(before)
+            assert list(grid.get_node_ids()) == [100, 101]
+            before = process_ids(grid)[100]
+            assert answer_of(queued) == ConfigRecord({"count": 1, "pid": before})
+            assert answer_of(unaffected) == ConfigRecord({"count": 1 + round_, "pid": other})
+        assert answer_of(ask_one(grid, order(100)))["count"] == 2
+
+
+def test_last_words_of_a_process_are_in_the_error(app_dir: Path) -> None:
+    with make_grid(app_dir) as grid:
+        lines = "\n".join(f"line {i}" for i in range(8))
+        reason = ask_one(grid, order(do="exit", print=lines)).error.reason
+    assert "line 7" in reason
+    assert reason.splitlines()[-1].endswith("died (exit code 3)")
+
+
+def test_death_is_noticed_while_a_forked_child_lives(
+    app_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a DataLoader's: it has inherited all that the dead process held open."""
+    monkeypatch.setattr(worker_process, "_LAST_WORDS_SECONDS", 0.2)
+    gate = tmp_path / "gate"
+    with make_grid(app_dir) as grid:
+        try:
+            death = order(do="fork-and-exit", child_waits_for=str(gate))
+            assert ask_one(grid, death).error.code == CRASHED
+        finally:
+            gate.touch()
+
+
+def test_process_that_always_dies_is_started_for_every_message(app_dir: Path) -> None:
+    (app_dir / "ends.py").write_text("import os\nos._exit(4)\n")
+    with make_grid(app_dir, client_app="ends:app") as grid:
+        replies = ask(grid, *[order() for _ in range(4)])
+        assert [reply.error.code for reply in replies] == [CRASHED] * 4
+        assert "exit code 4" in replies[0].error.reason
+        assert list(grid.get_node_ids()) == [100]
+
+
+def test_process_that_hangs_is_killed_when_its_time_is_over_and_starts_again(
+    app_dir: Path,
+) -> None:
+    with make_grid(app_dir, 2) as grid:
+        pids = [answer_of(reply)["pid"] for reply in ask(grid, order(100), order(101))]
+        os.kill(pids[0], signal.SIGSTOP)
+        assert list(grid.send_and_receive([order(100)], timeout=0.2)) == []
+        fresh, other = map(answer_of, ask(grid, order(100), order(101)))
+        assert (fresh["count"], other) == (1, ConfigRecord({"count": 2, "pid": pids[1]}))
+        assert not is_alive(pids[0])
+        # One that computes for ever, and one whose order waits behind another that it is late with.
+        assert list(grid.send_and_receive([order(100, do="hold-the-gil")], timeout=0.2)) == []
+        os.kill(pids[1], signal.SIGSTOP)
+        (first,) = grid.push_messages([order(101)])
+        assert list(grid.send_and_receive([order(101, text="never begun")], timeout=0.2)) == []
+        os.kill(pids[1], signal.SIGCONT)  # nobody is late with the first: it was never given up
+        (reply,) = pull(grid, first)
+        assert answer_of(reply)["pid"] == pids[1]
+        assert {answer_of(reply)["count"] for reply in ask(grid, order(100), order(101))} == {1, 4}
+
+
+def test_kill_that_comes_with_the_reply_costs_the_next_message_nothing(
+    app_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_grid(app_dir) as grid:
+        (node,), mailbox = grid._nodes.values(), grid._mailbox
+        for _ in range(3):
+            killed = answer_of(ask_one(grid, order()))["pid"]
+            assert wait_until(lambda: not node._handled)
+            node._handled = "late"
+            mailbox.expect("late")
+            mailbox.give_up({"late": 100})
+            node.stop_late()
+            mailbox.settle(100)
+            fresh = answer_of(ask_one(grid, order()))
+            assert (fresh["count"], fresh["pid"] != killed) == (1, True)
+        assert grid.take_deaths() == []
+        # Its thread buries the process at any time.
+        node._handled, process = "late", node._process
+        mailbox.expect("late")
+        mailbox.give_up({"late": 100})
+        monkeypatch.setattr(_LOG, "warning", lambda *_: setattr(node, "_process", None))
+        node.stop_late()
+        node._process = process
+
+
+def test_process_killed_between_two_messages(app_dir: Path) -> None:
+    with make_grid(app_dir) as grid:
+        killed = answer_of(ask_one(grid, order()))["pid"]
+        os.kill(killed, signal.SIGKILL)
+        assert wait_until(lambda: not process_ids(grid))
+        fresh = answer_of(ask_one(grid, order()))
+        assert fresh["count"] == 1
+        assert fresh["pid"] == process_ids(grid)[100] != killed
+        assert (grid.take_deaths(), grid.take_deaths()) == ([100], [])
+
+
+def test_process_that_cannot_start(app_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many processes or too little memory is an error reply, not silence."""
+
+    def refuse(*_args: object, **_more: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    with make_grid(app_dir) as grid:
+        monkeypatch.setattr(worker_process, "start_worker", refuse)
+        reply = ask_one(grid, order())
+        monkeypatch.undo()
+        assert reply.has_error()
+
+
+@pytest.mark.parametrize(("count", "limits"), [(150, "150 200"), (1000, "200 200")])
+def test_limit_of_open_files_goes_up_as_far_as_it_may(count: int, limits: str) -> None:
+    program = (
+        "import resource; from flower_blsgd.grids.local_grid import _allow_open_files; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200)); "
+        f"_allow_open_files({count}); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == limits
+
+
+# --- the end --------------------------------------------------------------------------------
+
+
+@needs_proc
+def test_close_ends_all_processes_and_gives_everything_back(app_dir: Path) -> None:
+    gc.collect()
+    files, threads, before = open_files(), threading.active_count(), processes_below()
+    grid = make_grid(app_dir, 3)
+    ask(grid, order(100), order(101))  # the third one never starts
+    pids = set(process_ids(grid).values())
+    assert len(pids) == 2
+    assert processes_below() - before == pids
+
+    grid.close()
+    assert process_ids(grid) == {}
+    assert processes_below() == before
+    assert wait_until(lambda: (open_files(), threading.active_count()) == (files, threads))
+    grid.close()
+
+
+def test_close_answers_those_who_still_wait(app_dir: Path, tmp_path: Path) -> None:
+    grid, begun = make_grid(app_dir), tmp_path / "begun"
+    busy = order(touch=str(begun), wait_for="/no such file")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(lambda: list(grid.send_and_receive([busy, order()])))
+        assert wait_until(begun.exists)
+        (pid,) = process_ids(grid).values()
+        grid.close()
+        assert not is_alive(pid)  # it was in the middle of a handler
+        assert [reply.error.code for reply in waiting.result(60)] == [NODE_GONE, NODE_GONE]
+
+
+def test_reply_that_cannot_be_taken_in_costs_that_message_only(
+    app_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, for example; the process lives, but the way to it is broken."""
+
+    def fail(connection: object) -> int:
+        monkeypatch.undo()
+        raise OSError(24, "Too many open files")
+
+    def large() -> Message:
+        message = order()
+        message.content["arrays"] = ArrayRecord({"w": Array(np.ones(5000))})
+        return message
+
+    with make_grid(app_dir) as grid:
+        first = answer_of(ask_one(grid, order()))
+        monkeypatch.setattr("flower_blsgd.grids.shared_memory.recv_handle", fail)
+        assert ask_one(grid, large()).error.code == CRASHED
+        assert answer_of(ask_one(grid, large()))["pid"] != first["pid"]
+
+
+def test_close_kills_a_process_that_does_not_go(app_dir: Path) -> None:
+    with make_grid(app_dir) as grid:
+        pid = answer_of(ask_one(grid, order(do="ignore-sigterm")))["pid"]
+    assert not is_alive(pid)
+
+
+def test_forgotten_grid_ends_its_processes(app_dir: Path) -> None:
+    """The grid has a finalizer, so what nobody refers to any more must be collectable."""
+    grid = make_grid(app_dir)
+    pid = report(grid)["pid"]
+    forgotten = weakref.ref(grid)
+    del grid
+    gc.collect()
+    if (survivor := forgotten()) is not None:
+        survivor.close()
+        pytest.fail("something still refers to the grid")
+    assert wait_until(lambda: not is_alive(pid))
+
+
+PARENT = """
+    import os, signal, sys, time
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    from tests.grids.processes import ask, make_grid, order, process_ids
+
+    folder, when, do = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run behind &
+
+    def work():
+        with make_grid(Path({app_dir!r}), 2) as grid:
+            if when == "serving":
+                ask(grid, order(100), order(101))
+            begun = [folder / "begun-100", folder / "begun-101"]
+            forever = {{"wait_for": str(folder / "never")}} if do == "echo" else {{}}
+            grid.push_messages(
+                order(100 + i, do, touch=str(file), **forever) for i, file in enumerate(begun)
+            )
+            while len(process_ids(grid)) < 2:
+                time.sleep(0.01)
+            while when == "serving" and not all(file.exists() for file in begun):
+                time.sleep(0.01)
+            if "fork" in sys.argv:
+                if os.fork() == 0:  # such as a DataLoader's worker
+                    os.close(1)
+                    time.sleep(90)
+                    os._exit(0)
+            print(*process_ids(grid).values(), flush=True)
+            time.sleep(60)
+
+    try:
+        work()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        sys.exit(130)
+"""
+
+
+class Parent:
+    """A program in a process group of its own that has a grid with two busy workers."""
+
+    def __init__(self, app_dir: Path, folder: Path, *arguments: str) -> None:
+        script = folder / "parent.py"
+        repository = str(Path(__file__).parents[2])
+        script.write_text(textwrap.dedent(PARENT).format(tests=repository, app_dir=str(app_dir)))
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(folder), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.workers = [int(pid) for pid in self.process.stdout.readline().split()]
+
+    def __enter__(self) -> "Parent":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Clean up after a test that failed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def none_alive(self) -> bool:
+        return not any(is_alive(pid) for pid in self.workers)
+
+
+@pytest.mark.parametrize(
+    ("when", "do", "more"),
+    [
+        ("starting", "echo", ()),
+        ("serving", "hold-the-gil", ()),
+        ("serving", "echo", ("fork",)),
+    ],
+    ids=["starting", "in-a-handler-that-holds-the-gil", "with-a-forked-child"],
+)
+def test_parent_that_is_killed_takes_its_workers_along(
+    app_dir: Path, tmp_path: Path, when: str, do: str, more: tuple[str, ...]
+) -> None:
+    with Parent(app_dir, tmp_path, when, do, *more) as parent:
+        assert len(parent.workers) == 2
+        assert not parent.none_alive()
+        os.kill(parent.process.pid, signal.SIGKILL)
+        assert parent.process.wait() == -signal.SIGKILL
+        assert wait_until(parent.none_alive, seconds=30)
+
+
+@pytest.mark.parametrize("when", ["starting", "serving"])
+def test_ctrl_c_leaves_nothing(app_dir: Path, tmp_path: Path, when: str) -> None:
+    with Parent(app_dir, tmp_path, when, "echo") as parent:
+        assert len(parent.workers) == 2
+        assert not parent.none_alive()
+        below = processes_below(parent.process.pid, helpers=True)
+        os.killpg(parent.process.pid, signal.SIGINT)
+        assert parent.process.wait(60) == 130
+        assert parent.none_alive()
+        assert wait_until(lambda: not any(map(is_alive, below)))  # multiprocessing's helpers too
+
+
+# --- Flower's own strategies ----------------------------------------------------------------
+
+
+def test_fedavg_of_flower_runs_unchanged(app_dir: Path) -> None:
+    """Each round adds (1 x 1 + 3 x 5) / 4 = 4; the mean step is the same 4."""
+    start = ArrayRecord({"w": Array(np.zeros((2, 3), np.float32))})
+    with make_grid(app_dir, 2, client_app="foreign_client:fedavg_app") as grid:
+        result = FedAvg().start(grid, start, num_rounds=2, timeout=100)
+    np.testing.assert_array_equal(result.arrays["w"].numpy(), np.full((2, 3), 8.0))
+    trained, evaluated = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
+    assert {r: dict(m) for r, m in trained.items()} == {1: {"step": 4.0}, 2: {"step": 4.0}}
+    assert {r: dict(m) for r, m in evaluated.items()} == {1: {"mean": 4.0}, 2: {"mean": 8.0}}
