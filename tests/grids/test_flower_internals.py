@@ -18,8 +18,7 @@ from flwr.common.constant import ErrorCode, SType
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_blsgd import array_records
-from flower_blsgd.grids import flower_internals
+from flower_blsgd.grids import array_records, flower_internals
 from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
