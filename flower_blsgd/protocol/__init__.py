@@ -24,6 +24,7 @@ from .records import (
     TIMING_KEYS,
     TRACE_FOLDER,
     TRAIN_SUM,
+    Keys,
     ProtocolError,
 )
 from .training import (
