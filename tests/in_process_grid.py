@@ -341,11 +341,11 @@ def stop_at_once(order: TrainOrder) -> TrainOrder:
 
 
 def fast_profile(place: int = 0, **values: object) -> WorkerProfile:
-    return WorkerProfile(f"cpu:{place}", "fast", partition_id=place, **values)  # type: ignore[arg-type]
+    return WorkerProfile(f"cpu:{place}", tier="fast", partition_id=place, **values)  # type: ignore[arg-type]
 
 
 def slow_profile(place: int = 1, **values: object) -> WorkerProfile:
-    return WorkerProfile(f"cpu:{place}", "slow", partition_id=place, **values)  # type: ignore[arg-type]
+    return WorkerProfile(f"cpu:{place}", tier="slow", partition_id=place, **values)  # type: ignore[arg-type]
 
 
 def toy_arrays(value: float = 0.0) -> ArrayRecord:

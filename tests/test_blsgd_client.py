@@ -14,7 +14,8 @@ from clients import blsgd_client
 from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.devices import WorkerSpec, usable_cores
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import (
     EvaluateOrder,
     EvaluateReport,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from .devices import WorkerSpec
 from .flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -21,10 +20,11 @@ from .flower_internals import (
     give_message_id,
     release_records_at_once,
 )
+from .fork_server import start_fork_server
 from .mailbox import Mailbox, MailboxGrid
-from .pinning import start_fork_server
 from .shared_memory import BufferPool, Payload, PlacedRecords, pack, ship
 from .worker_process import Job, WorkerProcess
+from .worker_spec import WorkerSpec
 
 _LOG = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from .app_call import handler_of, takes_views
-from .devices import WorkerSpec
 from .flower_internals import NOT_LOADED, RAISED, load_app, release_records_at_once
-from .pinning import start_worker
+from .fork_server import start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
+from .worker_spec import WorkerSpec
 
 _LAST_WORDS_SECONDS = 2.0
 _POLL_MILLISECONDS = 500

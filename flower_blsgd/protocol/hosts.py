@@ -6,6 +6,7 @@ A worker has a local rank within its node, from 0 on. Records of its own have na
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -49,7 +50,7 @@ class HostOrders:
     arrays_key: str = ARRAYS
     config_key: str = CONFIG
     weighted_by: str = NUM_EXAMPLES
-    worker_weight: str = field(default="load", metadata={"limits": ("load", "equal")})
+    worker_weight: Literal["load", "equal"] = "load"
     update_norms: Sequence[float] = field(default=(), metadata={"limits": 0})
     moving: Sequence[str] = ()
     patience_seconds: float = field(default=600.0, metadata={"limits": 0})

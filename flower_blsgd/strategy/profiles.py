@@ -9,6 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from ..grids.worker_spec import Tier
 from ..protocol import (
     HOST,
     QUERY_PROFILE,
@@ -201,7 +202,8 @@ def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
     Unnamed workers may turn out to be of either tier, but the fastest of all is fast.
     """
     named = {profile.tier for profile in profiles if profile.role == "train"}
-    missing = [tier for tier in ("fast", "slow") if tier not in named]
+    tiers: tuple[Tier, ...] = ("fast", "slow")
+    missing = [tier for tier in tiers if tier not in named]
     known = [profile.seconds_per_step for profile in profiles if profile.seconds_per_step > 0]
     assumed = min(known, default=1.0)
     filled = []

@@ -17,12 +17,8 @@ from flower_blsgd.cli.supernode import (
     node_config_text,
 )
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.devices import (
-    Machine,
-    parse_workers,
-    usable_cores,
-    worker_from_node_config,
-)
+from flower_blsgd.grids.machine import Machine, usable_cores
+from flower_blsgd.grids.worker_spec import parse_workers, worker_from_node_config
 
 from ..refusal import refusal
 from .conftest import Refused

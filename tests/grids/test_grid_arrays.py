@@ -12,11 +12,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids import devices
+from flower_blsgd.grids import machine
 from flower_blsgd.grids.array_records import ArrayView, view_record
-from flower_blsgd.grids.devices import WorkerSpec, usable_cores
 from flower_blsgd.grids.flower_internals import CRASHED, RAISED
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from .channels import mapped_sizes, open_files
 from .processes import (
@@ -219,7 +220,7 @@ def test_memory_of_a_large_model(app_dir: Path) -> None:
 def test_too_little_memory_for_the_orders(app_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start(app_dir, FOREIGN) as grid:
         files = open_files()
-        monkeypatch.setattr(devices, "free_bytes", lambda: 10_000)
+        monkeypatch.setattr(machine, "free_bytes", lambda: 10_000)
         with pytest.raises(UsageError, match=r"needs 40.0 kB, but only 10.0 kB is free"):
             grid.push_messages([order("look", plain(1))])
         assert (open_files(), process_ids(grid), shared_bytes(grid)) == (files, {}, 0)

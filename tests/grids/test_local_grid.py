@@ -20,7 +20,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from flower_blsgd.grids import worker_process
-from flower_blsgd.grids.devices import WorkerSpec, usable_cores
 from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -30,6 +29,8 @@ from flower_blsgd.grids.flower_internals import (
     empty_run,
 )
 from flower_blsgd.grids.local_grid import _LOG, LocalGrid
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from .channels import open_files
 from .processes import (
@@ -80,8 +81,8 @@ def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def grid(app_dir: Path) -> Iterator[LocalGrid]:
     """Two CPU workers, for the tests that kill no process."""
     workers = [
-        WorkerSpec("cpu", FIRST_CORE, "fast", name="quick"),
-        WorkerSpec("cpu", LAST_CORE, "slow", steps=3, slowdown=2.5),
+        WorkerSpec("cpu", FIRST_CORE, tier="fast", name="quick"),
+        WorkerSpec("cpu", LAST_CORE, tier="slow", steps=3, slowdown=2.5),
     ]
     with make_grid(app_dir, workers, epochs=3, rate=0.5, task="digits", nesterov=True) as grid:
         yield grid

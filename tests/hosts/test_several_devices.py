@@ -28,9 +28,10 @@ from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.devices import Machine, WorkerSpec, usable_cores
 from flower_blsgd.grids.flower_internals import CRASHED, RAISED
+from flower_blsgd.grids.machine import Machine, usable_cores
 from flower_blsgd.grids.stream.session import begin_session, end_session, in_session
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.hosts.several_devices import node_workers, several_devices
 from flower_blsgd.protocol import (
     EvaluateReport,
@@ -132,7 +133,7 @@ def test_devices_are_read_as_everywhere() -> None:
     workers = workers_of("2x cuda:0 fast; 2x cpu:4-7 slow steps=2")
     assert [w.device_with_cores for w in workers] == ["cuda:0", "cuda:0", "cpu:4-5", "cpu:6-7"]
     assert [w.tier for w in workers] == ["fast", "fast", "slow", "slow"]
-    assert [w.steps for w in workers] == [None, None, 2, 2]
+    assert [w.steps for w in workers] == [0, 0, 2, 2]
     assert [w.name for w in workers] == [""] * 4
     assert [w.device for w in workers_of("auto")] == ["cuda:0", "cuda:1"]  # the CPU evaluates
 

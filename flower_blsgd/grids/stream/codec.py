@@ -26,7 +26,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from ..array_records import ALIGNMENT, AnyArray, ArrayView, is_plain, memory_of, record_of
-from ..devices import free_bytes
+from ..machine import free_bytes
 
 CHUNK_BYTES = 1 << 20
 """The longest gRPC message; gRPC refuses longer ones."""
