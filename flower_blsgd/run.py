@@ -14,6 +14,7 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import derived_seed
 from .config import RunConfig
 from .errors import UsageError, first_line
+from .grids.features import features_of
 from .grids.flower_app import built_in_app
 from .grids.fork_server import start_fork_server
 from .grids.local_grid import LocalGrid
@@ -359,7 +360,7 @@ def _note_ignored_settings(
 
 def _note_wire_errors(grid: Grid, report: RunRecorder) -> None:
     """Say how far the nodes' models were from the true ones, where they travelled in 16 bits."""
-    for name, error in getattr(grid, "wire_errors", {}).items():
+    for name, error in features_of(grid).wire_errors.items():
         report.say(
             f"{name} travelled as {report.config.wire_dtype}: on the nodes they were "
             f"{100 * error:.2g} % off the true ones (root mean square, mean of all rounds)"

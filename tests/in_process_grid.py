@@ -26,6 +26,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from flower_blsgd.grids.features import GridFeatures
 from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -77,7 +78,7 @@ TRACEBACK = (
 )
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(Grid, GridFeatures):
     """Calls a handler per node, at once and in this thread.
 
     Parameters

@@ -19,6 +19,7 @@ from ..algorithm.epoch_plan import EpochPlan, RoundShape, SamplingStats
 from ..algorithm.sampling import LossTable, SampleList
 from ..errors import UsageError, first_line
 from ..grids.array_records import AnyArray, tensors_of, view_record
+from ..grids.features import features_of
 from ..protocol import (
     CONFIG,
     MOMENTUM,
@@ -125,7 +126,7 @@ def _momentum_by_worker(
         return {}
     # Of those that had no order that succeeded since the last resume.
     found: dict[int, Tensors] = {i: tensors_of(r) for i, r in strategy.resumed_momentum.items()}
-    fast_nodes = getattr(grid, "fast_nodes", ()) if query else ()  # of others it takes seconds
+    fast_nodes = features_of(grid).fast_nodes if query else ()  # of others it takes seconds
     workers = [
         worker
         for worker in strategy.registry.workers

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from flwr.app import Context, Message, RecordDict
 from flwr.app.message.recorddict import _SyncedDict
@@ -111,5 +111,5 @@ def is_deployment(grid: Grid) -> bool:
 
 
 def superlink_of(grid: Grid) -> str:
-    """Return the address of the SuperLink as this process reaches it; empty if unknown."""
-    return str(getattr(grid, "_addr", ""))
+    """Return the address of a deployment's SuperLink as this process reaches it; else empty."""
+    return str(cast(Any, grid)._addr) if is_deployment(grid) else ""

@@ -9,6 +9,8 @@ from typing import Self
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from .features import GridFeatures
+
 _SLICE_SECONDS = 1.0
 """A wait is counted in such slices: one in which the machine slept is as long as any other."""
 
@@ -89,7 +91,7 @@ class Mailbox:
             return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
 
-class MailboxGrid(Grid):
+class MailboxGrid(Grid, GridFeatures):
     """A Flower grid that waits at a mailbox instead of asking again and again.
 
     Parameters

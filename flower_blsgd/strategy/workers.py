@@ -22,6 +22,7 @@ from ..algorithm.local_steps import (
     speeds_changed,
 )
 from ..errors import UsageError
+from ..grids.features import features_of
 from ..protocol import WorkerProfile
 from .patience import MULTIPLE_OF_START, moving_average
 from .profiles import UNKNOWN_DEVICE, Address, query_profiles, query_speeds
@@ -301,7 +302,7 @@ class WorkerRegistry:
                 _LOG.warning("%s is back", worker.label)
                 worker.fresh = True
             worker.present = worker.node_id in online
-        for node_id in getattr(grid, "take_deaths", list)():  # of a local grid
+        for node_id in features_of(grid).take_deaths():  # of a local grid
             for worker in self.workers:
                 if worker.node_id == node_id:
                     worker.note_failure("died between orders")
