@@ -1,6 +1,8 @@
 """Call a ClientApp so that there is always a reply, and give it arrays as it wants them."""
 
 import copy
+import errno
+import sys
 import traceback
 from collections.abc import Callable
 
@@ -13,6 +15,9 @@ from .flower_internals import RAISED, answer_beside_mods
 from .stream.session import SESSION_MESSAGE
 
 Handler = Callable[[Message], Message]
+
+OUT_OF_MEMORY = 1001
+"""Error code of a reply, in addition to Flower's codes, which are below 1000."""
 
 _VIEWS = "blsgd_accepts_views"
 
@@ -85,11 +90,32 @@ def handler_of(app: ClientApp, context: Context) -> Handler:
             context.state = before  # as in Flower's simulation
             if not isinstance(error, Exception):  # it was interrupted
                 raise
-            # A UsageError is the user's mistake, not the program's.
-            reason = str(error) if isinstance(error, UsageError) else traceback.format_exc()
-            return Message(Error(RAISED, reason), reply_to=message)
+            return Message(error_of(error), reply_to=message)
 
     return handle
+
+
+def error_of(error: BaseException, summary: str = "") -> Error:
+    """Return the error of a reply: the traceback, or for a `UsageError` its own one line.
+
+    `summary` is a last line that comes after the traceback.
+    """
+    reason = str(error)
+    if not isinstance(error, UsageError):
+        reason = "".join(traceback.format_exception(error)).rstrip("\n")
+    lines = "\n".join(filter(None, [reason, summary]))
+    text = lines.encode(errors="backslashreplace").decode()  # protobuf refuses surrogates
+    return Error(OUT_OF_MEMORY if _is_out_of_memory(error) else RAISED, text)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError if torch is None else MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch's allocator for CPUs raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def _snapshot(state: RecordDict) -> RecordDict:

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import re
 import sys
 import uuid
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message.recorddict import _SyncedDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -36,6 +37,14 @@ RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 NOT_LOADED = ErrorCode.LOAD_CLIENT_APP_EXCEPTION
 CRASHED = ErrorCode.CLIENT_APP_CRASHED
 NODE_GONE = ErrorCode.NODE_UNAVAILABLE
+LATE = ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE
+
+_NO_HANDLER = re.compile(r"No \w+ function registered")
+
+
+def has_no_handler(error: Error) -> bool:
+    """Return whether a ClientApp has no function for a message: Flower has no code for that."""
+    return _NO_HANDLER.search(error.reason or "") is not None
 
 
 def become_server(run_id: int) -> None:

@@ -24,8 +24,8 @@ from pathlib import Path
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from .app_call import handler_of, takes_views
-from .flower_internals import NOT_LOADED, RAISED, load_app, release_records_at_once
+from .app_call import error_of, handler_of, takes_views
+from .flower_internals import NOT_LOADED, load_app, release_records_at_once
 from .fork_server import start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
 from .worker_spec import WorkerSpec
@@ -212,9 +212,9 @@ def _refuse(reason: str, message: Message) -> Message:
 def _packed(reply: Message, message: Message, pool: BufferPool) -> Payload:
     try:
         return pack(reply, pool)
-    except Exception as error:  # it holds something that has no bytes, or memory is short
-        reason = f"the reply cannot be sent: {error}"
-        return pack(Message(Error(RAISED, reason), reply_to=message), pool)
+    except Exception as error:  # a value that cannot be pickled, or memory is short
+        failure = error_of(error, f"the reply cannot be sent: {error}")
+        return pack(Message(failure, reply_to=message), pool)
 
 
 def _end_with_server() -> None:

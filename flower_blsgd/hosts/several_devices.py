@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from ..algorithm.averaging import average_at_node, average_by_load
 from ..errors import UsageError
 from ..grids.array_records import view_record
-from ..grids.flower_internals import NODE_GONE, RAISED
+from ..grids.flower_internals import RAISED
 from ..grids.local_grid import LocalGrid
 from ..grids.machine import Machine
 from ..grids.stream.session import at_session_end, in_session
@@ -198,8 +198,7 @@ def answer(message: Message, context: Context, grid: Grid) -> Message:
         return reply.to_reply(message)
     reply = _send(grid, kind, {0: message.content})
     if failure := reply.failures.get(0):
-        error = Error(failure.code, f"device 0 of this node: {failure.brief}")
-        return Message(error, reply_to=message)
+        return Message(failure.to_error("device 0 of this node: "), reply_to=message)
     return Message(reply.parts[0], reply_to=message)
 
 
@@ -219,7 +218,7 @@ def _send(
     for rank in contents:
         found = answer_of(received.get(nodes.get(rank, -1)), None)
         if rank not in nodes:
-            failures[rank] = Failure(NODE_GONE, f"this node has no device {rank}")
+            failures[rank] = Failure("gone", f"this node has no device {rank}")
         elif isinstance(found, Failure):
             failures[rank] = found
         else:

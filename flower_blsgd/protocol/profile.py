@@ -7,7 +7,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..grids.worker_spec import OPTIONS, WorkerOptions
-from .records import CONFIG, PROFILE, ProtocolError, from_wire, to_wire
+from .failure import ProtocolError
+from .records import CONFIG, PROFILE, from_wire, to_wire
 
 _LONGEST_NAME = 1000
 

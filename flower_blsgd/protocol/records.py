@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from .failure import ProtocolError
+
 QUERY_PROFILE = "query.profile"
 QUERY_MOMENTUM = "query.momentum"
 EVALUATE = "evaluate"
@@ -47,10 +49,6 @@ _PLAIN = {
 
 
 _RANK = re.compile(r"(.*)-(0|[1-9][0-9]{0,4})", re.DOTALL)
-
-
-class ProtocolError(ValueError):
-    """A message that is not as this protocol defines it."""
 
 
 # --- dataclasses to and from records ------------------------------------------------------------

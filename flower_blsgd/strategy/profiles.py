@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ..grids.worker_spec import Tier
@@ -17,16 +16,16 @@ from ..protocol import (
     HostOrders,
     HostReply,
     ProfileQuery,
+    ProtocolError,
     WorkerProfile,
 )
-from ..protocol.records import ProtocolError, by_rank
+from ..protocol.records import by_rank
 
 _LOG = logging.getLogger(__name__)
 
 UNKNOWN_DEVICE = "unknown device"
 """Device of a node whose ClientApp does not answer the profile query."""
 
-_NO_HANDLER = "No query function registered"
 _NOT_MEASURED = "its ClientApp does not measure; give seconds-per-step in its node config"
 
 Read = TypeVar("Read")
@@ -83,16 +82,16 @@ def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Fai
         The worker's rank within a node that has several devices.
     """
     if reply is None:
-        return Failure(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "it did not answer in time")
+        return Failure("late", "it did not answer in time")
     if reply.has_error():
-        return Failure(reply.error.code, reply.error.reason or "")
+        return Failure.of(reply.error)
     if local_rank is None:
         return reply.content
     try:
         host = HostReply.from_content(reply.content)
     except ProtocolError as error:
         return Failure.of(error)
-    missing = Failure(0, "its node's reply does not mention it")
+    missing = Failure("unusable reply", "its node's reply does not mention it")
     return host.parts.get(local_rank) or host.failures.get(local_rank, missing)
 
 
@@ -132,10 +131,9 @@ def query_profiles(
             for rank, answer in _profiles_in(replies.get(node_id)).items()
         }
         failures = {address: a for address, a in answers.items() if isinstance(a, Failure)}
-        crashed = ErrorCode.CLIENT_APP_CRASHED
-        queried = sorted({node for (node, _), f in failures.items() if f.code == crashed})
+        queried = sorted({node for (node, _), f in failures.items() if f.kind == "died"})
     found = {address: a for address, a in answers.items() if isinstance(a, WorkerProfile)}
-    no_handler = [address for address, f in failures.items() if _NO_HANDLER in f.reason]
+    no_handler = [address for address, f in failures.items() if f.kind == "no handler"]
     if no_handler:
         found |= dict.fromkeys(no_handler, WorkerProfile(device=UNKNOWN_DEVICE))
         _LOG.log(

@@ -29,11 +29,13 @@ from ..protocol import (
     TIMING_KEYS,
     Failure,
     HostReply,
+    NotFiniteError,
+    ProtocolError,
     TrainOrder,
     TrainReport,
     state_name,
 )
-from ..protocol.records import ProtocolError, records_of, unchecked_content, unchecked_record
+from ..protocol.records import records_of, unchecked_content, unchecked_record
 from .profiles import answer_of
 from .workers import Worker
 
@@ -127,7 +129,9 @@ def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> d
         tensors[name] = tensor
     wrong = first_not_finite(tensors)
     if wrong is not None:
-        raise ProtocolError(f"its tensor {wrong!r} is not finite; a smaller learning rate may help")
+        raise NotFiniteError(
+            f"its tensor {wrong!r} is not finite; a smaller learning rate may help"
+        )
     return tensors
 
 
@@ -344,7 +348,7 @@ def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outco
     """Count failed orders, log what is new, and return their outcomes."""
     first = [w for w, _ in given if w.note_failed_order(failure.kind, failure.brief)]
     if first:
-        raised = failure.kind in ("raised", "out of memory")
+        raised = failure.in_app
         _LOG.log(
             logging.ERROR if raised else logging.WARNING,
             "%s %s weight 0 in round %d: %s",

@@ -154,7 +154,7 @@ def test_orders_to_a_node_with_several_devices(content: RecordDict) -> None:
 def host_reply() -> RecordDict:
     part = reply_content(report_of(order_of()))
     del part["arrays"]
-    failures = {1: Failure(3, "Traceback\nRuntimeError: no"), 2: Failure(0, "")}
+    failures = {1: Failure("raised", "Traceback\nRuntimeError: no"), 2: Failure("died", "")}
     return reply_content(HostReply({0: part}, failures, RecordDict({"arrays": toy_arrays()})))
 
 

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from flower_blsgd.grids import array_records, flower_internals
+from flower_blsgd.grids.app_call import OUT_OF_MEMORY
 from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -26,6 +27,7 @@ from flower_blsgd.grids.flower_internals import (
     RAISED,
     SERVER_NODE_ID,
     give_message_id,
+    has_no_handler,
     load_app,
     release_records_at_once,
 )
@@ -117,6 +119,8 @@ def test_error_codes() -> None:
     assert ErrorCode.CLIENT_APP_RAISED_EXCEPTION == RAISED == 2
     assert ErrorCode.NODE_UNAVAILABLE == NODE_GONE == 5
     assert ErrorCode.CLIENT_APP_CRASHED == CRASHED == 8
+    assert max(v for k, v in vars(ErrorCode).items() if k.isupper()) < OUT_OF_MEMORY
+    assert not has_no_handler(Error(RAISED))
 
 
 # --- ClientApp as a function ----------------------------------------------------------------
@@ -134,9 +138,9 @@ def test_client_app_is_called_with_message_and_context() -> None:
     order = Message(RecordDict({"c": ConfigRecord({"x": 5})}), 100, "query.profile")
     assert app(order, context).content["c"]["x"] == 5
     assert context.state["seen"]["by"] == 100
-    # The worker registry knows an app without the handler by these words.
-    with pytest.raises(ValueError, match="No query function registered with name 'profile'"):
+    with pytest.raises(ValueError, match="No query function") as refused:
         ClientApp()(order, context)
+    assert has_no_handler(Error(RAISED, str(refused.value)))
 
 
 def test_server_app_is_called_with_grid_and_context() -> None:
