@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from ..errors import UsageError
 from .array_records import record_of
-from .flower_internals import RAISED, answer_beside_mods
+from .flower_internals import RAISED, answer_without_mods
 from .stream.session import SESSION_MESSAGE
 
 Handler = Callable[[Message], Message]
@@ -71,7 +71,7 @@ def serve_sessions(app: ClientApp) -> ClientApp:
 
         return serve_session(app, message, context)
 
-    answer_beside_mods(app, SESSION_MESSAGE, serve)
+    answer_without_mods(app, SESSION_MESSAGE, serve)
     return app
 
 

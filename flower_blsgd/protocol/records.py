@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from ..grids.flower_internals import filled_unchecked
 from .failure import ProtocolError
 
 QUERY_PROFILE = "query.profile"
@@ -151,16 +152,12 @@ def unchecked_record(kind: type[Record], values: Mapping[str, Any]) -> Record:
     """
     if not set(map(type, values.values())) <= _PLAIN[kind]:
         return kind(dict(values))
-    record = kind()
-    record.__dict__["_data"].update(values)
-    return record
+    return filled_unchecked(kind(), values)
 
 
 def unchecked_content(records: Mapping[str, AnyRecord]) -> RecordDict:
     """Return a RecordDict of these very records, unchecked."""
-    content = RecordDict()
-    content.__dict__["_data"].update(records)
-    return content
+    return filled_unchecked(RecordDict(), records)
 
 
 def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
