@@ -192,27 +192,6 @@ def test_momentum_is_the_nodes_own_and_gone_with_its_process(app_dir: Path) -> N
         assert [answer_of(reply)["momentum"] for reply in replies] == [0, 12]
 
 
-@needs_proc
-def test_memory_of_a_large_model(app_dir: Path) -> None:
-    parameters = 8_000_000
-    model_bytes = 4 * parameters
-    model = view_record({"x": np.ones(parameters, np.float32)})
-    with start(app_dir, VIEWING, 2) as grid:
-        for i in range(4):
-            replies = ask(grid, *[order("momentum", model, node) for node in (100, 101)])
-            assert [answer_of(reply)["momentum"] for reply in replies] == [sum(range(1, i + 1))] * 2
-            one, two = (reply.content["arrays"]["x"].numpy() for reply in replies)
-            mean = one + two
-            mean /= 2
-            assert mean[0] == mean[-1] == i + 2
-            model = view_record({"x": mean})
-            del replies, one, two, mean
-        assert shared_bytes(grid) <= (2 * 2 + 1) * model_bytes * 1.05
-        for node in (100, 101):
-            mapped = sum(mapped_sizes(process_ids(grid)[node]))
-            assert mapped <= 3 * model_bytes * 1.05  # the model, its reply, its momentum
-
-
 # --- memory is short, files are not lost ----------------------------------------------------
 
 
