@@ -44,15 +44,15 @@ PROCESSES = threading.RLock()
 
 
 def start_fork_server(modules: Iterable[str] = ()) -> None:
-    """Start the process that workers are forked from, unless it runs; returns at once.
+    """Start the fork server unless it runs, without waiting for its imports.
 
     It ends with this program.
 
     Parameters
     ----------
     modules : iterable of str
-        What it imports beside torch and Flower; they start no thread and do not initialise CUDA.
-        What it cannot import is left to the workers.
+        Modules to import in addition to torch and Flower. They must not start threads or initialise
+        CUDA. Modules that cannot be imported are left to the workers.
     """
     if sys.platform != "linux":
         return
@@ -62,7 +62,7 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
         _preloaded.update(dict.fromkeys([*_PRELOAD, *modules]))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         try:
-            resource_tracker.ensure_running()  # it unblocks signals in the end
+            resource_tracker.ensure_running()  # this unblocks signals when it returns
             signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_OWN)
             multiprocessing.set_forkserver_preload(list(_preloaded))
             forkserver.ensure_running()
@@ -71,14 +71,14 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
 
 
 _SERVERS_OWN = [signal.SIGINT, signal.SIGTERM]
-"""Ctrl-C, and what ends a job or a service, reach all processes; the server decides for all."""
+"""Signals that reach all processes of a group; the server alone handles them."""
 
 _preloaded: dict[str, None] = {}
-"""What the fork server imports; an ordered set."""
+"""Modules that the fork server imports; an ordered set."""
 
 
 def _end_fork_server() -> None:
-    """End the fork server at once: it may be importing, and holds what this program prints to."""
+    """Kill the fork server: it may be importing, and holds the output streams of this program."""
     pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is not None:
         with contextlib.suppress(OSError):
@@ -86,11 +86,11 @@ def _end_fork_server() -> None:
 
 
 class StartedProcess:
-    """A process that `start_worker` started: when it ended and how, and a way to signal it.
+    """A process that `start_worker` started: its exit code, and a way to signal it.
 
-    On Linux this goes by a file descriptor of the process: one that ended is noticed although its
-    own children live on, one that runs is not taken for dead when the fork server ends, and no
-    other process can have its number.
+    On Linux it is watched through a file descriptor (pidfd). So its end is noticed even if its
+    children live on, the end of the fork server is not mistaken for it, and its process id cannot
+    be confused with that of a later process.
     """
 
     def __init__(self, process: BaseProcess) -> None:
@@ -98,19 +98,19 @@ class StartedProcess:
         self._process, self.pid = process, process.pid
         self._code: int | None = None
         self.fd = -1
-        """The descriptor, which can be read once the process has ended; -1 if there is none."""
+        """File descriptor, readable once the process has ended; -1 without one."""
         if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # an old kernel, or it has ended
+            with contextlib.suppress(OSError):  # an old kernel, or the process has ended
                 self.fd = os.pidfd_open(self.pid)
-                # Not at the end of the program: grids that are closed then still need it.
+                # Not at exit: grids that are closed then still need it.
                 weakref.finalize(self, os.close, self.fd).atexit = False
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for its exit code, negative for a signal; None if it still runs after `seconds`."""
+        """Wait for the exit code, negative for a signal; None if it still runs after `seconds`."""
         if self._code is None and self.fd < 0:
             self._code = self._polled(seconds)
         elif self._code is None and wait([self.fd], seconds):
-            # Its parent says a moment later how it ended, unless that is gone.
+            # Its parent reports the exit code a moment later, unless the parent is gone.
             code = self._polled(_EXIT_CODE_SECONDS)
             self._code = _UNKNOWN_EXIT_CODE if code is None else code
         return self._code
@@ -122,7 +122,7 @@ class StartedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send a signal to the process if it still runs."""
         with contextlib.suppress(OSError):
             if self.fd >= 0:
                 signal.pidfd_send_signal(self.fd, number)
@@ -133,7 +133,7 @@ class StartedProcess:
         with PROCESSES:
             code = self._process.exitcode
             if code is not None:
-                self._process.join()  # multiprocessing keeps nothing of it any more
+                self._process.join()  # multiprocessing drops its record of the process
             return code
 
 
@@ -144,23 +144,24 @@ def start_worker(
     arguments: tuple[object, ...],
     output: Connection,
 ) -> StartedProcess:
-    """Start a process that is kept to a worker's device, cores and threads.
+    """Start a process that is pinned to a worker's device, cores and threads.
 
     Parameters
     ----------
     worker : WorkerSpec
-        Its device and cores.
+        Device and cores of the process.
     threads : int
         Compute threads; 0 for one per core.
     program, arguments
-        A function of a module, and what it is called with in the process.
+        A function of a module, and its arguments.
     output : Connection
-        Where it prints. The caller closes its own copy, and those of pipes in `arguments`.
+        Pipe for stdout and stderr. The caller closes its own copy, and those of pipes in
+        `arguments`.
 
     Raises
     ------
     OSError
-        If the system cannot start it.
+        If the system cannot start the process.
     """
 
     def start(method: str) -> StartedProcess:
@@ -172,25 +173,25 @@ def start_worker(
         main, here = sys.modules["__main__"], multiprocessing.current_process()
         spec, daemon = main.__spec__, here.daemon
         chosen = multiprocessing.get_start_method(allow_none=True)
-        # A child of multiprocessing runs its parent's script again, but not what has this name.
+        # A child of multiprocessing runs its parent's script again, unless it has this name.
         main.__spec__ = ModuleSpec("__main__", None)
         here.daemon = False  # a daemon, such as a process of a Pool, may have no children
         try:
             process.start()
         finally:
             main.__spec__, here.daemon = spec, daemon
-            if chosen is None:  # starting has chosen; the program may want another one
+            if chosen is None:  # starting has set a method; the program may want another one
                 multiprocessing.set_start_method(None, force=True)
         return StartedProcess(process)
 
-    start_fork_server()  # where the first one is gone
+    start_fork_server()  # in case the first one has ended
     with PROCESSES:
         variables = {**os.environ, **environment(worker, threads)}
         if sys.platform == "linux":
             try:
                 return start("forkserver")
             except (OSError, EOFError) as error:
-                _LOG.info("a worker is started anew, not forked: %s", error)
+                _LOG.info("a worker is spawned, not forked: %s", error)
         with _one_thread_variables():
             return start("spawn")
 
@@ -199,15 +200,15 @@ def start_worker(
 def _one_thread_variables() -> Iterator[None]:
     """Set environment variables while the fork server or a spawned worker is started.
 
-    One compute thread per library, the memory allocator, safe imports, no CUDA initialisation. A
-    worker's process sets its own number of threads later.
+    They set one compute thread per library, the memory allocator and safe imports, and prevent CUDA
+    initialisation. A worker's process sets its own number of threads later.
     """
     variables = {
         **ALLOCATOR,
         **os.environ,
         **dict.fromkeys(THREAD_VARIABLES, "1"),
-        "PYTHONSAFEPATH": "1",  # a module in the current folder is not to shadow a library's
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # looking for a GPU does not initialise CUDA
+        "PYTHONSAFEPATH": "1",  # modules in the current folder must not shadow a library's
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a search for GPUs does not initialise CUDA
     }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -229,7 +230,7 @@ def _run_worker(
     arguments: tuple[object, ...],
     output: Connection,
 ) -> None:
-    """Run a program in the process that was started for it, as if that had been started anew."""
+    """Run a program in its process, with the state of a freshly started process."""
     for number in _SERVERS_OWN:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVERS_OWN)
@@ -238,20 +239,20 @@ def _run_worker(
             os.dup2(output.fileno(), stream)
     for text in (sys.stdout, sys.stderr):
         if isinstance(text, io.TextIOWrapper):
-            text.reconfigure(line_buffering=True)  # the last lines of one that is killed arrive
-    with contextlib.suppress(OSError):  # what `top` shows
+            text.reconfigure(line_buffering=True)  # so the last lines of a killed process arrive
+    with contextlib.suppress(OSError):  # the name in `top`
         Path("/proc/self/comm").write_text("blsgd-worker")
     os.environ.clear()
     os.environ.update(variables)
     del sys.argv[1:]
-    multiprocessing.current_process().daemon = False  # it may start processes of its own
-    multiprocessing.set_start_method(None, force=True)  # in its own way
-    gc.freeze()  # the collector leaves alone the pages that all forks share
+    multiprocessing.current_process().daemon = False  # it may start child processes
+    multiprocessing.set_start_method(None, force=True)
+    gc.freeze()  # keep the collector from touching the pages that all forks share
     with pinned(worker, threads):
         import numpy as np
         import torch
 
-        np.random.seed()  # those of the whole process: the forks had them in common
+        np.random.seed()  # the global generators are the same in all forks
         torch.default_generator.seed()
         if (count := num_threads(worker, threads)) > 1:  # numpy's BLAS was loaded with one thread
             importlib.import_module("threadpoolctl").threadpool_limits(count)

@@ -21,15 +21,15 @@ copying a model of 1 MB took six times as long.
 
 
 def num_threads(worker: WorkerSpec, threads: int = 0) -> int:
-    """Return the compute threads of a worker: `threads`, or one per core of it if that is 0."""
+    """Return the compute threads of a worker: `threads`, or one per core if `threads` is 0."""
     return threads or max(1, len(worker.cores))
 
 
 def environment(worker: WorkerSpec, threads: int = 0) -> dict[str, str]:
-    """Return the environment variables that make a process this worker.
+    """Return the environment variables of a worker's process.
 
-    A CPU worker sees no GPU, so that it costs no GPU memory; an accelerator worker sees all of
-    them, so that ``cuda:1`` is ``cuda:1`` in every process.
+    A CPU worker sees no GPU, so it uses no GPU memory. An accelerator worker sees all GPUs, so
+    ``cuda:1`` is the same card in every process.
     """
     count = str(num_threads(worker, threads))
     variables = dict.fromkeys(THREAD_VARIABLES, count)
@@ -41,13 +41,13 @@ def environment(worker: WorkerSpec, threads: int = 0) -> dict[str, str]:
 
 @contextlib.contextmanager
 def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
-    """Pin the calling thread and torch to a worker's cores and threads, and undo it after.
+    """Pin the calling thread and torch to a worker's cores and threads, and undo it afterwards.
 
     Undoing matters where one process serves several workers in turn, as Ray's actors do.
-    Without affinity (macOS) the cores are only a wish.
+    On systems without affinity (macOS), only the number of threads is set.
     """
     with on_cores_of(worker):
-        import torch  # only now: the threads that it starts inherit the cores
+        import torch  # after pinning, since its threads inherit the cores
 
         threads_before = torch.get_num_threads()
         torch.set_num_threads(num_threads(worker, threads))
@@ -59,7 +59,7 @@ def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_cores_of(worker: WorkerSpec) -> Iterator[None]:
-    """Pin the calling thread, and all that it starts meanwhile, to a worker's cores."""
+    """Pin the calling thread, and everything that it starts meanwhile, to a worker's cores."""
     if not worker.cores:
         yield
         return
