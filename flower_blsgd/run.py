@@ -14,10 +14,12 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import derived_seed
 from .config import RunConfig
 from .errors import UsageError, first_line
-from .grids.devices import WorkerSpec, format_bytes, parse_workers, require_bytes, this_machine
+from .grids.features import features_of
 from .grids.flower_app import built_in_app
+from .grids.fork_server import start_fork_server
 from .grids.local_grid import LocalGrid
-from .grids.pinning import start_fork_server
+from .grids.machine import format_bytes, require_bytes, this_machine
+from .grids.worker_spec import WorkerSpec, parse_workers
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
@@ -349,7 +351,7 @@ def _note_ignored_settings(
         specs = parse_workers(config.workers)
     except UsageError:  # devices of another machine
         specs = []
-    named = Counter((spec.device_with_cores, str(spec.tier)) for spec in specs)
+    named = Counter((spec.device_with_cores, spec.tier) for spec in specs)
     there = Counter((w.profile.device, w.profile.tier) for w in registry.workers)
     if config.workers != "auto" and there - named:
         report.say(f'workers = "{config.workers}" is ignored: each SuperNode names its own device')
@@ -357,7 +359,7 @@ def _note_ignored_settings(
 
 def _note_wire_errors(grid: Grid, report: RunRecorder) -> None:
     """Say how far the nodes' models were from the true ones, where they travelled in 16 bits."""
-    for name, error in getattr(grid, "wire_errors", {}).items():
+    for name, error in features_of(grid).wire_errors.items():
         report.say(
             f"{name} travelled as {report.config.wire_dtype}: on the nodes they were "
             f"{100 * error:.2g} % off the true ones (root mean square, mean of all rounds)"

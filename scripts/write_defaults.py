@@ -1,10 +1,11 @@
-"""Write the defaults of all settings into ``[tool.flwr.app.config]`` of pyproject.toml."""
+"""Write the defaults of all settings into pyproject.toml, and worker options into the docs."""
 
 from pathlib import Path
 
 import tomli_w
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.worker_spec import options_table
 
 
 def write_defaults(pyproject: Path) -> None:
@@ -18,5 +19,17 @@ def write_defaults(pyproject: Path) -> None:
         pyproject.write_text(written)
 
 
+def write_options(page: Path) -> None:
+    """Replace the table of worker options in a page of the docs."""
+    text = page.read_text()
+    head, mark, rest = text.partition(options_table().splitlines()[0])
+    assert mark, f"{page.name} has no table of worker options"
+    tail = rest[rest.index("\n\n") + 1 :]
+    if (written := head + options_table() + tail) != text:
+        page.write_text(written)
+
+
 if __name__ == "__main__":
-    write_defaults(Path(__file__).parents[1] / "pyproject.toml")
+    root = Path(__file__).parents[1]
+    write_defaults(root / "pyproject.toml")
+    write_options(root / "docs" / "settings.md")

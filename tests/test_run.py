@@ -22,9 +22,10 @@ from flower_blsgd import Task
 from flower_blsgd.api import evaluate_run
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.devices import Machine, WorkerSpec, parse_workers, usable_cores
 from flower_blsgd.grids.flower_app import built_in_app
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import Machine, usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.results.recorder import ProgressView, RunRecorder
 from flower_blsgd.run import check_workers, make_local_grid, make_strategy, train_on
 from flower_blsgd.strategy.workers import WorkerRegistry
@@ -444,7 +445,7 @@ def test_refused_where_memory_is_short_of_the_shared_buffers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """605,224 bytes of model: one and its momentum for each of 3 workers, and two, is 4.84 MB."""
-    monkeypatch.setattr("flower_blsgd.grids.devices.free_bytes", lambda: 3_100_000)
+    monkeypatch.setattr("flower_blsgd.grids.machine.free_bytes", lambda: 3_100_000)
     config = config_of(workers="2x cpu fast; 1x cpu slow")
     app = built_in_app()
     grid = LocalGrid(

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 
 from ..errors import UsageError, first_line
 from ..grids.array_records import AnyArray, tensors_of, view_record
+from ..grids.features import features_of
 from ..protocol import CONFIG, MOMENTUM, QUERY_MOMENTUM, Failure, HostOrders
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.fit_loop import EpochEnd
@@ -131,7 +132,7 @@ def _momentum_by_worker(
     # Momentum that workers have not received yet since the last resume.
     resumed = strategy.planner.resumed_momentum.items()
     found: dict[int, Tensors] = {index: tensors_of(record) for index, record in resumed}
-    fast_nodes = getattr(grid, "fast_nodes", ()) if query else ()  # of others it takes seconds
+    fast_nodes = features_of(grid).fast_nodes if query else ()  # of others it takes seconds
     workers = [
         worker
         for worker in strategy.registry.workers

@@ -52,7 +52,7 @@ def calibrate(
     UsageError
         If a worker fails, does not reply in time, or does not measure.
     """
-    sizes = [worker.batch or key["batch_size"] for worker in grid.workers]
+    sizes = [worker.batch_size or key["batch_size"] for worker in grid.workers]
     labels = {
         node: f"worker {number} of {len(grid.workers)} ({worker.device_with_cores})"
         for number, (node, worker) in enumerate(

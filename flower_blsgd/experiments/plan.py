@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.devices import WorkerSpec
+from ..grids.worker_spec import WorkerSpec
 from ..results.speed_profile import SpeedProfile, Spread
 from ..run import make_strategy
 from ..strategy.cost_model import Prediction, predict_run, slow_device_lines

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from ..grids.features import features_of
 from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport, Failure, HostOrders
 from .fit_loop import EpochEnd
 from .messages import Address, node_messages, read_answer, replies_to
@@ -195,7 +196,7 @@ class WorkerEvaluation:
         if left and not is_late and all(i and worker.present for i, worker in left.items()):
             return None
         # A grid of ours stops a process that hangs.
-        getattr(self.grid, "give_up", dict)({i: worker.node_id for i, worker in left.items()})
+        features_of(self.grid).give_up({i: worker.node_id for i, worker in left.items()})
         reports = []
         for worker, order, message_id in sent:
             report = self._report(worker, order, self._replies.get(message_id))

@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ..protocol import Failure, HostOrders, HostReply
-from ..protocol.records import ProtocolError
+from ..protocol import Failure, HostOrders, HostReply, ProtocolError
 
 Read = TypeVar("Read")
 
@@ -63,16 +61,16 @@ def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Fai
         The worker's rank within a node that has several devices.
     """
     if reply is None:
-        return Failure(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "it did not answer in time")
+        return Failure("late", "it did not answer in time")
     if reply.has_error():
-        return Failure(reply.error.code, reply.error.reason or "")
+        return Failure.of(reply.error)
     if local_rank is None:
         return reply.content
     try:
         host = HostReply.from_content(reply.content)
     except ProtocolError as error:
         return Failure.of(error)
-    missing = Failure(0, "its node's reply does not mention it")
+    missing = Failure("unusable reply", "its node's reply does not mention it")
     return host.parts.get(local_rank) or host.failures.get(local_rank, missing)
 
 

@@ -27,11 +27,13 @@ from ..protocol import (
     SLOTS,
     Failure,
     HostReply,
+    NotFiniteError,
+    ProtocolError,
     TrainOrder,
     TrainReport,
     state_name,
 )
-from ..protocol.records import ProtocolError, records_of
+from ..protocol.records import records_of
 from .messages import answer_of
 from .workers import Worker
 
@@ -125,7 +127,9 @@ def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> d
         tensors[name] = tensor
     wrong = first_not_finite(tensors)
     if wrong is not None:
-        raise ProtocolError(f"its tensor {wrong!r} is not finite; a smaller learning rate may help")
+        raise NotFiniteError(
+            f"its tensor {wrong!r} is not finite; a smaller learning rate may help"
+        )
     return tensors
 
 
@@ -344,7 +348,7 @@ def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outco
     """Count failed orders, log the first of each kind, and return their outcomes."""
     first = [w for w, _ in given if w.note_failed_order(failure.kind, failure.brief)]
     if first:
-        raised = failure.kind in ("raised", "out of memory")
+        raised = failure.in_app
         _LOG.log(
             logging.ERROR if raised else logging.WARNING,
             "%s %s weight 0 in round %d: %s",

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.epoch_plan import RoundShape
 from ..algorithm.local_steps import Clock
+from ..grids.features import features_of
+from ..grids.worker_spec import Tier
 from ..protocol import (
     HOST,
     QUERY_PROFILE,
@@ -36,7 +37,6 @@ _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own stra
 UNKNOWN_DEVICE = "unknown device"
 """Device of a node whose ClientApp does not answer the profile query."""
 
-_NO_HANDLER = "No query function registered"
 _NOT_MEASURED = "its ClientApp does not measure; set seconds-per-step in its node config"
 
 _POLL_SECONDS = 0.5
@@ -101,7 +101,7 @@ class Connector:
                 _LOG.warning("%s is back", worker.label)
                 worker.fresh = True
             worker.present = worker.node_id in online
-        for node_id in getattr(grid, "take_deaths", list)():  # of a local grid
+        for node_id in features_of(grid).take_deaths():  # of a local grid
             for worker in registry.workers:
                 if worker.node_id == node_id:
                     worker.note_failure("died between orders")
@@ -288,10 +288,9 @@ def query_profiles(
             for rank, answer in _profiles_in(replies.get(node_id)).items()
         }
         failures = {address: a for address, a in answers.items() if isinstance(a, Failure)}
-        crashed = ErrorCode.CLIENT_APP_CRASHED
-        queried = sorted({node for (node, _), f in failures.items() if f.code == crashed})
+        queried = sorted({node for (node, _), f in failures.items() if f.kind == "died"})
     found = {address: a for address, a in answers.items() if isinstance(a, WorkerProfile)}
-    no_handler = [address for address, f in failures.items() if _NO_HANDLER in f.reason]
+    no_handler = [address for address, f in failures.items() if f.kind == "no handler"]
     if no_handler:
         found |= dict.fromkeys(no_handler, WorkerProfile(device=UNKNOWN_DEVICE))
         _LOG.log(
@@ -397,7 +396,8 @@ def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
     An unnamed worker may turn out to be of either tier, but the fastest of all is fast.
     """
     named = {profile.tier for profile in profiles if profile.role == "train"}
-    missing = [tier for tier in ("fast", "slow") if tier not in named]
+    tiers: tuple[Tier, ...] = ("fast", "slow")
+    missing = [tier for tier in tiers if tier not in named]
     known = [profile.seconds_per_step for profile in profiles if profile.seconds_per_step > 0]
     assumed = min(known, default=1.0)
     filled = []

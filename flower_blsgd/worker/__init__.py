@@ -5,4 +5,4 @@ MODULES = (
     "flower_blsgd.worker.evaluation",
     "flower_blsgd.tasks",
 )
-"""What every worker process of our own app imports: see `grids.pinning`."""
+"""What every worker process of our own app imports: see `grids.fork_server`."""

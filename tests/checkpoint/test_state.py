@@ -27,8 +27,9 @@ from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.array_records import view_record
-from flower_blsgd.grids.devices import parse_workers, usable_cores
 from flower_blsgd.grids.flower_internals import become_server
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.protocol import MOMENTUM, HostOrders, ProfileQuery, WorkerProfile
 from flower_blsgd.run import make_local_grid, make_strategy
 from flower_blsgd.strategy import speeds
@@ -320,7 +321,9 @@ class Measuring(ToyWorker):
     """Says that a step takes so long, when it is told to measure."""
 
     def __init__(self, place: int, seconds: float, device: str = "cpu:0") -> None:
-        super().__init__(WorkerProfile(device, "slow" if place else "fast", partition_id=place))
+        super().__init__(
+            WorkerProfile(device, tier="slow" if place else "fast", partition_id=place)
+        )
         self.seconds, self.asked = seconds, 0
 
     def __call__(self, message: Message, node_id: int) -> Message:
@@ -537,7 +540,7 @@ def with_first(value: float) -> Callable[[np.ndarray], np.ndarray]:
 OTHERS: dict[str, Callable[[Checkpoint], object]] = {
     "no counters": lambda c: c.values["planner"].pop("counters"),
     "an unknown counter": changed(1, "planner", "counters", "batch_size"),
-    "a batch of one": changed(1, "registry", "workers", 0, "profile", "batch-size"),
+    "a batch of one": changed(1, "registry", "workers", 0, "profile", "batch"),
     "text for a number": changed("x", "registry", "workers", 0, "training-seconds-per-step"),
     "statistics missing": lambda c: c.values["planner"]["stats"].pop("all_loss_mean"),
     "a tensor of the model less": lambda c: c.values["model"].pop("0.bias"),

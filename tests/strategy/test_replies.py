@@ -5,8 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from flower_blsgd.grids.array_records import FlatTensors, flat_like
-from flower_blsgd.protocol import Failure, TrainReport
-from flower_blsgd.protocol.records import ProtocolError
+from flower_blsgd.protocol import Failure, ProtocolError, TrainReport
 from flower_blsgd.strategy.averaging import average_momentum
 from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, succeeded
 
@@ -184,7 +183,7 @@ def test_average_momentum_by_hand() -> None:
 def test_average_momentum_of_one_is_a_whole_average() -> None:
     orders = orders_of_two()
     known = outcome_with(orders, 0, weight=np.full(2, 3.0, np.float32))
-    for other in (outcome_with(orders, 1), Outcome(*orders[1], failure=Failure(0, "dead"))):
+    for other in (outcome_with(orders, 1), Outcome(*orders[1], failure=Failure("died", "dead"))):
         average = average_momentum([known, other])
         assert average is not None
         assert average["weight"].tolist() == [3.0, 3.0]  # not half of it

@@ -24,7 +24,7 @@ from .orders import connected, planner_of
 
 
 def named(name: str, tier: str = "fast", **values: object) -> WorkerProfile:
-    return WorkerProfile("cpu", tier, name, **values)  # type: ignore[arg-type]
+    return WorkerProfile("cpu", tier=tier, name=name, **values)  # type: ignore[arg-type]
 
 
 def unnamed(partition: int, seconds: float) -> WorkerProfile:
@@ -40,17 +40,17 @@ def grid_of(*profiles: WorkerProfile | None) -> InProcessGrid:
 
 def test_rank_named_slow_last_then_partition_id_then_name_then_device() -> None:
     in_order = [
-        WorkerProfile("cuda:9", "fast", partition_id=2),
-        WorkerProfile("cuda:8", "", partition_id=9),
-        WorkerProfile("cuda:7", "fast", partition_id=10),
-        WorkerProfile("cuda:6", "fast", "anna"),
-        WorkerProfile("cuda:5", "", "berta"),
-        WorkerProfile("cuda:3", "fast"),
-        WorkerProfile("cuda:4", ""),
-        WorkerProfile("cpu:0", "slow", partition_id=0),
-        WorkerProfile("cpu:1", "slow", "adam"),
-        WorkerProfile("cpu:2", "slow"),
-        WorkerProfile("cpu:3", "fast", partition_id=0, role="evaluate"),
+        WorkerProfile("cuda:9", tier="fast", partition_id=2),
+        WorkerProfile("cuda:8", tier="", partition_id=9),
+        WorkerProfile("cuda:7", tier="fast", partition_id=10),
+        WorkerProfile("cuda:6", tier="fast", name="anna"),
+        WorkerProfile("cuda:5", tier="", name="berta"),
+        WorkerProfile("cuda:3", tier="fast"),
+        WorkerProfile("cuda:4", tier=""),
+        WorkerProfile("cpu:0", tier="slow", partition_id=0),
+        WorkerProfile("cpu:1", tier="slow", name="adam"),
+        WorkerProfile("cpu:2", tier="slow"),
+        WorkerProfile("cpu:3", tier="fast", partition_id=0, role="evaluate"),
     ]
     assert sorted(set(in_order), key=rank_key) == in_order
     registry = WorkerRegistry.of_profiles(in_order[::-1])
@@ -157,7 +157,7 @@ def test_update_node_without_a_usable_answer_takes_no_part(
 
 def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
     def two(message: Message, node_id: int) -> Message:
-        record = WorkerProfile("cpu", "fast").to_reply(message).content["profile"]
+        record = WorkerProfile("cpu", tier="fast").to_reply(message).content["profile"]
         content = {"host": ConfigRecord(), "profile-0": record, "profile-1": record}
         return Message(RecordDict(content), reply_to=message)
 
@@ -190,7 +190,7 @@ def test_update_nodes_with_other_data_or_models_are_refused(key: str, reason: st
 @pytest.mark.parametrize(
     ("profiles", "warnings"),
     [
-        ([WorkerProfile("cpu", "fast")] * 3, 1),
+        ([WorkerProfile("cpu", tier="fast")] * 3, 1),
         ([named("a"), named("b"), fast_profile(0), fast_profile(1)], 0),
     ],
 )
@@ -224,7 +224,11 @@ def test_node_that_comes_back_under_its_old_id_is_not_queried_again() -> None:
 
 @pytest.mark.parametrize(
     "profile",
-    [slow_profile(1), named("attic", "slow"), WorkerProfile("cpu:5", "slow", "b", partition_id=5)],
+    [
+        slow_profile(1),
+        named("attic", "slow"),
+        WorkerProfile("cpu:5", tier="slow", name="b", partition_id=5),
+    ],
     ids=["partition id", "name", "both"],
 )
 def test_node_that_comes_back_under_a_new_id_takes_its_index(profile: WorkerProfile) -> None:
