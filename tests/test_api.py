@@ -408,11 +408,14 @@ Refused = Callable[..., str]
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"epoch_s": 3}, "did you mean epochs"),
-        ({"workers": 2}, "workers = 2 must be a text"),
+        ({"learnin_rate": 1}, "learnin_rate = 1: unknown key; did you mean learning_rate"),
+        ({"learning_rate": 0}, "learning_rate = 0.0 must be a number above 0"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov = True requires momentum"),
+        ({"batch_size": 2000}, "batch_size = 2000 is larger than the data"),
+        ({"workers": 2}, "workers = 2 must be a string"),
         ({"out": Path("/")}, "out = '/' exists"),
         ({"workers": "1x cpu slow", "train_on": "fast"}, "no fast worker"),
-        ({"task": None}, "task = None must be a Task or a text"),
+        ({"task": None}, "task = None must be a Task or a string"),
         ({"task": Task}, "must be a Task"),
     ],
 )

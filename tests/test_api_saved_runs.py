@@ -168,7 +168,7 @@ def test_own_task_is_made_with_its_data_and_model_also_where_the_data_moved(
     task = Task(model=lambda: nn.Linear(4, 3), train=data, test=data)
     for function in (load, evaluate_run):
         line = refusal(function, folder, task, data="moved")
-        assert line.startswith("data = 'moved': the task given brings its own")
+        assert line.startswith("data = 'moved': the given task has its own data")
 
 
 def test_command_finds_a_task_in_the_current_folder(
@@ -240,9 +240,9 @@ def _other_setting(folder: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no settings": (lambda run: (run / "config.toml").unlink(), "has no config.toml"),
-    "no model": (lambda run: (run / "model.safetensors").unlink(), "holds no model"),
+    "no model": (lambda run: (run / "model.safetensors").unlink(), "contains no model"),
     "cut off": (_truncate, "model.safetensors cannot be read"),
-    "another model": (_other_model, "the saved model is not that of its task"),
+    "another model": (_other_model, "the saved model does not fit its task"),
     "damaged": (
         lambda run: (run / "config.toml").write_text("epochs = \n"),
         "toml cannot be read",
@@ -291,7 +291,7 @@ def test_device_or_data_not_there_and_a_task_that_is_gone_are_refused(
 ) -> None:
     folder = saved(tmp_path / "run", small_cnn())
     for device in ("cuda:0", "gpu", "cpu:0", ":"):
-        expected = f"device = {device!r} is not there; this machine has cpu"
+        expected = f"device = {device!r} not found; this machine has cpu"
         assert expected in not_evaluated(folder, "--device", device)
     assert "data = '/nowhere'" in not_evaluated(folder, "--data", "/nowhere")
     gone = saved(tmp_path / "gone", nn.Linear(4, 2), task="no_module_of_this_name:task")
