@@ -1,7 +1,6 @@
 """One step: undone, in micro-batches, compiled, in other precisions and memory formats."""
 
 import random
-import shutil
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.grids.devices import PRECISIONS, Precision
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker.local_sgd import cross_entropy
-from flower_blsgd.worker.model_io import state_record
 from flower_blsgd.worker.step import (
     batch_dependent_module,
     check_micro_batches,
@@ -27,7 +25,6 @@ from flower_blsgd.worker.step import (
     use_precision,
 )
 
-from . import test_local_sgd as by_hand
 from .helpers import (
     StandInCapture,
     capture_on_cpu,
@@ -59,15 +56,6 @@ def sgd_of(micro_batch_size: int, **settings: Any) -> LocalSGD:
 
 
 # --- micro-batches, by hand
-
-
-def test_gradient_is_that_of_the_mean_though_micro_batches_differ_in_size() -> None:
-    """Of x = 1, 2, 3 the gradient is 2 w (1 + 4 + 9) / 3 = 28 w / 3; micro-batches have 2 and 1."""
-    sgd = by_hand.sgd_of(micro_batch_size=2)
-    report = sgd.run(by_hand.order_of([0, 1, 2], batch_size=3, learning_rate=0.03))
-    assert by_hand.weight_after(report) == pytest.approx(1 - 0.28)
-    # The mean of their means, (5 w + 18 w) / 2, would give 0.655.
-    assert report.losses.tolist() == pytest.approx([1.0, 4.0, 9.0])
 
 
 @pytest.mark.parametrize("batch", [({}, torch.zeros(4)), (torch.zeros(4), {})])
@@ -171,18 +159,6 @@ def test_compiling_that_fails_costs_one_line(
         "worker slow-1: compile = true did not work, it goes on without: "
         "RuntimeError: no C++ compiler was found"
     )
-
-
-@pytest.mark.engines  # a C++ compiler at work: up to a minute
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore")  # torch's own, of its dependencies
-def test_torch_compiles_it(caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
-    order = order_of(1, arrays=state_record(model))
-    sgd = LocalSGD(model, data(), compile=True)
-    found = sgd.run(order)
-    assert warnings_in(caplog) == []
-    assert close(found, LocalSGD(model, data()).run(order))
 
 
 # --- precision
