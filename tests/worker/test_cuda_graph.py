@@ -144,7 +144,7 @@ def test_what_cannot_be_captured_is_done_eagerly(
     assert len(capture.graphs) == 1
     assert capture.warm_up_steps == 3  # once
     assert warnings_in(caplog) == [
-        "worker gpu-7: a step cannot be captured as a CUDA graph, it goes on without: "
+        "worker gpu-7: a step cannot be captured as a CUDA graph; running eagerly: "
         "RuntimeError: operation not permitted when stream is capturing"
     ]
 
@@ -180,7 +180,7 @@ def test_new_tensor_in_the_place_of_a_buffer_is_not_captured(
     assert len(capture.graphs) == in_place
     lines = warnings_in(caplog)
     assert len(lines) == (not in_place)
-    assert all(line.endswith("puts a new tensor in the place of a buffer") for line in lines)
+    assert all(line.endswith("replaces a buffer by a new tensor") for line in lines)
 
 
 def test_random_numbers_of_the_host_are_not_captured(

@@ -1,4 +1,4 @@
-"""One step: undone, in micro-batches, compiled, in other precisions and memory formats."""
+"""One step: restored, in micro-batches, compiled, in other precisions and memory formats."""
 
 import random
 from typing import Any
@@ -21,7 +21,7 @@ from flower_blsgd.worker.step import (
     check_precision,
     host_randomness,
     micro_batches,
-    undone,
+    preserve_training_state,
     use_precision,
 )
 
@@ -42,7 +42,7 @@ from .helpers import (
 def test_random_numbers_of_the_host_are_seen_and_come_back() -> None:
     model, before = small_model(), host_randomness()
     for draw in (random.random, np.random.random, lambda: torch.rand(1)):
-        with undone(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        with preserve_training_state(model, torch.optim.SGD(model.parameters(), lr=0.1)):
             draw()
             assert host_randomness() != before
         assert host_randomness() == before
@@ -111,7 +111,7 @@ def test_module_that_uses_the_batch_is_refused(module: nn.Module, told: str) -> 
     with pytest.raises(UsageError) as refused:
         LocalSGD(model, data(), micro_batch_size=4)
     assert str(refused.value).startswith(f"micro-batch-size = 4: {told} of the model takes its ")
-    assert "leave it at 0 and make batch-size smaller" in str(refused.value)
+    assert "set it to 0 and use a smaller batch-size" in str(refused.value)
 
 
 # --- compiled
@@ -156,7 +156,7 @@ def test_compiling_that_fails_costs_one_line(
         assert same(sgd.run(order_of(server_round)), plain.run(order_of(server_round)))
     (line,) = warnings_in(caplog)
     assert line == (
-        "worker slow-1: compile = true did not work, it goes on without: "
+        "worker slow-1: torch.compile failed; running eagerly: "
         "RuntimeError: no C++ compiler was found"
     )
 
