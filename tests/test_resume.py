@@ -556,7 +556,7 @@ def test_python_interface_takes_the_settings_of_the_run() -> None:
     assert line.startswith("run cannot be resumed with task = 'digits' instead of 'points'; ")
     train(epochs=1, task=register_task(points()), out="given")
     line = refusal(flower_blsgd.train, resume="given")
-    assert line.endswith("not saved; pass it along: train(task, resume=...)")
+    assert line.endswith("not saved; pass it again: train(task, resume=...)")
     line = refusal(flower_blsgd.train, points(), resume="given", quiet=True)
     assert line.startswith("given is finished")
     assert line.endswith("train(task, resume='given', epochs=N)")
