@@ -6,154 +6,24 @@ workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sam
 ``SAMPLERS`` in ``catalog.py``.
 """
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .local_steps import Participant
+from .loss_table import FloatArray, IntArray, LossTable
+from .randomness import generator
 
-IntArray = npt.NDArray[np.int32]
-FloatArray = npt.NDArray[np.float32]
 TierName = Literal["fast", "slow"]
 
 HIGH_LOSS_RATIO = 0.5
 """The default of lambda."""
 
-UNSEEN = np.float32(np.inf)
-"""The loss of a sample that was never seen: it ranks above every number."""
-
-_MOST_FAILURES = 2
-"""After so many failed orders a sample without a recorded loss is ranked at the median."""
-
 _DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
 """The purpose of each tier's draw, for its random generator."""
-
-
-def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
-    """Return the generator of one draw.
-
-    Every random draw is a pure function of the seed, a purpose and a few counters: a resumed run, a
-    second run and another engine draw the same numbers, and adding a draw for one purpose moves
-    no draw for another.
-
-    Parameters
-    ----------
-    seed : int
-        The run's seed, >= 0.
-    purpose : str
-        What is drawn, such as ``"fast-samples"``; each purpose has a stream of its own.
-    *counters : int
-        Epoch, round or worker index, each >= 0.
-
-    Returns
-    -------
-    numpy.random.Generator
-        A fresh generator; equal arguments give an equal sequence.
-    """
-    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, counters)))
-
-
-def derived_seed(seed: int, purpose: str, *counters: int) -> int:
-    """Return a seed in [0, 2**63) for a library that wants a number, such as torch."""
-    state = _sequence(seed, purpose, counters).generate_state(1, np.uint64)
-    return int(state[0]) & (2**63 - 1)
-
-
-def _sequence(seed: int, purpose: str, counters: tuple[int, ...]) -> np.random.SeedSequence:
-    # As a spawn key, not as entropy: entropy is padded with zeros, so that (0,) and (0, 0) and
-    # () would be the same draw.
-    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters))
-
-
-class LossTable:
-    """The last recorded training loss of each of N samples, and the round that produced it.
-
-    The losses are those of the training forward pass (train mode, before the step), so they
-    cost nothing; a sample that is not drawn keeps its old one.
-
-    Parameters
-    ----------
-    num_samples : int
-        N, >= 1.
-
-    Attributes
-    ----------
-    losses : numpy.ndarray
-        float32 of shape (N,); infinity for a sample that was never seen.
-    rounds : numpy.ndarray
-        int32 of shape (N,); the round of the record, 0 for a sample that was never seen.
-    failures : numpy.ndarray
-        uint8 of shape (N,); how many orders of a sample failed while it was never seen, 2 at most.
-    """
-
-    def __init__(self, num_samples: int) -> None:
-        if num_samples < 1:
-            raise ValueError(f"num_samples = {num_samples} must be at least 1")
-        self.losses: FloatArray = np.full(num_samples, UNSEEN, np.float32)
-        self.rounds: IntArray = np.zeros(num_samples, np.int32)
-        self.failures: npt.NDArray[np.uint8] = np.zeros(num_samples, np.uint8)
-
-    def __len__(self) -> int:
-        return len(self.losses)
-
-    def record(self, indices: IntArray, losses: FloatArray, server_round: int) -> None:
-        """Record one worker's losses of one round.
-
-        Call it in descending worker order: where two workers had the same sample, the lowest
-        worker index is written last and wins. Where one worker had it twice, its later loss
-        wins. Losses that are not finite are left out.
-        """
-        finite = np.isfinite(losses)
-        indices, losses = indices[finite], losses[finite]
-        self.losses[indices] = losses
-        self.rounds[indices] = server_round
-
-    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Return a copy of the three arrays by name."""
-        return {name: getattr(self, name).copy() for name in ("losses", "rounds", "failures")}
-
-    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore the arrays; ValueError if one has another shape or dtype."""
-        for name, own in self.state_dict().items():
-            if (state[name].shape, state[name].dtype) != (own.shape, own.dtype):
-                raise ValueError(f"its loss table is not one of {len(self)} samples")
-            setattr(self, name, state[name].copy())
-
-    def record_failure(self, indices: IntArray) -> None:
-        """Count an order that failed for those of its samples that were never seen."""
-        unseen = indices[self.rounds[indices] == 0]
-        self.failures[unseen] = np.minimum(self.failures[unseen] + 1, _MOST_FAILURES)
-
-    def ranking_losses(self) -> FloatArray:
-        """Return the losses that samples are ranked by, which are not to be changed.
-
-        They are the recorded ones, and infinity for a sample that was never seen. But one whose
-        orders failed twice may be why they fail: it has the median of the recorded losses, lest
-        the same workers get it first in every epoch.
-        """
-        failed = (self.failures == _MOST_FAILURES) & (self.rounds == 0)
-        recorded = self.losses[self.rounds > 0] if failed.any() else ()
-        if not len(recorded):
-            return self.losses
-        return np.where(failed, np.float32(np.median(recorded)), self.losses)
-
-    def subset(self, indices: IntArray) -> "LossTable":
-        """Return a table of these samples alone, a copy."""
-        part = LossTable(len(indices))
-        part.losses, part.rounds = self.losses[indices], self.rounds[indices]
-        part.failures = self.failures[indices]
-        return part
-
-    def mean_age_rounds(self, server_round: int) -> float:
-        """Return the mean age, in rounds, of the losses that are recorded; nan without any."""
-        num_seen = int(np.count_nonzero(self.rounds))
-        if not num_seen:
-            return float("nan")
-        return server_round - int(self.rounds.sum(dtype=np.int64)) / num_seen
 
 
 def highest_losses(

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .sampling import FloatArray, IntArray, LossTable, generator
+from .loss_table import FloatArray, IntArray, LossTable
+from .randomness import generator
 
 
 @dataclass(frozen=True)

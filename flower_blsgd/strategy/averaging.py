@@ -16,7 +16,7 @@ from ..algorithm.averaging import (
     weighted_average,
 )
 from ..algorithm.outer_optimizer import OuterOptimizer
-from ..algorithm.own_parts import checked_numbers, checked_weights
+from ..algorithm.validation import checked_numbers, checked_weights
 from ..grids.array_records import common_runs, flat_like, tensors_of
 from ..protocol import METRICS, TIMING_KEYS
 from ..protocol.records import unchecked_content, unchecked_record

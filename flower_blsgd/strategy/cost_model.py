@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..algorithm.averaging import Weighting, best_speed_up
-from ..algorithm.own_parts import checked_weights
+from ..algorithm.validation import checked_weights
 from .biased_local_sgd import BiasedLocalSGD
 from .round_metrics import WorkerRound, waiting_share
 from .workers import Worker

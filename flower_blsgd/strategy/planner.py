@@ -13,10 +13,8 @@ from ..algorithm.epoch_plan import (
     EpochMode,
     EpochPlan,
     RoundShape,
-    SamplingStats,
     plan_epoch,
     round_shape,
-    sampling_stats,
     with_new_lists,
 )
 from ..algorithm.local_steps import (
@@ -25,10 +23,13 @@ from ..algorithm.local_steps import (
     fastest_worker,
     fewest_steps,
 )
-from ..algorithm.own_parts import checked_selected
-from ..algorithm.sampling import EpochRequest, LossTable, SampleList, Sampler, derived_seed
+from ..algorithm.loss_table import LossTable
+from ..algorithm.randomness import derived_seed
+from ..algorithm.sampling import EpochRequest, SampleList, Sampler
+from ..algorithm.sampling_stats import SamplingStats, sampling_stats
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection, SelectionRequest
+from ..algorithm.validation import checked_selected
 from ..errors import UsageError
 from ..grids.array_records import tensors_of, view_record
 from ..protocol import Keys, TrainOrder

@@ -22,7 +22,7 @@ from flower_blsgd.algorithm.averaging import (
     node_weight,
     weighted_average,
 )
-from flower_blsgd.algorithm.own_parts import checked_weights
+from flower_blsgd.algorithm.validation import checked_weights
 from flower_blsgd.errors import UsageError
 
 Model = dict[str, AnyArray]

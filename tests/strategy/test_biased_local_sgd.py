@@ -22,10 +22,10 @@ from flower_blsgd.algorithm.local_steps import (
     SameSteps,
     SystemAwareSteps,
 )
+from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.sampling import (
     CandidateSampler,
     EpochRequest,
-    LossTable,
     SampleList,
     UnifiedSampler,
     UniformSampler,

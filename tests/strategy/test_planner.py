@@ -10,13 +10,13 @@ from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
+from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.randomness import generator
 from flower_blsgd.algorithm.sampling import (
     CandidateSampler,
-    LossTable,
     ReshuffledSampler,
     SeparatedSampler,
     UniformSampler,
-    generator,
 )
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.algorithm.selection import (
