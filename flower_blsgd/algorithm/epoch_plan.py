@@ -1,4 +1,4 @@
-"""The plan of one epoch: how many rounds, which samples each worker gets."""
+"""Plan of one epoch: the number of rounds, and the samples of each worker."""
 
 import functools
 import itertools
@@ -58,7 +58,7 @@ class EpochPlan:
     weights : numpy.ndarray, optional
         As in `Selected`.
     first_round : int (default: 0)
-        Round of the epoch, counted from 0, that the lists begin with; below 0 in an earlier one.
+        First round of the lists, counted from 0; negative if the lists began in an earlier epoch.
     """
 
     epoch: int
@@ -69,22 +69,11 @@ class EpochPlan:
     first_round: int = 0
 
     def indices(self, round_in_epoch: int, worker: int) -> IntArray:
-        """Return the samples of one order, in training order.
+        """Return the samples of one order, in training order: int32 of shape (tau_i b_i,).
 
-        A list is cut into one block per round; the workers that share it take consecutive parts of
-        each block, in worker order.
-
-        Parameters
-        ----------
-        round_in_epoch : int
-            Counted from 0.
-        worker : int
-            Index of the worker among the participants.
-
-        Returns
-        -------
-        numpy.ndarray
-            int32 of shape (tau_i b_i,).
+        A list is cut into one block per round. The workers that share it take consecutive parts of
+        each block, in worker order. `round_in_epoch` and `worker`, the index among the
+        participants, are counted from 0.
 
         Raises
         ------
@@ -101,12 +90,12 @@ class EpochPlan:
 
     @property
     def lists_end(self) -> int:
-        """The first round of the epoch, or beyond, that the lists are not for any more."""
+        """First round that the lists do not cover, counted from 0; it may be after the epoch."""
         listed = sum(len(sample_list.indices) for sample_list in self.sample_lists)
         return self.first_round + listed // sum(self.shape.samples_per_round)
 
     def sample_weights(self, round_in_epoch: int, worker: int) -> FloatArray | None:
-        """Return the weights of the samples of one order, in its order; None where all are 1."""
+        """Return the weights of the samples of one order; None if all are 1."""
         if self.weights is None:
             return None
         weights = self.weights[self.indices(round_in_epoch, worker)]
@@ -114,7 +103,7 @@ class EpochPlan:
 
     @functools.cached_property
     def _deals(self) -> dict[int, tuple[SampleList, int, int, int]]:
-        """By worker: its list, the size of the list's blocks, and its part of each: start, size."""
+        """List of each worker, block size of the list, and the worker's part: start and size."""
         per_round = self.shape.samples_per_round
         deals: dict[int, tuple[SampleList, int, int, int]] = {}
         for sample_list in self.sample_lists:
@@ -126,7 +115,7 @@ class EpochPlan:
 
     @property
     def num_planned(self) -> int:
-        """Samples of this epoch over all workers; one that comes twice counts twice."""
+        """Number of samples of all workers in this epoch, with repetitions."""
         return self.rounds * sum(self.shape.samples_per_round)
 
 
@@ -158,11 +147,12 @@ def plan_epoch(
     samples_before : int
         Samples that were planned in all earlier epochs.
     samples_due : int, optional
-        Samples that this epoch and all earlier ones should have; epoch x N by default.
+        Exact number of samples of this epoch and all earlier ones; epoch x N by default.
     selected : Selected, optional
-        The samples that the epoch has; all N by default.
+        The samples of the epoch; all N by default.
     last : EpochPlan, optional
-        That of the epoch before, if its workers are the same: lists that are not used up go on.
+        Plan of the epoch before, if its workers are the same. If its lists are not used up, the
+        new plan continues them.
 
     Returns
     -------
@@ -172,12 +162,12 @@ def plan_epoch(
     Raises
     ------
     UsageError
-        If the sampler did not return what it must.
+        If the sampler returned invalid lists.
     """
     samples_per_round = shape.samples_per_round
     due = epoch * len(table) if samples_due is None else samples_due
-    # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). An
-    # epoch of fewer samples may have less than a round.
+    # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). A
+    # selection may leave less than one round.
     rounds = shape.table_rounds or max(1, (due - samples_before) // sum(samples_per_round))
     if last is not None and last.shape == shape and last.lists_end > last.rounds:
         first_round = last.first_round - last.rounds
@@ -197,7 +187,7 @@ def plan_epoch(
 def with_new_lists(
     plan: EpochPlan, sampler: Sampler, request: EpochRequest, table: LossTable, first_round: int = 0
 ) -> EpochPlan:
-    """Return the plan with lists for the sampler's horizon; UsageError as of `plan_epoch`."""
+    """Return the plan with new lists for the sampler's horizon; UsageError if they are invalid."""
     rounds = sampler.horizon(len(table), sum(request.samples_per_round)) or request.rounds
     request = replace(request, rounds=rounds)
     lists = checked_lists(sampler, sampler.sample_lists(request, table), request, len(table))
@@ -213,40 +203,34 @@ def round_shape(
     num_workers: int | None = None,
     epoch_samples: int | None = None,
 ) -> RoundShape:
-    """Return the steps and batch sizes of all workers, shrunk until a round fits into an epoch.
-
-    In the rule of the paper's table, B P is the sum of b_i where a worker's own batch was given.
+    """Return the steps and batch sizes of all workers, scaled down to fit a round into an epoch.
 
     Parameters
     ----------
     policy : StepPolicy
         Proposes tau_i.
     participants : sequence of Participant
-        All workers that take part.
+        All workers that train.
     num_samples : int
         N.
     mode : {"samples", "table"}
-        ``"samples"``: E epochs are E N samples to within one round. ``"table"``: the rule that
-        reproduces the communications per epoch of the paper's table.
+        ``"samples"``: E epochs are E N samples, to within one round. ``"table"``: the rule that
+        reproduces the communications per epoch in the paper's table. It uses B P, or the sum of
+        the b_i if workers have batch sizes of their own.
     local_steps_fast : int
-        tau_fast of the run; in table mode synchronous SGD does that many rounds for one.
+        tau_fast of the run. In table mode synchronous SGD has this many rounds instead of one.
     num_workers : int, optional
-        P including workers that do not train, which the paper's table counts; all train by
-        default.
+        P, including workers that do not train, as in the paper's table; by default all train.
     epoch_samples : int, optional
-        Samples of this epoch, where they are fewer than N. One step of every worker may be more.
-
-    Returns
-    -------
-    RoundShape
-        Steps scaled by the largest k that fits, if they had to be.
+        Number of samples of this epoch, if fewer than N. One step of every worker always fits.
 
     Raises
     ------
     ValueError
-        If not even one step of every worker fits; names the largest batch size that does.
+        If not even one step of every worker fits; the message names the largest batch size that
+        does.
     UsageError
-        If the policy did not return what it must.
+        If the policy returned invalid numbers.
     """
     count = len(participants)
     steps = policy.local_steps(participants)
@@ -267,7 +251,7 @@ def round_shape(
     if one_step > num_samples:
         smaller = range(batch_size - 1, 1, -1)
         largest = next((b for b in smaller if samples_of_one_step(b) <= num_samples), None)
-        way_out = (
+        fix = (
             f"the largest that fits is batch-size = {largest}"
             if largest
             else f"use fewer workers{', a smaller batch=' if given else ''} or more data"
@@ -275,7 +259,7 @@ def round_shape(
         sizes_of = " with batch= of workers" if given else ""
         raise ValueError(
             f"batch-size = {batch_size}{sizes_of} is too large: one step of all {counted} workers "
-            f"needs more than the {num_samples} samples there are; {way_out}"
+            f"needs more than the {num_samples} samples there are; {fix}"
         )
     if mode == "samples":
         most, one = max(steps), (1,) * count
@@ -288,7 +272,7 @@ def round_shape(
     wanted = local_steps_fast if synchronous else max(fast or steps)
     longest = min(wanted, num_samples // one_step)
     rounds = num_samples // (one_step * longest)
-    if synchronous:  # as many samples as all workers have, though some of them do not train
+    if synchronous:  # an epoch has the samples of all workers, even if some do not train
         rounds = rounds * longest * one_step // sum(p.own_batch for p in participants)
     return RoundShape(_shrunk(steps, longest, wanted), batch_sizes, rounds)
 

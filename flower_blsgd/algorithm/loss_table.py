@@ -17,10 +17,10 @@ _MOST_FAILURES = 2
 
 
 class LossTable:
-    """The last recorded training loss of each of N samples, and the round that produced it.
+    """The last recorded training loss of each of N samples, and its round.
 
-    The losses are those of the training forward pass (train mode, before the step), so they
-    cost nothing; a sample that is not drawn keeps its old one.
+    Losses come from the training forward pass (train mode, before the step), so they cost nothing.
+    A sample that is not drawn keeps its loss.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class LossTable:
     rounds : numpy.ndarray
         int32 of shape (N,); the round of the record, 0 for a sample that was never seen.
     failures : numpy.ndarray
-        uint8 of shape (N,); how many orders of a sample failed while it was never seen, 2 at most.
+        uint8 of shape (N,); failed orders of a sample that was never seen, at most 2.
     """
 
     def __init__(self, num_samples: int) -> None:
@@ -50,9 +50,9 @@ class LossTable:
     def record(self, indices: IntArray, losses: FloatArray, server_round: int) -> None:
         """Record one worker's losses of one round.
 
-        Call it in descending worker order: where two workers had the same sample, the lowest
-        worker index is written last and wins. Where one worker had it twice, its later loss
-        wins. Losses that are not finite are left out.
+        Call it in descending worker order: if two workers had the same sample, the loss of the
+        lower index is kept. If one worker had it twice, the later loss is kept. Losses that are not
+        finite are ignored.
         """
         finite = np.isfinite(losses)
         indices, losses = indices[finite], losses[finite]
@@ -67,20 +67,20 @@ class LossTable:
         """Restore the arrays; ValueError if one has another shape or dtype."""
         for name, own in self.state_dict().items():
             if (state[name].shape, state[name].dtype) != (own.shape, own.dtype):
-                raise ValueError(f"its loss table is not one of {len(self)} samples")
+                raise ValueError(f"its loss table is not for {len(self)} samples")
             setattr(self, name, state[name].copy())
 
     def record_failure(self, indices: IntArray) -> None:
-        """Count an order that failed for those of its samples that were never seen."""
+        """Count a failed order for those of its samples that were never seen."""
         unseen = indices[self.rounds[indices] == 0]
         self.failures[unseen] = np.minimum(self.failures[unseen] + 1, _MOST_FAILURES)
 
     def ranking_losses(self) -> FloatArray:
-        """Return the losses that samples are ranked by, which are not to be changed.
+        """Return the losses that rank the samples; do not change them.
 
-        They are the recorded ones, and infinity for a sample that was never seen. But one whose
-        orders failed twice may be why they fail: it has the median of the recorded losses, lest
-        the same workers get it first in every epoch.
+        These are the recorded losses, and infinity for samples that were never seen. If the orders
+        of such a sample failed twice, the sample may be the cause; it then has the median loss, so
+        that it is not first in every epoch.
         """
         failed = (self.failures == _MOST_FAILURES) & (self.rounds == 0)
         recorded = self.losses[self.rounds > 0] if failed.any() else ()
@@ -89,14 +89,14 @@ class LossTable:
         return np.where(failed, np.float32(np.median(recorded)), self.losses)
 
     def subset(self, indices: IntArray) -> "LossTable":
-        """Return a table of these samples alone, a copy."""
+        """Return a copy of the table with only these samples."""
         part = LossTable(len(indices))
         part.losses, part.rounds = self.losses[indices], self.rounds[indices]
         part.failures = self.failures[indices]
         return part
 
     def mean_age_rounds(self, server_round: int) -> float:
-        """Return the mean age, in rounds, of the losses that are recorded; nan without any."""
+        """Return the mean age of the recorded losses in rounds; nan without any."""
         num_seen = int(np.count_nonzero(self.rounds))
         if not num_seen:
             return float("nan")

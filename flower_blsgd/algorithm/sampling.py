@@ -1,8 +1,8 @@
 """Choose the samples of one epoch for fast and slow workers, by their recorded losses.
 
-A sampler makes the sample lists of an epoch, commonly one for each tier: sample indices, and the
-workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sampler, subclass
-`Sampler`, write ``sample_lists``, and pass an instance to the strategy; a built-in one is a row of
+A sampler makes the sample lists of an epoch, usually one per tier: sample indices, and the workers
+that share them. ``epoch_plan`` cuts each list into rounds. To add a sampler, subclass `Sampler`,
+implement ``sample_lists`` and pass an instance to the strategy. Built-in samplers are rows of
 ``SAMPLERS`` in ``catalog.py``.
 """
 
@@ -20,10 +20,10 @@ from .randomness import generator
 TierName = Literal["fast", "slow"]
 
 HIGH_LOSS_RATIO = 0.5
-"""The default of lambda."""
+"""Default of lambda."""
 
 _DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
-"""The purpose of each tier's draw, for its random generator."""
+"""Purpose of each tier's draw, for `generator`."""
 
 
 def highest_losses(
@@ -38,12 +38,12 @@ def highest_losses(
     count : int
         How many to mark, in [0, N].
     rng : numpy.random.Generator
-        Breaks the ties.
+        Breaks ties.
 
     Returns
     -------
     numpy.ndarray
-        bool of shape (N,) with exactly `count` True.
+        bool of shape (N,), exactly `count` of them True.
     """
     num_samples = len(losses)
     if count == 0:
@@ -59,10 +59,10 @@ def highest_losses(
 def draw_samples(
     losses: FloatArray, count: int, high_loss_ratio: float, rng: np.random.Generator
 ) -> IntArray:
-    """Draw `count` samples, a share of them those with the highest loss.
+    """Draw `count` samples, a share of them by highest loss.
 
-    Where `count` exceeds N, the result is all N samples shuffled, followed by a list of the
-    excess that the same rule chose: no index comes twice within one such list.
+    If `count` exceeds N, all N samples come first, shuffled; the same rule then draws the rest.
+    Until all N samples are drawn, no index repeats.
 
     Parameters
     ----------
@@ -71,14 +71,14 @@ def draw_samples(
     count : int
         How many to draw, >= 0.
     high_loss_ratio : float
-        Share, in [0, 1], chosen by loss; the rest is uniform among the others.
+        Share chosen by loss, in [0, 1]; the rest is drawn uniformly from the others.
     rng : numpy.random.Generator
         Source of the draw.
 
     Returns
     -------
     numpy.ndarray
-        int32 of shape (count,), each list of it shuffled.
+        int32 of shape (count,), shuffled.
     """
     drawn = np.empty(count, np.int32)
     for start in range(0, count, len(losses)):
@@ -113,9 +113,9 @@ class SampleList:
     Parameters
     ----------
     indices : numpy.ndarray
-        int32; in the order in which they are dealt.
+        int32, in the order of training.
     members : tuple of int
-        Indices of these workers among the participants, ascending.
+        Indices of the workers among the participants, ascending.
     """
 
     indices: IntArray
@@ -133,15 +133,15 @@ class EpochRequest:
     epoch : int
         Counted from 1.
     rounds : int
-        Communication rounds of this epoch, or of the sampler's own horizon.
+        Communication rounds of this epoch, or of the sampler's `horizon`.
     participants : tuple of Participant
-        All workers that take part, in worker order.
+        All workers that train, in worker order.
     samples_per_round : tuple of int
-        tau_i b_i of each of them.
+        tau_i b_i of each participant.
     samples_before : int
-        Samples that were planned in all earlier epochs, and in this one before the first of the
-        rounds. Under a selection those of as many epochs with all that it chose for this one, so
-        that each begins a permutation of its own.
+        Samples that were planned before the first of these rounds, in this epoch and all earlier
+        ones. With a selection: earlier epochs x samples selected for this epoch, so that every
+        epoch begins a new permutation.
     """
 
     seed: int
@@ -156,12 +156,12 @@ class EpochRequest:
         return tuple(i for i, p in enumerate(self.participants) if p.fast is fast)
 
     def set_size(self, members: Sequence[int]) -> int:
-        """Return how many samples these workers take in this epoch."""
+        """Return the number of samples of these workers in all rounds."""
         return self.rounds * sum(self.samples_per_round[i] for i in members)
 
 
 class Sampler(Protocol):
-    """Chooses the samples of one epoch. Subclass it and write `sample_lists`."""
+    """Rule that chooses the samples of one epoch. Subclass it and implement `sample_lists`."""
 
     needs_both_tiers: bool = False
     """Whether a run must start with at least one fast and one slow worker."""
@@ -171,19 +171,19 @@ class Sampler(Protocol):
         ...
 
     def horizon(self, num_samples: int, samples_per_round: int) -> int | None:
-        """Return how many rounds its lists are for, >= 1; None for those of the epoch.
+        """Return the number of rounds that the lists cover, >= 1; None for one epoch.
 
-        Then they are made anew, in the epoch or in a later one; also by an epoch that begins with
-        other workers or steps.
+        After these rounds, in this epoch or a later one, the sampler is called again. An epoch
+        with other workers or steps also begins with new lists.
         """
         return None
 
 
 @dataclass(frozen=True)
 class UniformSampler(Sampler):
-    """All workers read one endless stream of seeded permutations (the unbiased algorithms).
+    """One endless stream of seeded permutations for all workers (the unbiased algorithms).
 
-    An epoch may end inside a permutation; the next one goes on from there.
+    An epoch may end inside a permutation; the next one continues it.
     """
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
@@ -196,22 +196,22 @@ class UniformSampler(Sampler):
 
 @dataclass(frozen=True)
 class SeparatedSampler(Sampler):
-    """One tier gets the hardest samples and a random rest, the other a uniform draw.
+    """Hard samples and a random rest for one tier, a uniform draw for the other (the paper).
 
-    The paper's method, with the fast tier. The two draws are independent, so they may overlap.
+    The two draws are independent, so they may overlap.
 
     Parameters
     ----------
     high_loss_ratio : float (default: HIGH_LOSS_RATIO)
-        lambda: share of that tier's samples that are those with the highest recorded loss, in
-        [0, 1]; the rest of them is drawn uniformly.
+        lambda: share of the tier's samples with the highest recorded losses, in [0, 1]; the rest
+        is drawn uniformly.
     high_loss_to : {"fast", "slow"} (default: "fast")
-        Which tier that is.
+        Tier that gets the hard samples; in the paper the fast one.
     """
 
     needs_both_tiers = True
     disjoint: ClassVar[bool] = False
-    """Whether the other tier gets what is left of all samples, as far as that suffices."""
+    """Whether the other tier gets the remaining samples, as far as they suffice."""
 
     high_loss_ratio: float = HIGH_LOSS_RATIO
     high_loss_to: TierName = "fast"
@@ -251,10 +251,10 @@ class SeparatedSampler(Sampler):
 
 @dataclass(frozen=True)
 class UnifiedSampler(SeparatedSampler):
-    """One tier chooses first, the hardest samples and a random rest; the other gets what is left.
+    """Hard samples and a random rest for one tier, the remaining samples for the other.
 
-    So no sample is trained on by both, as far as N suffices: where what is left is too short,
-    the rest is drawn uniformly from all samples. The parameters are those of `SeparatedSampler`.
+    No sample is in both draws, unless too few remain; the missing ones are then drawn uniformly
+    from all samples. The parameters are those of `SeparatedSampler`.
     """
 
     disjoint: ClassVar[bool] = True

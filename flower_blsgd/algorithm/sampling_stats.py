@@ -1,4 +1,4 @@
-"""Statistics of the samples that were chosen for an epoch: how biased, and how old the losses."""
+"""Statistics of the chosen samples: the bias of the choice, and the age of the losses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,28 +14,27 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class SamplingStats:
-    """Figures of one choice of samples, commonly an epoch's, taken when it is made.
+    """Statistics of one choice of samples, usually for an epoch, at the time of the choice.
 
-    All losses are recorded ones, from earlier epochs; a sample that was never seen has none and
-    counts in `share_never_seen` only. A loss or age without any record is nan: all are in epoch 1.
-    Ages are in epochs, 0 for a loss of the round before this epoch; nine of ten are no older
-    than the 90th percentile.
+    Losses are those recorded in earlier epochs. A sample that was never seen has none; it only
+    counts in `share_never_seen`. Without any record, as in epoch 1, losses and ages are nan. Ages
+    are in epochs; a loss from the round before the choice has age 0.
 
     Parameters
     ----------
     all_loss_mean, all_loss_p10, all_loss_p90 : float
         Mean, 10th and 90th percentile of the recorded losses.
     fast_picked_loss_mean, slow_picked_loss_mean : float
-        Mean over the samples that a tier trains on; one that it has twice counts twice.
+        Mean over the samples of a tier, with repetitions.
     picked_over_all_loss : float
-        How biased the choice is: mean loss of all picked samples, of all workers, over the mean of
-        all; 1 without bias.
+        Bias of the choice: mean loss of the samples of all workers over the mean of all samples;
+        1 without bias.
     distinct_samples : int
-        Different samples that are picked for any worker.
+        Number of different samples among those of all workers.
     share_never_seen : float
         Share of the N samples without a recorded loss.
     share_left_out : float
-        Share of the N samples that no fast worker trains on.
+        Share of the N samples that no fast worker trains on in this epoch.
     loss_age_epochs_mean, loss_age_epochs_p90, loss_age_epochs_max : float
         Age of the recorded losses.
     left_out_age_epochs_mean, left_out_age_epochs_p90 : float
@@ -65,10 +64,18 @@ def sampling_stats(
     last_round: int,
     rounds_per_epoch: float,
 ) -> SamplingStats:
-    """Describe the choice of samples of one epoch. Linear in N; needs a byte per sample.
+    """Return the statistics of the samples in a plan; linear in N.
 
-    The table is as it was when the epoch was planned, and `last_round` the last round before that.
-    `rounds_per_epoch` of the epochs before, > 0, turns ages into epochs.
+    Parameters
+    ----------
+    plan, participants
+        The plan, and its workers.
+    table : LossTable
+        The table that the sampler saw.
+    last_round : int
+        Last round before the choice, counted from 1.
+    rounds_per_epoch : float
+        Mean of the earlier epochs, > 0; converts ages to epochs.
     """
     num_samples = len(table)
     fast, slow = (_picked(plan, participants, tier_is_fast) for tier_is_fast in (True, False))
@@ -104,7 +111,7 @@ def sampling_stats(
 
 
 def _picked(plan: EpochPlan, participants: Sequence[Participant], fast: bool) -> IntArray:
-    """Return the samples of a tier in all rounds of the lists, with repeats, in any order."""
+    """Return the samples of a tier in all rounds of the lists, with repetitions."""
     whole = replace(plan, rounds=plan.lists_end - plan.first_round, first_round=0)
     tier = [worker for worker, participant in enumerate(participants) if participant.fast is fast]
     orders = [whole.indices(r, worker) for r in range(whole.rounds) for worker in tier]
@@ -121,7 +128,7 @@ def _mean(losses: FloatArray) -> float:
 
 def _ages(rounds: IntArray, last_round: int, rounds_per_epoch: float) -> tuple[float, float, float]:
     """Return mean, 90th percentile and maximum age of records, in epochs; nan without any."""
-    seen = rounds[rounds > 0]  # round 0 stands for a sample that was never seen
+    seen = rounds[rounds > 0]  # round 0: a sample that was never seen
     if not len(seen):
         return _NAN, _NAN, _NAN
     # The latest round with at most a tenth of the records before it.

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 
-from ..algorithm.averaging import (
-    AnyArray,
-    Weighting,
-    average_by_load,
-    move,
-    node_weight,
-    weighted_average,
-)
+from ..algorithm.averaging import Weighting, average_by_load, node_weight, weighted_average
 from ..algorithm.outer_optimizer import OuterOptimizer
+from ..algorithm.tensor_sum import AnyArray, move
 from ..algorithm.validation import checked_numbers, checked_weights
 from ..grids.array_records import common_runs, flat_like, tensors_of
 from ..protocol import METRICS, TIMING_KEYS

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from ..algorithm.averaging import AnyArray
-from ..algorithm.tensor_sum import first_not_finite
+from ..algorithm.tensor_sum import AnyArray, first_not_finite
 from ..grids.array_records import FlatTensors, flat_of
 from ..protocol import (
     ARRAYS,

@@ -8,7 +8,8 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ..algorithm.averaging import AnyArray, weighted_average
+from ..algorithm.averaging import weighted_average
+from ..algorithm.tensor_sum import AnyArray
 from ..grids.array_records import view_record
 from ..protocol import TRAIN_SUM, Failure, SumOrder, SumReport
 from .messages import read_answer, replies_to
