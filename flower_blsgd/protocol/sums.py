@@ -14,14 +14,14 @@ from .records import ARRAYS, CONFIG, METRICS, from_wire, to_wire
 
 @dataclass(frozen=True)
 class SumOrder:
-    """One worker's slice of all models, of which it computes the weighted sum.
+    """Order to compute the weighted sum of a slice of all models.
 
     Parameters
     ----------
     weights : sequence of float
-        One per model, >= 0, adding up to 1.
+        One per model, >= 0; they add up to 1.
     slices : sequence of ArrayRecord
-        The slice of each model: flat arrays, the same names in each.
+        The slice of each model: flat arrays with the same names.
     """
 
     weights: Sequence[float] = field(metadata={"limits": 0})
@@ -42,7 +42,7 @@ class SumOrder:
     def from_message(cls, message: Message) -> "SumOrder":
         """Read the order in a message to sum.
 
-        ProtocolError if there are no weights that add up to 1, or not a slice for each.
+        ProtocolError without weights that add up to 1, and one slice for each.
         """
         config = message.content.config_records.get(CONFIG, ConfigRecord())
         values = from_wire(cls, config)
@@ -57,12 +57,12 @@ class SumOrder:
 
 @dataclass(frozen=True)
 class SumReport:
-    """The weighted sum of a slice of all models.
+    """Weighted sum of a slice of all models.
 
     Parameters
     ----------
     arrays : ArrayRecord
-        As in the order.
+        The sum, named as in the order.
     started_at, ended_at : float
         Unix time in seconds.
     """
@@ -78,7 +78,7 @@ class SumReport:
 
     @classmethod
     def from_content(cls, content: RecordDict) -> "SumReport":
-        """Read a reply's content; ProtocolError without times. Nothing is known of its arrays."""
+        """Read the content of a reply; ProtocolError without times. Its arrays are not checked."""
         times = content.metric_records.get(METRICS, MetricRecord())
         arrays = content.array_records.get(ARRAYS, ArrayRecord())
         return cls(arrays, **from_wire(cls, times))

@@ -21,7 +21,7 @@ from ..algorithm.catalog import WEIGHTS
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.biased_local_sgd import BiasedLocalSGD
-from ..strategy.cost_model import HARDLY, slow_device_lines
+from ..strategy.cost_model import NEGLIGIBLE, slow_device_lines
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
@@ -486,7 +486,7 @@ class RunRecorder:
             if before is None and not row.trained:
                 self.say(f"  {row.label}: sums up its slice of the fast workers' models")
             elif before is None:
-                hardly = " (hardly takes part)" if 0 < row.weight < HARDLY else ""
+                hardly = " (hardly takes part)" if 0 < row.weight < NEGLIGIBLE else ""
                 own = self._strategy.registry.workers[row.worker].profile
                 steps = counted(row.local_steps, "step")
                 steps += f" of {own.batch_size} samples" if own.batch_size else ""
@@ -581,7 +581,7 @@ class RunRecorder:
             if what not in self._unwritten:
                 self._unwritten.add(what)
                 where = f"{what} cannot be written to {self.folder.path} ({_words(error)})"
-                self.say(f"warning: {where}; training goes on")
+                self.say(f"warning: {where}; training continues")
 
     def _draw(self) -> None:
         # Importing matplotlib takes a second.
