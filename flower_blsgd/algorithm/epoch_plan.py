@@ -216,7 +216,7 @@ def round_shape(
     mode : {"samples", "table"}
         ``"samples"``: E epochs are E N samples, to within one round. ``"table"``: the rule that
         reproduces the communications per epoch in the paper's table. It uses B P, or the sum of
-        the b_i if workers have batch sizes of their own.
+        the b_i if some are given.
     local_steps_fast : int
         tau_fast of the run. In table mode synchronous SGD has this many rounds instead of one.
     num_workers : int, optional

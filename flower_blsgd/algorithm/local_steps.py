@@ -164,7 +164,7 @@ def shrunk_batch(speed_ratio: float, local_steps_fast: int, batch_size: int) -> 
 
 @dataclass(frozen=True)
 class SameSteps(StepPolicy):
-    """The same number of steps for every worker: balanced local SGD; with 1, synchronous SGD.
+    """Equal steps for all workers: balanced local SGD, or synchronous SGD with 1 step.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class SameSteps(StepPolicy):
 
 @dataclass(frozen=True)
 class SystemAwareSteps(StepPolicy):
-    """As many steps as the speed of each worker allows (the paper's method).
+    """Local steps in proportion to the speed of each worker (the paper's method).
 
     A fast worker does `local_steps_fast` steps. A slow one does `local_steps_slow` or, if that is
     None, its speed ratio times `local_steps_fast`. An unknown speed ratio counts as 1. The

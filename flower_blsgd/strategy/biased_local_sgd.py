@@ -66,7 +66,7 @@ class BiasedLocalSGD(FedAvg):
     num_samples : int
         N; every worker can read all of them.
     batch_size : int (default: 32)
-        Samples per local step, >= 2; workers may have batch sizes of their own.
+        Samples per local step, >= 2; ``batch=`` of a worker overrides it.
     local_steps : int, "auto" or StepPolicy (default: 32)
         tau_fast, or a policy for the steps of every worker. ``"auto"`` measures before the first
         round and chooses the smallest tau_fast that wastes little time (`fewest_steps`).

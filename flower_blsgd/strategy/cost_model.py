@@ -96,7 +96,7 @@ def predict_run(
 
 
 def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | str | None]:
-    """Return the predicted figures for a summary, which also has the measured ones."""
+    """Return predictions of the figures that a summary reports as measured."""
     return {
         "clock": clock,
         "round_seconds": prediction.round_seconds,

@@ -200,8 +200,8 @@ def _late_result(
 ) -> EpochEnd | None:
     """Return the result of an asynchronous evaluation that has ended, or None.
 
-    `instead` evaluates the model if the workers failed. At the end of the run it is None, and
-    unfinished evaluations are dropped.
+    `instead` evaluates the model if the workers failed. None means the end of the run: unfinished
+    evaluations are dropped.
     """
     if evaluation is None:
         return None

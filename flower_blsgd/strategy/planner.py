@@ -118,23 +118,9 @@ class Planner:
     def next_round(self, server_round: int, active: Sequence[Worker], arrays: ArrayRecord) -> Round:
         """Return the next round, with an order for each worker that trains.
 
-        Plans an epoch if one is due. If a planned worker is gone, its samples are skipped.
-
-        Parameters
-        ----------
-        server_round : int
-            Number of the round, counted from 1.
-        active : sequence of Worker
-            Workers that can get an order, in worker order.
-        arrays : ArrayRecord
-            The global model.
-
-        Raises
-        ------
-        UsageError
-            If the settings do not fit the workers or the data.
-        AggregationError
-            If there is no worker.
+        Plans an epoch if one is due. If a planned worker is gone, its samples are skipped. The
+        active workers are those that can get an order, in worker order. UsageError if the settings
+        do not fit the workers or the data; AggregationError without a worker.
         """
         if self.epoch == 0:
             self.check(active)
@@ -206,14 +192,9 @@ class Planner:
     def check(self, workers: Sequence[Worker]) -> RoundShape:
         """Check that a run can begin with these workers, and return the shape of its rounds.
 
-        With an open step policy it is the shape of the shortest rounds.
-
-        Raises
-        ------
-        UsageError
-            If a required tier is missing, or not even one step of every worker fits into the data.
-        AggregationError
-            If there is no worker.
+        With an open step policy it is the shape of the shortest rounds. UsageError if a required
+        tier is missing, or not even one step of every worker fits into the data; AggregationError
+        without a worker.
         """
         _refuse_nobody(workers)
         _refuse_missing_tier(workers, self.sampler, self.train_on)

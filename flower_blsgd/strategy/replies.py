@@ -181,22 +181,23 @@ def _read_report(
 # --- all replies of a round -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Outcome:
-    """The outcome of one order.
+    """Outcome of an order.
 
     Parameters
     ----------
-    worker : Worker
-        The worker that had the order.
-    order : TrainOrder
-        The order.
+    worker, order
+        The worker, and its order.
     reply : CheckedReply, optional
         None if the order failed.
     failure : Failure, optional
         Why the order failed; None if it succeeded.
-    momentum_zeroed : bool
+    momentum_zeroed : bool (default: False)
         Whether the optimizer's state was not finite, even if the order failed.
+
+    Attributes
+    ----------
     report : TrainReport, optional
         The report in the reply.
     load : float
@@ -210,18 +211,12 @@ class Outcome:
     reply: CheckedReply | None = None
     failure: Failure | None = None
     momentum_zeroed: bool = False
-    report: TrainReport | None = None
-    load: float = 0.0
-    cut_off: int = 0
 
-
-def succeeded(
-    worker: Worker, order: TrainOrder, reply: CheckedReply, zeroed: bool = False
-) -> Outcome:
-    """Return the outcome of an order with a checked reply."""
-    done = reply.report.num_examples
-    cut_off = len(order.indices) - done
-    return Outcome(worker, order, reply, None, zeroed, reply.report, float(done), cut_off)
+    def __post_init__(self) -> None:
+        self.report = self.reply.report if self.reply else None
+        done = self.report.num_examples if self.report else 0
+        self.load = float(done)
+        self.cut_off = len(self.order.indices) - done if self.report else 0
 
 
 def read_replies(
@@ -272,9 +267,10 @@ def read_replies(
                     outcomes += _read_host(given, answer, model_shape, weighted_by_key)
                 else:
                     ((worker, order),) = given
-                    zeroed = _says_zeroed(answer)
+                    metrics = records_of(answer, MetricRecord).values()
+                    zeroed = any(record.get(MOMENTUM_ZEROED) == 1 for record in metrics)
                     checked = check_reply(answer, order, model_shape, weighted_by_key)
-                    outcomes.append(succeeded(worker, order, checked, zeroed))
+                    outcomes.append(Outcome(worker, order, checked, None, zeroed))
                 continue
             except Exception as error:  # a wrong reply must not end the round
                 answer = Failure.of(error)
@@ -323,13 +319,9 @@ def _read_host(
             outcomes += _failed([(worker, order)], failure)
         else:
             reply = CheckedReply(*reports[rank], tensors, momentum)
-            outcomes.append(succeeded(worker, order, reply, bool(reply.report.momentum_zeroed)))
+            zeroed = bool(reply.report.momentum_zeroed)
+            outcomes.append(Outcome(worker, order, reply, None, zeroed))
     return outcomes
-
-
-def _says_zeroed(content: RecordDict) -> bool:
-    metrics = records_of(content, MetricRecord).values()
-    return any(record.get(MOMENTUM_ZEROED) == 1 for record in metrics)
 
 
 def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outcome]:

@@ -83,12 +83,7 @@ class Connector:
 
         The first call waits for enough nodes, queries them, and measures speeds if needed. Later
         calls query a new node only if it may be a worker that returns; `prepare_epoch` queries the
-        others.
-
-        Raises
-        ------
-        UsageError
-            If, in the first call, a worker cannot take part or has different data or another model.
+        others. UsageError if, in the first call, a worker cannot take part.
         """
         registry = self.registry
         online = set(grid.get_node_ids()) if registry.begun else self._wait(grid)

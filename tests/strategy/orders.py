@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 
 from flower_blsgd.algorithm.local_steps import Clock, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.protocol import TrainOrder, TrainReport
 from flower_blsgd.strategy.planner import Planner
-from flower_blsgd.strategy.replies import ModelShape, Outcome, read_replies
+from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, read_replies
 from flower_blsgd.strategy.speeds import Connector
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
@@ -69,7 +69,7 @@ def finish(planner: Planner, orders: Iterable[tuple[Worker, TrainOrder]]) -> Non
     """Record a round in which all orders succeeded; nothing is known of losses and times."""
     outcomes = []
     for worker, order in orders:
-        count, none = len(order.indices), np.empty(0, np.float32)
+        none = np.empty(0, np.float32)
         report = TrainReport(order.local_steps, order.batch_size, 0.0, 0.0, 0.0, none, order.arrays)
-        outcomes.append(Outcome(worker, order, report=report, load=float(count)))
+        outcomes.append(Outcome(worker, order, CheckedReply(report, MetricRecord(), {}, {})))
     planner.record(outcomes)

@@ -24,7 +24,7 @@ from flower_blsgd.algorithm.tensor_sum import AnyArray
 from flower_blsgd.grids.array_records import tensors_of, view_record
 from flower_blsgd.protocol import Keys
 from flower_blsgd.strategy.averaging import Averaging
-from flower_blsgd.strategy.replies import CheckedReply, Outcome, succeeded
+from flower_blsgd.strategy.replies import CheckedReply, Outcome
 from flower_blsgd.strategy.round import Round
 from flower_blsgd.worker.model_io import state_record
 
@@ -43,7 +43,7 @@ def outcome(tensors: dict[str, AnyArray], steps: int, batch_size: int = 2) -> Ou
     report = SimpleNamespace(num_examples=steps * batch_size, completed_steps=steps)
     reply = CheckedReply(report, MetricRecord(), tensors, {})  # type: ignore[arg-type]
     order = SimpleNamespace(indices=range(steps * batch_size))
-    return succeeded(SimpleNamespace(), order, reply)  # type: ignore[arg-type]
+    return Outcome(SimpleNamespace(), order, reply)  # type: ignore[arg-type]
 
 
 def round_from(arrays: ArrayRecord) -> Round:
@@ -150,7 +150,7 @@ def trained(
             order = order_for(arrays, indices, 2, momentum_policy="reset")
             report = worker.run(order)
             reply = CheckedReply(report, MetricRecord(), tensors_of(report.arrays), {})
-            outcomes.append(succeeded(SimpleNamespace(), order, reply))  # type: ignore[arg-type]
+            outcomes.append(Outcome(SimpleNamespace(), order, reply))  # type: ignore[arg-type]
         arrays = averaging.next_model(round_from(arrays), outcomes)[0]
     return tensors_of(arrays)
 

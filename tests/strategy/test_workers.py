@@ -498,7 +498,7 @@ def outcome(worker: Any, seconds: float, samples: int = 4) -> Outcome:
         num_examples=samples, compute_seconds=seconds * samples / 2, losses=np.empty(0, np.float32)
     )
     order = SimpleNamespace(indices=np.arange(samples), round=1)
-    return Outcome(worker, order, report=report)  # type: ignore[arg-type]
+    return Outcome(worker, order, SimpleNamespace(report=report))  # type: ignore[arg-type]
 
 
 def test_follow_speeds_keeps_given_ones_as_those_of_the_worker_alone() -> None:
@@ -520,7 +520,7 @@ def test_failed_orders_and_clients_without_times_say_nothing() -> None:
     profiles = [fast_profile(0, seconds_per_step=1.0), slow_profile(1, seconds_per_step=4.0)]
     registry = WorkerRegistry.of_profiles(profiles)
     fast, slow = registry.workers
-    failed = replace(outcome(fast, 9.0), report=None)
+    failed = replace(outcome(fast, 9.0), reply=None)
     planner_of().record([failed, outcome(slow, 9.0, samples=0), outcome(slow, 0.0)])
     registry.follow_speeds(0.0, 0.0)
     assert not any(worker.measured for worker in registry.workers)
