@@ -161,15 +161,6 @@ def test_table_mode_share_that_fast_workers_leave_out() -> None:
     assert share_left_out(plan, pair, CIFAR10) == pytest.approx(0.50848, abs=1e-12)
 
 
-def test_samples_mode_first_epoch_of_cifar10() -> None:
-    # S = 32 * (8 * 32 + 2) = 8,256; floor(50000 / 8256) = 6; 6 * 8192 / 50000 = 98.304 %
-    plan = _plan(CIFAR10, SystemAwareSteps(32, 1))
-    assert plan.rounds == 6
-    assert plan.num_planned == 6 * 8256
-    assert [len(one.indices) for one in plan.sample_lists] == [49_152, 384]
-    assert share_left_out(plan, _PAPER_WORKERS, CIFAR10) == pytest.approx(1 - 0.98304, abs=1e-12)
-
-
 def test_samples_mode_epoch_18_has_more_fast_samples_than_there_are() -> None:
     # floor(18 * 50000 / 8256) - floor(17 * 50000 / 8256) = 109 - 102 = 7; 7 * 8192 = 57,344
     losses = distinct_losses(CIFAR10)
@@ -190,22 +181,6 @@ def test_samples_mode_epoch_18_has_more_fast_samples_than_there_are() -> None:
     assert len(np.unique(excess)) == 7_344
     assert np.isin(np.argsort(losses)[-3_672:], excess).all()
     assert share_left_out(plan, _PAPER_WORKERS, CIFAR10) == 0.0
-
-
-def test_samples_mode_keeps_to_n_per_epoch_when_the_workers_change() -> None:
-    # three epochs with 4 + 2 workers, then one fast and one slow are gone, then they are back
-    planned = 0
-    for epoch, tiers in enumerate([(4, 2)] * 3 + [(3, 1)] * 4 + [(4, 2)] * 3, start=1):
-        plan = _plan(
-            1000,
-            SystemAwareSteps(8, 3),
-            participants=workers(*tiers, 5),
-            epoch=epoch,
-            samples_before=planned,
-        )
-        planned += plan.num_planned
-        per_round = 5 * (tiers[0] * 8 + tiers[1] * 3)
-        assert epoch * 1000 - per_round < planned <= epoch * 1000
 
 
 # the shape of a round
@@ -351,28 +326,6 @@ def test_orders_of_a_run_are_its_lists_in_order(
         count = sum(map(len, stream))
         expected = permutation_stream(settings["seed"], num_samples, 0, count)
         assert np.concatenate(stream).tolist() == expected.tolist()
-
-
-def test_plan_of_ten_million_samples() -> None:
-    """Seconds on one core; a loop over the samples in Python would take minutes."""
-    num_samples = 10_000_000
-    rng = np.random.default_rng(0)
-    table = LossTable(num_samples)
-    rng.random(out=table.losses, dtype=np.float32)
-    table.rounds[:] = rng.integers(1, 700, num_samples, np.int32)
-    plan = _plan(num_samples, SystemAwareSteps(32, 1), table=table)
-    # floor(10^7 / 8256) = 1211 rounds
-    assert plan.rounds == 1211
-    assert plan.num_planned == 1211 * 8256
-    for one in plan.sample_lists:
-        seen = np.zeros(num_samples, np.bool_)
-        seen[one.indices] = True
-        assert np.count_nonzero(seen) == len(one.indices)
-    assert len(plan.indices(1210, 9)) == 32
-    stats = sampling_stats(plan, _PAPER_WORKERS, table, 700, 700.0)
-    assert stats.all_loss_mean == pytest.approx(0.5, abs=1e-3)
-    assert stats.loss_age_epochs_p90 == pytest.approx(0.9, abs=5e-3)
-    assert stats.share_left_out == pytest.approx(1 - 1211 * 8192 / num_samples, abs=1e-3)
 
 
 # samplers and step policies of one's own

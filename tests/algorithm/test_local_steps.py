@@ -10,7 +10,6 @@ from flower_blsgd.algorithm.local_steps import (
     StepPolicy,
     SystemAwareSteps,
     balanced_batches,
-    fastest_worker,
     fewest_steps,
     proportional_steps,
     shrunk_batch,
@@ -79,32 +78,6 @@ def test_proportional_steps_worked(gamma: float, tau_fast: int, expected: int) -
 )
 def test_shrunk_batch_worked(gamma: float, tau_fast: int, batch: int, expected: int) -> None:
     assert shrunk_batch(gamma, tau_fast, batch) == expected
-
-
-@given(
-    st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(2, 256)), min_size=1, max_size=6),
-    st.integers(1, 64),
-)
-def test_steps_by_speed_take_everybody_as_long_whatever_the_batches(
-    pairs: list[tuple[float, int]], tau: int
-) -> None:
-    """All compute as long as the fastest does for its steps, but for rounding to whole ones."""
-    seconds, batches = zip(*pairs, strict=True)
-    participants = [
-        Participant(True, 32, gamma, given_batch=batch)
-        for gamma, batch in zip(speed_ratios(seconds, batches), batches, strict=True)
-    ]
-    policy = SystemAwareSteps(tau, all_by_speed=True)
-    steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
-    fastest = fastest_worker(seconds, batches)
-    assert fastest is not None
-    assert max(b / s for s, b in pairs) == pytest.approx(batches[fastest] / seconds[fastest])
-    round_seconds = tau * seconds[fastest]
-    for second, batch, step, size in zip(seconds, batches, steps, sizes, strict=True):
-        unit = second if size == batch else second / batch  # a step, or a sample of one
-        assert abs(step * size / batch * second - round_seconds) <= unit / 2 + 1e-6 * second or (
-            size == 2 and step == 1
-        )
 
 
 # step policies

@@ -357,20 +357,6 @@ def test_separated_sampler_unseen_are_picked_first() -> None:
     assert set(one) != set(other)
 
 
-@pytest.mark.parametrize("sampler", [SeparatedSampler(), UnifiedSampler()])
-def test_draws_are_a_function_of_seed_epoch_and_losses(sampler: Sampler) -> None:
-    table = table_of(np.arange(100) // 30)  # many ties
-    draws = {
-        (seed, epoch): _fast_and_slow(table, sampler, seed=seed, epoch=epoch)
-        for seed in (0, 1)
-        for epoch in (1, 2, 3)
-    }
-    for tier in (0, 1):
-        assert len({tuple(lists[tier]) for lists in draws.values()}) == 6
-    np.random.default_rng(0).random(5)
-    assert _fast_and_slow(table, sampler, seed=1, epoch=2, samples_before=99) == draws[1, 2]
-
-
 # unified: the second tier gets what the first one left
 
 

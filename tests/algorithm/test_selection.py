@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.algorithm.catalog import SELECTIONS
 from flower_blsgd.algorithm.epoch_plan import EpochPlan, RoundShape, plan_epoch
 from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.sampling import Sampler, SeparatedSampler, UniformSampler
@@ -65,24 +64,6 @@ def test_infobatch_has_all_samples_at_the_end_and_before_any_loss() -> None:
     assert _select(InfoBatch(), table_of([3.0] * 40)) is None
 
 
-@given(
-    st.lists(st.sampled_from([0.0, 0.5, 1.0, 9.0, UNSEEN]), min_size=2, max_size=40),
-    st.sampled_from([0.0, 0.25, 0.5, 0.9]),
-)
-def test_infobatch_weights_stand_for_what_is_left_out(losses: list[float], ratio: float) -> None:
-    """The weights of what is kept add up to N, to the rounding of one sample."""
-    table = table_of(losses)
-    selected = _select(InfoBatch(ratio), table)
-    if selected is None:
-        return
-    assert selected.weights is not None
-    kept = selected.indices
-    assert kept.tolist() == sorted(set(kept.tolist()))
-    mean = np.mean([loss for loss in losses if loss < UNSEEN])
-    assert {i for i, loss in enumerate(losses) if loss >= mean} <= set(kept.tolist())
-    assert abs(selected.weights[kept].sum() - len(losses)) <= 1 / (1 - ratio)
-
-
 @pytest.mark.parametrize(
     ("selection", "losses", "chances"),
     [
@@ -117,21 +98,6 @@ def test_chances_and_weights_worked(
         assert selected.weights is not None
         expected = selection.share / np.array(chances)
         np.testing.assert_allclose(selected.weights, expected, rtol=1e-6)
-
-
-def test_importance_sampling_is_unbiased() -> None:
-    """The mean over draws of the weighted mean of what is drawn is the mean of all samples."""
-    losses = np.random.default_rng(0).exponential(1.0, 30)
-    weighted, plain = [], []
-    for epoch in range(1000):
-        selected = _select(ImportanceSampling(0.4), table_of(losses), epoch)
-        assert selected is not None
-        assert selected.weights is not None
-        weighted.append((selected.weights * losses**2)[selected.indices].mean())
-        plain.append((losses**2)[selected.indices].mean())
-    mean, error = (losses**2).mean(), np.std(weighted) / 1000**0.5
-    assert np.mean(weighted) == pytest.approx(mean, abs=3 * error)
-    assert np.mean(plain) > mean + 20 * error
 
 
 @given(
@@ -227,11 +193,3 @@ def test_epoch_of_less_than_a_round_has_one() -> None:
     plan = _plan(UniformSampler(), Selected(np.arange(7, dtype=np.int32)), LossTable(300), due=307)
     assert plan.rounds == 1
     assert set(plan.indices(0, 0).tolist()) == set(range(7))
-
-
-def test_selections_have_their_published_numbers() -> None:
-    assert {name: make() for name, make in SELECTIONS.items()} == {
-        "infobatch": InfoBatch(0.5, 0.875),
-        "importance-sampling": ImportanceSampling(0.7),
-        "active-bias": ActiveBias(0.7),
-    }

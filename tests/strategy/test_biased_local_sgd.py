@@ -47,7 +47,6 @@ from ..in_process_grid import (
     tensors_of,
     toy_arrays,
 )
-from ..log_capture import captured_log
 
 Workers = dict[int, ToyWorker]
 
@@ -306,32 +305,6 @@ def test_reply_without_num_examples_counts_zero() -> None:
     assert metrics["num-examples"] == 6
 
 
-class Poisoned(ToyWorker):
-    """Sends no finite model after an order with sample 0."""
-
-    def model(self, order: TrainOrder) -> ArrayRecord:
-        return toy_arrays(np.nan if 0 in order.indices else 1.0)
-
-
-def test_sample_whose_orders_always_fail_is_not_chosen_first_for_ever() -> None:
-    """The fast worker gets 12 of 24 samples: the 6 highest losses, and a third of the other 18.
-
-    Orders of slow workers with that sample fail as well, as its loss is not finite.
-    """
-
-    def losses(indices: np.ndarray) -> np.ndarray:
-        return np.where(indices == 0, np.nan, indices).astype(np.float32)
-
-    slow = {10 * place: ToyWorker(slow_profile(place), losses=losses) for place in (2, 3)}
-    nodes = {10: Poisoned(fast_profile(0)), **slow}
-    strategy = strategy_of(24)
-    strategy.fit(InProcessGrid(nodes), toy_arrays(), epochs=16)
-    assert strategy.planner.table.losses[0] == np.inf
-    epochs = {order.epoch for order in nodes[10].orders if 0 in order.indices}
-    assert {2, 3} <= epochs
-    assert 3 <= len(epochs) <= 11  # 5 or 6 of 16 without a preference
-
-
 class Unbounded(NormalizedWeighting):
     def update_scales(
         self, weights: Sequence[float], completed_steps: Sequence[int]
@@ -473,19 +446,6 @@ def test_host_that_cannot_average_is_refused_at_the_start(
         play_round(strategy_of(min_available_nodes=1, **changes), grid)
     assert "\n" not in str(refusal.value)
     assert grid.sent_of_type("train") == []
-
-
-def test_host_that_comes_later_and_does_not_fit_is_left_out() -> None:
-    grid = InProcessGrid({20: ToyWorker(fast_profile(7), 4.0)})
-    changes = {"sampler": UniformSampler(), "local_steps": 12}  # each round is an epoch
-    strategy = strategy_of(weights=ByRoot(), min_available_nodes=1, **changes)
-    assert weight_of(play_round(strategy, grid, 1)[0]) == 4.0
-    grid.connect(10, host())
-    with captured_log() as log:
-        assert weight_of(play_round(strategy, grid, 2)[0]) == 4.0
-    assert [worker.node_id for worker in strategy.registry.active] == [20]
-    assert len(log.errors) == 2
-    assert all("ByRoot cannot be averaged there" in line for line in log.errors)
 
 
 # --- Flower's own loop

@@ -53,27 +53,6 @@ def test_biased_worked() -> None:
     assert (found.waiting_share(fast=True), found.waiting_share(fast=False)) == (0.0, 0.0)
 
 
-def test_paper_setting_worked() -> None:
-    """8 + 2 workers at (32, 1), the slow ones 22 times slower: 32 s against 22 s."""
-    team = [fast_profile(i, seconds_per_step=1.0) for i in range(8)]
-    team += [slow_profile(i, seconds_per_step=22.0) for i in (8, 9)]
-    settings = {"num_samples": 50_000, "batch_size": 32, "local_steps_fast": 32}
-    found = prediction_of(*team, **settings, shrink_slow_batch=False, overhead=0.5)
-    assert found is not None
-    assert of_workers(found, "local_steps") == (32,) * 8 + (1,) * 2
-    assert found.round_seconds == 32.5
-    assert found.waiting_share(fast=True) == 0.0
-    assert found.waiting_share(fast=False) == pytest.approx(10 / 32.5)
-    assert found.epoch_seconds == pytest.approx(32.5 * 50_000 / 8256)
-    assert found.samples_per_second == pytest.approx(8256 / 32.5)
-    # Synchronous: the fast ones wait 21 of 22 s, for 320 samples.
-    sync = prediction_of(*team, **settings, algorithm="sync-sgd")
-    assert sync is not None
-    assert sync.waiting_share(fast=True) == pytest.approx(21 / 22)
-    assert sync.epoch_seconds == pytest.approx(3437.5)
-    assert of_workers(sync, "weight") == pytest.approx((0.1,) * 10)
-
-
 @pytest.mark.parametrize(
     ("algorithm", "steps", "seconds", "fast_waits", "per_round"),
     [

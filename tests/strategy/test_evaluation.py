@@ -153,12 +153,6 @@ def test_no_bit_depends_on_who_evaluates_what() -> None:
         assert Setup(*nodes, num_test=1001)(0.1) == expected
 
 
-@pytest.mark.parametrize("order", ["reversed", "shuffled"])
-def test_order_of_replies_changes_no_bit(order: Order) -> None:
-    expected = Setup(*[fast(place) for place in range(7)], num_test=1001)(0.1)
-    assert Setup(*[fast(place) for place in range(7)], num_test=1001, order=order)(0.1) == expected
-
-
 # --- workers that do not answer as they should
 
 

@@ -5,7 +5,6 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.app import Error, Message
 from flwr.serverapp.exception import AggregationError
@@ -14,6 +13,7 @@ from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.grids.flower_internals import NOT_LOADED
+from flower_blsgd.protocol import Failure
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from ..in_process_grid import (
@@ -103,11 +103,10 @@ class Run:
         return [round(weights.get(worker, float("nan")), 3) for weights in found]
 
 
-@pytest.mark.parametrize("order", ["sent", "reversed", "shuffled"])
 @pytest.mark.parametrize("fault", KINDS)
-def test_failure_is_counted_logged_once_and_left_out_of_the_average(fault: str, order: Any) -> None:
+def test_failure_is_counted_logged_once_and_left_out_of_the_average(fault: str) -> None:
     kind, reason = KINDS[fault]
-    grid = InProcessGrid(three(), order)
+    grid = InProcessGrid(three(), "reversed")
     for server_round in (2, 4):
         grid.fail_at(1, server_round, fault)
     run = Run(grid).play(epochs=1)
@@ -228,23 +227,16 @@ def test_round_that_nobody_completed_is_given_up_and_the_third_in_a_row_ends_the
     assert run.grid.timeouts[1:7] == [3600.0, 30.0, 120.0, 120.0, 30.0, 120.0]
     assert run.strategy.fit(run.grid, toy_arrays(), epochs=2).arrays is not None
     run = stalled(2, 3, 4)
-    with pytest.raises(AggregationError, match="round 4: no worker succeeded"):
+    with pytest.raises(AggregationError, match="round 4: no worker succeeded") as stopped:
         run.play(epochs=2)
-
-
-def test_error_of_the_users_code_on_all_workers_is_named_in_one_line() -> None:
-    grid = InProcessGrid(three())
-    for worker in range(3):
-        for server_round in (1, 2, 3):
-            grid.fail_at(worker, server_round, "raises")
-    run = Run(grid)
-    with pytest.raises(AggregationError) as stopped:
-        run.play(epochs=3)
     line = str(stopped.value)
     assert "\n" not in line
-    assert "round 3" in line
     for worker in ("fast-0 (cpu:0)", "fast-1 (cpu:1)", "slow-2 (cpu:2)"):
-        assert f"{worker}: RuntimeError: the fan stands still" in line
+        assert f"{worker}: " in line
+    assert line.count(KINDS[fault][1]) == 3
+
+
+def test_run_in_which_no_worker_completes_a_step_ends() -> None:
     nodes = three()
     for node in nodes.values():
         node.steps = 0  # type: ignore[attr-defined]  # no worker completed a step
@@ -295,27 +287,6 @@ def test_min_workers_stops_the_run_when_an_epoch_begins(
     assert 60 <= clock.now < 62
     for fragment in ("2 of 3 workers are left", "min-workers = 3", "fast-1 (cpu:1): its node is"):
         assert fragment in str(stopped.value)
-
-
-def test_run_waits_for_nodes_that_are_on_their_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes of a stream are gone at once, such as when a switch starts again."""
-    clock = Clock(monkeypatch)
-    nodes = three()
-    grid = InProcessGrid(nodes)
-    run = Run(grid, min_available_nodes=2)
-
-    def leave(*_: Any) -> bool:
-        if len(run.records) == 2:
-            gone = [grid.disconnect(node_id) for node_id in (10, 20, 30)]
-            back = dict(zip((11, 20, 31), gone, strict=True))  # two SuperNodes started again
-            clock.at[20.0] = lambda: grid.handlers.update(back)
-        return False
-
-    run.play(epochs=2, should_stop=leave)
-    assert clock.now < 21
-    assert len(run.strategy.registry.workers) == 3
-    assert run.strategy.planner.samples_given_up == 0
-    assert [len(record.workers) for record in run.records] == [3] * 12
 
 
 def test_only_workers_that_train_count_and_an_idle_one_is_no_reason_to_go_on(
@@ -402,16 +373,5 @@ def test_patience_follows_what_starting_took_where_a_process_may_have_to(
     assert grid.timeouts == [*epoch_1, 300.0, 300.0, *[30.0] * 5]  # it was queried again
 
 
-def test_worker_that_hangs_in_its_first_order_has_the_longest_patience_once() -> None:
-    grid = InProcessGrid(three())
-    grid.fail_at(1, 1, "missing")
-    grid.fail_at(1, 2, "missing")
-    Run(grid).play(epochs=1)
-    assert grid.timeouts == [600.0, 3600.0, 120.0, 120.0, 30.0, 30.0, 30.0]
-
-
 def test_app_that_does_not_load_is_one_that_raised() -> None:
-    from flower_blsgd.protocol import Failure
-
     assert Failure.of(Error(NOT_LOADED, "ImportError: no such module")).kind == "raised"
-    assert np.isfinite(Run(InProcessGrid(three())).strategy.patience_seconds())

@@ -2,10 +2,7 @@
 
 import dataclasses
 import gc
-import itertools
-import time
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,25 +57,6 @@ class Recorder:
         return [server_round for name, server_round in self.calls if name == "evaluate"]
 
 
-def test_no_duration_follows_a_clock_that_is_set_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each look at the clock of the day finds it an hour later, or earlier."""
-    for hours in (1, -1):
-        of_day = itertools.count(1e9, 3600 * hours)
-        clock = SimpleNamespace(time=lambda of_day=of_day: next(of_day))
-        clock.perf_counter = time.perf_counter
-        monkeypatch.setattr(strategy_module, "time", clock)
-        monkeypatch.setattr("flower_blsgd.strategy.round_metrics.time", clock, raising=False)
-        seen = Recorder()
-        strategy_of().fit(grid_of_two(), toy_arrays(), seconds=3000, epochs=2,
-                          on_round=seen.on_round)  # fmt: skip
-        assert len(seen.rounds) == 4  # two epochs, long before the seconds are over
-        assert all(0 <= record.round_seconds < 3000 for record in seen.rounds)
-        rows = [row for record in seen.rounds for row in record.workers]
-        assert all(0 <= row.waiting_seconds < 3000 for row in rows)
-
-
 def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> None:
     grid = grid_of_two()
     arrays, config = toy_arrays(0.5), ConfigRecord({"augment": "flip"})
@@ -118,21 +96,22 @@ class Later:
         del self.unevaluated[0]
 
 
+def fitted(seen: Recorder, **arguments: Any) -> Result:
+    """Train two workers with the callbacks of a recorder."""
+    callbacks = {
+        "evaluate_fn": seen.evaluate,
+        "on_round": seen.on_round,
+        "on_epoch": seen.on_epoch,
+    }
+    return strategy_of().fit(grid_of_two(), toy_arrays(), **(callbacks | arguments))
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_result_of_an_async_evaluation_comes_later_and_the_last_model_is_evaluated_by_all(
     fails: bool,
 ) -> None:
     seen, later = Recorder(), Later([None if fails else MetricRecord({"accuracy": 0.5})], 1)
-    evaluation: Any = later
-    result = strategy_of().fit(
-        grid_of_two(),
-        toy_arrays(),
-        epochs=2,
-        evaluate_fn=seen.evaluate,
-        async_evaluation=evaluation,
-        on_round=seen.on_round,
-        on_epoch=seen.on_epoch,
-    )
+    result = fitted(seen, epochs=2, async_evaluation=later)
     assert seen.calls == [
         *(("round", 1), ("round", 2), ("epoch", 1), ("round", 3)),
         *([("evaluate", 2)] if fails else []),
@@ -154,11 +133,7 @@ def test_async_result_at_the_end_of_the_run_is_taken_if_it_is_there_and_else_dro
     rounds: int,
 ) -> None:
     seen, later = Recorder(), Later([MetricRecord({"accuracy": 0.5})], rounds)
-    evaluation: Any = later
-    strategy_of().fit(
-        grid_of_two(), toy_arrays(), epochs=2, evaluate_fn=seen.evaluate,
-        async_evaluation=evaluation, on_epoch=seen.on_epoch,
-    )  # fmt: skip
+    fitted(seen, epochs=2, async_evaluation=later)
     kept = [(end.epoch, end.late) for end in seen.epochs]
     assert kept == [(1, False), *([(1, True)] if rounds == 2 else []), (2, False)]
     assert seen.evaluated == [4]
@@ -167,16 +142,12 @@ def test_async_result_at_the_end_of_the_run_is_taken_if_it_is_there_and_else_dro
 
 def test_late_result_ends_the_run_within_an_epoch_with_an_evaluation_of_the_last_model() -> None:
     seen, later = Recorder(), Later([MetricRecord({"accuracy": 0.5})], 1)
-    evaluation: Any = later
 
     def on_epoch(end: EpochEnd) -> bool:
         seen.on_epoch(end)
         return end.late
 
-    strategy_of().fit(
-        grid_of_two(), toy_arrays(), epochs=5, evaluate_fn=seen.evaluate,
-        async_evaluation=evaluation, on_epoch=on_epoch,
-    )  # fmt: skip
+    fitted(seen, epochs=5, async_evaluation=later, on_epoch=on_epoch)
     kept = [(end.epoch, end.round, end.late) for end in seen.epochs]
     assert kept == [(1, 2, False), (1, 2, True), (2, 3, False)]
     assert seen.evaluated == [3]
@@ -184,23 +155,10 @@ def test_late_result_ends_the_run_within_an_epoch_with_an_evaluation_of_the_last
 
 def test_callbacks_come_round_evaluate_epoch() -> None:
     seen = Recorder()
-    strategy_of().fit(
-        grid_of_two(),
-        toy_arrays(),
-        epochs=2,
-        evaluate_fn=seen.evaluate,
-        on_round=seen.on_round,
-        on_epoch=seen.on_epoch,
-    )
+    fitted(seen, epochs=2)
     assert seen.calls == [
-        ("round", 1),
-        ("round", 2),
-        ("evaluate", 2),
-        ("epoch", 1),
-        ("round", 3),
-        ("round", 4),
-        ("evaluate", 4),
-        ("epoch", 2),
+        *(("round", 1), ("round", 2), ("evaluate", 2), ("epoch", 1)),
+        *(("round", 3), ("round", 4), ("evaluate", 4), ("epoch", 2)),
     ]
     first, second = seen.epochs
     assert (first.epoch, first.round, second.epoch, second.round) == (1, 2, 2, 4)
@@ -210,14 +168,7 @@ def test_callbacks_come_round_evaluate_epoch() -> None:
 
 def test_evaluation_every_so_many_epochs_and_at_the_end() -> None:
     seen = Recorder()
-    result = strategy_of().fit(
-        grid_of_two(),
-        toy_arrays(),
-        epochs=5,
-        evaluate_fn=seen.evaluate,
-        evaluate_every_epochs=2,
-        on_epoch=seen.on_epoch,
-    )
+    result = fitted(seen, epochs=5, evaluate_every_epochs=2)
     assert seen.evaluated == [4, 8, 10]
     assert list(result.evaluate_metrics_serverapp) == [4, 8, 10]
     assert [end.metrics is None for end in seen.epochs] == [True, False, True, False, False]
@@ -230,14 +181,7 @@ def test_should_stop_ends_after_that_round_with_an_evaluation() -> None:
         assert server_round in result.train_metrics_clientapp
         return server_round == 3
 
-    result = strategy_of().fit(
-        grid_of_two(),
-        toy_arrays(),
-        epochs=9,
-        should_stop=should_stop,
-        evaluate_fn=seen.evaluate,
-        on_epoch=seen.on_epoch,
-    )
+    result = fitted(seen, epochs=9, should_stop=should_stop)
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     assert seen.evaluated == [2, 3]
     assert [(end.epoch, end.round) for end in seen.epochs] == [(1, 2), (2, 3)]
@@ -253,8 +197,8 @@ def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
         return dataclasses.replace(record, planning_seconds=0.5, round_seconds=1.5)
 
     monkeypatch.setattr(strategy_module, "round_record", two_seconds)
-    seen, grid = Recorder(), grid_of_two()
-    result = strategy_of().fit(grid, toy_arrays(), seconds=5.0, evaluate_fn=seen.evaluate)
+    seen = Recorder()
+    result = fitted(seen, seconds=5.0)
     assert list(result.train_metrics_clientapp) == [1, 2, 3]  # 2, 4, 6 seconds
     assert seen.evaluated == [2, 3]
 

@@ -165,21 +165,6 @@ def outcome_with(orders: Orders, node_id: int, **momentum: np.ndarray) -> Outcom
     return Outcome(worker, order, CheckedReply(report, MetricRecord(), {}, momentum))
 
 
-def test_average_momentum_by_hand() -> None:
-    """Loads 4 and 2; each tensor over those that have it: others may have been frozen there."""
-    orders = orders_of_two()
-    one = {"weight": np.full(2, 1.0, np.float32), "bias": np.full(1, 5.0)}
-    two = {"weight": np.full(2, 4.0, np.float32), "more": np.full(3, 7.0)}
-    average = average_momentum([outcome_with(orders, 0, **one), outcome_with(orders, 1, **two)])
-    assert average is not None
-    assert average["weight"].dtype == np.float32
-    assert {name: tensor.tolist() for name, tensor in average.items()} == {
-        "weight": [2.0, 2.0],
-        "bias": [5.0],
-        "more": [7.0, 7.0, 7.0],
-    }
-
-
 def test_average_momentum_of_one_is_a_whole_average() -> None:
     orders = orders_of_two()
     known = outcome_with(orders, 0, weight=np.full(2, 3.0, np.float32))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import ConfigRecord, Message
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
@@ -267,18 +267,6 @@ def test_workers_whose_speed_is_not_known_count_as_the_fastest_with_one_warning(
         assert text in warning
 
 
-def test_client_apps_without_a_profile_train_as_fast_workers_with_one_warning() -> None:
-    """With the paper's sampler, though none is known to be slow; nothing of them is measured."""
-    nodes = [ToyWorker(None), ToyWorker(None)]
-    grid = Batches(*nodes)
-    with captured_log() as log:
-        BiasedLocalSGD(100, 2, local_steps=8).fit(grid, toy_arrays(), epochs=1)
-    assert [node.orders[0].local_steps for node in nodes] == [8, 8]
-    assert grid.together == []
-    (warning,) = [line for line in log.lines(30) if "gamma 1" in line]
-    assert "node 50, node 51" in warning
-
-
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_speed_that_is_no_speed_is_not_taken(seconds: float) -> None:
     with captured_log() as log:
@@ -322,24 +310,6 @@ def test_worker_that_comes_back_is_measured_anew() -> None:
     connector.prepare_epoch(grid)
     registry.assign_tiers()  # as at the next epoch's plan
     assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.5]
-
-
-def test_late_worker_without_a_speed_that_it_needs_counts_as_the_fastest() -> None:
-    nodes = [Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0)]
-    grid = Batches(*nodes)
-    late = Clocked(slow_profile(2), None)
-    strategy = BiasedLocalSGD(100, 2, local_steps=8)
-
-    def connect(record: Any) -> None:
-        if record.round == 1:
-            grid.connect(77, late)
-
-    with captured_log() as log:
-        result = strategy.fit(grid, toy_arrays(), epochs=3, on_round=connect)
-    assert isinstance(next(iter(result.train_metrics_clientapp.values())), MetricRecord)
-    assert late.orders[0].local_steps == 8
-    (warning,) = log.lines(30)
-    assert "slow-2 (cpu:2): while measuring" in warning
 
 
 # --- before anything is measured

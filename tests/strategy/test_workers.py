@@ -422,20 +422,6 @@ def test_worker_that_becomes_four_times_slower_does_fewer_steps_within_two_epoch
     assert 6 * 240 - per_round < strategy.planner.samples_planned <= 6 * 240
 
 
-def test_batches_of_dlb_follow_the_throughput_of_the_last_epoch_exactly() -> None:
-    """Seconds per step of 2 samples: the slow one needs 1, 1, 1 and 13, so 4 in the mean.
-
-    An epoch of 64 samples has 4 rounds of 8 + 8. Its throughput is then a quarter of the other's,
-    and 16 samples split into 12.8 and 3.2: 13 and 3.
-    """
-    fast, slow = Stepped(fast_profile(0), [1.0]), Stepped(slow_profile(1), [1.0, 1.0, 1.0, 13.0])
-    strategy = BiasedLocalSGD(64, 8, BalancedBatches(), min_available_nodes=2)
-    strategy.fit(InProcessGrid({10: fast, 20: slow}), toy_arrays(), epochs=2)
-    sizes = [(order.epoch, order.batch_size) for order in slow.orders]
-    assert sizes == [(1, 8)] * 4 + [(2, 3)] * 4
-    assert [order.batch_size for order in fast.orders[4:]] == [13] * 4
-
-
 def test_worker_without_times_in_the_last_epoch_keeps_its_share() -> None:
     """4 s a step in epoch 1, no answer in epoch 2: 13 and 3 of 16 samples in epochs 2 and 3."""
     fast, slow = Stepped(fast_profile(0), [1.0]), Stepped(slow_profile(1), [4.0])
