@@ -24,7 +24,7 @@ from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.grids.flower_internals import become_server
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.grids.worker_spec import parse_workers
-from flower_blsgd.protocol import MOMENTUM, HostOrders, ProfileQuery, WorkerProfile
+from flower_blsgd.protocol import MOMENTUM, HostOrders, WorkerProfile
 from flower_blsgd.run import make_local_grid, make_strategy
 from flower_blsgd.strategy import speeds
 from flower_blsgd.tasks import load_task
@@ -43,6 +43,7 @@ from ..in_process_grid import (
 )
 from ..log_capture import captured_log
 from ..small_training import DECAY, NUM_SAMPLES, data, make_model
+from ..strategy.orders import Clocked
 
 
 class Worker(TorchWorker):
@@ -298,44 +299,24 @@ def test_worker_that_was_left_out_is_queried_again_at_the_next_plan(
         assert (left_out.excluded, left_out.failures) == ("", [kind] * 3)
 
 
-class Measuring(ToyWorker):
-    """Says that a step takes so long, when it is told to measure."""
-
-    def __init__(self, place: int, seconds: float, device: str = "cpu:0") -> None:
-        super().__init__(
-            WorkerProfile(device, tier="slow" if place else "fast", partition_id=place)
-        )
-        self.seconds, self.asked = seconds, 0
-
-    def __call__(self, message: Message, node_id: int) -> Message:
-        if message.metadata.message_type != "query.profile":
-            return super().__call__(message, node_id)
-        measure = ProfileQuery.from_message(message).calibrate
-        self.asked += measure
-        assert self.profile is not None
-        seconds = self.seconds if measure else 0.0
-        return replace(self.profile, seconds_per_step=seconds).to_reply(message)
-
-
 def test_measured_speed_is_taken_from_the_checkpoint_unless_the_device_is_another() -> None:
     def strategy_of_two() -> BiasedLocalSGD:
         return BiasedLocalSGD(200, 2, local_steps=8, min_available_nodes=2, seed=1)
 
     whole = strategy_of_two()
-    grid = FastGrid({10: Measuring(0, 1.0), 11: Measuring(1, 4.0)})
+    grid = FastGrid({10: Clocked(fast_profile(0), 1.0), 11: Clocked(slow_profile(1), 4.0)})
     checkpoint = capture(whole, grid, 1, play(whole, grid, toy_arrays(), 1, 1)[-1])
     for device, batch, asked, steps in (
-        *(("cpu:0", 0, 0, (8, 2)), ("cpu:9", 0, 1, (8, 4))),
-        ("cpu:0", 4, 1, (8, 4)),  # another batch takes another time
+        *(("cpu:1", 0, 0, (8, 2)), ("cpu:9", 0, 1, (8, 4))),
+        ("cpu:1", 4, 1, (8, 4)),  # another batch takes another time
     ):
-        workers = [Measuring(0, 9.0), Measuring(1, 2.0, device)]
-        assert workers[1].profile is not None
-        workers[1].profile = replace(workers[1].profile, batch_size=batch)
+        changed_one = replace(slow_profile(1), device=device, batch_size=batch)
+        workers = [Clocked(fast_profile(0), 9.0), Clocked(changed_one, 2.0)]
         resumed = strategy_of_two()
         arrays, _ = restore(resumed, checkpoint, toy_arrays())
         rounds = 1 + whole.planner.plan.rounds  # into the epoch after
         play(resumed, FastGrid(dict(zip((20, 21), workers, strict=True))), arrays, 2, rounds)
-        assert (workers[0].asked, workers[1].asked) == (asked, asked)
+        assert [worker.measured for worker in workers] == [asked, asked]
         assert resumed.planner.plan.shape.local_steps == steps
 
 

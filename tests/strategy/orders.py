@@ -1,5 +1,6 @@
 """Orders of a round for two workers, and replies to them, without a strategy."""
 
+import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
@@ -8,7 +9,7 @@ from flwr.app import Message, MetricRecord
 from flower_blsgd.algorithm.local_steps import Clock, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.schedules import LearningRate
-from flower_blsgd.protocol import TrainOrder, TrainReport
+from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, read_replies
 from flower_blsgd.strategy.speeds import Connector
@@ -63,6 +64,32 @@ def good_reply(orders: Orders, node_id: int, value: float = 1.0) -> Message:
 
 def outcomes_of(orders: Orders, *replies: Message) -> list[Outcome]:
     return read_replies(replies, orders, ModelShape(toy_arrays()))
+
+
+class Clocked(ToyWorker):
+    """Measures made-up seconds per step when it is queried to."""
+
+    def __init__(self, profile: WorkerProfile, seconds: float | None = None) -> None:
+        super().__init__(profile)
+        self.seconds = seconds
+        self.queries: list[ProfileQuery] = []
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        if message.metadata.message_type == "query.profile":
+            query = ProfileQuery.from_message(message)
+            self.queries.append(query)
+            assert self.profile is not None
+            if query.calibrate:
+                if self.seconds is None:
+                    raise RuntimeError("out of memory\nwhile measuring")
+                if not self.profile.seconds_per_step:
+                    measured = dataclasses.replace(self.profile, seconds_per_step=self.seconds)
+                    return measured.to_reply(message)
+        return super().__call__(message, node_id)
+
+    @property
+    def measured(self) -> int:
+        return sum(query.calibrate for query in self.queries)
 
 
 def finish(planner: Planner, orders: Iterable[tuple[Worker, TrainOrder]]) -> None:

@@ -6,14 +6,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-import flower_blsgd
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting, Weighting
 from flower_blsgd.algorithm.catalog import TrainOn
@@ -368,25 +366,6 @@ def test_node_that_is_new_is_queried_and_joins_when_an_epoch_is_planned() -> Non
     assert sent_before == [10, 20] * 5 + [5]
     assert {order.epoch for order in late.orders} == {2}
     assert late.orders[0].round == 5
-
-
-def test_node_of_an_ordinary_flower_app_takes_part() -> None:
-    app = ClientApp()
-    app.query("profile")(flower_blsgd.answer_profile)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        records = RecordDict(
-            {"arrays": toy_arrays(7.0), "metrics": MetricRecord({"num-examples": 4, "x": 0.5})}
-        )
-        return Message(records, reply_to=message)
-
-    def node(message: Message, node_id: int) -> Message:
-        config = {"device": "cpu", "tier": "fast", "partition-id": 0}
-        return app(message, Context(1, node_id, config, RecordDict(), {}))
-
-    arrays, _ = play_round(strategy_of(), InProcessGrid({10: node, **_slow(30)}))
-    assert weight_of(arrays) == pytest.approx((2 * 7.0 + 1 * 6.0) / 3)
 
 
 # --- nodes with several devices

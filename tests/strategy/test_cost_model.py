@@ -75,16 +75,6 @@ def test_other_algorithms_worked(
     assert (found.waiting_share(fast=False) is None) == (len(steps) == 2)
 
 
-def test_dlb_shares_by_given_speeds_worked() -> None:
-    """30 samples in the proportion 4 : 4 : 1: 13.3, 13.3 and 3.3; the odd one to the first."""
-    found = prediction_of(algorithm="dlb")
-    assert found is not None
-    assert of_workers(found, "local_steps") == (1, 1, 1)
-    assert of_workers(found, "num_examples") == (14, 13, 3)
-    assert found.round_seconds == pytest.approx(0.7)  # 1.4 steps of 0.5 s
-    assert of_workers(found, "waiting_seconds") == pytest.approx((0.0, 0.05, 0.1))
-
-
 def test_batches_of_their_own_worked() -> None:
     """8 steps of 10 in 4 s; steps of 4 take 0.8 s: gamma 5/8, 5 of them. 100 samples a round."""
     team = (

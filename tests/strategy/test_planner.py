@@ -276,16 +276,6 @@ def test_epoch_with_other_workers_or_steps_begins_with_new_lists() -> None:
     assert (planner.epoch, planner.plan.first_round) == (3, 0)
 
 
-def test_worker_that_is_gone_when_lists_are_made_anew_takes_up_its_own_slices() -> None:
-    steady, changing = (planner_of(24, sampler=ReshuffledSampler(), mode="table") for _ in range(2))
-    workers = workers_of()
-    expected = [play(steady, r, workers)[1].indices.tolist() for r in range(1, 7)]
-    for server_round in range(1, 6):
-        play(changing, server_round, workers if server_round < 5 else workers[:1])
-    assert play(changing, 6, workers)[1].indices.tolist() == expected[5]
-    assert changing.samples_given_up == 2
-
-
 # --- workers leave and join
 
 
@@ -385,17 +375,6 @@ def test_speed_ratios_and_tiers_follow_the_samples_per_second_where_batches_diff
     assert shape.batch_sizes == (8, 8, 2, 2)
     shape = planner.check(workers[:2] + workers[3:])  # the first is: 32 steps of 0.5 s
     assert shape.local_steps == (32, 16, 40)
-
-
-def test_orders_have_the_batch_of_their_worker() -> None:
-    planner = planner_of(24)
-    workers = workers_of(fast_profile(0), slow_profile(1, batch_size=6))
-    fast, slow = play(planner, 1, workers)
-    assert [(o.local_steps, o.batch_size, len(o.indices)) for o in (fast, slow)] == [
-        (2, 2, 4),
-        (1, 6, 6),
-    ]
-    assert planner.plan.rounds == 24 // 10
 
 
 def test_chosen_steps_count_the_overhead_in_steps_of_the_fastest_worker() -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
@@ -23,33 +23,7 @@ from ..in_process_grid import (
     toy_arrays,
 )
 from ..log_capture import captured_log
-from .orders import connected
-
-
-class Clocked(ToyWorker):
-    """Measures made-up seconds per step when it is queried to."""
-
-    def __init__(self, profile: WorkerProfile, seconds: float | None = None) -> None:
-        super().__init__(profile)
-        self.seconds = seconds
-        self.queries: list[ProfileQuery] = []
-
-    def __call__(self, message: Message, node_id: int) -> Message:
-        if message.metadata.message_type == "query.profile":
-            query = ProfileQuery.from_message(message)
-            self.queries.append(query)
-            assert self.profile is not None
-            if query.calibrate:
-                if self.seconds is None:
-                    raise RuntimeError("out of memory\nwhile measuring")
-                if not self.profile.seconds_per_step:
-                    measured = dataclasses.replace(self.profile, seconds_per_step=self.seconds)
-                    return measured.to_reply(message)
-        return super().__call__(message, node_id)
-
-    @property
-    def measured(self) -> int:
-        return sum(query.calibrate for query in self.queries)
+from .orders import Clocked, connected
 
 
 class Batches(InProcessGrid):
@@ -101,8 +75,7 @@ def test_speeds_are_measured_only_where_something_comes_from_them(
     profiles: Sequence[WorkerProfile], auto: bool, clock: Any, queried: bool
 ) -> None:
     nodes = [Clocked(profile, 0.5) for profile in profiles]
-    connector = connected_to(Batches(*nodes), auto, clock)
-    registry = connector.registry
+    registry = connected_to(Batches(*nodes), auto, clock).registry
     assert [node.measured for node in nodes] == [int(queried)] * len(nodes)
     assert [worker.measured for worker in registry.workers] == [queried] * len(nodes)
     if queried:
@@ -111,8 +84,7 @@ def test_speeds_are_measured_only_where_something_comes_from_them(
 
 def test_speeds_are_measured_with_the_batch_of_each() -> None:
     nodes = [Clocked(fast_profile(0), 0.5), Clocked(slow_profile(1, batch_size=4), 0.25)]
-    connector = connected_to(Batches(*nodes))
-    registry = connector.registry
+    registry = connected_to(Batches(*nodes)).registry
     sizes = [[q.batch_size for q in node.queries if q.calibrate] for node in nodes]
     assert sizes == [[16], [4]]
     assert [worker.speed for worker in registry.workers] == [
@@ -124,8 +96,7 @@ def test_speeds_are_measured_with_the_batch_of_each() -> None:
 def test_speeds_of_nodes_that_know_theirs_are_not_measured() -> None:
     given = Clocked(fast_profile(0, seconds_per_step=0.125), 9.0)
     other = Clocked(slow_profile(1), 0.5)
-    connector = connected_to(Batches(given, other))
-    registry = connector.registry
+    registry = connected_to(Batches(given, other)).registry
     assert (given.measured, other.measured) == (0, 1)
     assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.25]
     assert registry.workers[0].speed == "0.12 s a step given, gamma 1.00"
@@ -137,8 +108,7 @@ def test_speeds_of_nodes_that_know_theirs_are_not_measured() -> None:
 def test_speeds_are_measured_at_once_or_one_by_one(clock: Any, together: list[list[int]]) -> None:
     nodes = [Clocked(fast_profile(0), 0.021), Clocked(fast_profile(1), 0.021)]
     grid = Batches(*nodes, Clocked(slow_profile(2), 0.084))
-    connector = connected_to(grid, clock=clock)
-    registry = connector.registry
+    registry = connected_to(grid, clock=clock).registry
     assert grid.together == together
     assert [worker.speed for worker in registry.workers] == [
         "0.021 s a step measured, gamma 1.00",
@@ -270,10 +240,9 @@ def test_workers_whose_speed_is_not_known_count_as_the_fastest_with_one_warning(
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_speed_that_is_no_speed_is_not_taken(seconds: float) -> None:
     with captured_log() as log:
-        connector = connected_to(
+        registry = connected_to(
             Batches(Clocked(fast_profile(0), 1.0), Clocked(unnamed(1), seconds)), auto=False
-        )
-        registry = connector.registry
+        ).registry
     assert registry.workers[1].speed_ratio is None
     assert registry.workers[1].fast
     assert "seconds-per-step" in log.warnings[0]

@@ -106,8 +106,7 @@ def test_update_waits_for_enough_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_update_nodes_without_profile_handler_count_as_fast_workers_with_a_warning() -> None:
     with captured_log() as log:
-        connector = connected(grid_of(None, None))
-        registry = connector.registry
+        registry = connected(grid_of(None, None)).registry
     assert [(worker.fast, worker.profile.steps) for worker in registry.active] == [(True, 0)] * 2
     warning, repeatable = log.warnings
     assert "node 100, node 101" in warning
@@ -162,12 +161,10 @@ def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
         return Message(RecordDict(content), reply_to=message)
 
     with captured_log() as log:
-        connector = connected(InProcessGrid({100: two}))
-        registry = connector.registry
+        registry = connected(InProcessGrid({100: two})).registry
         assert [worker.address for worker in registry.active] == [(100, 0), (100, 1)]
         assert log.lines(30) == []  # equal devices of one node are told apart by their rank
-        connector = connected(InProcessGrid({100: two, 101: two}))
-        registry = connector.registry
+        registry = connected(InProcessGrid({100: two, 101: two})).registry
     assert [w.address for w in registry.active] == [(100, 0), (101, 0), (100, 1), (101, 1)]
     assert len([line for line in log.warnings if "repeat" in line]) == 1
 
@@ -198,8 +195,7 @@ def test_workers_that_cannot_be_told_apart_make_one_warning(
     profiles: list[WorkerProfile], warnings: int
 ) -> None:
     with captured_log() as log:
-        connector = connected(grid_of(*profiles))
-        registry = connector.registry
+        registry = connected(grid_of(*profiles)).registry
     assert len(registry.active) == len(profiles)
     assert len(log.warnings) == warnings
     assert all("repeat" in line and "name=" in line for line in log.warnings)
