@@ -5,7 +5,7 @@ one, subclass `Selection`. Built-in selections are rows of ``SELECTIONS`` in ``c
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,7 @@ class InfoBatch(Selection):
             return None
         weights = np.ones(len(losses), np.float32)
         weights[low] = 1 / (1 - self.prune_ratio)
-        return Selected(_all_but(out, len(losses)), weights)
+        return Selected(np.delete(np.arange(len(losses), dtype=np.int32), out), weights)
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,3 @@ def inclusion_probabilities(scores: npt.NDArray[np.float64], count: int) -> npt.
         if not (over := chances > 1).any():
             return chances
         certain |= over
-
-
-def _all_but(left_out: npt.NDArray[np.integer[Any]], num_samples: int) -> IntArray:
-    kept = np.ones(num_samples, np.bool_)
-    kept[left_out] = False
-    return np.flatnonzero(kept).astype(np.int32)

@@ -142,7 +142,8 @@ def move(
                 _sum(target, rows, terms, unit)
                 _sum_in_float64(target, rows, scales)
 
-    share(_chunks(flat_out), work, threads_for(_num_bytes(flat_out) * (1 + len(models))))
+    num_bytes = sum(tensor.nbytes for tensor in flat_out)
+    share(_chunks(flat_out), work, threads_for(num_bytes * (1 + len(models))))
     for tensor, result in zip(moved, flat_out, strict=True):
         if not tensor.flags.c_contiguous:  # ravel made a copy
             tensor[...] = result.reshape(tensor.shape)
@@ -157,10 +158,6 @@ def _require_alike(
             raise ValueError(f"tensor {name!r} has shapes {one.shape} and {other.shape}")
         if one.dtype != other.dtype:
             raise ValueError(f"tensor {name!r} has dtypes {one.dtype} and {other.dtype}")
-
-
-def _num_bytes(tensors: Sequence[AnyArray]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 class _Term(NamedTuple):
@@ -241,5 +238,5 @@ def first_not_finite(tensors: Mapping[str, AnyArray]) -> str | None:
         if not np.isfinite(total) and not np.isfinite(values).all():
             found.append(i)
 
-    share(_chunks(flat), work, threads_for(_num_bytes(flat)))
+    share(_chunks(flat), work, threads_for(sum(tensor.nbytes for tensor in flat)))
     return names[min(found)] if found else None

@@ -73,35 +73,24 @@ def checked_lists(
     sampler: Sampler, sample_lists: Any, request: EpochRequest, num_samples: int
 ) -> tuple[SampleList, ...]:
     """Return a sampler's lists; linear in their length. A list may repeat a sample."""
+    where = f"{type(sampler).__name__}.sample_lists, epoch {request.epoch}"
     lists = tuple(sample_lists) if isinstance(sample_lists, list | tuple) else (None,)
-    try:
-        if not all(isinstance(each, SampleList) for each in lists):
-            raise ValueError("it must return a list of SampleList")
-        _check_lists(lists, request.rounds, request.samples_per_round, num_samples)
-    except ValueError as error:
-        where = f"{type(sampler).__name__}.sample_lists, epoch {request.epoch}"
-        raise UsageError(f"{where}: {error}") from None
-    return lists
-
-
-def _check_lists(
-    lists: Sequence[SampleList], rounds: int, samples_per_round: Sequence[int], num_samples: int
-) -> None:
-    """Raise ValueError unless the lists have the samples of each participant for `rounds`."""
-    number = len(samples_per_round)
+    if not all(isinstance(each, SampleList) for each in lists):
+        raise UsageError(f"{where}: it must return a list of SampleList")
+    number = len(request.participants)
     members = [worker for each in lists for worker in each.members]
     if sorted(members) != list(range(number)):
-        raise ValueError(
-            f"its lists are for the participants {members}; each of the {number}, counted from "
-            "0, must be in exactly one"
+        raise UsageError(
+            f"{where}: its lists are for the participants {members}; each of the {number}, counted "
+            "from 0, must be in exactly one"
         )
     for each in lists:
-        indices = each.indices
-        needed = rounds * sum(samples_per_round[worker] for worker in each.members)
-        of = f"the samples of the participants {list(each.members)}"
+        indices, needed = each.indices, request.set_size(each.members)
+        of = f"{where}: the samples of the participants {list(each.members)}"
         if getattr(indices, "dtype", None) != np.int32 or indices.shape != (needed,):
             kind, shape = getattr(indices, "dtype", type(indices).__name__), np.shape(indices)
-            raise ValueError(f"{of} are {kind} of shape {shape}, not int32 of shape ({needed},)")
+            raise UsageError(f"{of} are {kind} of shape {shape}, not int32 of shape ({needed},)")
         if needed and not 0 <= indices.min() <= indices.max() < num_samples:
             lowest, highest = indices.min(), indices.max()
-            raise ValueError(f"{of} lie in [{lowest}, {highest}], not in [0, {num_samples - 1}]")
+            raise UsageError(f"{of} lie in [{lowest}, {highest}], not in [0, {num_samples - 1}]")
+    return lists

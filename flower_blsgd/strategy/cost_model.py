@@ -59,17 +59,18 @@ def predict_run(
     `overhead_seconds` is the duration of a round without computing. UsageError if a run cannot
     begin with these workers.
     """
-    planner = strategy.planner
-    training = planner.training(workers)
+    planner, weighting = strategy.planner, strategy.averaging.weighting
+    training, batch_size = planner.training(workers), planner.batch_size
     if not all(worker.profile.seconds_per_step > 0 for worker in training):
         return None
     planner.check(workers)
     shape = planner.shape(workers, planner.fewest_steps(workers, overhead_seconds))
-    loads = [samples / planner.batch_size for samples in shape.samples_per_round]
-    weights = checked_weights(strategy.averaging.weighting, loads)
+    samples = shape.samples_per_round
+    weights = checked_weights(weighting, [count / batch_size for count in samples])
+    sizes = [worker.own_batch(batch_size) for worker in training]
     computing = [
-        samples / worker.own_batch(planner.batch_size) * worker.profile.seconds_per_step
-        for samples, worker in zip(shape.samples_per_round, training, strict=True)
+        count / size * worker.profile.seconds_per_step
+        for count, size, worker in zip(samples, sizes, training, strict=True)
     ]
     rows = [
         WorkerRound(
@@ -77,21 +78,20 @@ def predict_run(
             label=worker.label,
             fast=worker.fast,
             local_steps=shape.local_steps[rank],
-            num_examples=shape.samples_per_round[rank],
+            num_examples=samples[rank],
             weight=weights[rank],
             compute_seconds=computing[rank],
             waiting_seconds=max(computing) - computing[rank],
         )
         for rank, worker in enumerate(training)
     ]
-    speeds = [worker.samples_per_second(planner.batch_size) for worker in training]
-    sizes = [worker.own_batch(planner.batch_size) for worker in training]
+    speeds = [worker.samples_per_second(batch_size) for worker in training]
     fast = [worker.fast for worker in training]
     return Prediction(
         tuple(rows),
         max(computing) + overhead_seconds,
         planner.mean_rounds_per_epoch(shape),
-        best_speed_up(strategy.averaging.weighting, speeds, sizes, fast) if any(fast) else None,
+        best_speed_up(weighting, speeds, sizes, fast) if any(fast) else None,
     )
 
 

@@ -317,14 +317,13 @@ class WorkerRegistry:
             if reason and (started or resumed):
                 self.refused_nodes.add(node_id)
                 _LOG.error("node %d does not take part: %s", node_id, reason)
-            elif back and back.node_id == UNKNOWN_NODE and back.is_described_by(profile):
-                back.node_id, back.local_rank, back.present = node_id, local_rank, True
             elif back is not None:
-                back.node_id, back.local_rank, back.profile = node_id, local_rank, profile
-                back.present, back.excluded, back.measured = True, "", False
-                back.failures_in_a_row = 0
-                back.forget_times()
-                _LOG.warning("%s is back", back.label)
+                if back.node_id != UNKNOWN_NODE or not back.is_described_by(profile):
+                    back.profile, back.excluded, back.measured = profile, "", False
+                    back.failures_in_a_row = 0
+                    back.forget_times()
+                    _LOG.warning("%s is back", back.label)
+                back.node_id, back.local_rank, back.present = node_id, local_rank, True
             else:
                 if same and not self._warned_of_duplicates:
                     self._warned_of_duplicates = True
