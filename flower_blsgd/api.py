@@ -21,7 +21,7 @@ from .errors import UsageError
 from .grids.devices import cores_note, this_machine
 from .results.folder import MODEL, EpochRow, read_config
 from .results.metrics import RunMetrics
-from .results.recorder import ProgressView
+from .results.progress import ProgressView
 from .run import make_local_grid, train_on
 from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS

@@ -25,7 +25,8 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.devices import Machine, WorkerSpec, parse_workers, usable_cores
 from flower_blsgd.grids.flower_app import built_in_app
 from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.results.recorder import ProgressView, RunRecorder
+from flower_blsgd.results.progress import ProgressView
+from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import check_workers, make_local_grid, make_strategy, train_on
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.tasks import load_task, register_task
@@ -414,7 +415,7 @@ def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_dev
     for workers, lines in (("8x cuda:0-7 fast", 1), (f"cpu:{CORE} slow; cpu:{CORE} fast", 0)):
         report = run(config_of(epochs=1, workers=workers))
         assert len(report.summary["workers"]) == 2
-        assert capsys.readouterr().out.count("is ignored: each SuperNode") == lines
+        assert capsys.readouterr().out.count("is ignored: SuperNodes name") == lines
 
 
 # --- refused before the first message, with nothing written
@@ -427,7 +428,7 @@ def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_dev
         ({"batch_size": 1438}, "1437 samples; use a smaller batch"),
         ({"out": "there"}, "out = 'there' exists"),
         ({"trace": True}, "trace = true: .* on the local grid only; use blsgd run"),
-        ({"algorithm": "byteps"}, r'\(byteps\): .* on the local grid only; .*train-on = "fast"'),
+        ({"algorithm": "byteps"}, r'\(byteps\): .* only the local grid has; .*train-on = "fast"'),
     ],
 )
 def test_refused_before_the_first_message(changes: dict[str, Any], reason: str) -> None:

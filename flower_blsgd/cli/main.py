@@ -227,7 +227,7 @@ def add_evaluate(command: argparse.ArgumentParser) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from ..api import evaluate_run
-    from ..results.metrics import shown_metric
+    from ..results.summary import shown_metric
 
     find_modules_here()
     result = evaluate_run(options.run, data=options.data, device=options.device)

@@ -78,7 +78,8 @@ def shown_late(late: tuple[float, float]) -> str:
 def scalars(record: Any) -> dict[str, float]:
     """Return a dataclass's finite numbers by name, those of the dataclasses in it as well."""
     found: dict[str, float] = {}
-    for name, value in vars(record).items():
+    for field in dataclasses.fields(record):
+        name, value = field.name, getattr(record, field.name)
         if dataclasses.is_dataclass(value):
             found |= scalars(value)
         elif type(value) in (int, float) and math.isfinite(value):
@@ -196,11 +197,6 @@ class RunFolder:
                 save_tensors(part, tensors)
             except SafetensorError as error:  # it has the system's error as words only
                 raise OSError(errno.EIO, str(error)) from None
-
-
-def counted(number: int, noun: str) -> str:
-    """Return ``"1 epoch"`` or ``"2 epochs"``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def read_config(folder: Path) -> RunConfig:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ..config import RunConfig
 from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
 from ..strategy.workers import Worker
-from .folder import counted
+from .tables import counted
 
 _MUCH = 0.2
 _ABOUT = 1.15

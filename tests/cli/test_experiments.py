@@ -44,12 +44,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[LocalGrid]:
     """Replace the measurement by one that only keeps its grid."""
     grids: list[LocalGrid] = []
 
-    def calibrate(grid: LocalGrid, key: Any, *_: Any) -> SpeedProfile:
+    def measure(grid: LocalGrid, key: Any, *_: Any) -> SpeedProfile:
         grids.append(grid)
         profile = made_profile(RunConfig(), grid.workers, machine=None)
         return SpeedProfile(key, profile.workers, profile.overhead_seconds)
 
-    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    monkeypatch.setattr(calibration, "measure", measure)
     return grids
 
 
@@ -77,22 +77,22 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         (
             "calibrate",
             ["-s", "profile=deep.json"],
-            "not a speed profile; --again measures anew and",
+            "not a speed profile; --again measures and replaces it",
         ),
         ("plan", ["-s", "epocs=5"], "did you mean epochs"),
         ("plan", ["--workers", "1x cpu quick"], '"quick" at character'),
-        ("plan", ["-c", "digits"], "profiles/digits.json is not there; blsgd calibrate writes it"),
+        ("plan", ["-c", "digits"], "profiles/digits.json does not exist; measure it with blsgd"),
         ("plan", ["-s", "profile=deep.json"], "is not a speed profile"),
         ("plan", ["-s", "profile=batch.json"], "batch-size = 64, and here it is 16"),
         ("plan", ["-s", "profile=good.json", "--workers", "2x cpu"], "and the workers are cpu:"),
         ("plan", ["--workers", "8x cuda fast seconds-per-step=1; cpu slow"], "the speed of cpu:"),
-        ("plan", ["--num-samples", "0"], "--num-samples 0 must be at least 1"),
-        ("plan", ["--algorithms", "biased"], "--algorithms biased: not known"),
+        ("plan", ["--num-samples", "0"], "num_samples = 0 must be at least 1"),
+        ("plan", ["--algorithms", "biased"], "algorithms: 'biased' is unknown; known: "),
         ("compare", ["-s", "batch-size=1438"], "use a smaller batch"),
         ("compare", ["--workers", "1x cuda:7 fast; 1x cpu slow"], "device cuda:7 is not there"),
-        ("compare", ["--seeds", "0,00"], "a seed comes twice"),
+        ("compare", ["--seeds", "0,00"], "seeds = [0, 0]: name at least one, and each only once"),
         ("compare", ["--budget", "ten"], "write it like 10epochs, 60s or 5min"),
-        ("compare", ["--target", "0"], "--target 0.0 must be an accuracy"),
+        ("compare", ["--target", "0"], "target = 0.0 must be an accuracy"),
         ("compare", ["--out", "other"], "other exists and holds no comparison"),
         ("compare", ["-s", "steps=by-speed"], "steps = 'by-speed' overrides that of every"),
         ("compare", ["-s", "profile=none.json"], "profile = 'none.json' cannot be read"),
@@ -172,18 +172,18 @@ def test_calibrate_measures_once_and_writes_where_plan_looks(
     lines = printed("calibrate", *here)
     assert list(contents(folder)) == ["profiles", "profiles/digits.json"]
     assert lines[-1] == (
-        "in profiles/digits.json: blsgd plan finds it, blsgd run takes it with -s "
+        "in profiles/digits.json: blsgd plan finds it; for blsgd run add -s "
         "profile=profiles/digits.json"  # in one line, to be copied
     )
     again = printed("calibrate", *here)
-    assert again[0] == "measured before, in profiles/digits.json; --again measures anew"
+    assert again[0] == "measured before, in profiles/digits.json; --again measures again"
     assert len(measured) == 1
     planned = printed("plan", *here)
     assert planned[0].startswith("expected, from profiles/digits.json; clock = wall, 1,437")
     printed("calibrate", *here, "--again")
     assert len(measured) == 2
     lines = printed("calibrate", *here, "-s", "batch-size=32")
-    assert "does not hold here: it was measured with batch-size = " in "\n".join(lines)
+    assert "does not apply: it was measured with batch-size = " in "\n".join(lines)
     assert len(measured) == 3
     assert SpeedProfile.read(Path("profiles/digits.json")).key["batch_size"] == 32
     Path("mine.json").write_text("{}")
@@ -209,7 +209,7 @@ def test_calibrate_that_is_interrupted_writes_nothing(
     def interrupted(*_: Any) -> SpeedProfile:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "calibrate", interrupted)
+    monkeypatch.setattr(calibration, "measure", interrupted)
     assert cli.main(["calibrate", "--workers", BOTH]) == 130
     assert capsys.readouterr().err.count("\n") == 1
     assert contents(folder) == {}
@@ -224,7 +224,7 @@ def test_plan_of_hardware_that_is_not_there(folder: Path, printed: Printed) -> N
         *("--num-samples", "50000", "--algorithms", "biased-local-sgd,fast-only-local-sgd"),
     )
     assert lines[0] == (
-        "expected, from the seconds per step that were given; clock = wall, 50,000 samples an epoch"
+        "expected, from the given seconds per step; clock = wall, 50,000 samples per epoch"
     )
     row = next(line for line in lines if "biased-local-sgd" in line)
     assert re.sub(r"\s+", " ", row).strip() == (
@@ -239,7 +239,7 @@ def test_plan_prints_overrides_and_a_table_of_its_own_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
     lines = printed("plan", "--workers", GIVEN)
-    assert "1,437 samples an epoch" in lines[0]
+    assert "1,437 samples per epoch" in lines[0]
     assert not lines[-1].startswith("note")
     assert all(len(line) <= 100 for line in lines)
     lines = printed("plan", "--workers", GIVEN, "-s", "steps=same")
@@ -320,21 +320,25 @@ def test_compare_interrupted_keeps_what_is_finished_and_goes_on(
 ) -> None:
     trained.fates[("dlb", 0)] = KeyboardInterrupt()
     assert cli.main([*COMPARE, "--seeds", "0"]) == 130
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err == (
+        "blsgd: interrupted; all workers have ended\n"
+        "repeat the command to continue; finished runs are kept\n"
+    )
     printed(*COMPARE, "--seeds", "0")
     assert trained.trained == [("sync-sgd", 0), ("dlb", 0), ("dlb", 0)]
     assert len(measured) == 1
 
 
-def test_compare_leaves_failed_runs_out(
+def test_compare_fails_and_leaves_failed_runs_out(
     measured: list[LocalGrid],
     trained: FakeTrain,
-    printed: Printed,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trained.fates[("sync-sgd", 0)] = AggregationError("round 3: no worker succeeded")
-    lines = printed(*COMPARE, "--seeds", "0")
-    assert any(line.startswith("sync-sgd, seed 0 failed: ") for line in lines)
+    assert cli.main([*COMPARE, "--seeds", "0"]) == 1
+    assert capsys.readouterr().err == (
+        "blsgd: 1 failure: sync-sgd, seed 0 failed: round 3: no worker succeeded\n"
+    )
     table = (BELOW / "comparison.csv").read_text()
     assert "dlb" in table
     assert "sync-sgd" not in table

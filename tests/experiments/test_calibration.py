@@ -1,4 +1,4 @@
-"""Measuring each worker alone and all at once: the orders, the medians, what is left behind."""
+"""Measuring each worker alone and all together: the orders, the medians, what is left behind."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Message
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments import calibration
-from flower_blsgd.experiments.calibration import calibrate
+from flower_blsgd.experiments.calibration import measure
 from flower_blsgd.grids.devices import WorkerSpec, parse_workers, usable_cores
 from flower_blsgd.grids.flower_internals import become_server
 from flower_blsgd.grids.local_grid import LocalGrid
@@ -65,7 +65,7 @@ class ScriptedGrid(InProcessGrid):
         return report.to_reply(message)
 
     def measured(self) -> SpeedProfile:
-        return calibrate(cast(LocalGrid, self), KEY, MODEL, NUM_SAMPLES, self.lines.append)
+        return measure(cast(LocalGrid, self), KEY, MODEL, NUM_SAMPLES, self.lines.append)
 
 
 # The first of each is not counted.
@@ -74,14 +74,14 @@ LOADED = [[9.0, 0.02, 0.03, 0.02, 0.02, 0.9], [9.0, 0.25, 0.25, 0.5, 0.25, 0.3]]
 
 
 def test_medians_hand_worked() -> None:
-    """Each is measured alone first, then all at once."""
+    """Each is measured alone first, then all together."""
     grid = ScriptedGrid(ALONE, LOADED)
     profile = grid.measured()
     assert grid.calls == [0] * 6 + [1] * 6 + [0, 1] * 6
     assert grid.lines == [
         "worker 1 of 2 (cpu:0), alone",
         "worker 2 of 2 (cpu:1), alone",
-        "all 2 workers at once",
+        "all 2 workers together",
     ]
     fast, slow = profile.workers
     assert fast.alone == Spread(0.03, 0.01, 0.05, 5)
@@ -117,7 +117,7 @@ def test_orders_keep_everybody_busy_for_as_long_and_leave_nothing_behind() -> No
 def test_worker_without_a_speed_is_named(speed: float) -> None:
     grid = ScriptedGrid([[0.1] * 6, [0.1, 0.1, speed]], LOADED)
     with pytest.raises(
-        UsageError, match=r"speed of worker 2 of 2 \(cpu:1\) is not known: .*(mea|nan)"
+        UsageError, match=r"speed of worker 2 of 2 \(cpu:1\) cannot be measured: .*(mea|nan)"
     ):
         grid.measured()
 
@@ -138,7 +138,7 @@ def test_worker_that_fails_in_a_round_is_named_in_one_line(kind: FailureKind, wo
     with pytest.raises(UsageError) as error:
         grid.measured()
     assert str(error.value).startswith(
-        f"worker 2 of 2 (cpu:1) failed while it was measured: {words}"
+        f"worker 2 of 2 (cpu:1) failed during the measurement: {words}"
     )
     assert "\n" not in str(error.value)
 
@@ -177,7 +177,7 @@ def test_real_measurement_leaves_neither_momentum_nor_a_process(
     monkeypatch.setattr(calibration, "_ALONE_SECONDS", 0.02)
     monkeypatch.setattr(calibration, "_ROUND_SECONDS", 0.02)
     with make_local_grid(config, workers=workers) as grid:
-        profile = calibrate(grid, profile_key(config), arrays, task.num_train)
+        profile = measure(grid, profile_key(config), arrays, task.num_train)
         assert [array.numpy().tobytes() for array in arrays.values()] == before
         after_it = trained_by(grid, arrays)
         pids = list(process_ids(grid).values())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flower_blsgd.experiments.comparison import Run, compare
+from flower_blsgd.experiments.comparison import Run, compare_runs
 from flower_blsgd.experiments.comparison_plot import (
     draw_comparison,
     final_range,
@@ -24,7 +24,7 @@ Draw = Callable[[list[Run], str], Figure]
 @pytest.fixture
 def draw(figures: list[Figure]) -> Draw:
     def figure_of(runs: list[Run], reference: str) -> Figure:
-        draw_comparison(compare(runs, reference), Path("nowhere.png"))
+        draw_comparison(compare_runs(runs, reference), Path("nowhere.png"))
         return figures[-1]
 
     return figure_of

@@ -12,8 +12,8 @@ from flower_blsgd.results.metrics import (
     RunMetrics,
     measured_figures,
     on_own_devices,
-    plan_line,
 )
+from flower_blsgd.results.summary import plan_line
 from flower_blsgd.strategy.round_metrics import RoundRecord, split_times
 
 from .records import SPEEDS, record, row, two_rounds

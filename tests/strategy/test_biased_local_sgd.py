@@ -23,7 +23,6 @@ from flower_blsgd.algorithm.local_steps import (
     SystemAwareSteps,
 )
 from flower_blsgd.algorithm.sampling import (
-    CandidateSampler,
     EpochRequest,
     LossTable,
     SampleList,
@@ -33,6 +32,7 @@ from flower_blsgd.algorithm.sampling import (
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.algorithm.selection import InfoBatch
 from flower_blsgd.errors import UsageError
+from flower_blsgd.paper.released import CandidateSampler
 from flower_blsgd.protocol import HostOrders, TrainOrder, TrainReport
 from flower_blsgd.strategy.round_metrics import RoundRecord
 

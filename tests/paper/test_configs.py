@@ -15,10 +15,10 @@ from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import profile_of
 
-from .stand_ins import write_stand_in
-from .test_run import grid_of, train_on
+from ..stand_ins import write_stand_in
+from ..test_run import grid_of, train_on
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 # The paper's tables of hyper-parameters: model, batch size, epochs, learning rate, weight decay,
 # and the epochs after which the rate falls.

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments.comparison import Run, read_run
-from flower_blsgd.experiments.figures import (
+from flower_blsgd.paper.figures import (
     draw_features,
     draw_learning_curves,
     draw_schedule,
@@ -16,10 +16,10 @@ from flower_blsgd.experiments.figures import (
 )
 from flower_blsgd.results.folder import RunFolder
 
+from ..experiments.fake_training import write_run
+from ..experiments.made_runs import made_run
 from ..results.drawings import bars, texts
 from ..results.records import record, row
-from .fake_training import write_run
-from .made_runs import made_run
 
 PATH = Path("nowhere.png")  # nothing is saved
 COMPUTE, WAIT, MOVE = "#0072B2", "#E69F00", "#BBBBBB"
@@ -133,6 +133,6 @@ def test_schedule_has_one_axis_of_time(tmp_path: Path, figures: list[Figure]) ->
         (0, 8.5, 14.5),
     ]
     assert bars(figure, 1, COMPUTE) == [(1, 0.5, 1.5), (0, 0.5, 3.5), (1, 4.5, 5.5), (0, 4.5, 7.5)]
-    assert {"long, from round 2 on", "short, from round 2 on"} <= texts(figure)
+    assert {"long, from round 2", "short, from round 2"} <= texts(figure)
     draw_schedule({"none": runs["none"]}, PATH)
-    assert "no times of rounds are known" in texts(figures[1])
+    assert "the times of the rounds are unknown" in texts(figures[1])
