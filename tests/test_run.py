@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 from safetensors.torch import load_file
@@ -27,14 +27,13 @@ from flower_blsgd.grids.flower_app import built_in_app
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
-from flower_blsgd.run import check_workers, make_local_grid, make_strategy, train_on
-from flower_blsgd.strategy.workers import WorkerRegistry
+from flower_blsgd.run import check_workers, make_local_grid, train_on
 from flower_blsgd.tasks import load_task, register_task
 from flower_blsgd.tasks.task import correct
 from server.blsgd_server import app as server_app
 
 from .grids.processes import process_ids
-from .in_process_grid import Handler, InProcessGrid, fast_profile, slow_profile
+from .in_process_grid import Handler, InProcessGrid
 from .log_capture import captured_log
 from .refusal import refusal
 from .results.profiles import made_profile
@@ -321,34 +320,6 @@ def test_run_seconds_budget_ends_a_run_in_mid_epoch(capsys: pytest.CaptureFixtur
     assert summary["epochs"] == 1  # the part of one, with its evaluation
     assert summary["accuracy"] is not None
     assert "1e-06 s of training (99 epochs at most)" in capsys.readouterr().out
-
-
-# The paper's table, comparison_2c8g.csv: communications per epoch.
-TABLE = {
-    "sync-sgd": (128, 64),
-    "sync-sgd-fast-only": (160, 80),
-    "balanced-local-sgd": (4, 2),
-    "byteps": (160, 80),
-    "dlb": (128, 64),
-    "biased-local-sgd": (4, 2),
-}
-
-
-@pytest.mark.parametrize(("num_samples", "batch", "place"), [(50_000, 32, 0), (7_169, 11, 1)])
-@pytest.mark.parametrize("algorithm", TABLE)
-def test_table_mode_has_the_rounds_of_the_papers_table(
-    algorithm: str, num_samples: int, batch: int, place: int
-) -> None:
-    config = RunConfig(algorithm=algorithm, epoch="table", batch_size=batch, local_steps_slow=1)
-    strategy = make_strategy(config, num_samples, 10)
-    profiles = [fast_profile(i) for i in range(8)] + [slow_profile(i) for i in (8, 9)]
-    workers = WorkerRegistry.of_profiles(profiles).workers
-    planner = strategy.planner
-    shape = planner.check(workers)
-    assert planner.mean_rounds_per_epoch(shape) == TABLE[algorithm][place]
-    orders = planner.orders(1, workers, ArrayRecord(), {})
-    assert planner.plan.rounds == TABLE[algorithm][place]
-    assert len(orders) == (8 if algorithm in ("sync-sgd-fast-only", "byteps") else 10)
 
 
 # --- workers that fail

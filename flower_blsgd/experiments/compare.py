@@ -3,7 +3,7 @@
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..grids.devices import WorkerSpec, parse_workers
-from ..results.folder import RunFolder, alone_in, written_whole
+from ..results.folder import RunFolder, written_whole
 from ..results.progress import ProgressView
 from ..results.speed_profile import SpeedProfile, profile_key
 from ..run import check_workers, load_own_task, make_local_grid, train_on
@@ -50,6 +50,7 @@ def compare(
 
     A finished run is not repeated: the same call continues a comparison that was interrupted, and
     one with more algorithms or seeds extends it. Unknown speeds are measured once for all runs.
+    Several processes may share the work in one folder.
 
     Parameters
     ----------
@@ -88,15 +89,13 @@ def compare(
     folder = folder or Path(f"runs/compare-{config.name}")
     arms = {name: {"algorithm": name} for name in algorithms}
     config = prepare(replace(config, algorithm=algorithms[0]), arms, folder, log)
-    busy = f"another blsgd compare is using {folder}; wait for it, or choose another folder"
-    with alone_in(folder, busy):
-        runs, failed = train_all(config, arms, seeds, folder, log)
-        if not runs:
-            raise AggregationError("no run finished, so there is nothing to compare")
-        trained = {run["arm"] for run in runs}
-        reference = next(name for name in algorithms if name in trained)
-        comparison = compare_runs(runs, reference, target, failed)
-        write_comparison(comparison, folder)
+    runs, failed = train_all(config, arms, seeds, folder, log)
+    if not runs:
+        raise AggregationError("no run finished, so there is nothing to compare")
+    trained = {run["arm"] for run in runs}
+    reference = next(name for name in algorithms if name in trained)
+    comparison = compare_runs(runs, reference, target, failed)
+    write_comparison(comparison, folder)
     return comparison
 
 
@@ -224,12 +223,12 @@ def train_all(
     seeds: Sequence[int],
     folder: Path,
     log: Callable[[str], object],
-    shared: bool = False,
 ) -> tuple[list[Run], list[str]]:
     """Train every arm with every seed; a finished run is not repeated.
 
     All arms are trained with one seed before the next seed, so that an interruption leaves runs
-    that are paired.
+    that are paired. Other processes may do the same in this folder at the same time: each trains
+    the runs that no other process is training, and waits for those at the end.
 
     Parameters
     ----------
@@ -241,9 +240,6 @@ def train_all(
         From `open_folder`.
     log : callable
         Takes a line before and after each run.
-    shared : bool (default: False)
-        Whether other processes may train in this folder at the same time. Each trains the runs
-        that no other process is training, and waits for those at the end.
 
     Returns
     -------
@@ -296,7 +292,7 @@ def train_all(
     for timeout in (0, -1):  # first the runs that no other process is training
         for each in [run for run in waiting if run not in results]:
             lock = FileLock(folder / ".{1}-seed{2}.lock".format(*each), timeout=timeout)
-            with suppress(Timeout), lock if shared else nullcontext():
+            with suppress(Timeout), lock:
                 results[each] = one(*each)
     found = [result for _, result in sorted(results.items())]
     failures = [result for result in found if isinstance(result, str)]

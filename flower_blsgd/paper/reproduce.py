@@ -107,7 +107,7 @@ def reproduce(
         raise UsageError(every[0].failed[0])
     for each in ready:
         below, log_cell = folder / each.cell.name, partial(_log_with, log, each.cell.name)
-        runs, each.failed = train_all(each.config, each.arms, seeds, below, log_cell, shared=True)
+        runs, each.failed = train_all(each.config, each.arms, seeds, below, log_cell)
         if not runs:
             continue
         each.comparison = compare_runs(runs, REFERENCE, failed=each.failed)

@@ -6,23 +6,17 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import ArrayRecord, Message
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.experiments import calibration
 from flower_blsgd.experiments.calibration import measure
-from flower_blsgd.grids.devices import WorkerSpec, parse_workers, usable_cores
-from flower_blsgd.grids.flower_internals import become_server
+from flower_blsgd.grids.devices import WorkerSpec
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.results.speed_profile import SpeedProfile, Spread, profile_key
-from flower_blsgd.run import make_local_grid
-from flower_blsgd.tasks import load_task
-from flower_blsgd.worker.model_io import state_record
 
-from ..grids.processes import is_alive, process_ids, wait_until
-from ..in_process_grid import FailureKind, InProcessGrid, same_bits
+from ..in_process_grid import FailureKind, InProcessGrid
 
 KEY = profile_key(RunConfig())  # batch size 16
 WORKERS = (
@@ -144,52 +138,3 @@ def test_worker_that_fails_in_a_round_is_named_in_one_line(kind: FailureKind, wo
 
 
 # --- with real processes
-
-
-def trained_by(grid: LocalGrid, arrays: ArrayRecord) -> list[ArrayRecord]:
-    """Return every node's model after two orders that keep momentum in between."""
-    for server_round in (1, 2):
-        indices = np.arange(48, dtype=np.int32) + 48 * server_round
-        order = TrainOrder(server_round, 1, 3, 16, 0.05, 0, 0.0, "keep", indices, arrays)
-        messages = [Message(order.to_records(), node, "train") for node in grid.get_node_ids()]
-        replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(messages, timeout=60)}
-        assert all(not reply.has_error() for reply in replies.values())
-        nodes = grid.get_node_ids()
-        reports = [TrainReport.from_content(replies[node].content, order) for node in nodes]
-    return [ArrayRecord({k: Array(v.numpy().copy()) for k, v in r.arrays.items()}) for r in reports]
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(240)
-def test_real_measurement_leaves_neither_momentum_nor_a_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    become_server(run_id=1)
-    first, last = usable_cores()[0], usable_cores()[-1]
-    config = RunConfig(
-        workers=f"1x cpu:{first} fast; 1x cpu:{last} slow slowdown=4", threads=1, batch_size=16
-    )
-    workers = parse_workers(config.workers)
-    task = load_task("digits")
-    arrays = state_record(task.initial_model(0))
-    before = [array.numpy().tobytes() for array in arrays.values()]
-    monkeypatch.setattr(calibration, "_REPEATS", 2)
-    monkeypatch.setattr(calibration, "_ALONE_SECONDS", 0.02)
-    monkeypatch.setattr(calibration, "_ROUND_SECONDS", 0.02)
-    with make_local_grid(config, workers=workers) as grid:
-        profile = measure(grid, profile_key(config), arrays, task.num_train)
-        assert [array.numpy().tobytes() for array in arrays.values()] == before
-        after_it = trained_by(grid, arrays)
-        pids = list(process_ids(grid).values())
-    for worker in profile.workers:
-        for spread in (worker.alone, worker.loaded):
-            assert 0 < spread.low <= spread.median <= spread.high < 60
-            assert spread.count == 2
-    assert profile.workers[1].slowdown == 4.0
-    assert profile.overhead_seconds.low >= 0
-    with make_local_grid(config, workers=workers) as fresh:
-        without = trained_by(fresh, arrays)
-        pids += list(process_ids(fresh).values())
-    assert all(same_bits(one, other) for one, other in zip(after_it, without, strict=True))
-    assert len(set(pids)) == 4
-    assert wait_until(lambda: not any(is_alive(pid) for pid in pids))

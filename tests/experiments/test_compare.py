@@ -1,6 +1,5 @@
 """Training one run after another: their order, what is repeated, what is refused."""
 
-import multiprocessing
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +23,6 @@ from flower_blsgd.experiments.compare import (
     train_all,
 )
 from flower_blsgd.experiments.comparison import Run
-from flower_blsgd.results.folder import alone_in
 
 from .fake_training import FakeTrain, write_run
 
@@ -194,7 +192,7 @@ def test_run_that_another_process_trains_is_waited_for_at_the_end(
             lock.release()
 
     monkeypatch.setattr(compare, "train_quietly", train)
-    runs, failures = train_all(CONFIG, arms, [0], folder, log, shared=True)
+    runs, failures = train_all(CONFIG, arms, [0], folder, log)
     assert (named(runs), failures) == ([(A, 0), (B, 0)], [])
     assert train.trained == [(B, 0)]
     assert "[1/2] sync-sgd, seed 0: finished before" in lines[-1]
@@ -259,36 +257,6 @@ def test_folder_that_cannot_take_a_comparison_is_refused(tmp_path: Path) -> None
             attempt(tmp_path / "file" / "below", CONFIG)
     check_folder(tmp_path / "deep" / "down", CONFIG)  # can be made, and is not yet
     assert contents(tmp_path) == before
-
-
-BUSY = "somebody is at work in it"
-
-
-def _hold(folder: Path, held: Any, done: Any) -> None:
-    with alone_in(folder, BUSY):
-        held.set()
-        done.wait(60)
-
-
-@pytest.mark.processes
-def test_folder_takes_one_command_at_a_time(folder: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    held, done = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(folder, held, done))
-    other.start()
-    try:
-        assert held.wait(60)
-        with (
-            pytest.raises(UsageError, match=BUSY),
-            alone_in(folder, BUSY),
-        ):
-            pass
-    finally:
-        done.set()
-        other.join()
-    for _ in range(2):  # free again, also after an error
-        with pytest.raises(KeyboardInterrupt), alone_in(folder, BUSY):
-            raise KeyboardInterrupt
 
 
 # --- what is typed; `tests/cli` has what is refused

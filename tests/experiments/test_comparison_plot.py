@@ -95,12 +95,6 @@ def test_time_is_logarithmic_where_one_takes_far_longer(draw: Draw) -> None:
     assert draw(runs[:1], "dlb").axes[0].get_xscale() == "linear"
 
 
-def test_accuracy_on_held_out_training_data_is_called_so(draw: Draw) -> None:
-    settings = {"epochs": 2, "validation-share": 0.5}
-    figure = draw([made_run("dlb", 0, settings=settings)], "dlb")
-    assert figure.axes[0].get_ylabel().startswith("validation accuracy (%)")
-
-
 def test_missing_evaluations(draw: Draw) -> None:
     never = made_run("dlb", 0, (None, None), fast_waiting_share=None)
     figure = draw([never, made_run("byteps", 0)], "byteps")

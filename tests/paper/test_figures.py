@@ -69,17 +69,6 @@ def test_learning_curves_over_epochs_and_seconds(figures: list[Figure]) -> None:
     assert len({line.get_color() for line in epochs.lines}) == 2
 
 
-def test_learning_curves_of_simulated_devices_and_of_a_validation_share(
-    figures: list[Figure],
-) -> None:
-    run = made_run(device_seconds_per_epoch=0.5, clock="device", settings={"validation-share": 0.1})
-    draw_learning_curves({"dlb": [run]}, PATH)
-    epochs, seconds = figures[0].axes
-    np.testing.assert_allclose(seconds.lines[0].get_xdata(), [0.5, 1.0])
-    assert seconds.get_xlabel() == "training time on simulated devices (s, computed)"
-    assert epochs.get_ylabel() == "validation accuracy (%)"
-
-
 def test_features_have_a_bar_a_deviation_and_a_dot_per_seed(figures: list[Figure]) -> None:
     finals = {"unbiased-local-sgd": (0.60, 0.62, 0.64), "dlb": (0.70, 0.70, 0.70)}
     runs = {

@@ -227,30 +227,6 @@ def test_summary_hand_worked(run: Run) -> None:
     assert summary["workers"] == [{}] * 3
 
 
-def test_shares_of_workers_that_come_late_or_change_their_tier(run: Run) -> None:
-    """Worker 1 is slow with a fifth of the samples, then fast; worker 2 comes in round 2."""
-    run.recorder.add_round(
-        record(
-            row(0, completed_steps=4, num_examples=80, weight=0.75),
-            row(1, fast=False, completed_steps=1, num_examples=20, weight=0.25),
-        )
-    )
-    run.recorder.add_round(
-        record(
-            row(0, completed_steps=4, num_examples=40, weight=0.5),
-            row(1, completed_steps=4, num_examples=40, weight=0.25),
-            row(2, completed_steps=4, num_examples=20, weight=0.25),
-            round=2,
-        )
-    )
-    run.end_epoch(1)
-    run.finish()
-    workers = run.summary()["workers"]
-    assert [worker["weight"] for worker in workers] == [0.625, 0.25, 0.125]  # of both rounds
-    assert [worker["tier"] for worker in workers] == ["fast", "fast", "fast"]
-    assert "slow devices: 10.0% of the samples, 12.5% of the weight, " in run.screen.getvalue()
-
-
 def test_summary_accuracy_is_the_last_and_the_best(run: Run) -> None:
     for metrics in (measured(0.5), measured(0.875), None, measured(0.75, loss=0.3), None):
         run.train(metrics)
