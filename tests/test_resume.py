@@ -546,7 +546,7 @@ def test_settings_that_would_make_it_another_run_are_refused() -> None:
 
 
 def test_what_cannot_be_resumed_is_refused_in_one_line() -> None:
-    assert "runs/latest is no run" in refusal(train, resume="runs/latest")
+    assert "runs/latest is not a run" in refusal(train, resume="runs/latest")
     with pytest.raises(KeyboardInterrupt):
         train(View(2, interrupt))
     line = refusal(train, resume="run")

@@ -491,7 +491,7 @@ def test_local_grid_has_the_workers_and_speeds_of_the_settings(tmp_path: Path) -
     for changes, expected in (
         ({"workers": "1x cuda:99 fast"}, "device cuda:99 is not there"),
         ({"profile": "none.json"}, "profile = 'none.json' cannot be read"),
-        ({"workers": f"2x cpu:{CORE} fast", "profile": path}, "does not hold here"),
+        ({"workers": f"2x cpu:{CORE} fast", "profile": path}, "does not apply"),
     ):
         with pytest.raises(UsageError, match=expected):
             make_local_grid(RunConfig(**{"workers": BOTH, **changes}))

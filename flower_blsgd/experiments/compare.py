@@ -256,7 +256,7 @@ def train_all(
     runs = [(arm, seed) for seed in seeds for arm in arms]
 
     def one(number: int, arm: str, seed: int) -> Run | str:
-        """Return a finished run, or why there is none."""
+        """Return a finished run, or the reason for its absence."""
         head = f"[{number}/{len(runs)}] {arm}, seed {seed}: "
         out = run_folder(folder, arm, seed)
         try:

@@ -17,33 +17,32 @@ Figures = dict[str, Any]
 def on_own_devices(
     record: RoundRecord, seconds_per_step: Mapping[int, float]
 ) -> RoundRecord | None:
-    """Return a round with the times that it would have if each worker had its own device.
+    """Return a round with the times it would take if each worker had its own device.
 
-    It takes the longest of all workers' computing, as computed from their completed steps, and
-    the transfer and the averaging that were measured.
+    Computing lasts as long as that of the slowest worker, by its completed steps and its speed;
+    transfer and averaging are as measured.
 
     Parameters
     ----------
     record : RoundRecord
-        As measured.
+        The measured round.
     seconds_per_step : mapping of int to float
-        By worker index: seconds per step of that worker *alone*, with its whole batch.
+        Seconds per step of each worker *alone*, with its full batch, by worker index.
 
     Returns
     -------
     RoundRecord or None
-        With other seconds of the round, of computing, from its start on, and of waiting; None if
-        the speed or the times of a worker that did a step are not known.
+        The round with computed times of the round, of computing and of waiting. None if the speed
+        or the times of a worker that did a step are unknown.
     """
     rows = [row for row in record.workers if row.completed_steps]
     loads = {row.worker: row.completed_steps * row.batch_scale for row in rows}
     compute = {worker: load * seconds_per_step.get(worker, 0.0) for worker, load in loads.items()}
     if record.workers and all(row.failure for row in record.workers):
-        return record  # it was waited for in vain, whatever the device
+        return record  # it timed out; device speed does not matter
     if not rows or not all(compute[row.worker] > 0 and row.compute_seconds > 0 for row in rows):
         return None
-    # Workers that share cores may run one after another, so all of this is computing, not only
-    # the longest of them.
+    # Workers that share cores may run one after another, so all of this time is computing.
     first_start = min(row.start_seconds for row in rows)
     last_end = max(row.start_seconds + row.compute_seconds for row in rows)
     transfer_and_averaging = max(0.0, record.round_seconds - (last_end - first_start))
@@ -61,30 +60,30 @@ def on_own_devices(
 
 
 class RunMetrics:
-    """The rounds of a run, and what they sum up to.
+    """The rounds of a run, and their sums.
 
     Parameters
     ----------
     clock : {"wall", "device"} (default: "wall")
-        Which times decide how long workers waited and how much of a budget is used up.
+        Times that waiting and the budget are computed with.
 
     Attributes
     ----------
     seconds_per_step : mapping of int to float
-        By worker index: seconds per step of that worker alone, as far as they are known. It may
-        be replaced before each round.
+        Known seconds per step of each worker alone, by worker index. May be replaced before each
+        round.
     records : list of RoundRecord
         All rounds, as measured.
     samples : int
-        That were trained on.
+        Samples that were trained on.
     training_seconds : float
-        Rounds and planning as measured, without set-up, evaluation and checkpoints.
+        Measured time of rounds and planning, without set-up, evaluation and checkpoints.
     device_seconds : float, optional
-        Computed: the rounds as if each worker had its own device; None if one is not known.
+        Computed time of the rounds if each worker had its own device; None if one is unknown.
     budget_seconds, last_budget_seconds : float
-        What all rounds, and the last one, count against a budget in seconds. On the wall clock
-        planning and rounds as measured; on the device clock the rounds as if each worker had its
-        own device, up to the first for which that is not known.
+        Seconds that all rounds, and the last one, count against a budget: on the wall clock
+        measured planning and rounds, on the device clock computed rounds. A round whose computed
+        time is unknown counts as measured.
     """
 
     def __init__(self, clock: Clock = "wall") -> None:
@@ -117,10 +116,10 @@ class RunMetrics:
         self._on_clock.append(computed if self.clock == "device" else record)
 
     def waiting_share(self, fast: bool, last_round: bool = False) -> float | None:
-        """Return a tier's waiting / (its workers x sum of round seconds), on the chosen clock.
+        """Return a tier's waiting / (its workers x sum of round seconds), on the run's clock.
 
-        Of all rounds, or of the last one. None without workers of this tier that train, or if
-        the clock's times are not known.
+        Covers all rounds, or the last one. None if no worker of the tier trains, or times are
+        unknown.
         """
         rounds = self._on_clock[-1:] if last_round else self._on_clock
         known = [record for record in rounds if record is not None]
@@ -129,14 +128,13 @@ class RunMetrics:
         return waiting_share(((record.round_seconds, record.workers) for record in known), fast)
 
     def rounds_on_clock(self, first: int = 0) -> list[RoundRecord]:
-        """Return the rounds from one on, with the times of the chosen clock as far as known."""
+        """Return the rounds from index `first` whose times on the run's clock are known."""
         return [record for record in self._on_clock[first:] if record is not None]
 
     def longer_for_slow(self) -> float | None:
-        """Return by how much waiting for slow workers made the rounds longer, as a share.
+        """Return how much longer rounds were because of slow workers, as a share.
 
-        Without them a round would have ended with the last fast worker. None if the clock's times
-        are not known.
+        Without slow workers a round would end with its last fast worker. None if times are unknown.
         """
         whole = without_slow = 0.0
         for record in self._on_clock:
@@ -149,7 +147,7 @@ class RunMetrics:
 
 
 def metrics_of(folder: Path, summary: Mapping[str, Any]) -> RunMetrics:
-    """Return the rounds in the folder of a run that is over, and what they sum up to."""
+    """Return the rounds in the folder of a finished run, and their sums."""
     metrics = RunMetrics(summary["clock"])
     records = RunFolder(folder).rounds_until(sys.maxsize)
     trained = sorted({row.worker for record in records for row in record.workers if row.trained})
@@ -161,9 +159,9 @@ def metrics_of(folder: Path, summary: Mapping[str, Any]) -> RunMetrics:
 
 
 def measured_figures(metrics: RunMetrics) -> Figures | None:
-    """Return what the cost model predicts, as measured on the run's clock.
+    """Return the figures that the cost model predicts, as measured on the run's clock.
 
-    None without a round, or if the clock is "device" and a speed is not known.
+    None without a round, or if the clock is "device" and a speed is unknown.
     """
     if not metrics.records or (metrics.clock == "device" and metrics.device_seconds is None):
         return None

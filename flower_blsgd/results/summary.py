@@ -26,7 +26,7 @@ _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
 
 
 def shown_metric(accuracy: float | None, metric: float | None) -> str:
-    """Return ``"accuracy 98.33%"``, or ``"metric 1.234"``; empty if there is neither."""
+    """Return ``"accuracy 98.33%"`` or ``"metric 1.234"``; empty without either."""
     if accuracy is None:
         return "" if metric is None else f"metric {metric:.4g}"
     return f"accuracy {accuracy:.2%}"
@@ -35,10 +35,9 @@ def shown_metric(accuracy: float | None, metric: float | None) -> str:
 def summary_of(
     config: RunConfig, strategy: BiasedLocalSGD, metrics: RunMetrics, epochs: Sequence[EpochRow]
 ) -> dict[str, Any]:
-    """Return what ``summary.json`` says of all rounds and epochs; what was not measured is None.
+    """Return the part of ``summary.json`` on rounds, epochs and workers; None where not measured.
 
-    The strategy knows the samples that were not trained on, and the workers. Of the rounds that
-    are over, ``samples_planned = samples + samples_given_up + samples_cut_off``.
+    In finished rounds ``samples_planned = samples + samples_given_up + samples_cut_off``.
     """
     evaluated = [row for row in epochs if row.loss is not None]
     last = evaluated[-1] if evaluated else None
@@ -98,7 +97,7 @@ def summary_of(
 def _async_evaluation(
     config: RunConfig, strategy: BiasedLocalSGD, epochs: Sequence[EpochRow]
 ) -> dict[str, Any] | None:
-    """Return what workers with ``role=evaluate`` did while the others trained; None without one."""
+    """Return figures of the workers with ``role=evaluate``; None without such a worker."""
     workers = [worker.label for worker in strategy.registry.workers if not worker.trains]
     late = [row.late for row in epochs if row.late]
     due = [row for row in epochs if row.epoch % config.evaluate_every_epochs == 0]
@@ -142,8 +141,8 @@ def _worker(
 
 
 def versions() -> dict[str, str]:
-    """Return those of Python and of what a run's bits depend on."""
-    # The names of a model's tensors depend on the version of transformers.
+    """Return the versions of Python and of the packages that a run's results depend on."""
+    # The names of a model's tensors depend on transformers.
     used = [*_PACKAGES, *(["transformers"] if "transformers" in sys.modules else [])]
     found = {"python": platform.python_version()}
     for package in used:
@@ -160,9 +159,9 @@ def versions() -> dict[str, str]:
 def last_lines(
     summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
 ) -> list[str]:
-    """Return what a run reached and where it is, whether slow devices help, and what was planned.
+    """Return the last lines of a run: its results, whether slow devices help, failures, the plan.
 
-    The summary is the content of ``summary.json``, the folder that of the results.
+    The summary is the content of ``summary.json``; the folder is the results folder.
     """
     state = "stopped early" if summary["interrupted"] else "done"
     device_seconds = summary["device_seconds"]
@@ -205,27 +204,27 @@ def _slow_devices(
 ) -> str:
     """Answer "do my slow devices help?" as far as one run can."""
     if seconds := summary["summing_seconds"]:
-        return f"they summed up models, for {seconds:.2g} s in all, and trained on nothing"
+        return f"they only summed models, for {seconds:.2g} s in total"
     rows = (row for record in metrics.records for row in record.workers)
     slow = [row for row in rows if row.trained and not row.fast]
     if not slow:
-        return "none trained, so no worker waited for one"
+        return "none trained"
     longer = metrics.longer_for_slow()
     if longer is None:
-        rounds = "rounds not known to be longer (clock = device needs everybody's speed)"
+        rounds = "whether rounds are longer is unknown (clock = device needs all speeds)"
     else:
-        rounds = f"rounds {longer:+.0%} longer for waiting for them"
-        rounds += " (simulated devices)" if metrics.clock == "device" else ""
+        simulated = " (simulated devices)" if metrics.clock == "device" else ""
+        rounds = f"waiting for them makes rounds {longer:.0%} longer{simulated}"
     samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
     weight = sum(row.weight for row in slow) / len(metrics.records)
     return (
-        f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; compare the accuracy "
-        f"with that of a run without them: {_fast_only(config, folder)}"
+        f"{samples:.1%} of the samples, {weight:.1%} of the weight; {rounds}; to compare the "
+        f"accuracy without them: {_fast_only(config, folder)}"
     )
 
 
 def _fast_only(config: RunConfig, folder: Path) -> str:
-    """Return how to repeat the run without training on slow workers."""
+    """Return the command that repeats the run without the slow workers."""
     if config.task == GIVEN_IN_PYTHON:
         return "train(task, train_on='fast', sampler='uniform', ...)"
     words = ["-c", str(folder / "config.toml"), "-s", "train-on=fast", "-s", "sampler=uniform"]
@@ -234,20 +233,20 @@ def _fast_only(config: RunConfig, folder: Path) -> str:
 
 
 def blsgd_run(*words: str) -> str:
-    """Return the command line of ``blsgd run``, also where the environment is not activated."""
+    """Return a command line of ``blsgd run`` that works without an activated environment."""
     blsgd = shutil.which("blsgd") and "blsgd"
     blsgd = blsgd or os.path.relpath(Path(sys.executable).with_name("blsgd"))
     return shlex.join([blsgd, "run", *words])
 
 
 def plan_line(predicted: Figures, measured: Figures) -> str:
-    """Return ``"plan: 2 s an epoch, fast waits 5%; measured: 2.2 s (+10%), fast waits 5%"``."""
+    """Return ``"plan: 2 s per epoch, fast waits 5%; measured: 2.2 s (+10%), fast waits 5%"``."""
     waits = [
         "" if share is None else f", fast waits {share:.0%}"
         for share in (predicted["fast_waiting_share"], measured["fast_waiting_share"])
     ]
     expected, took = predicted["epoch_seconds"], measured["epoch_seconds"]
     return (
-        f"plan: {expected:.3g} s an epoch{waits[0]}; measured: {took:.3g} s "
+        f"plan: {expected:.3g} s per epoch{waits[0]}; measured: {took:.3g} s "
         f"({took / expected - 1:+z.0%}){waits[1]}"
     )

@@ -83,8 +83,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         ("plan", ["--workers", "1x cpu quick"], '"quick" at character'),
         ("plan", ["-c", "digits"], "profiles/digits.json does not exist; measure it with blsgd"),
         ("plan", ["-s", "profile=deep.json"], "is not a speed profile"),
-        ("plan", ["-s", "profile=batch.json"], "batch-size = 64, and here it is 16"),
-        ("plan", ["-s", "profile=good.json", "--workers", "2x cpu"], "and the workers are cpu:"),
+        ("plan", ["-s", "profile=batch.json"], "batch-size = 64, not 16"),
+        ("plan", ["-s", "profile=good.json", "--workers", "2x cpu"], "not of cpu:"),
         ("plan", ["--workers", "8x cuda fast seconds-per-step=1; cpu slow"], "the speed of cpu:"),
         ("plan", ["--num-samples", "0"], "num_samples = 0 must be at least 1"),
         ("plan", ["--algorithms", "biased"], "algorithms: 'biased' is unknown; known: "),
@@ -96,13 +96,13 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         ("compare", ["--out", "other"], "other exists and holds no comparison"),
         ("compare", ["-s", "steps=by-speed"], "steps = 'by-speed' overrides that of every"),
         ("compare", ["-s", "profile=none.json"], "profile = 'none.json' cannot be read"),
-        ("compare", ["-s", "profile=good.json", "-s", "threads=3"], "threads = 0, and here it is"),
+        ("compare", ["-s", "profile=good.json", "-s", "threads=3"], "threads = 0, not 3"),
         (
             "compare",
             ["--algorithms", "sync-sgd,biased-local-sgd", "--workers", ONE_TIER],
             "biased-local-sgd cannot run with these settings: ",
         ),
-        ("run", ["-s", "profile=batch.json"], "measured with batch-size = 64, and here it is 16"),
+        ("run", ["-s", "profile=batch.json"], "measured with batch-size = 64, not 16"),
     ],
 )
 def test_argument_or_file_is_refused(

@@ -125,7 +125,10 @@ def test_page_of_a_run_is_whole_and_its_text_is_escaped(tmp_path: Path) -> None:
     page = page_of(folder)
     assert f"{HOSTILE} on {HOSTILE}: test accuracy 87.50% after 2.0 s of training" in page.text
     # 48 of 240 samples were the slow one's; of 16 s of rounds 3 were spent waiting for it alone.
-    assert "20.0% of the samples, 25.0% of the weight, rounds +23% longer" in page.text
+    assert (
+        "20.0% of the samples, 25.0% of the weight; waiting for them makes rounds 23% longer"
+        in page.text
+    )
     assert str(tmp_path) not in page.source
     assert "data:image/png;base64,YSBwaWN0dXJl" in page.sources
     assert all(source.startswith(("#", "data:")) for source in page.sources)

@@ -121,14 +121,14 @@ def test_holds_for_what_it_was_measured_with() -> None:
         other = [*value, "x"] if isinstance(value, list) else f"{value}x"
         name = field.replace("_", "-")
         assert made_profile(**{field: other}).mismatch(HERE, WORKERS) == (
-            f"it was measured with {name} = {other!r}, and here it is {value!r}"
+            f"it was measured with {name} = {other!r}, not {value!r}"
         )
 
 
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        (WORKERS[:1], "and the workers are cpu:0-1"),
+        (WORKERS[:1], "not of cpu:0-1"),
         ([WORKERS[0], replace(WORKERS[1], slowdown=2.0)], "cpu:2 slowdown=2"),
         ([WORKERS[0], WorkerSpec("cuda:0")], "cpu:0-1, cuda:0"),
         ([replace(WORKERS[0], batch=16), WORKERS[1]], "cpu:0-1 batch=16, cpu:2 slowdown=4"),
@@ -137,7 +137,7 @@ def test_holds_for_what_it_was_measured_with() -> None:
 )
 def test_other_workers_are_named(workers: list[WorkerSpec], words: str) -> None:
     reason = made_profile().mismatch(HERE, workers)
-    assert reason.startswith("it holds the speeds of cpu:0-1, cpu:2 slowdown=4, and the workers")
+    assert reason.startswith("it has the speeds of cpu:0-1, cpu:2 slowdown=4, not of ")
     assert reason.endswith(words)
 
 
@@ -167,8 +167,8 @@ def test_profile_of_the_settings_is_used_or_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         with_profile(WORKERS, replace(config, batch_size=64))
     assert str(error.value) == (
-        f"profile = {str(path)!r} does not hold here: it was measured with batch-size = 16, and "
-        "here it is 64; measure with blsgd calibrate, or leave profile empty"
+        f"profile = {str(path)!r} does not apply: it was measured with batch-size = 16, "
+        "not 64; measure with blsgd calibrate, or leave profile empty"
     )
 
 
