@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from flower_blsgd.grids.devices import WorkerSpec, parse_workers
 from flower_blsgd.grids.pinning import environment, pinned
+from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
 
 from .noop_rounds import ROOT, NotRunError
 
@@ -145,7 +145,7 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    from flower_blsgd.worker.local_sgd import sleep_out
+    from flower_blsgd.worker.local_sgd import throttle
 
     from .images import some_images
 
@@ -180,7 +180,7 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
         if bucket.is_last():
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            sleep_out(began, worker.slowdown)
+            throttle(began, worker.slowdown)
         return allreduce_hook(group, bucket)
 
     if worker.slowdown > 1:

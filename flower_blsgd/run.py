@@ -15,10 +15,12 @@ from .algorithm.sampling import derived_seed
 from .checkpointing import Checkpoints
 from .config import RunConfig
 from .errors import UsageError, first_line
-from .grids.devices import WorkerSpec, format_bytes, parse_workers, require_bytes, this_machine
+from .grids.features import features_of
 from .grids.flower_app import built_in_app
+from .grids.fork_server import start_fork_server
 from .grids.local_grid import LocalGrid
-from .grids.pinning import start_fork_server
+from .grids.machine import format_bytes, require_bytes, this_machine
+from .grids.worker_spec import WorkerSpec, parse_workers
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
@@ -30,8 +32,8 @@ from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.cost_model import predict_run, predicted_figures
 from .strategy.evaluation import WorkerEvaluation
 from .strategy.fit_loop import EvaluateFn
-from .strategy.profiles import assume_speeds
 from .strategy.replies import ModelShape
+from .strategy.speeds import assume_speeds
 from .strategy.workers import WorkerRegistry
 from .tasks.task import Task, check_task, check_weights, load_task
 from .worker import MODULES
@@ -116,19 +118,17 @@ def _train(
     strategy.registry.model_fingerprint = model_fingerprint(model)
 
     with recorder.recording(task):  # which saves the results at the end
-        # Connect.
-        strategy.registry.update(grid)  # and measure speeds if they are needed
+        # Connect, measure speeds, and choose local steps by them.
+        # Other grids ignore a profile, and may not have the file.
+        profile = config.profile if workers else ""
+        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
+        chosen = strategy.prepare(grid, arrays, overhead)
         if strategy.registry.active or not resumed:  # else all are left out until the next epoch
             strategy.planner.check(strategy.registry.active)
         recorder.open_folder(RunFolder(resumed.folder) if resumed else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, recorder)
-
-        # Choose local steps by the speeds.
-        # Other grids ignore a profile, and may not have the file.
-        profile = config.profile if workers else ""
-        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
-        if strategy.choose_local_steps(grid, arrays, overhead):
+        if chosen:
             recorder.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
         _predict(strategy, recorder, overhead)
 
@@ -283,7 +283,6 @@ def make_strategy(
         fast_threshold=config.fast_threshold,
         seed=config.seed,
         min_available_nodes=min_workers,
-        min_train_nodes=1,
         min_evaluate_nodes=1,
     )
 
@@ -367,7 +366,7 @@ def _note_ignored_settings(
         specs = parse_workers(config.workers)
     except UsageError:  # devices of another machine
         specs = []
-    named = Counter((spec.device_with_cores, str(spec.tier)) for spec in specs)
+    named = Counter((spec.device_with_cores, spec.tier) for spec in specs)
     there = Counter((w.profile.device, w.profile.tier) for w in registry.workers)
     if config.workers != "auto" and there - named:
         recorder.say(f'workers = "{config.workers}" is ignored: SuperNodes name their own devices')
@@ -375,7 +374,7 @@ def _note_ignored_settings(
 
 def _note_wire_errors(grid: Grid, recorder: RunRecorder) -> None:
     """Print the error of models that travelled with 16 bits per value."""
-    for name, error in getattr(grid, "wire_errors", {}).items():
+    for name, error in features_of(grid).wire_errors.items():
         recorder.say(
             f"{name} travelled as {recorder.config.wire_dtype}, with an error of "
             f"{100 * error:.2g} % (root mean square, mean of all rounds)"

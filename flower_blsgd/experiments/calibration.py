@@ -11,8 +11,8 @@ from ..algorithm.averaging import LoadWeighting, weighted_average
 from ..algorithm.epoch_plan import RoundShape
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.devices import cores_note, parse_workers
 from ..grids.local_grid import LocalGrid
+from ..grids.worker_spec import cores_note, parse_workers
 from ..protocol import Failure, TrainOrder, TrainReport
 from ..results.speed_profile import (
     ProfileKey,
@@ -23,8 +23,8 @@ from ..results.speed_profile import (
     refuse_unwritable,
 )
 from ..run import check_workers, load_own_task, make_local_grid
-from ..strategy.profiles import answer_of, query_speeds, replies_to
-from ..strategy.speeds import measure_rounds
+from ..strategy.messages import answer_of, replies_to
+from ..strategy.speeds import measure_rounds, query_speeds
 from ..worker.model_io import state_record
 
 _REPEATS = 5
@@ -83,7 +83,7 @@ def measure_speeds(config: RunConfig, log: Callable[[str], object]) -> SpeedProf
     UsageError if the settings cannot be used or a worker fails.
     """
     # A worker reports a speed that it was given instead of measuring it.
-    workers = [replace(worker, seconds_per_step=None) for worker in parse_workers(config.workers)]
+    workers = [replace(worker, seconds_per_step=0.0) for worker in parse_workers(config.workers)]
     task, _ = load_own_task(config)
     check_workers(config, workers, task.num_train)
     if note := cores_note(workers):
@@ -125,7 +125,7 @@ def measure(
     UsageError
         If a worker fails, does not reply in time, or does not measure.
     """
-    sizes = [worker.batch or key["batch_size"] for worker in grid.workers]
+    sizes = [worker.batch_size or key["batch_size"] for worker in grid.workers]
     labels = {
         node: f"worker {number} of {len(grid.workers)} ({worker.device_with_cores})"
         for number, (node, worker) in enumerate(

@@ -15,7 +15,7 @@ from flwr.serverapp.exception import AggregationError
 from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
-from ..grids.devices import WorkerSpec, parse_workers
+from ..grids.worker_spec import WorkerSpec, parse_workers
 from ..results.folder import RunFolder, written_whole
 from ..results.progress import ProgressView
 from ..results.speed_profile import SpeedProfile, profile_key
@@ -142,7 +142,7 @@ def prepare(
     config, given, own = replace(config, profile=""), config.profile, folder / PROFILE
     workers, num_samples = parse_workers(config.workers), load_own_task(config)[0].num_train
     _refuse_unable(config, arms, workers, num_samples)  # before anything is measured
-    if all(worker.seconds_per_step is not None for worker in workers):
+    if all(worker.seconds_per_step for worker in workers):
         open_folder(folder, config)
         return config
     path = own if own.exists() else Path(given)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.devices import WorkerSpec, parse_workers
+from ..grids.worker_spec import WorkerSpec, parse_workers
 from ..results.speed_profile import SpeedProfile, Spread, with_profile
 from ..results.tables import UNKNOWN, Table, share_text
 from ..run import load_own_task, make_strategy
@@ -71,7 +71,7 @@ def plan(
     if num_samples is not None and num_samples < 1:
         raise UsageError(f"num_samples = {num_samples} must be at least 1")
     workers = parse_workers(config.workers, anywhere=True)
-    unknown = [worker for worker in workers if worker.seconds_per_step is None]
+    unknown = [worker for worker in workers if not worker.seconds_per_step]
     overhead, source = 0.0, "the given seconds per step"
     if unknown:
         path = profile_path(config)
@@ -140,7 +140,7 @@ def plan_runs(
             strategy.registry.register({(i, None): p for i, p in enumerate(profiles)})
             found = predict_run(strategy, strategy.registry.active, overhead_seconds)
             expected[name] = found or "a speed is unknown"
-            weighting = strategy.aggregation.weighting
+            weighting = strategy.averaging.weighting
             devices = devices or slow_device_lines(speeds, size, weighting, evaluated)
         except UsageError as error:
             expected[name] = str(error)

@@ -12,7 +12,8 @@ from ..errors import UsageError
 from ..experiments.compare import prepare, refuse_overrides, train_all
 from ..experiments.comparison import Comparison, compare_runs, read_run, run_folder
 from ..experiments.comparison_report import write_comparison
-from ..grids.devices import format_bytes, free_bytes, parse_workers, this_machine
+from ..grids.machine import format_bytes, free_bytes, this_machine
+from ..grids.worker_spec import parse_workers
 from ..results.folder import written_whole
 from .figures import FIGURES
 from .report import RepeatedCell, write_reproduction

@@ -11,8 +11,9 @@ from flwr.serverapp.exception import AggregationError
 from flower_blsgd.cli import main as cli
 from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments import calibration, compare
-from flower_blsgd.grids.devices import parse_workers, usable_cores
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.results.speed_profile import SpeedProfile
 
 from ..experiments.fake_training import FakeTrain, write_run
@@ -196,7 +197,7 @@ def test_calibrate_measures_also_a_worker_whose_speed_is_given(
 ) -> None:
     lines = printed("calibrate", "--workers", BOTH + " seconds-per-step=0.5")
     # A node answers with the speed that it was given instead of measuring.
-    assert [worker.seconds_per_step for worker in measured[0].workers] == [None, None]
+    assert [worker.seconds_per_step for worker in measured[0].workers] == [0.0, 0.0]
     assert [worker.slowdown for worker in measured[0].workers] == [1.0, 4.0]
     slow = next(line for line in lines if line.lstrip().startswith("slow-1"))
     assert "40 (20 to 80)" in slow  # as measured

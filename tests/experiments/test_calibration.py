@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, Message
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.calibration import measure
-from flower_blsgd.grids.devices import WorkerSpec
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.results.speed_profile import SpeedProfile, Spread, profile_key
 
@@ -20,8 +20,8 @@ from ..in_process_grid import FailureKind, InProcessGrid
 
 KEY = profile_key(RunConfig())  # batch size 16
 WORKERS = (
-    WorkerSpec("cpu", (0,), "fast"),
-    WorkerSpec("cpu", (1,), "slow", slowdown=4.0, batch=4, precision="bfloat16"),
+    WorkerSpec("cpu", (0,), tier="fast"),
+    WorkerSpec("cpu", (1,), tier="slow", slowdown=4.0, batch_size=4, precision="bfloat16"),
 )
 MODEL = ArrayRecord(numpy_ndarrays=[np.zeros(3, np.float32)])
 NUM_SAMPLES = 50

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.devices import Machine, parse_workers
+from flower_blsgd.grids.machine import Machine
+from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.paper.printed import COMPUTED, MEASURED
 from flower_blsgd.paper.reproduce import cost
 from flower_blsgd.paper.reproductions import (
