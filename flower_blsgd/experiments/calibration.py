@@ -21,6 +21,7 @@ from ..results.speed_profile import (
     WorkerSpeed,
     profile_key,
     refuse_unwritable,
+    worker_name,
 )
 from ..run import check_workers, load_own_task, make_local_grid
 from ..strategy.messages import answer_of, replies_to
@@ -168,7 +169,7 @@ def measure(
     rows = measure_rounds(do_round, arrays, shape, num_samples, _REPEATS, _REPEATS)
     *loaded, overhead = (_spread(column) for column in zip(*rows, strict=True))
     workers = tuple(
-        WorkerSpeed.of(worker, by_itself, with_others)
+        WorkerSpeed(worker_name(worker), by_itself, with_others)
         for worker, by_itself, with_others in zip(grid.workers, alone, loaded, strict=True)
     )
     return SpeedProfile(key, workers, overhead)

@@ -109,22 +109,10 @@ def plan_runs(
     overhead_seconds: float = 0.0,
     num_test: int = 0,
 ) -> Plan:
-    """Predict runs of several algorithms on workers whose speeds are known.
+    """Predict runs on workers whose speeds are all known.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The settings; the algorithm is replaced by each in turn.
-    workers : sequence of WorkerSpec
-        All with seconds per step.
-    num_samples : int
-        N.
-    algorithms : sequence of str
-        Names in the catalog.
-    overhead_seconds : float (default: 0)
-        Time of a round in addition to computing.
-    num_test : int (default: 0)
-        Samples of the test set; 0 if unknown.
+    `overhead_seconds` is the time of a round in addition to computing; `num_test` the size of the
+    test set, 0 if unknown. See `plan` for the rest.
     """
     profiles = [profile_of(worker, position) for position, worker in enumerate(workers)]
     size = config.batch_size

@@ -14,7 +14,7 @@ from ..grids.machine import Machine, accelerator_names, cpu_name, this_machine
 from ..grids.worker_spec import WorkerSpec
 from .folder import why_not_writable, written_whole
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -41,43 +41,27 @@ class WorkerSpeed:
 
     Parameters
     ----------
-    device : str
-        Device with its cores, such as ``"cpu:0-3"``.
-    slowdown : float
-        As in the worker specification.
+    worker : str
+        Device and options, see `worker_name`.
     alone, loaded : Spread
         Speed while no other worker computes, and while all workers do.
-    batch : int, optional
-    precision : str (default: "")
-        As in the worker specification.
     """
 
-    device: str
-    slowdown: float
+    worker: str
     alone: Spread
     loaded: Spread
-    batch: int | None = None
-    precision: str = ""
-
-    @classmethod
-    def of(cls, worker: WorkerSpec, alone: Spread, loaded: Spread) -> "WorkerSpeed":
-        """Return the speed of a worker."""
-        own = worker.batch_size or None, worker.precision
-        return cls(worker.device_with_cores, worker.slowdown, alone, loaded, *own)
-
-    @property
-    def name(self) -> str:
-        """Device and options, as in the worker specification."""
-        parts = {"batch": self.batch, "precision": self.precision}
-        given = [f"{key}={value}" for key, value in parts.items() if value]
-        given += [f"slowdown={self.slowdown:g}"] if self.slowdown != 1 else []
-        return " ".join([self.device, *given])
 
     def __post_init__(self) -> None:
-        known = isinstance(self.device, str) and self.slowdown > 0 and math.isfinite(self.slowdown)
-        known &= type(self.batch) in (int, type(None)) and isinstance(self.precision, str)
-        if not known or not self.alone.median * self.loaded.median > 0:
-            raise ValueError("invalid device, options or times")
+        if not isinstance(self.worker, str) or not self.alone.median * self.loaded.median > 0:
+            raise ValueError("needs a worker and times above 0")
+
+
+def worker_name(worker: WorkerSpec) -> str:
+    """Return the device and those options that a speed depends on: ``"cpu:0-3 slowdown=4"``."""
+    given = worker.given_options()
+    options = {key: given[key] for key in ("batch", "precision", "slowdown") if key in given}
+    texts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in options.items()]
+    return " ".join([worker.device_with_cores, *texts])
 
 
 ProfileKey = dict[str, Any]
@@ -160,9 +144,8 @@ class SpeedProfile:
             if (measured := self.key[name]) != value:
                 setting = name.replace("_", "-")
                 return f"it was measured with {setting} = {measured!r}, not {value!r}"
-        theirs = ", ".join(speed.name for speed in self.workers)
-        any_time = Spread(1, 1, 1, 1)
-        ours = ", ".join(WorkerSpeed.of(worker, any_time, any_time).name for worker in workers)
+        theirs = ", ".join(speed.worker for speed in self.workers)
+        ours = ", ".join(map(worker_name, workers))
         if theirs != ours:
             return f"it has the speeds of {theirs}, not of {ours}"
         return ""

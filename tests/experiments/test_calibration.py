@@ -84,7 +84,7 @@ def test_medians_hand_worked() -> None:
         assert (spread.median, spread.low, spread.high) == pytest.approx(expected)
         assert spread.count == 5
     named = "cpu:1 batch=4 precision=bfloat16 slowdown=4"
-    assert [worker.name for worker in profile.workers] == ["cpu:0", named]
+    assert [worker.worker for worker in profile.workers] == ["cpu:0", named]
     assert profile.key is KEY
     assert profile.overhead_seconds.count == 5
     assert 0 <= profile.overhead_seconds.low <= profile.overhead_seconds.high < 30

@@ -37,7 +37,7 @@ def test_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     refuse_unwritable(path)
     assert SpeedProfile.read(path) == profile
     assert [entry.name for entry in path.parent.iterdir()] == ["mine.json"]
-    assert json.loads(path.read_text())["format"] == 1
+    assert json.loads(path.read_text())["format"] == 2
 
 
 @pytest.mark.parametrize("path", ["folder", "file/below.json"])
@@ -74,14 +74,13 @@ DAMAGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
     "empty": b"",
     "another tool's": b'{"format": "v2", "key": [], "workers": {}}',
     "no format": lambda read: read.pop("format"),
-    "format of the future": lambda read: read.update(format=2),
+    "format of the future": lambda read: read.update(format=3),
     "key without a field": lambda read: read["key"].pop("cores"),
-    "slowdown is nan": lambda read: read["workers"][0].update(slowdown=float("nan")),
     "alone 0": lambda read: read["workers"][0]["alone"].update(low=0, median=0),
     "negative overhead": lambda read: read["overhead_seconds"].update(median=-1, low=-1),
     "median nan": lambda read: read["workers"][1]["loaded"].update(median=float("nan")),
     "median a text": lambda read: read["workers"][1]["loaded"].update(median="0.01"),
-    "device of none": lambda read: read["workers"][0].update(device=None),
+    "no worker": lambda read: read["workers"][0].update(worker=None),
     "median above the highest": lambda read: read["workers"][1]["loaded"].update(median=1e9),
 }
 
