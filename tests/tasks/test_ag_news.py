@@ -91,13 +91,13 @@ def test_folders(tmp_path: Path) -> None:
     settings["normalizer"]["lowercase"] = False
     (other / "tokenizer.json").write_text(json.dumps(settings))
     assert tokenizer_source(str(other), pretrained=False).identity != identity
-    with pytest.raises(UsageError, match="its tokenizer knows 41 tokens, but its model 40"):
+    with pytest.raises(UsageError, match="its tokenizer has 41 tokens, but its model 40"):
         made(str(one), vocabulary=41)
 
 
 def test_refused_models() -> None:
     assert refusal(model_maker, "distilbert", max_tokens=513) == (
-        "max-tokens = 513: model = 'distilbert' takes at most 512; set max-tokens = 512"
+        "max-tokens = 513: model = 'distilbert' supports at most 512; set max-tokens = 512"
     )
     model_maker("distilbert", max_tokens=512)
     assert "is not known; did you mean distilbert" in refusal(model_maker, "distilbort")

@@ -144,7 +144,7 @@ def test_task_refuses_wrong_data(name: str, part: object, found: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": nn.Linear(2, 3)}, "model is a Linear, but must be a function that makes"),
+        ({"model": nn.Linear(2, 3)}, "model is a Linear, but must be a function that returns"),
         ({"evaluation_batch_size": -1}, "evaluation_batch_size is -1"),
     ],
 )
@@ -187,7 +187,7 @@ NO_PAIR = "a sample of a Dataset must be a pair (inputs, targets) of tensors, ar
         (
             {"loss": nn.functional.cross_entropy},
             "loss(outputs, targets) returned shape () for 2 samples, expected shape (2,): one "
-            'value per sample; a torch loss does with reduction="none"',
+            'value per sample; for a torch loss, set reduction="none"',
         ),
         ({"metric": lambda o, t: o.mean()}, "metric(outputs, targets) of test returned shape ()"),
         ({"metric": None}, "metric(outputs, targets) of test raised TypeError"),
@@ -256,7 +256,7 @@ def test_arrays_that_torch_cannot_read_are_refused() -> None:
         (array[::-1], "dtype = '<f4' and strides = (-8, 4)"),
         (array.astype(">f4"), "dtype = '>f4' and strides = (8, 4)"),
     ):
-        expected = f"data: an array with {told} cannot be a tensor; copy it with np.ascontiguous"
+        expected = f"data: an array with {told} cannot become a tensor; copy it with np.ascontiguous"
         for use in (task_of, partial(LocalSGD, network())):
             assert refusal(use, (wrong, TARGETS)).startswith(expected)
 
@@ -378,7 +378,7 @@ def test_settings_that_a_task_does_not_take(
     registered: Task, own: str, settings: dict[str, object], message: str
 ) -> None:
     for name in ("given-in-python", f"{own}:plain"):
-        expected = f"{message}: task = '{name}' does not take it"
+        expected = f"{message}: task = '{name}' does not accept it"
         assert refusal(load_task, name, **settings).startswith(expected)
 
 
@@ -463,12 +463,12 @@ def test_tasks_without_anything_to_prepare(
 ) -> None:
     """By the command, which finds an own task in the current folder."""
     assert cli.main(["prepare"]) == 0
-    line = "digits: 1,437 training and 360 test samples; nothing has to be prepared\n"
+    line = "digits: 1,437 training and 360 test samples; nothing to prepare\n"
     assert capsys.readouterr().out == line
     sys.path.pop(0)
     assert cli.main(["prepare", "-s", f"task={own}:picky", "-s", "data=more"]) == 0
     assert capsys.readouterr().out == (
-        f"{own}:picky: 1,200 training and 1,200 test samples, as its own code makes them; nothing "
-        "has to be prepared\n"
+        f"{own}:picky: 1,200 training and 1,200 test samples, from its own code; nothing "
+        "to prepare\n"
     )
     assert not cache.exists()
