@@ -256,7 +256,9 @@ def test_arrays_that_torch_cannot_read_are_refused() -> None:
         (array[::-1], "dtype = '<f4' and strides = (-8, 4)"),
         (array.astype(">f4"), "dtype = '>f4' and strides = (8, 4)"),
     ):
-        expected = f"data: an array with {told} cannot become a tensor; copy it with np.ascontiguous"
+        expected = (
+            f"data: an array with {told} cannot become a tensor; copy it with np.ascontiguous"
+        )
         for use in (task_of, partial(LocalSGD, network())):
             assert refusal(use, (wrong, TARGETS)).startswith(expected)
 
@@ -454,7 +456,7 @@ def test_content_that_has_changed_is_prepared_again(images: str, cache: Path) ->
     with captured_log() as log:
         assert prepare_task("cifar10", images) == line
     (warning,) = log.warnings
-    assert warning.startswith(f"{file.parent} is damaged ({file.name} ")
+    assert warning.startswith(f"{file.parent} is damaged ({file.name}: ")
     assert file.read_bytes() == whole
 
 
