@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flower_blsgd.grids.devices import Precision
+from flower_blsgd.grids.worker_spec import Precision
 from flower_blsgd.worker.step import autocast
 
 from .models import Data, Workload

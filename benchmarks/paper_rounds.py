@@ -29,7 +29,8 @@ import torch
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError, nearest
-from flower_blsgd.grids.devices import Machine, parse_workers, this_machine
+from flower_blsgd.grids.machine import Machine, this_machine
+from flower_blsgd.grids.worker_spec import parse_workers
 
 from .made_up_data import make_up
 from .memory_watch import Peak, memory_watched

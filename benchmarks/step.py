@@ -18,7 +18,7 @@ import torch
 from flwr.app import RecordDict
 
 from flower_blsgd import LocalSGD, TrainOrder
-from flower_blsgd.grids.devices import PRECISIONS, Precision
+from flower_blsgd.grids.worker_spec import PRECISIONS, Precision
 from flower_blsgd.worker.model_io import state_record
 from flower_blsgd.worker.step import use_precision
 

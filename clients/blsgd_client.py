@@ -16,8 +16,8 @@ from flwr.clientapp import ClientApp
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.app_call import accept_views, serve_sessions
-from flower_blsgd.grids.devices import WorkerSpec
 from flower_blsgd.grids.pinning import pinned
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.hosts.several_devices import several_devices
 from flower_blsgd.protocol import (
     CONFIG,

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from .config import RunConfig, python_names
 from .errors import UsageError
-from .grids.devices import cores_note, this_machine
+from .grids.machine import this_machine
+from .grids.worker_spec import cores_note
 from .results.folder import MODEL, EpochRow, read_config
 from .results.metrics import RunMetrics
 from .results.recorder import ProgressView

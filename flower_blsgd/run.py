@@ -14,10 +14,12 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import derived_seed
 from .config import RunConfig
 from .errors import UsageError, first_line
-from .grids.devices import WorkerSpec, format_bytes, parse_workers, require_bytes, this_machine
+from .grids.features import features_of
 from .grids.flower_app import built_in_app
+from .grids.fork_server import start_fork_server
 from .grids.local_grid import LocalGrid
-from .grids.pinning import start_fork_server
+from .grids.machine import format_bytes, require_bytes, this_machine
+from .grids.worker_spec import WorkerSpec, parse_workers
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
@@ -28,8 +30,8 @@ from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.cost_model import predict_run, predicted_figures
 from .strategy.evaluation import WorkerEvaluation
 from .strategy.fit_loop import EvaluateFn
-from .strategy.profiles import assume_speeds
 from .strategy.replies import ModelShape
+from .strategy.speeds import assume_speeds
 from .strategy.workers import WorkerRegistry
 from .tasks.task import Task, check_task, check_weights, load_task
 from .worker import MODULES
@@ -120,16 +122,16 @@ def _train(
     strategy.registry.data_fingerprint = task.fingerprint()
     strategy.registry.model_fingerprint = model_fingerprint(model)
     with report.recording(task):
-        strategy.registry.update(grid)  # connects, and measures speeds that are needed
+        # Other grids ignore a profile, and may not have the file.
+        profile = config.profile if workers else ""
+        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
+        chosen = strategy.prepare(grid, arrays, overhead)
         if strategy.registry.active or not past:  # else all are left out until an epoch is planned
             strategy.planner.check(strategy.registry.active)
         report.open_folder(RunFolder(past.folder) if past else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, report)
-        # Other grids ignore a profile, and may not have the file.
-        profile = config.profile if workers else ""
-        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
-        if strategy.choose_local_steps(grid, arrays, overhead):
+        if chosen:
             report.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
         _predict(strategy, report, overhead)
         traces = report.folder.path / "trace"
@@ -266,7 +268,6 @@ def make_strategy(
         fast_threshold=config.fast_threshold,
         seed=config.seed,
         min_available_nodes=min_workers,
-        min_train_nodes=1,
         min_evaluate_nodes=1,
     )
 
@@ -350,7 +351,7 @@ def _note_ignored_settings(
         specs = parse_workers(config.workers)
     except UsageError:  # devices of another machine
         specs = []
-    named = Counter((spec.device_with_cores, str(spec.tier)) for spec in specs)
+    named = Counter((spec.device_with_cores, spec.tier) for spec in specs)
     there = Counter((w.profile.device, w.profile.tier) for w in registry.workers)
     if config.workers != "auto" and there - named:
         report.say(f'workers = "{config.workers}" is ignored: each SuperNode names its own device')
@@ -358,7 +359,7 @@ def _note_ignored_settings(
 
 def _note_wire_errors(grid: Grid, report: RunRecorder) -> None:
     """Say how far the nodes' models were from the true ones, where they travelled in 16 bits."""
-    for name, error in getattr(grid, "wire_errors", {}).items():
+    for name, error in features_of(grid).wire_errors.items():
         report.say(
             f"{name} travelled as {report.config.wire_dtype}: on the nodes they were "
             f"{100 * error:.2g} % off the true ones (root mean square, mean of all rounds)"

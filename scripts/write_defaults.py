@@ -1,7 +1,7 @@
 """Write what follows from the settings of ``flower_blsgd/config.py`` into other files.
 
 Their defaults go into ``[tool.flwr.app.config]`` of pyproject.toml, and their names and types into
-``flower_blsgd/settings.py``.
+``flower_blsgd/settings.py``. The table of worker options goes into docs/settings.md.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from typing import Literal, get_args, get_origin
 import tomli_w
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.worker_spec import options_table
 
 _PATHS = {"data", "model", "profile", "out"}
 _OWN_ARGUMENTS = {"task", "workers", "resume"}
@@ -57,7 +58,17 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text)
 
 
+def write_options(page: Path) -> None:
+    """Replace the table of worker options in a page of the docs."""
+    text = page.read_text()
+    head, mark, rest = text.partition(options_table().splitlines()[0])
+    assert mark, f"{page.name} has no table of worker options"
+    tail = rest[rest.index("\n\n") + 1 :]
+    _write(page, head + options_table() + tail)
+
+
 if __name__ == "__main__":
     root = Path(__file__).parents[1]
     write_defaults(root / "pyproject.toml")
+    write_options(root / "docs" / "settings.md")
     write_settings(root / "flower_blsgd" / "settings.py")

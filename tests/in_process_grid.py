@@ -6,7 +6,6 @@ by accident between a test's server and its workers.
 
 import dataclasses
 import random
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -26,6 +25,8 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from flower_blsgd.grids.app_call import OUT_OF_MEMORY, error_of
+from flower_blsgd.grids.features import GridFeatures
 from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -77,7 +78,7 @@ TRACEBACK = (
 )
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(Grid, GridFeatures):
     """Calls a handler per node, at once and in this thread.
 
     Parameters
@@ -188,15 +189,15 @@ class InProcessGrid(Grid):
             return Message(Error(RAISED, TRACEBACK), reply_to=message)
         if kind == "out of memory":
             reason = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
-            return Message(Error(RAISED, TRACEBACK + reason), reply_to=message)
+            return Message(Error(OUT_OF_MEMORY, TRACEBACK + reason), reply_to=message)
         if kind == "dies":
             return Message(Error(CRASHED, "the process was killed"), reply_to=message)
         if kind == "gone":
             return Message(Error(NODE_GONE, "its connection broke"), reply_to=message)
         try:
             reply = self.handlers[node_id](over_the_wire(message), node_id)
-        except Exception:
-            return Message(Error(RAISED, traceback.format_exc()), reply_to=message)
+        except Exception as error:
+            return Message(error_of(error), reply_to=message)
         if kind in BROKEN_REPLIES:
             _break(reply, kind)
         return reply
@@ -341,11 +342,11 @@ def stop_at_once(order: TrainOrder) -> TrainOrder:
 
 
 def fast_profile(place: int = 0, **values: object) -> WorkerProfile:
-    return WorkerProfile(f"cpu:{place}", "fast", partition_id=place, **values)  # type: ignore[arg-type]
+    return WorkerProfile(f"cpu:{place}", tier="fast", partition_id=place, **values)  # type: ignore[arg-type]
 
 
 def slow_profile(place: int = 1, **values: object) -> WorkerProfile:
-    return WorkerProfile(f"cpu:{place}", "slow", partition_id=place, **values)  # type: ignore[arg-type]
+    return WorkerProfile(f"cpu:{place}", tier="slow", partition_id=place, **values)  # type: ignore[arg-type]
 
 
 def toy_arrays(value: float = 0.0) -> ArrayRecord:

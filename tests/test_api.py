@@ -17,8 +17,8 @@ from torch import nn
 import flower_blsgd
 from flower_blsgd import Task, evaluate_run, load
 from flower_blsgd.cli.main import main
-from flower_blsgd.grids.devices import usable_cores
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.results.folder import EpochRow
 from flower_blsgd.run import make_local_grid
 from flower_blsgd.strategy.round_metrics import RoundRecord

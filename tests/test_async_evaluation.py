@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flower_blsgd.grids.devices import usable_cores
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.recorder import ProgressView, RunRecorder
 from flower_blsgd.run import make_local_grid, train_on

@@ -14,7 +14,8 @@ from clients import blsgd_client
 from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.devices import WorkerSpec, usable_cores
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import (
     EvaluateOrder,
     EvaluateReport,
@@ -170,10 +171,3 @@ def test_profile_tells_a_speed_only_when_it_is_asked_for_and_not_known(
     assert 0 < profile_of(True).seconds_per_step < 1
     monkeypatch.setattr("flower_blsgd.worker.local_sgd.seconds_per_step", None)
     assert profile_of(True, **{"seconds-per-step": 0.5}).seconds_per_step == 0.5
-
-
-def test_nodes_that_one_process_serves_share_one_copy_of_the_samples() -> None:
-    first, second = (WorkerSpec("cpu", (CORE,), name=name) for name in ("first", "second"))
-    both = [blsgd_client._local_sgd(CONFIG, worker) for worker in (first, second)]
-    assert both[0] is not both[1]
-    assert both[0]._source is both[1]._source

@@ -22,7 +22,7 @@ MODULES = sorted(path for part in ("flower_blsgd", *APPS) for path in (ROOT / pa
 ARROWS = {
     "errors": set(),
     "algorithm": {"errors"},
-    "protocol": {"errors"},
+    "protocol": {"grids", "errors"},  # of grids the table of worker options
     "grids": {"errors"},
     # of grids only which devices a node config names
     "worker": {"protocol", "algorithm", "grids", "errors"},
@@ -151,7 +151,7 @@ def test_public_names_are_there() -> None:
 
 OUR_OWN_PIPE = {
     f"flower_blsgd.grids.{name}"
-    for name in ("local_grid", "pinning", "shared_memory", "worker_process")
+    for name in ("fork_server", "local_grid", "shared_memory", "worker_process")
 }
 
 

@@ -10,7 +10,8 @@ import pytest
 from flwr.app import ArrayRecord
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.devices import Machine, WorkerSpec, parse_workers
+from flower_blsgd.grids.machine import Machine
+from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import profile_of
@@ -68,7 +69,7 @@ def plan_of(config: RunConfig, num_samples: int, epoch: int = 1) -> Any:
     profiles = [profile_of(worker, place) for place, worker in enumerate(workers)]
     workers = WorkerRegistry.of_profiles(profiles).workers
     strategy.planner.check(workers)
-    strategy.planner.orders(epoch, workers, ArrayRecord(), {})
+    strategy.planner.next_round(epoch, workers, ArrayRecord())
     return strategy.planner.plan
 
 

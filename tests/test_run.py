@@ -22,9 +22,10 @@ from flower_blsgd import Task
 from flower_blsgd.api import evaluate_run
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.devices import Machine, WorkerSpec, parse_workers, usable_cores
 from flower_blsgd.grids.flower_app import built_in_app
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import Machine, usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.results.recorder import ProgressView, RunRecorder
 from flower_blsgd.run import check_workers, make_local_grid, make_strategy, train_on
 from flower_blsgd.strategy.workers import WorkerRegistry
@@ -210,7 +211,7 @@ def test_run_given_its_task_looks_none_up_and_compares_data_and_model_with_the_w
     assert summary["accuracy"] == evaluate_run("runs/latest", own, device="cpu").accuracy > 0.5
     other = replace(own, train=(own.train[0] + 1, own.train[1]))
     line = refusal(train_on, grid_of(config), config, task=other)
-    assert line.startswith(f"worker fast-0 (cpu:{CORE}) holds other training data than the server")
+    assert line.startswith(f"worker fast-0 (cpu:{CORE}) has other training data than the server")
     other = replace(own, model=lambda: nn.Linear(3, 3))
     line = refusal(train_on, grid_of(config), config, task=other)
     assert line.startswith(f"worker fast-0 (cpu:{CORE}) has another model than the server; install")
@@ -345,7 +346,7 @@ def test_table_mode_has_the_rounds_of_the_papers_table(
     planner = strategy.planner
     shape = planner.check(workers)
     assert planner.mean_rounds_per_epoch(shape) == TABLE[algorithm][place]
-    orders = planner.orders(1, workers, ArrayRecord(), {})
+    orders = planner.next_round(1, workers, ArrayRecord()).orders
     assert planner.plan.rounds == TABLE[algorithm][place]
     assert len(orders) == (8 if algorithm in ("sync-sgd-fast-only", "byteps") else 10)
 
@@ -410,7 +411,7 @@ def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_dev
     def would_wait(seconds: float) -> None:
         raise AssertionError("the run waits for workers that the run config names")
 
-    monkeypatch.setattr("flower_blsgd.strategy.workers.time.sleep", would_wait)
+    monkeypatch.setattr("flower_blsgd.strategy.speeds.time.sleep", would_wait)
     for workers, lines in (("8x cuda:0-7 fast", 1), (f"cpu:{CORE} slow; cpu:{CORE} fast", 0)):
         report = run(config_of(epochs=1, workers=workers))
         assert len(report.summary["workers"]) == 2
@@ -444,7 +445,7 @@ def test_refused_where_memory_is_short_of_the_shared_buffers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """605,224 bytes of model: one and its momentum for each of 3 workers, and two, is 4.84 MB."""
-    monkeypatch.setattr("flower_blsgd.grids.devices.free_bytes", lambda: 3_100_000)
+    monkeypatch.setattr("flower_blsgd.grids.machine.free_bytes", lambda: 3_100_000)
     config = config_of(workers="2x cpu fast; 1x cpu slow")
     app = built_in_app()
     grid = LocalGrid(

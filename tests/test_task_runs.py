@@ -15,7 +15,7 @@ from torch import nn
 
 from flower_blsgd import Task
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.devices import usable_cores
+from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.protocol import TrainOrder
 from flower_blsgd.tasks import register_task
 from server.blsgd_server import app as server_app

@@ -144,7 +144,7 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
     handlers = {}
     for rank in range(shape.fast + shape.slow):
         tier = "fast" if rank < shape.fast else "slow"
-        profile = WorkerProfile(f"cpu:{rank}", tier, partition_id=rank)
+        profile = WorkerProfile(f"cpu:{rank}", tier=tier, partition_id=rank)
         sgd = LocalSGD(
             task.fresh_model(0),
             source,

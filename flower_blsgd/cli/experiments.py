@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.devices import WorkerSpec, cores_note, parse_workers
+from ..grids.worker_spec import WorkerSpec, cores_note, parse_workers
 from .options import (
     add_settings,
     add_workers,
@@ -117,7 +117,7 @@ def _measure(config: RunConfig) -> "SpeedProfile":
     from ..worker.model_io import state_record
 
     # A speed that was given wins over what a worker measures.
-    workers = [replace(worker, seconds_per_step=None) for worker in parse_workers(config.workers)]
+    workers = [replace(worker, seconds_per_step=0.0) for worker in parse_workers(config.workers)]
     task = load_own(config)
     check_workers(config, workers, task.num_train)
     if note := cores_note(workers):
@@ -138,7 +138,7 @@ def _plan(options: argparse.Namespace) -> None:
         raise UsageError(f"--num-samples {options.num_samples} must be at least 1")
     # Speeds that are given hold for devices that are not here, too.
     workers = parse_workers(config.workers, anywhere=True)
-    unknown = [worker for worker in workers if worker.seconds_per_step is None]
+    unknown = [worker for worker in workers if not worker.seconds_per_step]
     overhead, source = 0.0, "the seconds per step that were given"
     if unknown:
         path = _profile_path(config)
@@ -216,7 +216,7 @@ def speeds_for(
     """Return the speeds for all runs; None if given. UsageError if an arm could not begin."""
     workers, num_samples = parse_workers(config.workers), load_own(config).num_train
     _refuse_unable(config, arms, workers, num_samples)  # before it is measured
-    if not any(worker.seconds_per_step is None for worker in workers):
+    if all(worker.seconds_per_step for worker in workers):
         return None
     profile = _profile_of(config, own, given)
     _refuse_unable(config, arms, profile.given_to(workers, config.clock), num_samples)

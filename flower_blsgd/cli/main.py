@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser(arguments).parse_args(arguments)
         if options.command is _run:  # first: it imports torch for the workers meanwhile
-            from ..grids.pinning import start_fork_server
+            from ..grids.fork_server import start_fork_server
             from ..worker import MODULES
 
             start_fork_server(MODULES)
@@ -137,10 +137,10 @@ def _run(options: argparse.Namespace) -> None:
     from flwr.serverapp import ServerApp
 
     from ..config import RunConfig
-    from ..grids.devices import cores_note, parse_workers
     from ..grids.flower_app import find_app, run_config
     from ..grids.flower_internals import SERVER_NODE_ID, load_app
     from ..grids.local_grid import LocalGrid
+    from ..grids.worker_spec import cores_note, parse_workers
     from ..results.folder import read_config
 
     app, built_in = find_app(options.app)
@@ -190,28 +190,23 @@ def _devices(options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..grids.devices import cores_note, format_ids, parse_workers, this_machine
+    from ..grids.machine import format_ids, this_machine
+    from ..grids.worker_spec import OPTIONS, cores_note, parse_workers
 
     machine = this_machine()
     workers = parse_workers(options.workers or "auto", machine)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"CPU cores:    {format_ids(machine.cores)}")
     console.print(f"accelerators: {', '.join(machine.accelerators) or 'none'}")
-    title = f'workers of "{options.workers or "auto"}"; "as set": by the run\'s settings'
+    title = f'workers of "{options.workers or "auto"}"'
     table = Table(title=title, title_justify="left")
-    for column in ("worker", "device", "tier", "steps", "batch", "precision", "slowdown", "name"):
+    given = [worker.given_options() for worker in workers]
+    columns = [key for key in OPTIONS if any(key in options for options in given)]
+    for column in ("worker", "device", *columns):
         table.add_column(column)
-    for rank, worker in enumerate(workers):
-        table.add_row(
-            str(rank),
-            worker.device_with_cores,
-            worker.tier or "by speed",
-            str(worker.steps or "as set") if worker.role == "train" else "evaluates",
-            str(worker.batch or "as set"),
-            worker.precision or "as set",
-            f"{worker.slowdown:g}x",
-            worker.name,
-        )
+    for rank, (worker, its_options) in enumerate(zip(workers, given, strict=True)):
+        cells = (str(its_options.get(key, "-")) for key in columns)
+        table.add_row(str(rank), worker.device_with_cores, *cells)
     console.print(table)
     if note := cores_note(workers):
         console.print(note)

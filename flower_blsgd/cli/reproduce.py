@@ -12,8 +12,9 @@ from flwr.serverapp.exception import AggregationError
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.devices import format_bytes, free_bytes, parse_workers, this_machine
 from ..grids.flower_app import built_in_app, run_config
+from ..grids.machine import format_bytes, free_bytes, this_machine
+from ..grids.worker_spec import parse_workers
 from ..results.folder import counted, written_whole
 from .experiments import console, speeds_for
 from .options import add_settings, terminated_like_interrupted

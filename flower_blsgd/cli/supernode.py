@@ -26,8 +26,8 @@ from pathlib import Path
 from socket import create_server
 
 from ..errors import UsageError
-from ..grids.devices import WorkerSpec, cores_note, parse_workers
 from ..grids.pinning import environment, on_cores_of
+from ..grids.worker_spec import WorkerSpec, cores_note, parse_workers
 from .options import add_workers, terminated_like_interrupted
 
 KEY_FLAG = "--auth-supernode-private-key"

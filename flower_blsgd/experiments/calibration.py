@@ -11,8 +11,8 @@ from ..errors import UsageError
 from ..grids.local_grid import LocalGrid
 from ..protocol import Failure, TrainOrder, TrainReport
 from ..results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
-from ..strategy.profiles import answer_of, query_speeds, replies_to
-from ..strategy.speeds import measure_rounds
+from ..strategy.messages import answer_of, replies_to
+from ..strategy.speeds import measure_rounds, query_speeds
 
 _REPEATS = 5
 _ALONE_SECONDS = 0.5
@@ -52,7 +52,7 @@ def calibrate(
     UsageError
         If a worker fails, does not reply in time, or does not measure.
     """
-    sizes = [worker.batch or key["batch_size"] for worker in grid.workers]
+    sizes = [worker.batch_size or key["batch_size"] for worker in grid.workers]
     labels = {
         node: f"worker {number} of {len(grid.workers)} ({worker.device_with_cores})"
         for number, (node, worker) in enumerate(

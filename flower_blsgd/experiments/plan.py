@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.devices import WorkerSpec
+from ..grids.worker_spec import WorkerSpec
 from ..results.speed_profile import SpeedProfile, Spread
 from ..run import make_strategy
 from ..strategy.cost_model import Prediction, predict_run, slow_device_lines
@@ -81,7 +81,7 @@ def plan_runs(
             strategy.registry.register({(i, None): p for i, p in enumerate(profiles)})
             found = predict_run(strategy, strategy.registry.active, overhead_seconds)
             expected[name] = found or "a speed is not known"
-            weighting = strategy.aggregation.weighting
+            weighting = strategy.averaging.weighting
             devices = devices or slow_device_lines(speeds, size, weighting, evaluated)
         except UsageError as error:
             expected[name] = str(error)

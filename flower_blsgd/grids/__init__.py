@@ -1,1 +1,1 @@
-"""Where workers live and how messages travel. Any Flower app runs on it."""
+"""Grids for any Flower app: pinned processes on this machine, and streams to SuperNodes."""

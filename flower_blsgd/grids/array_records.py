@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
+from .flower_internals import filled_unchecked
+
 AnyArray = npt.NDArray[Any]
 
 _NUMPY = "numpy.ndarray"  # Flower's name of the form that its arrays are serialised in
@@ -101,13 +103,8 @@ def view_record(tensors: Mapping[str, AnyArray]) -> ArrayRecord:
 
 
 def record_of(arrays: dict[str, Array]) -> ArrayRecord:
-    """Return a record of these very arrays.
-
-    Past Flower's check of each name and type, which takes most of the time that a message takes.
-    """
-    record = ArrayRecord()
-    record.__dict__["_data"].update(arrays)
-    return record
+    """Return a record of these very arrays, without Flower's checks."""
+    return filled_unchecked(ArrayRecord(), arrays)
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:

@@ -24,13 +24,13 @@ class FlowerApp:
     Parameters
     ----------
     path : Path
-        Absolute.
+        Absolute path of the folder.
     name : str
-        The project's name.
+        Name of the project.
     server_app, client_app : str
-        ``module:attribute``.
+        The apps as ``module:attribute``.
     config : mapping
-        The defaults of its run config, flat, with keys joined by dots.
+        Defaults of the run config, flat, with keys joined by dots.
     """
 
     path: Path
@@ -43,8 +43,8 @@ class FlowerApp:
 def find_app(path: str | None) -> tuple[FlowerApp, bool]:
     """Return the app in a folder, and whether it is the built-in one.
 
-    None takes the current folder if it is a Flower app, else the built-in one. UsageError if the
-    folder is not a Flower app.
+    None stands for the current folder if it is a Flower app, and for the built-in app otherwise.
+    UsageError if the folder is not a Flower app.
     """
     if path is not None:
         return read_app(Path(path)), False
@@ -55,14 +55,14 @@ def find_app(path: str | None) -> tuple[FlowerApp, bool]:
 
 def built_in_app() -> FlowerApp:
     """Return the app that comes with this library."""
-    packed = _PACKAGE / "_app"  # in a wheel; an editable install has the repository around it
+    packed = _PACKAGE / "_app"  # in a wheel; an editable install uses the repository
     return read_app(packed if packed.is_dir() else _PACKAGE.parent)
 
 
 def read_app(folder: Path) -> FlowerApp:
     """Read an app's ``pyproject.toml``.
 
-    UsageError if there is none, or it declares no Flower app.
+    UsageError if it is missing or does not declare a Flower app.
     """
     project = _pyproject(folder)
     app = project.get("tool", {}).get("flwr", {}).get("app", {})
@@ -88,14 +88,16 @@ def run_config(
 ) -> tuple[dict[str, Value], str]:
     """Return the app's run config with the overrides, and the name of the last config file.
 
+    Later overrides win.
+
     Parameters
     ----------
     app : FlowerApp
-        Its defaults come first.
+        The app with the defaults.
     sources : iterable of str
-        ``-c``: a file, the bare name of one in the app's ``configs/``, or ``key=value`` pairs.
+        ``-c``: a file, the bare name of a file in the app's ``configs/``, or ``key=value`` pairs.
     settings : iterable of str
-        ``-s``: ``key=value``, one each; they come last.
+        ``-s``: one ``key=value`` each; they override `sources`.
 
     Raises
     ------
@@ -136,7 +138,7 @@ def _known(app: FlowerApp, overrides: dict[str, Value]) -> dict[str, Value]:
 
 def _config_file(app: FlowerApp, source: str) -> Path | None:
     for path in (Path(source), app.path / "configs" / f"{source}.toml"):
-        if os.path.isfile(path):  # pathlib's raises where the name is too long: it is key=value
+        if os.path.isfile(path):  # pathlib raises if the name is too long, as of key=value pairs
             return path
     return None
 
@@ -148,7 +150,7 @@ def _pairs(app: FlowerApp, text: str) -> Iterable[tuple[str, Value]]:
 
 
 def _value(app: FlowerApp, key: str, raw: str) -> Value:
-    """Read a value of the command line; a key whose default is a text takes any text."""
+    """Read a value from the command line. A key whose default is a text accepts any text."""
     if len(raw) >= 2 and raw[0] == raw[-1] and raw[0] in "\"'":
         return raw[1:-1]
     if isinstance(app.config.get(key), str):
@@ -186,7 +188,7 @@ def _toml(file: Path) -> dict[str, Any]:
 def _flat(table: Mapping[str, Any], file: str, prefix: str = "") -> dict[str, Value]:
     flat: dict[str, Value] = {}
     if prefix.count(".") > _DEEPEST:
-        raise UsageError(f"{file}: {prefix:.40}... is a table within too many others")
+        raise UsageError(f"{file}: {prefix:.40}... is nested too deeply")
     for key, value in table.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, file, f"{prefix}{key}.")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from .devices import WorkerSpec
 from .flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -21,10 +20,11 @@ from .flower_internals import (
     give_message_id,
     release_records_at_once,
 )
+from .fork_server import start_fork_server
 from .mailbox import Mailbox, MailboxGrid
-from .pinning import start_fork_server
 from .shared_memory import BufferPool, Payload, PlacedRecords, pack, ship
 from .worker_process import Job, WorkerProcess
+from .worker_spec import WorkerSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,39 +32,38 @@ Config = Mapping[str, bool | float | int | str]
 
 _FIRST_NODE_ID = 100
 _FILES, _FILES_PER_WORKER = 256, 12
-"""Open files: a socket, and two for each of the few blocks that a worker has."""
+"""Open files per worker: a socket, and two for each of its few blocks of shared memory."""
 _RUN_ID = 1
 _JOIN_SECONDS = 10.0
 
 
 class LocalGrid(MailboxGrid):
-    """Runs any Flower ClientApp, each worker in a process that is pinned to its device.
+    """A Flower grid that runs any ClientApp in one process per worker, pinned to its device.
 
-    Arrays travel in shared memory. A reply's arrays are views on it, in a form that Flower's own
-    strategies take as theirs; a ClientApp gets copies, unless it called `accept_views`.
+    Arrays travel in shared memory. The arrays of a reply are views on it, which Flower's own
+    strategies accept. A ClientApp gets copies, unless `accept_views` was called for it.
 
-    The processes start with the first message, so that everything that can be refused is
-    refused before. They end with `close`, at the end of a ``with`` block, and when this process
-    dies in any way.
+    The processes start with the first message, after all checks. They end with `close`, at the end
+    of a ``with`` block, and when this process ends for any reason.
 
-    If a worker's process dies, the message that it had fails at once with an error reply, the
-    others go on, and the process starts again with empty state. So does one that has not answered
-    when the time of `send_and_receive` is over.
+    If a worker's process dies, its message fails immediately with an error reply. The other workers
+    continue, and the process starts again with empty state. A process that has not answered
+    within the timeout of `send_and_receive` is killed and starts again, too.
 
     Parameters
     ----------
     workers : sequence of WorkerSpec
-        One node each; its partition id is its rank: 0 for the first.
+        The workers, one per node. The partition id is the position in this sequence, from 0.
     client_app : str
-        ``module:attribute``.
+        The app as ``module:attribute``.
     app_dir : Path
-        Where that module is.
+        Folder of that module.
     run_config : mapping
-        Given to the ClientApp as ``context.run_config``. Its setting ``threads``, if it has that,
-        is the compute threads of each worker; 0 for one per core of it.
+        The run config of the ClientApp. Its setting ``threads``, if present, is the number of
+        compute threads of each worker; 0 for one per core.
     setup : callable, optional
-        Called in every process before it loads the app. It travels by value, so it may be
-        defined anywhere; large tensors in it become shared memory.
+        Function to call in every process before the app is loaded. It travels by value, so it may
+        be defined anywhere. Large tensors in it become shared memory.
 
     Raises
     ------
@@ -90,7 +89,7 @@ class LocalGrid(MailboxGrid):
         payload = None
         if setup is not None:
             payload = ship(setup, BufferPool("sharing the data with the workers"))
-        start_fork_server()  # beside what is done until the first message
+        start_fork_server()  # in the background, until the first message
         threads = run_config.get("threads", 0)
         threads = threads if isinstance(threads, int) else 0
         self._nodes: dict[int, WorkerNode] = {}
@@ -100,7 +99,7 @@ class LocalGrid(MailboxGrid):
             job = Job(worker, threads, context, client_app, app_dir, payload)
             self._nodes[context.node_id] = WorkerNode(job, self._mailbox, self._idle_deaths)
         nodes = list(self._nodes.values())
-        # Not of `weakref`: at the end of the program multiprocessing waits for its processes.
+        # Not `weakref.finalize`: multiprocessing waits for its processes at exit.
         self._finalizer = Finalize(self, _close_all, (nodes,), exitpriority=0)
 
     def _context(self, rank: int, run_config: Config) -> Context:
@@ -113,33 +112,33 @@ class LocalGrid(MailboxGrid):
         return Context(_RUN_ID, node_id, node_config, RecordDict(), dict(run_config))
 
     def close(self) -> None:
-        """End all worker processes and wait until they are gone. May be called twice."""
+        """End all worker processes and wait for them. May be called twice."""
         self._finalizer()
 
     def take_deaths(self) -> list[int]:
-        """Return the nodes whose process died while it had no message, each death once."""
+        """Return the nodes whose process died between two messages, each death once."""
         return [self._idle_deaths.get() for _ in range(self._idle_deaths.qsize())]
 
     def set_run(self, run: Run) -> None:
-        """Set the run that this grid operates in."""
+        """Set the run of this grid."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """The run that this grid operates in."""
+        """The run of this grid."""
         return self._run
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes: one whose process died starts it again."""
+        """Return all nodes, including those whose process is about to start again."""
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand messages to their workers; each works on one at a time.
+        """Pass messages to their workers, each of which handles one at a time.
 
         Raises
         ------
         ValueError
-            If a message is for a node that this grid does not have.
+            If a message has an unknown node.
         UsageError
             If there is not enough memory for the arrays.
         """
@@ -155,7 +154,7 @@ class LocalGrid(MailboxGrid):
                 self._mailbox.expect(message_id)
                 ids.append(message_id)
                 self._nodes[node_id].submit(message, payload)
-        except BaseException:  # nobody will ask for the replies to those already handed over
+        except BaseException:  # the caller gets no ids, so it cannot fetch any reply
             self._mailbox.forget(ids)
             raise
         return ids
@@ -166,19 +165,19 @@ class LocalGrid(MailboxGrid):
 
 
 class WorkerNode:
-    """Keeps a worker process going for its node; every message gets a reply.
+    """The worker process of a node, restarted when it ends; every message gets a reply.
 
-    A thread takes one message after another.
+    A thread handles one message after another.
 
     Parameters
     ----------
     job : Job
-        What the process is for.
+        Arguments of the process.
     mailbox : Mailbox
-        Takes every reply, error replies included. A message whose reply nobody waits for any
-        more is not begun.
+        Receives all replies and error replies. A message whose reply is no longer expected is
+        skipped.
     idle_deaths : SimpleQueue
-        Takes the node's id whenever its process died while it had no message.
+        Receives the node's id whenever its process died between two messages.
     """
 
     def __init__(self, job: Job, mailbox: Mailbox, idle_deaths: "queue.SimpleQueue[int]") -> None:
@@ -189,11 +188,11 @@ class WorkerNode:
         self._thread: threading.Thread | None = None
         self._process: WorkerProcess | None = None
         self._handled = ""  # the id of a message
-        # A grid that is collected may close us in any thread, also in one that has the lock.
+        # Garbage collection may close this node in any thread, also in one that has the lock.
         self._lock, self._closing = threading.RLock(), False
 
     def submit(self, message: Message, payload: Payload) -> None:
-        """Have the node handle a message; the process starts with the first one."""
+        """Queue a message. The process starts with the first one."""
         with self._lock:
             if self._closing:
                 self._fail(message)
@@ -204,15 +203,15 @@ class WorkerNode:
                 self._thread.start()
 
     def stop_late(self) -> None:
-        """Kill the process if it handles a message that is late; it starts again."""
+        """Kill the process if it works on a late message; it starts again."""
         with self._lock:
-            process = self._process  # which our thread may bury meanwhile
+            process = self._process  # the thread may bury it meanwhile
             if process is not None and self._handled in self._mailbox.late:
                 _LOG.warning("worker %s did not answer in time and is killed", self.label)
                 process.kill()
 
     def begin_close(self) -> None:
-        """Take no more messages, and ask the process to end."""
+        """Refuse further messages, and end the process."""
         with self._lock:
             self._closing, process = True, self._process
             if process is not None:
@@ -220,7 +219,7 @@ class WorkerNode:
             self._waiting.put(None)
 
     def finish_close(self) -> None:
-        """Wait until the process is gone; kill it if it does not go."""
+        """Wait for the end of the process and the thread."""
         process, thread = self._process, self._thread
         if process is not None:
             process.close()
@@ -228,15 +227,15 @@ class WorkerNode:
             thread.join(_JOIN_SECONDS)
 
     def _serve(self) -> None:
-        """Handle messages until `begin_close`; the thread's function."""
+        """Handle messages until `begin_close`, in the thread."""
         while self._handle_next():
             pass
         process, self._process = self._process, None
-        if process is not None:  # it was started meanwhile
+        if process is not None:  # started meanwhile
             process.close()
 
     def _handle_next(self) -> bool:
-        """Handle the next message; nothing of it is kept, so that its memory is used again."""
+        """Handle the next message, and keep no reference to it: its memory is used again."""
         waiting = self._waiting.get()
         if waiting is None:
             return False
@@ -247,16 +246,16 @@ class WorkerNode:
             try:
                 process = self._living_process()
                 process.send(payload)
-                del waiting, payload  # before the reply is there
+                del waiting, payload  # before the reply arrives
                 self._receive(message, process)
-            except Exception as error:  # without an answer the sender would wait for ever
+            except Exception as error:  # the sender waits for a reply
                 self._fail(message, f"{type(error).__name__}: {error}")
             with self._lock:
                 self._handled = ""
         return True
 
     def _living_process(self) -> WorkerProcess:
-        """Return the process; if it died, or never began, a new one."""
+        """Return the process, or a new one if it died or was never started."""
         process = self._process
         if process is not None and process.ended:
             if not process.killed:
@@ -267,14 +266,14 @@ class WorkerNode:
         return self._process or self._start_process()
 
     def _receive(self, message: Message, process: WorkerProcess) -> None:
-        """Wait for the reply to the message that was sent, and pass it on."""
+        """Wait for the reply to the message, and pass it to the mailbox."""
         try:
             reply = process.receive()
         except (EOFError, OSError):
             if self._closing:
                 raise
             self._fail(message, f"the process {self._bury()}")
-            self._start_process()  # beside the rest of the round
+            self._start_process()  # during the rest of the round
         else:
             self._mailbox.receive(reply)
 
@@ -282,15 +281,15 @@ class WorkerNode:
         process = WorkerProcess(self._job, self._on_line)
         with self._lock:
             self._process = process
-            if self._closing:  # `finish_close` waits for us
+            if self._closing:  # `finish_close` waits for this thread
                 process.terminate()
         return process
 
     def _bury(self) -> str:
-        """Give back what is left of the process, and return how it died."""
+        """Release the resources of the process, and return how it died."""
         process = self._process
         assert process is not None
-        how = process.end()  # it may live, and only the way to it be broken
+        how = process.end()  # it may still run, with a broken pipe
         self._process = None
         _LOG.warning("worker %s starts again: the process %s", self.label, how.rpartition("\n")[2])
         return how
@@ -306,10 +305,7 @@ class WorkerNode:
 
 
 def _allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files to `count`, as far as the system lets us.
-
-    Shared memory is files.
-    """
+    """Raise the limit of open files to `count` if allowed: shared memory needs files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return

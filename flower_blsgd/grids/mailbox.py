@@ -1,4 +1,4 @@
-"""Replies that wait until they are taken, and what all grids that have them share."""
+"""A thread-safe buffer for replies, and the base class of the grids that use it."""
 
 import math
 import threading
@@ -9,15 +9,17 @@ from typing import Self
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from .features import GridFeatures
+
 _SLICE_SECONDS = 1.0
-"""A wait is counted in such slices: one in which the machine slept is as long as any other."""
+"""Waits are counted in slices, so that suspending the machine adds at most one slice."""
 
 
 class Mailbox:
-    """Replies by the id of the message that they answer; safe between threads.
+    """Thread-safe buffer of replies, by the id of the message that they answer.
 
-    It does not know the grid, so that worker threads, which hold it, do not keep a forgotten
-    grid alive.
+    It has no reference to the grid, so worker threads that hold it do not keep an unused grid
+    alive.
     """
 
     def __init__(self) -> None:
@@ -27,12 +29,12 @@ class Mailbox:
         self._late: dict[str, int] = {}
 
     def expect(self, message_id: str) -> None:
-        """Keep the reply to this message when it comes."""
+        """Keep the reply to this message when it arrives."""
         with self._lock:
             self._expected.add(message_id)
 
     def receive(self, reply: Message) -> None:
-        """Take a reply; one that nobody expects is dropped."""
+        """Store a reply if it is expected; drop it otherwise."""
         message_id = reply.metadata.reply_to_message_id
         with self._lock:
             self._late.pop(message_id, None)
@@ -42,14 +44,14 @@ class Mailbox:
                 self._lock.notify_all()
 
     def expects(self, message_id: str) -> bool:
-        """Whether somebody still waits for the reply to this message."""
+        """Return whether the reply to this message is still expected."""
         with self._lock:
             return message_id in self._expected
 
     def wait(self, message_ids: Sequence[str], timeout: float | None) -> None:
-        """Wait until all these replies are there, at most `timeout` seconds.
+        """Wait until all these replies have arrived, at most `timeout` seconds.
 
-        Time in which this process did not run, as the machine was suspended, does not count.
+        Time during which the machine was suspended does not count.
         """
         left = math.inf if timeout is None else timeout
         with self._lock:
@@ -58,13 +60,16 @@ class Mailbox:
                     left -= _SLICE_SECONDS
 
     def forget(self, message_ids: Sequence[str]) -> None:
-        """Drop these replies, those that are there and those that come later."""
+        """Drop these replies, whether they have arrived or arrive later."""
         with self._lock:
             self._expected.difference_update(message_ids)
         self.take(message_ids)
 
     def give_up(self, node_of: Mapping[str, int]) -> bool:
-        """Drop the replies that have not come; return whether there are any, given their nodes."""
+        """Mark the replies that have not arrived as late, and return whether there are any.
+
+        `node_of` has the node of each message, by message id.
+        """
         with self._lock:
             late = {i: node_id for i, node_id in node_of.items() if i in self._expected}
             self._expected.difference_update(late)
@@ -72,30 +77,30 @@ class Mailbox:
         return bool(late)
 
     def settle(self, node_id: int, working_on: Collection[str] = ()) -> None:
-        """Note that a node will answer none of its late messages but these."""
+        """Forget the late messages of a node, except those that it still works on."""
         with self._lock:
             late = self._late.items()
             self._late = {i: node for i, node in late if node != node_id or i in working_on}
 
     @property
     def late(self) -> dict[str, int]:
-        """The messages that were given up and not answered since, and their nodes."""
+        """Nodes of the late messages that have not been answered since, by message id."""
         with self._lock:
             return dict(self._late)
 
     def take(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there, each once."""
+        """Return the replies that have arrived, each once."""
         with self._lock:
             return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
 
-class MailboxGrid(Grid):
-    """A Flower grid that waits at a mailbox instead of asking again and again.
+class MailboxGrid(Grid, GridFeatures):
+    """Base class of grids that wait for replies at a mailbox instead of polling.
 
     Parameters
     ----------
     mailbox : Mailbox
-        Where `push_messages` expects replies.
+        Receives the replies to the messages of `push_messages`.
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
@@ -109,11 +114,11 @@ class MailboxGrid(Grid):
 
     @abstractmethod
     def close(self) -> None:
-        """End all that works for this grid. May be called twice."""
+        """Release the resources of this grid. May be called twice."""
 
     @property
     def fast_nodes(self) -> Collection[int]:
-        """The nodes that messages reach within milliseconds."""
+        """All nodes of this grid."""
         return set(self.get_node_ids())
 
     def create_message(
@@ -128,7 +133,7 @@ class MailboxGrid(Grid):
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there; each is returned once."""
+        """Return the replies that have arrived, each once."""
         return self._mailbox.take(message_ids)
 
     def send_and_receive(
@@ -136,7 +141,7 @@ class MailboxGrid(Grid):
     ) -> Iterable[Message]:
         """Push messages and wait for the replies, at most `timeout` seconds.
 
-        A reply that comes later is dropped.
+        Replies that arrive later are dropped.
         """
         messages = list(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
@@ -146,9 +151,9 @@ class MailboxGrid(Grid):
         return self._mailbox.take(ids)
 
     def give_up(self, node_of: Mapping[str, int]) -> None:
-        """Wait no more for the replies to these messages, given their nodes."""
+        """Stop waiting for the replies to these messages, and stop late workers if the grid can."""
         if self._mailbox.give_up(node_of):
             self._stop_late()
 
     def _stop_late(self) -> None:
-        """Stop those that work on messages whose replies nobody waits for; not every grid can."""
+        """Stop workers that work on late messages. By default they continue."""

@@ -1,33 +1,11 @@
-"""Keep a process to its worker's device, cores and threads, and start such processes.
-
-The imports of torch and Flower take seconds, and on few cores ten workers would do them one after
-another. On Linux workers are therefore forked from multiprocessing's fork server, which has
-imported them already; it computes nothing, has no threads of BLAS and initialises no device.
-Elsewhere, and where it does not run, each worker process is started anew.
-"""
+"""Pin processes and threads to a worker's device, cores and number of compute threads."""
 
 import contextlib
-import gc
-import importlib
-import io
 import logging
-import math
-import multiprocessing
 import os
-import signal
-import sys
-import threading
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.machinery import ModuleSpec
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from multiprocessing.util import Finalize
-from pathlib import Path
+from collections.abc import Iterator
 
-from .devices import WorkerSpec
+from .worker_spec import WorkerSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,31 +15,21 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 """Read once, when a process starts.
 
-glibc would give memory back to the kernel after every message, and the kernel zero it again:
+By default, glibc returns memory to the kernel after every message, and the kernel clears it again:
 copying a model of 1 MB took six times as long.
 """
 
-_PRELOAD = ("flwr.clientapp", "torch._dynamo", f"{__package__}.worker_process")
-"""What every worker imports; torch's optimizers import ``torch._dynamo`` when they are made."""
-
-_EXIT_CODE_SECONDS = 2.0
-_UNKNOWN_EXIT_CODE = 255
-"""As multiprocessing says where the fork server is gone."""
-
-PROCESSES = threading.RLock()
-"""Held while a process is started or its exit code is read: multiprocessing has no lock."""
-
 
 def num_threads(worker: WorkerSpec, threads: int = 0) -> int:
-    """Return the compute threads of a worker: `threads`, or one per core of it if that is 0."""
+    """Return the compute threads of a worker: `threads`, or one per core if `threads` is 0."""
     return threads or max(1, len(worker.cores))
 
 
 def environment(worker: WorkerSpec, threads: int = 0) -> dict[str, str]:
-    """Return the environment variables that make a process this worker.
+    """Return the environment variables of a worker's process.
 
-    A CPU worker sees no GPU, so that it costs no GPU memory; an accelerator worker sees all of
-    them, so that ``cuda:1`` is ``cuda:1`` in every process.
+    A CPU worker sees no GPU, so it uses no GPU memory. An accelerator worker sees all GPUs, so
+    ``cuda:1`` is the same card in every process.
     """
     count = str(num_threads(worker, threads))
     variables = dict.fromkeys(THREAD_VARIABLES, count)
@@ -73,13 +41,13 @@ def environment(worker: WorkerSpec, threads: int = 0) -> dict[str, str]:
 
 @contextlib.contextmanager
 def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
-    """Pin the calling thread and torch to a worker's cores and threads, and undo it after.
+    """Pin the calling thread and torch to a worker's cores and threads, and undo it afterwards.
 
     Undoing matters where one process serves several workers in turn, as Ray's actors do.
-    Without affinity (macOS) the cores are only a wish.
+    On systems without affinity (macOS), only the number of threads is set.
     """
     with on_cores_of(worker):
-        import torch  # only now: the threads that it starts inherit the cores
+        import torch  # after pinning, since its threads inherit the cores
 
         threads_before = torch.get_num_threads()
         torch.set_num_threads(num_threads(worker, threads))
@@ -91,7 +59,7 @@ def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_cores_of(worker: WorkerSpec) -> Iterator[None]:
-    """Pin the calling thread, and all that it starts meanwhile, to a worker's cores."""
+    """Pin the calling thread, and everything that it starts meanwhile, to a worker's cores."""
     if not worker.cores:
         yield
         return
@@ -105,221 +73,3 @@ def on_cores_of(worker: WorkerSpec) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-# --- processes --------------------------------------------------------------------------------
-
-
-def start_fork_server(modules: Iterable[str] = ()) -> None:
-    """Start the process that workers are forked from, unless it runs; returns at once.
-
-    It ends with this program.
-
-    Parameters
-    ----------
-    modules : iterable of str
-        What it imports beside torch and Flower; they start no thread and do not initialise CUDA.
-        What it cannot import is left to the workers.
-    """
-    if sys.platform != "linux":
-        return
-    with PROCESSES, _one_thread_variables(), contextlib.suppress(OSError):
-        if not _preloaded:
-            Finalize(None, _end_fork_server, exitpriority=-1)  # after the grids' own
-        _preloaded.update(dict.fromkeys([*_PRELOAD, *modules]))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        try:
-            resource_tracker.ensure_running()  # it unblocks signals in the end
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_OWN)
-            multiprocessing.set_forkserver_preload(list(_preloaded))
-            forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_SERVERS_OWN = [signal.SIGINT, signal.SIGTERM]
-"""Ctrl-C, and what ends a job or a service, reach all processes; the server decides for all."""
-
-_preloaded: dict[str, None] = {}
-"""What the fork server imports; an ordered set."""
-
-
-def _end_fork_server() -> None:
-    """End the fork server at once: it may be importing, and holds what this program prints to."""
-    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid is not None:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
-class StartedProcess:
-    """A process that `start_worker` started: when it ended and how, and a way to signal it.
-
-    On Linux this goes by a file descriptor of the process: one that ended is noticed although its
-    own children live on, one that runs is not taken for dead when the fork server ends, and no
-    other process can have its number.
-    """
-
-    def __init__(self, process: BaseProcess) -> None:
-        assert process.pid is not None
-        self._process, self.pid = process, process.pid
-        self._code: int | None = None
-        self.fd = -1
-        """The descriptor, which can be read once the process has ended; -1 if there is none."""
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # an old kernel, or it has ended
-                self.fd = os.pidfd_open(self.pid)
-                # Not at the end of the program: grids that are closed then still need it.
-                weakref.finalize(self, os.close, self.fd).atexit = False
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for its exit code, negative for a signal; None if it still runs after `seconds`."""
-        if self._code is None and self.fd < 0:
-            self._code = self._polled(seconds)
-        elif self._code is None and wait([self.fd], seconds):
-            # Its parent says a moment later how it ended, unless that is gone.
-            code = self._polled(_EXIT_CODE_SECONDS)
-            self._code = _UNKNOWN_EXIT_CODE if code is None else code
-        return self._code
-
-    def _polled(self, seconds: float | None) -> int | None:
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        while (code := self._exit_code()) is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
-        with contextlib.suppress(OSError):
-            if self.fd >= 0:
-                signal.pidfd_send_signal(self.fd, number)
-            elif self.wait(0.0) is None:
-                os.kill(self.pid, number)
-
-    def _exit_code(self) -> int | None:
-        with PROCESSES:
-            code = self._process.exitcode
-            if code is not None:
-                self._process.join()  # multiprocessing keeps nothing of it any more
-            return code
-
-
-def start_worker(
-    worker: WorkerSpec,
-    threads: int,
-    program: Callable[..., None],
-    arguments: tuple[object, ...],
-    output: Connection,
-) -> StartedProcess:
-    """Start a process that is kept to a worker's device, cores and threads.
-
-    Parameters
-    ----------
-    worker : WorkerSpec
-        Its device and cores.
-    threads : int
-        Compute threads; 0 for one per core.
-    program, arguments
-        A function of a module, and what it is called with in the process.
-    output : Connection
-        Where it prints. The caller closes its own copy, and those of pipes in `arguments`.
-
-    Raises
-    ------
-    OSError
-        If the system cannot start it.
-    """
-
-    def start(method: str) -> StartedProcess:
-        process: BaseProcess = multiprocessing.get_context(method).Process(  # type: ignore[attr-defined]
-            target=_run_worker,
-            args=(worker, threads, variables, program, arguments, output),
-            daemon=True,
-        )
-        main, here = sys.modules["__main__"], multiprocessing.current_process()
-        spec, daemon = main.__spec__, here.daemon
-        chosen = multiprocessing.get_start_method(allow_none=True)
-        # A child of multiprocessing runs its parent's script again, but not what has this name.
-        main.__spec__ = ModuleSpec("__main__", None)
-        here.daemon = False  # a daemon, such as a process of a Pool, may have no children
-        try:
-            process.start()
-        finally:
-            main.__spec__, here.daemon = spec, daemon
-            if chosen is None:  # starting has chosen; the program may want another one
-                multiprocessing.set_start_method(None, force=True)
-        return StartedProcess(process)
-
-    start_fork_server()  # where the first one is gone
-    with PROCESSES:
-        variables = {**os.environ, **environment(worker, threads)}
-        if sys.platform == "linux":
-            try:
-                return start("forkserver")
-            except (OSError, EOFError) as error:
-                _LOG.info("a worker is started anew, not forked: %s", error)
-        with _one_thread_variables():
-            return start("spawn")
-
-
-@contextlib.contextmanager
-def _one_thread_variables() -> Iterator[None]:
-    """Set environment variables while the fork server or a spawned worker is started.
-
-    One compute thread per library, the memory allocator, safe imports, no CUDA initialisation. A
-    worker's process sets its own number of threads later.
-    """
-    variables = {
-        **ALLOCATOR,
-        **os.environ,
-        **dict.fromkeys(THREAD_VARIABLES, "1"),
-        "PYTHONSAFEPATH": "1",  # a module in the current folder is not to shadow a library's
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # looking for a GPU does not initialise CUDA
-    }
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _run_worker(
-    worker: WorkerSpec,
-    threads: int,
-    variables: Mapping[str, str],
-    program: Callable[..., None],
-    arguments: tuple[object, ...],
-    output: Connection,
-) -> None:
-    """Run a program in the process that was started for it, as if that had been started anew."""
-    for number in _SERVERS_OWN:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVERS_OWN)
-    with output:
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
-    for text in (sys.stdout, sys.stderr):
-        if isinstance(text, io.TextIOWrapper):
-            text.reconfigure(line_buffering=True)  # the last lines of one that is killed arrive
-    with contextlib.suppress(OSError):  # what `top` shows
-        Path("/proc/self/comm").write_text("blsgd-worker")
-    os.environ.clear()
-    os.environ.update(variables)
-    del sys.argv[1:]
-    multiprocessing.current_process().daemon = False  # it may start processes of its own
-    multiprocessing.set_start_method(None, force=True)  # in its own way
-    gc.freeze()  # the collector leaves alone the pages that all forks share
-    with pinned(worker, threads):
-        import numpy as np
-        import torch
-
-        np.random.seed()  # those of the whole process: the forks had them in common
-        torch.default_generator.seed()
-        if (count := num_threads(worker, threads)) > 1:  # numpy's BLAS was loaded with one thread
-            importlib.import_module("threadpoolctl").threadpool_limits(count)
-        program(*arguments)

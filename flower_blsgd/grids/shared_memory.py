@@ -41,7 +41,7 @@ from .array_records import (
     is_plain,
     memory_of,
 )
-from .devices import require_bytes
+from .machine import require_bytes
 
 _INLINE_BYTES = 4096
 """Records smaller than this are pickled: a block would be a page and an open file at least."""

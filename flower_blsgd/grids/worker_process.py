@@ -1,8 +1,7 @@
-"""A worker process, from both ends: how the server has it, and the program that it runs.
+"""A worker process from both ends: the server's handle, and the program that the process runs.
 
-The program serves one node's messages with the user's ClientApp. It ends when the control pipe
-closes, and when the server's process is gone: the kernel tells that even if it is killed while a
-message is being handled.
+The program answers the messages of one node with the user's ClientApp. It ends when the control
+pipe closes or the server's process ends, even if the server is killed during a message.
 """
 
 import collections
@@ -24,11 +23,11 @@ from pathlib import Path
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from .app_call import handler_of, takes_views
-from .devices import WorkerSpec
-from .flower_internals import NOT_LOADED, RAISED, load_app, release_records_at_once
-from .pinning import start_worker
+from .app_call import error_of, handler_of, takes_views
+from .flower_internals import NOT_LOADED, load_app, release_records_at_once
+from .fork_server import start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
+from .worker_spec import WorkerSpec
 
 _LAST_WORDS_SECONDS = 2.0
 _POLL_MILLISECONDS = 500
@@ -37,10 +36,10 @@ _REPORTED_LINES = 20
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker process is for.
+    """Arguments of a worker process.
 
-    Zero threads are one per core of the worker, `client_app` is ``module:attribute`` of a module in
-    `app_dir`, and `setup` a function that is called before the app is loaded.
+    0 threads stand for one per core of the worker. `client_app` is ``module:attribute`` of a module
+    in `app_dir`. `setup` is a function to call before the app is loaded.
     """
 
     worker: WorkerSpec
@@ -60,20 +59,20 @@ class WorkerProcess:
     Parameters
     ----------
     job : Job
-        What it is for.
+        Its arguments.
     on_line : callable
-        Called from a thread with every line that it prints.
+        Called from a thread with every line that the process prints.
 
     Raises
     ------
     OSError
-        If the system cannot start it.
+        If the system cannot start the process.
     """
 
     def __init__(self, job: Job, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
         self.killed = False  # by us
-        self._closing = threading.RLock()  # a grid that is collected closes us in any thread
+        self._closing = threading.RLock()  # garbage collection may call `close` in any thread
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_REPORTED_LINES)
         with contextlib.ExitStack() as on_failure:
             ours, theirs = map(on_failure.enter_context, multiprocessing.Pipe())
@@ -95,27 +94,27 @@ class WorkerProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone, or killed, or out of reach; only while it handles no message."""
+        """Whether it ended, was killed or closed its pipe; only valid between two messages."""
         if self.killed or self._events.poll(0):
             return True
         return self._process.fd < 0 and self._process.wait(0.0) is not None
 
     def send(self, payload: Payload) -> None:
-        """Send a message, which `receive` returns the reply to, or fails."""
-        with contextlib.suppress(OSError):  # one that is dead is noticed by who receives
+        """Send a message. If the process is dead, `receive` fails."""
+        with contextlib.suppress(OSError):  # `receive` notices a dead process
             self._channel.send(payload)
 
     def receive(self) -> Message:
-        """Wait for the reply to what was sent, and return it.
+        """Wait for the reply to the message that was sent, and return it.
 
         Raises
         ------
         EOFError, OSError
-            If the process is gone.
+            If the process has ended.
         Exception
-            Whatever unpickling raises, if the reply cannot be read; the process lives on.
+            Any exception of unpickling, if the reply cannot be read; the process continues.
         """
-        # A child of a dead process may hold its end of the pipe open.
+        # A child of a dead process may keep its end of the pipe open.
         while not (events := self._events.poll(_POLL_MILLISECONDS)):
             if self._process.wait(0.0) is not None:
                 raise EOFError
@@ -125,16 +124,16 @@ class WorkerProcess:
         return reply
 
     def terminate(self) -> None:
-        """End it at once: it ignores SIGTERM, which a whole group may get."""
+        """Kill the process: it ignores SIGTERM, which a whole process group may receive."""
         self._process.send_signal(signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it at once, also one that hangs; `receive` fails."""
+        """Kill a process that is late; `receive` fails."""
         self.killed = True
         self._process.send_signal(signal.SIGKILL)
 
     def end(self) -> str:
-        """End it, which is dying or out of reach; return its last lines, and last how it died."""
+        """End the process, and return its last output lines and, as the last line, how it died."""
         self._process.wait(_LAST_WORDS_SECONDS)
         self.close()
         code = self._process.wait() or 0
@@ -143,15 +142,12 @@ class WorkerProcess:
             how = f"signal {signal.Signals(-code).name}"
         died = f"died ({how})"
         if code == -signal.SIGKILL and not self.killed:
-            died += ", as the kernel ends it where memory runs out"
+            died += ", as when the kernel runs out of memory"
         last = "\n".join(self._last_lines)
         return f"its last lines were:\n{last}\n{died}" if last else died
 
     def close(self) -> None:
-        """End it, wait until it is gone, and give everything back.
-
-        May be called twice, and from two threads.
-        """
+        """End the process, wait for it, and release its resources. Safe to repeat in any thread."""
         with self._closing:
             self.terminate()
             self._process.wait()
@@ -175,7 +171,7 @@ class WorkerProcess:
 def serve(
     control: Connection, context: Context, client_app: str, app_dir: Path, has_setup: bool
 ) -> None:
-    """Answer messages until the server closes the control pipe, or is gone; see `Job`."""
+    """Answer messages until the server closes the control pipe or ends; see `Job`."""
     _end_with_server()
     release_records_at_once()
     pool = BufferPool()
@@ -197,10 +193,10 @@ def serve(
             return
         reply = handle(message)
         payload = _packed(reply, message, pool)
-        del message, reply  # the server may use their memory again
+        del message, reply  # so that the server can reuse their memory
         try:
             channel.send(payload)
-        except OSError:  # the server is gone
+        except OSError:  # the server has ended
             return
         del payload
 
@@ -212,13 +208,13 @@ def _refuse(reason: str, message: Message) -> Message:
 def _packed(reply: Message, message: Message, pool: BufferPool) -> Payload:
     try:
         return pack(reply, pool)
-    except Exception as error:  # it holds something that has no bytes, or memory is short
-        reason = f"the reply cannot be sent: {error}"
-        return pack(Message(Error(RAISED, reason), reply_to=message), pool)
+    except Exception as error:  # a value that cannot be pickled, or memory is short
+        failure = error_of(error, f"the reply cannot be sent: {error}")
+        return pack(Message(failure, reply_to=message), pool)
 
 
 def _end_with_server() -> None:
-    """End this process as soon as the server's is gone, whatever the app does then."""
+    """End this process with the server's, even while the app computes."""
     server = multiprocessing.parent_process()
     assert server is not None
     assert server.pid is not None
@@ -227,8 +223,8 @@ def _end_with_server() -> None:
         # A fork of the server, such as a DataLoader's, may hold the sentinel open.
         with contextlib.suppress(OSError):  # an old kernel
             ends.append(os.pidfd_open(server.pid))
-        # A handler may keep the interpreter's lock for long, and then no thread of ours runs.
-        # The kernel's own signal on the pipe ends us all the same.
+        # A handler may hold the interpreter's lock for long, so that the thread below cannot run.
+        # The kernel's signal about the pipe ends the process all the same.
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         fcntl.fcntl(server.sentinel, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(server.sentinel, fcntl.F_GETFL)

@@ -18,10 +18,18 @@ from flwr.serverapp import Grid
 from ..algorithm.averaging import average_at_node, average_by_load
 from ..errors import UsageError
 from ..grids.array_records import view_record
-from ..grids.devices import Machine, WorkerSpec, parse_workers
-from ..grids.flower_internals import NODE_GONE, RAISED
+from ..grids.flower_internals import RAISED
 from ..grids.local_grid import LocalGrid
+from ..grids.machine import Machine
 from ..grids.stream.session import at_session_end, in_session
+from ..grids.worker_spec import (
+    DEVICES,
+    OPTIONS,
+    NodeConfig,
+    WorkerSpec,
+    parse_workers,
+    warn_of_unknown_keys,
+)
 from ..protocol import (
     ARRAYS,
     EVALUATE,
@@ -37,24 +45,15 @@ from ..protocol import (
     HostReply,
     TrainOrder,
 )
-from ..strategy.profiles import answer_of, replies_to
+from ..strategy.messages import answer_of, replies_to
 from ..strategy.replies import CheckedReply, ModelShape, check_reply
 
 _LOG = logging.getLogger(__name__)
 
-DEVICES = "devices"
-"""The key of the node config that names them."""
-
-_OF_ONE_WORKER = (
-    *("device", "tier", "steps", "batch", "precision", "role", "slowdown"),
-    *("seconds-per-step", "seconds-per-step-alone"),
-)
 _PACKAGE_ROOT = Path(__file__).parents[2]
 
 _QUERY_SECONDS = 600.0
 _SHARE_OF_PATIENCE = 0.8
-
-NodeConfig = Mapping[str, bool | float | int | str]
 
 
 def several_devices(client_app: str, app_dir: Path) -> Mod:
@@ -148,8 +147,9 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
 
     UsageError if the text cannot be read, a device is missing, or another key contradicts it.
     """
-    for key in _OF_ONE_WORKER:
-        if key in node_config:
+    warn_of_unknown_keys(node_config)
+    for key in ("device", *OPTIONS):
+        if key in node_config and key != "name":
             raise UsageError(
                 f"{key} = {node_config[key]!r} in the node config does not go with devices = "
                 f"{node_config[DEVICES]!r}; write it into the group that it is for"
@@ -198,8 +198,7 @@ def answer(message: Message, context: Context, grid: Grid) -> Message:
         return reply.to_reply(message)
     reply = _send(grid, kind, {0: message.content})
     if failure := reply.failures.get(0):
-        error = Error(failure.code, f"device 0 of this node: {failure.brief}")
-        return Message(error, reply_to=message)
+        return Message(failure.to_error("device 0 of this node: "), reply_to=message)
     return Message(reply.parts[0], reply_to=message)
 
 
@@ -219,7 +218,7 @@ def _send(
     for rank in contents:
         found = answer_of(received.get(nodes.get(rank, -1)), None)
         if rank not in nodes:
-            failures[rank] = Failure(NODE_GONE, f"this node has no device {rank}")
+            failures[rank] = Failure("gone", f"this node has no device {rank}")
         elif isinstance(found, Failure):
             failures[rank] = found
         else:

@@ -8,7 +8,8 @@ both little-endian; nothing is pickled.
 """
 
 from .evaluation import EvaluateOrder, EvaluateReport
-from .hosts import HOST, Failure, HostOrders, HostReply
+from .failure import Failure, FailureKind, NotFiniteError, ProtocolError
+from .hosts import HOST, HostOrders, HostReply
 from .profile import ProfileQuery, WorkerProfile
 from .records import (
     ARRAYS,
@@ -24,7 +25,7 @@ from .records import (
     TIMING_KEYS,
     TRACE_FOLDER,
     TRAIN_SUM,
-    ProtocolError,
+    Keys,
 )
 from .training import (
     COUNTERS,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from .failure import ProtocolError
 from .records import (
     ARRAYS,
     CONFIG,
@@ -12,7 +13,6 @@ from .records import (
     NUM_EXAMPLES,
     SERVER_ROUND,
     SUMS,
-    ProtocolError,
     from_wire,
     to_wire,
 )

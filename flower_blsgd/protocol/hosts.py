@@ -6,24 +6,17 @@ A worker has a local rank within its node, from 0 on. Records of its own have na
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
 
-from .records import ARRAYS, CONFIG, NUM_EXAMPLES, ProtocolError, by_rank, from_wire, to_wire
+from .failure import Failure, ProtocolError
+from .records import ARRAYS, CONFIG, NUM_EXAMPLES, by_rank, from_wire, to_wire
 
 HOST = "host"
 """The record that only these messages have."""
 
 _ORDER, _FAILURE = "order", "failure"
-
-_KINDS = {
-    ErrorCode.CLIENT_APP_CRASHED: "died",
-    ErrorCode.NODE_UNAVAILABLE: "gone",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "late",
-    ErrorCode.MESSAGE_UNAVAILABLE: "late",
-}
-_OUT_OF_MEMORY = ("MemoryError", "out of memory", "allocate memory")
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class HostOrders:
     arrays_key: str = ARRAYS
     config_key: str = CONFIG
     weighted_by: str = NUM_EXAMPLES
-    worker_weight: str = field(default="load", metadata={"limits": ("load", "equal")})
+    worker_weight: Literal["load", "equal"] = "load"
     update_norms: Sequence[float] = field(default=(), metadata={"limits": 0})
     moving: Sequence[str] = ()
     patience_seconds: float = field(default=600.0, metadata={"limits": 0})
@@ -84,41 +77,6 @@ class HostOrders:
             for rank, order in orders.items()
         }
         return cls(contents, **values)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a worker did not carry out its order, or answer a query.
-
-    Parameters
-    ----------
-    code : int
-        Flower's error code; 0 if it replied, but not as the protocol says.
-    reason : str
-        The error's text; its last line is a summary.
-    """
-
-    code: int
-    reason: str
-
-    @classmethod
-    def of(cls, error: Exception) -> "Failure":
-        """Return that of a worker whose reply cannot be used."""
-        return cls(0, str(error) or type(error).__name__)
-
-    @property
-    def kind(self) -> str:
-        """What it is counted as: such as ``"raised"``, ``"died"`` or ``"late"``."""
-        if self.code == 0:
-            return "not finite" if "not finite" in self.brief else "unusable reply"
-        if any(words in self.brief for words in _OUT_OF_MEMORY):
-            return "out of memory"
-        return _KINDS.get(self.code, "raised")
-
-    @property
-    def brief(self) -> str:
-        """The last line of the reason."""
-        return (self.reason.strip() or f"error {self.code}").splitlines()[-1]
 
 
 @dataclass(frozen=True)

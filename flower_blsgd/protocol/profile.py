@@ -1,4 +1,4 @@
-"""The query before the first round, and the profile of each worker in the answer."""
+"""The profile query before the first round, and the profile of each worker in the answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,12 +6,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from .records import CONFIG, PROFILE, ProtocolError, from_wire, to_wire
+from ..grids.worker_spec import OPTIONS, WorkerOptions
+from .failure import ProtocolError
+from .records import CONFIG, PROFILE, from_wire, to_wire
 
 _LONGEST_NAME = 1000
-
-_ADDED = {"batch-size": 0, "precision": "", "role": "train"}
-"""What a node or a checkpoint of an earlier version does not say of a worker."""
 
 
 @dataclass(frozen=True)
@@ -50,49 +49,28 @@ class ProfileQuery:
 
 
 @dataclass(frozen=True)
-class WorkerProfile:
-    """A worker: its device, its name and its speed, as its node reports them.
+class WorkerProfile(WorkerOptions):
+    """A worker as its node reports it: device, options, and fingerprints of its data and model.
 
     Parameters
     ----------
     device : str
-        Such as ``"cuda:0"`` or ``"cpu:0-3"``.
-    tier : str (default: "")
-        ``"fast"``, ``"slow"``, or empty to leave it to the speed.
-    name : str (default: "")
-        Its name, if the user gave one.
+        Device with its cores: ``"cuda:0"``, ``"cpu:0-3"``.
     partition_id : int (default: -1)
-        Its number, if the node has one.
-    steps : int (default: 0)
-        Local steps per round that the user fixed; 0 for none.
-    seconds_per_step : float (default: 0.0)
-        How long one step of its batch takes; 0 if that is not known.
-    seconds_per_step_alone : float (default: 0.0)
-        The same while no other worker computes; 0 if that is not known.
+        Number of the node; -1 if it has none.
     data_fingerprint : str (default: "")
-        Equal for nodes that hold equal training data; empty if unknown.
+        Equal for nodes with equal training data; empty if unknown.
     model_fingerprint : str (default: "")
         Equal for nodes whose models have the same tensors; empty if unknown.
-    batch_size : int (default: 0)
-        Samples per step of this worker, >= 2, if the user gave one; 0 for the run's.
-    precision : str (default: "")
-        What it computes with, if the user said so; empty for the run's.
-    role : {"train", "evaluate"} (default: "train")
-        Whether it trains, or evaluates the model while the others train.
+
+    The other keyword arguments are the fields of `WorkerOptions`. The ``seconds_per_step`` are
+    those of the user or, if the query wants it, measured; 0 if unknown.
     """
 
     device: str
-    tier: str = field(default="", metadata={"limits": ("", "fast", "slow")})
-    name: str = ""
-    partition_id: int = field(default=-1, metadata={"limits": -1})
-    steps: int = field(default=0, metadata={"limits": 0})
-    seconds_per_step: float = field(default=0.0, metadata={"limits": 0})
-    seconds_per_step_alone: float = field(default=0.0, metadata={"limits": 0})
-    data_fingerprint: str = ""
-    model_fingerprint: str = ""
-    batch_size: int = field(default=0, metadata={"limits": 0})
-    precision: str = ""
-    role: str = field(default="train", metadata={"limits": ("train", "evaluate")})
+    partition_id: int = field(default=-1, kw_only=True, metadata={"limits": -1})
+    data_fingerprint: str = field(default="", kw_only=True)
+    model_fingerprint: str = field(default="", kw_only=True)
 
     def to_reply(self, message: Message) -> Message:
         """Return the answer to a profile query."""
@@ -100,7 +78,7 @@ class WorkerProfile:
 
     @classmethod
     def from_content(cls, content: RecordDict) -> "WorkerProfile":
-        """Read the content of an answer; ProtocolError if it holds no profile, or a wrong one."""
+        """Read the content of an answer; ProtocolError if it holds no profile or an invalid one."""
         record = content.config_records.get(PROFILE)
         if record is None:
             raise ProtocolError("the answer to the profile query holds no profile")
@@ -108,15 +86,15 @@ class WorkerProfile:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "WorkerProfile":
-        """Read a profile; what an earlier version does not say has its default.
+        """Read a profile.
 
-        ProtocolError if a value is missing or wrong, or a name cannot be printed.
+        ProtocolError if a value is missing or invalid, or a text cannot be printed in logs.
         """
-        profile = cls(**from_wire(cls, {**_ADDED, **record}))
-        if profile.batch_size == 1:
-            raise ProtocolError("a worker's batch of 1 sample is too small; 2 is the least")
-        # They stand in every log and result.
-        for text in (profile.device, profile.name, profile.precision):
+        profile = cls(**from_wire(cls, record))
+        for key, option in OPTIONS.items():
+            if not option.accepts(value := getattr(profile, option.field)):
+                raise ProtocolError(f"a worker's {key} is {value!r:.80}; expected {option.values}")
+        for text in (profile.device, profile.name):
             if not text.isprintable() or len(text) > _LONGEST_NAME:
                 raise ProtocolError(f"a worker cannot be called {text!r:.80}")
         return profile

@@ -4,13 +4,16 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import UnionType
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from ..grids.flower_internals import filled_unchecked
+from .failure import ProtocolError
 
 QUERY_PROFILE = "query.profile"
 QUERY_MOMENTUM = "query.momentum"
@@ -49,8 +52,21 @@ _PLAIN = {
 _RANK = re.compile(r"(.*)-(0|[1-9][0-9]{0,4})", re.DOTALL)
 
 
-class ProtocolError(ValueError):
-    """A message that is not as this protocol defines it."""
+@dataclass(frozen=True)
+class Keys:
+    """Names of the records in a training message, as arguments of Flower's strategies set them.
+
+    Parameters
+    ----------
+    arrays, config : str (default: "arrays", "config")
+        The model, and the settings of an order.
+    weighted_by : str (default: "num-examples")
+        A metric that every reply must have.
+    """
+
+    arrays: str = ARRAYS
+    config: str = CONFIG
+    weighted_by: str = NUM_EXAMPLES
 
 
 # --- dataclasses to and from records ------------------------------------------------------------
@@ -59,24 +75,29 @@ class ProtocolError(ValueError):
 @functools.cache
 def _wire_fields(cls: Any) -> dict[str, tuple[str, Any, Any]]:
     """Return the key of each field that goes into a record, its type or dtype, and its limits."""
-    return {
-        f.name: (
-            f.metadata.get("key", f.name.replace("_", "-")),
-            f.metadata.get("dtype", f.type),
-            f.metadata.get("limits", -math.inf),
-        )
-        for f in fields(cls)
-        if f.metadata.get("wire", True)
-    }
+    found: dict[str, tuple[str, Any, Any]] = {}
+    for f in fields(cls):
+        if f.metadata.get("wire", True):
+            kind = f.metadata.get("dtype", f.type)
+            limits = f.metadata.get("limits", -math.inf)
+            if get_origin(kind) is Literal:
+                kind, limits = str, get_args(kind)
+            found[f.name] = f.metadata.get("key", f.name.replace("_", "-")), kind, limits
+    return found
 
 
 def to_wire(values: Any) -> dict[str, Any]:
-    """Return a dataclass's fields as a record holds them, with keys in kebab-case.
+    """Return the values of a record that holds a dataclass, with keys in kebab-case.
 
-    A field's ``key`` is another name for it, such as Flower's own. A sequence becomes a list, and
-    an array whose field has a ``dtype`` the bytes of that dtype.
-    Fields with ``wire`` False are left out. The ``limits`` of a field are the texts that it may
-    be, or the least that its numbers may be; None lets a float be nan or infinite.
+    A sequence becomes a list. The metadata of a field may have:
+
+    - ``key``: its key in the record, such as a key of Flower's;
+    - ``dtype``: the dtype of an array, which is sent as bytes;
+    - ``wire``: False leaves the field out;
+    - ``limits``: the smallest allowed number, or all allowed values. None also allows nan and
+      infinity.
+
+    A field with a ``Literal`` type must be one of its texts.
     """
     record = {}
     for name, (key, kind, _) in _wire_fields(values.__class__).items():
@@ -90,10 +111,9 @@ def to_wire(values: Any) -> dict[str, Any]:
 
 
 def from_wire(cls: Any, record: Any) -> dict[str, Any]:
-    """Read a dataclass's fields from a record; see `to_wire`.
+    """Read the fields of a dataclass from a record; see `to_wire`.
 
-    ProtocolError if a key is missing, or its value has another type, is not finite or beyond its
-    limits.
+    ProtocolError if a key is missing, or its value has another type, is not finite or not allowed.
     """
     return {
         name: _checked(key, record.get(key), kind, limits)
@@ -149,16 +169,12 @@ def unchecked_record(kind: type[Record], values: Mapping[str, Any]) -> Record:
     """
     if not set(map(type, values.values())) <= _PLAIN[kind]:
         return kind(dict(values))
-    record = kind()
-    record.__dict__["_data"].update(values)
-    return record
+    return filled_unchecked(kind(), values)
 
 
 def unchecked_content(records: Mapping[str, AnyRecord]) -> RecordDict:
     """Return a RecordDict of these very records, unchecked."""
-    content = RecordDict()
-    content.__dict__["_data"].update(records)
-    return content
+    return filled_unchecked(RecordDict(), records)
 
 
 def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from .failure import NotFiniteError, ProtocolError
 from .records import (
     ARRAYS,
     COMPLETED_STEPS,
@@ -21,7 +22,6 @@ from .records import (
     SERVER_ROUND,
     TRAIN_LOSS,
     AnyRecord,
-    ProtocolError,
     Record,
     array_from,
     from_wire,
@@ -274,7 +274,7 @@ class TrainReport:
                 f"{len(report.losses)} losses"
             )
         if not np.isfinite(report.losses).all():
-            raise ProtocolError("a loss is not finite; a smaller learning rate may help")
+            raise NotFiniteError("a loss is not finite; a smaller learning rate may help")
         return report
 
 

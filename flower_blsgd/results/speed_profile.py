@@ -10,7 +10,8 @@ from typing import Any
 from ..algorithm.local_steps import Clock
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.devices import Machine, WorkerSpec, accelerator_names, cpu_name, this_machine
+from ..grids.machine import Machine, accelerator_names, cpu_name, this_machine
+from ..grids.worker_spec import WorkerSpec
 from .folder import why_not_writable, written_whole
 
 _FORMAT = 1
@@ -61,7 +62,7 @@ class WorkerSpeed:
     @classmethod
     def of(cls, worker: WorkerSpec, alone: Spread, loaded: Spread) -> "WorkerSpeed":
         """Return the speed of a worker."""
-        own = worker.batch, worker.precision
+        own = worker.batch_size or None, worker.precision
         return cls(worker.device_with_cores, worker.slowdown, alone, loaded, *own)
 
     @property
@@ -173,7 +174,7 @@ class SpeedProfile:
         """
         return [
             worker
-            if worker.seconds_per_step is not None
+            if worker.seconds_per_step
             else replace(
                 worker,
                 seconds_per_step=(speed.alone if clock == "device" else speed.loaded).median,

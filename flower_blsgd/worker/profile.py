@@ -1,11 +1,9 @@
-"""What a node answers without a model of its own: which worker it is, and sums of others' models.
+"""Replies that a node gives without a model: its profile, and sums of other workers' models.
 
 Nothing here imports torch at module level: a ClientApp imports this before it knows its device.
 """
 
-import math
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 from flwr.app import Context, Message
@@ -13,27 +11,29 @@ from flwr.app import Context, Message
 from ..algorithm.averaging import weighted_average
 from ..errors import UsageError
 from ..grids.array_records import view_record
-from ..grids.devices import WorkerSpec, parse_workers, worker_from_node_config
+from ..grids.worker_spec import (
+    OPTIONS,
+    WorkerSpec,
+    parse_workers,
+    warn_of_unknown_keys,
+    worker_from_node_config,
+)
 from ..protocol import SumOrder, SumReport, WorkerProfile
 
 
 def worker_of(context: Context) -> WorkerSpec:
     """Return the worker that this node is.
 
-    A SuperNode's node config names its device, and may give its speed: ``seconds-per-step`` and
-    ``seconds-per-step-alone``. In Flower's simulation there is no node config; the run config's
-    ``workers`` is read instead, and node i is its i-th worker.
+    The node config of a SuperNode names its device and options. In Flower's simulation there is no
+    node config: node i is the i-th worker of the run config's ``workers``.
 
-    UsageError if the device is missing here, a speed is not a number above 0, or there are more
-    nodes than workers.
+    UsageError if a value cannot be read, the device is missing here, or there are more nodes than
+    workers.
     """
     config = context.node_config
+    warn_of_unknown_keys(config)
     if "device" in config:
-        return replace(
-            worker_from_node_config(config),
-            seconds_per_step=_given_seconds(config, "seconds-per-step"),
-            seconds_per_step_alone=_given_seconds(config, "seconds-per-step-alone"),
-        )
+        return worker_from_node_config(config)
     given = context.run_config.get("workers", "auto")
     workers = parse_workers(str(given))
     rank = int(config.get("partition-id", 0))
@@ -45,32 +45,10 @@ def worker_of(context: Context) -> WorkerSpec:
     return workers[rank]
 
 
-def _given_seconds(node_config: Mapping[str, bool | float | int | str], key: str) -> float | None:
-    given = node_config.get(key)
-    if given is None:
-        return None
-    if isinstance(given, bool | str) or not 0 < given < math.inf:
-        raise UsageError(
-            f"{key} = {given!r} in the node config must be a number above 0; leave "
-            "it out to have it measured"
-        )
-    return float(given)
-
-
 def profile_of(worker: WorkerSpec, partition_id: int = -1) -> WorkerProfile:
-    """Return what a worker says of itself, but for what it measures and for its data and model."""
-    return WorkerProfile(
-        device=worker.device_with_cores,
-        tier=worker.tier,
-        name=worker.name,
-        partition_id=partition_id,
-        steps=worker.steps or 0,
-        seconds_per_step=worker.seconds_per_step or 0.0,
-        seconds_per_step_alone=worker.seconds_per_step_alone or 0.0,
-        batch_size=worker.batch or 0,
-        precision=worker.precision,
-        role=worker.role,
-    )
+    """Return the profile of a worker: its device and options."""
+    options = {option.field: getattr(worker, option.field) for option in OPTIONS.values()}
+    return WorkerProfile(worker.device_with_cores, partition_id=partition_id, **options)
 
 
 def answer_profile(
@@ -80,17 +58,24 @@ def answer_profile(
     seconds_per_step: float = 0.0,
     model_fingerprint: str = "",
 ) -> Message:
-    """Answer the profile query; one line makes any ClientApp known to the strategy.
+    """Answer the profile query of the strategy.
 
-    ``app.query("profile")(flower_blsgd.answer_profile)``
+    One line registers it in any ClientApp: ``app.query("profile")(flower_blsgd.answer_profile)``
 
-    The node config may hold ``device``, ``tier``, ``name``, ``partition-id``, ``steps``, ``batch``,
-    ``role`` and ``seconds-per-step``, which wins over a measured one.
+    Parameters
+    ----------
+    message, context
+        Arguments of the ClientApp's function. The node config may hold ``device``,
+        ``partition-id`` and the options of `WorkerOptions`.
+    data_fingerprint, model_fingerprint : str (default: "")
+        Fields of `WorkerProfile`.
+    seconds_per_step : float (default: 0.0)
+        Measured speed; the node config's ``seconds-per-step`` takes precedence.
 
     Raises
     ------
     UsageError
-        If the node config names no worker, or a speed that is none.
+        If a value in the node config cannot be read, or the device is missing.
     """
     profile = profile_of(worker_of(context), int(context.node_config.get("partition-id", -1)))
     return replace(
@@ -102,7 +87,7 @@ def answer_profile(
 
 
 def answer_sum(message: Message) -> Message:
-    """Reply to an order to sum with the weighted average of its slices, as workers of ``byteps``.
+    """Reply to a sum order (of ``byteps``) with the weighted average of its slices.
 
     ProtocolError if the message holds no such order.
     """

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import UsageError
-from ..grids.devices import PRECISIONS, Precision
+from ..grids.worker_spec import PRECISIONS, Precision
 from ..protocol import SLOTS
 
 SampleLoss = Callable[[Any, Tensor], Tensor]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from benchmarks import ddp, epoch, summaries
-from flower_blsgd.grids.devices import Machine, parse_workers
+from flower_blsgd.grids.machine import Machine
+from flower_blsgd.grids.worker_spec import parse_workers
 
 
 def a_round(number: int, seconds: float, samples: list[int]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from benchmarks.memory_watch import Peak, memory_below
 from benchmarks.noop_rounds import NotRunError
 from benchmarks.paper_rounds import NARROW, PaperRound
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.devices import Machine, parse_workers
+from flower_blsgd.grids.machine import Machine
+from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.tasks import load_task
 
 

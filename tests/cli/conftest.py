@@ -36,9 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(os, "fork", refuse)
-    for module in ("run", "grids.local_grid", "grids.pinning"):
+    for module in ("run", "grids.local_grid", "grids.fork_server"):
         monkeypatch.setattr(f"flower_blsgd.{module}.start_fork_server", lambda modules=(): None)
-    monkeypatch.setattr("flower_blsgd.grids.devices._accelerators", lambda: ())
+    monkeypatch.setattr("flower_blsgd.grids.machine._accelerators", lambda: ())
     monkeypatch.setattr(sys, "path", list(sys.path))  # commands add the folder
     monkeypatch.chdir(tmp_path)
     at_sigterm = signal.getsignal(signal.SIGTERM)

@@ -11,8 +11,9 @@ from flwr.serverapp.exception import AggregationError
 from flower_blsgd.cli import main as cli
 from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments import calibration, compare
-from flower_blsgd.grids.devices import parse_workers, usable_cores
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.results.speed_profile import SpeedProfile
 
 from ..experiments.fake_training import FakeTrain, write_run

@@ -10,8 +10,8 @@ import pytest
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.cli import main as cli
-from flower_blsgd.grids.devices import usable_cores
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
 
 from .conftest import LOAD_SERVER_APP, Printed, Refused
 
@@ -221,10 +221,10 @@ def test_run_that_fails_ends_with_one_line_and_its_own_code(
 def test_devices_shows_the_workers(printed: Printed) -> None:
     workers = f"1x cpu:{CORE} fast name=quick; 1x cpu:{CORE} slow steps=3 slowdown=2.5"
     text = "\n".join(printed("devices", "--workers", workers))
-    for fragment in (f"cpu:{CORE}", "quick", "fast", "slow", "3", "2.5x", f"share CPU core {CORE}"):
+    for fragment in (f"cpu:{CORE}", "quick", "fast", "slow", "3", "2.5", f"share CPU core {CORE}"):
         assert fragment in text
     assert 'workers of "auto"' in "\n".join(printed("devices"))
-    assert " evaluates " in "\n".join(printed("devices", "--workers", f"cpu:{CORE} role=evaluate"))
+    assert " evaluate " in "\n".join(printed("devices", "--workers", f"cpu:{CORE} role=evaluate"))
 
 
 @pytest.mark.parametrize(

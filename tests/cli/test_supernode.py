@@ -17,12 +17,8 @@ from flower_blsgd.cli.supernode import (
     node_config_text,
 )
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.devices import (
-    Machine,
-    parse_workers,
-    usable_cores,
-    worker_from_node_config,
-)
+from flower_blsgd.grids.machine import Machine, usable_cores
+from flower_blsgd.grids.worker_spec import parse_workers
 
 from ..refusal import refusal
 from .conftest import Refused
@@ -83,15 +79,6 @@ def test_node_config_of_one_node(
 ) -> None:
     (node,) = launched(specification, *further)
     assert config_of(node) == {**expected, "superlink": "10.0.0.7:8100"}
-
-
-def test_node_reads_its_config_back_as_the_worker_that_was_meant() -> None:
-    """Also where it is pinned already, and so sees its own cores only."""
-    specification = "1x cpu:1-2 slow steps=3 slowdown=4 name=hare"
-    (node,) = launched(specification)
-    (meant,) = parse_workers(specification, MACHINE)
-    assert worker_from_node_config(config_of(node), MACHINE) == meant
-    assert worker_from_node_config(config_of(node), Machine((1, 2), ())) == meant
 
 
 def test_nodes_for_each_device_have_names_labels_and_cores() -> None:

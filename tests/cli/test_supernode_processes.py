@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_blsgd.grids.devices import usable_cores
+from flower_blsgd.grids.machine import usable_cores
 from tests.grids.processes import wait_until
 
 from .launching import Command, command

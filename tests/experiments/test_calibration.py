@@ -12,9 +12,10 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments import calibration
 from flower_blsgd.experiments.calibration import calibrate
-from flower_blsgd.grids.devices import WorkerSpec, parse_workers, usable_cores
 from flower_blsgd.grids.flower_internals import become_server
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.results.speed_profile import SpeedProfile, Spread, profile_key
 from flower_blsgd.run import make_local_grid
@@ -26,8 +27,8 @@ from ..in_process_grid import FailureKind, InProcessGrid, same_bits
 
 KEY = profile_key(RunConfig())  # batch size 16
 WORKERS = (
-    WorkerSpec("cpu", (0,), "fast"),
-    WorkerSpec("cpu", (1,), "slow", slowdown=4.0, batch=4, precision="bfloat16"),
+    WorkerSpec("cpu", (0,), tier="fast"),
+    WorkerSpec("cpu", (1,), tier="slow", slowdown=4.0, batch_size=4, precision="bfloat16"),
 )
 MODEL = ArrayRecord(numpy_ndarrays=[np.zeros(3, np.float32)])
 NUM_SAMPLES = 50

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_blsgd.grids.devices import usable_cores
+from flower_blsgd.grids.machine import usable_cores
 
 from ..grids.processes import living, wait_until
 

@@ -19,7 +19,7 @@ from flower_blsgd.experiments.plan import (
     slow_device_notes,
     speed_table,
 )
-from flower_blsgd.grids.devices import WorkerSpec
+from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from ..results.profiles import WORKERS, made_profile
 
@@ -28,7 +28,7 @@ NUM_SAMPLES = 50_000
 
 def workers_of(*seconds: float, fast: int = 1) -> list[WorkerSpec]:
     return [
-        WorkerSpec("cpu", (core,), "fast" if core < fast else "slow", seconds_per_step=each)
+        WorkerSpec("cpu", (core,), tier="fast" if core < fast else "slow", seconds_per_step=each)
         for core, each in enumerate(seconds)
     ]
 
@@ -177,11 +177,11 @@ def test_without_a_known_test_set_the_worth_of_evaluating_is_not_said() -> None:
 def test_batches_of_their_own_are_planned_and_dlb_refuses_them() -> None:
     """3,200 and 400 samples a second."""
     fast, slow = workers_of(0.01, 0.02)
-    plan = planned("biased-local-sgd", "dlb", workers=[fast, replace(slow, batch=8)])
+    plan = planned("biased-local-sgd", "dlb", workers=[fast, replace(slow, batch_size=8)])
     lines = lines_of(plan_table(plan, "x"))
     assert plan_cells(lines, "biased-local-sgd")[1] == "32 of 32, 16 of 8"
     assert plan_cells(lines, "dlb")[1] == "refused"
-    assert any("dlb: worker slow-1 (cpu:1) has batch=8, but the algorithm" in x for x in lines)
+    assert any("dlb: worker slow-1 (cpu:1) has batch=8, but this algorithm" in x for x in lines)
 
 
 # --- calibrate's table

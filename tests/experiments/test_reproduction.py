@@ -14,7 +14,8 @@ from flower_blsgd.experiments.reproduction import (
     cells_of,
     cost,
 )
-from flower_blsgd.grids.devices import Machine, parse_workers
+from flower_blsgd.grids.machine import Machine
+from flower_blsgd.grids.worker_spec import parse_workers
 
 from ..refusal import refusal
 

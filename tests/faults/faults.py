@@ -76,16 +76,6 @@ def slow_at(worker: int, server_round: int, seconds: float, kind: str = "slow") 
     return Fault(worker, server_round, server_round, kind, seconds)
 
 
-def kill_server_at(server_round: int) -> Callable[..., None]:
-    """Return what kills its own process after a round, as a power cut would."""
-
-    def on_round(record: Any, *_: object) -> None:
-        if record.round == server_round:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return on_round
-
-
 class Faults:
     """The faults of a run; the `setup` of a `LocalGrid`."""
 

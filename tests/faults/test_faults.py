@@ -1,15 +1,10 @@
 """Runs with real worker processes that fail in every way: they finish, and say what happened."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
 
 from .faults import (
     NAN_MOMENTUM,
@@ -80,36 +75,6 @@ def test_every_kind_of_failure_costs_its_own_share_and_is_counted(tmp_path: Path
         summary = train(tmp_path / "run", Faults(*single, *slow, *late))
     check(summary, *single, *slow, *late)
     assert summary["rounds"] > 50
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from tests.faults.faults import kill_server_at
-from tests.faults.training import train
-train(Path(sys.argv[1]), on_round=kill_server_at(11), epochs=2, checkpoint_minutes=1e-4)
-"""
-
-
-def test_server_killed_in_a_round_and_resumed_ends_with_the_same_model(tmp_path: Path) -> None:
-    """At a round of its second epoch, of three workers; `kill_server` does it at any moment."""
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, run],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len((run / "rounds.jsonl").read_text().splitlines()) == 11
-    with nothing_left_behind():
-        train(run, resume=str(run), epochs=2)
-        train(whole, epochs=2)
-    for name in ("model.safetensors", "best_model.safetensors"):
-        resumed, undisturbed = load_file(run / name), load_file(whole / name)
-        assert resumed.keys() == undisturbed.keys()
-        assert all(resumed[n].tobytes() == t.tobytes() for n, t in undisturbed.items())
 
 
 def test_momentum_that_is_averaged_and_three_failures_in_a_row(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from flower_blsgd.grids.devices import WorkerSpec
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.worker_process import WorkerProcess
+from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from .channels import bytes_of, sum_of
 

@@ -1,11 +1,14 @@
 """A ClientApp is called, and there is always a reply."""
 
+import errno
+
 import pytest
+import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.app_call import Handler, handler_of
+from flower_blsgd.grids.app_call import OUT_OF_MEMORY, Handler, error_of, handler_of
 from flower_blsgd.grids.flower_internals import RAISED, become_server, give_message_id
 
 
@@ -40,7 +43,7 @@ def test_reply_and_state_of_a_call() -> None:
     ("error", "begin", "end"),
     [
         (UsageError("device cuda:7 is not there"), "device", "cuda:7 is not there"),
-        (ValueError("odd"), "Traceback", "ValueError: odd\n"),
+        (ValueError("odd"), "Traceback", "ValueError: odd"),
     ],
     ids=["a mistake of the user in its own line", "another error with its traceback"],
 )
@@ -52,3 +55,22 @@ def test_an_error_is_a_reply_and_the_state_stays(error: Exception, begin: str, e
     assert reply.error.reason.startswith(begin)
     assert reply.error.reason.endswith(end)
     assert set(context.state) == {"before"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "cannot map"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        pytest.param(None, id="torch's allocator for CPUs"),
+    ],
+    ids=repr,
+)
+def test_out_of_memory_is_known_by_the_exception(error: Exception | None) -> None:
+    if error is None:
+        with pytest.raises(RuntimeError) as raised:
+            torch.empty(1 << 60)
+        error = raised.value
+    assert error_of(error).code == OUT_OF_MEMORY
+    assert error_of(ValueError("out of memory")).code == RAISED

@@ -175,7 +175,7 @@ def test_config_single_setting_is_read(
         (["broken.toml"], [], "broken.toml is not valid TOML"),
         (["bytes.toml"], [], "bytes.toml is not valid TOML"),
         *(([f"{name}.toml"], [], f"{name}.toml is not valid TOML") for name in ("digits", "deep")),
-        (["tables.toml"], [], "tables.toml: a.a.a.*is a table within too many others"),
+        (["tables.toml"], [], "tables.toml: a.a.a.*is nested too deeply"),
     ],
 )
 def test_config_mistakes_are_refused_with_the_way_out(

@@ -12,11 +12,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids import devices
+from flower_blsgd.grids import machine
 from flower_blsgd.grids.array_records import ArrayView, view_record
-from flower_blsgd.grids.devices import WorkerSpec, usable_cores
 from flower_blsgd.grids.flower_internals import CRASHED, RAISED
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from .channels import mapped_sizes, open_files
 from .processes import (
@@ -191,27 +192,6 @@ def test_momentum_is_the_nodes_own_and_gone_with_its_process(app_dir: Path) -> N
         assert [answer_of(reply)["momentum"] for reply in replies] == [0, 12]
 
 
-@needs_proc
-def test_memory_of_a_large_model(app_dir: Path) -> None:
-    parameters = 8_000_000
-    model_bytes = 4 * parameters
-    model = view_record({"x": np.ones(parameters, np.float32)})
-    with start(app_dir, VIEWING, 2) as grid:
-        for i in range(4):
-            replies = ask(grid, *[order("momentum", model, node) for node in (100, 101)])
-            assert [answer_of(reply)["momentum"] for reply in replies] == [sum(range(1, i + 1))] * 2
-            one, two = (reply.content["arrays"]["x"].numpy() for reply in replies)
-            mean = one + two
-            mean /= 2
-            assert mean[0] == mean[-1] == i + 2
-            model = view_record({"x": mean})
-            del replies, one, two, mean
-        assert shared_bytes(grid) <= (2 * 2 + 1) * model_bytes * 1.05
-        for node in (100, 101):
-            mapped = sum(mapped_sizes(process_ids(grid)[node]))
-            assert mapped <= 3 * model_bytes * 1.05  # the model, its reply, its momentum
-
-
 # --- memory is short, files are not lost ----------------------------------------------------
 
 
@@ -219,7 +199,7 @@ def test_memory_of_a_large_model(app_dir: Path) -> None:
 def test_too_little_memory_for_the_orders(app_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start(app_dir, FOREIGN) as grid:
         files = open_files()
-        monkeypatch.setattr(devices, "free_bytes", lambda: 10_000)
+        monkeypatch.setattr(machine, "free_bytes", lambda: 10_000)
         with pytest.raises(UsageError, match=r"needs 40.0 kB, but only 10.0 kB is free"):
             grid.push_messages([order("look", plain(1))])
         assert (open_files(), process_ids(grid), shared_bytes(grid)) == (files, {}, 0)

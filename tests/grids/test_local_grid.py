@@ -20,7 +20,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from flower_blsgd.grids import worker_process
-from flower_blsgd.grids.devices import WorkerSpec, usable_cores
 from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -29,7 +28,9 @@ from flower_blsgd.grids.flower_internals import (
     become_server,
     empty_run,
 )
-from flower_blsgd.grids.local_grid import _LOG, LocalGrid
+from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from .channels import open_files
 from .processes import (
@@ -80,8 +81,8 @@ def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def grid(app_dir: Path) -> Iterator[LocalGrid]:
     """Two CPU workers, for the tests that kill no process."""
     workers = [
-        WorkerSpec("cpu", FIRST_CORE, "fast", name="quick"),
-        WorkerSpec("cpu", LAST_CORE, "slow", steps=3, slowdown=2.5),
+        WorkerSpec("cpu", FIRST_CORE, tier="fast", name="quick"),
+        WorkerSpec("cpu", LAST_CORE, tier="slow", steps=3, slowdown=2.5),
     ]
     with make_grid(app_dir, workers, epochs=3, rate=0.5, task="digits", nesterov=True) as grid:
         yield grid
@@ -260,13 +261,6 @@ def test_handler_that_raises(grid: LocalGrid) -> None:
     assert "No query function registered with name 'profile'" in unknown.error.reason
 
 
-def test_a_handler_that_returns_something_else(grid: LocalGrid) -> None:
-    for do in ("return-none", "return-the-order"):
-        assert ask_one(grid, order(do=do)).error.code == RAISED
-    ask_one(grid, order(do="return-own-array"))  # whatever the answer is, one comes
-    assert not ask_one(grid, order()).has_error()
-
-
 @pytest.mark.parametrize(
     ("client_app", "reason"),
     [
@@ -326,15 +320,6 @@ def test_death_is_noticed_while_a_forked_child_lives(
             gate.touch()
 
 
-def test_process_that_always_dies_is_started_for_every_message(app_dir: Path) -> None:
-    (app_dir / "ends.py").write_text("import os\nos._exit(4)\n")
-    with make_grid(app_dir, client_app="ends:app") as grid:
-        replies = ask(grid, *[order() for _ in range(4)])
-        assert [reply.error.code for reply in replies] == [CRASHED] * 4
-        assert "exit code 4" in replies[0].error.reason
-        assert list(grid.get_node_ids()) == [100]
-
-
 def test_process_that_hangs_is_killed_when_its_time_is_over_and_starts_again(
     app_dir: Path,
 ) -> None:
@@ -372,13 +357,6 @@ def test_kill_that_comes_with_the_reply_costs_the_next_message_nothing(
             fresh = answer_of(ask_one(grid, order()))
             assert (fresh["count"], fresh["pid"] != killed) == (1, True)
         assert grid.take_deaths() == []
-        # Its thread buries the process at any time.
-        node._handled, process = "late", node._process
-        mailbox.expect("late")
-        mailbox.give_up({"late": 100})
-        monkeypatch.setattr(_LOG, "warning", lambda *_: setattr(node, "_process", None))
-        node.stop_late()
-        node._process = process
 
 
 def test_process_killed_between_two_messages(app_dir: Path) -> None:

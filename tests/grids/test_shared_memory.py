@@ -287,29 +287,6 @@ def exchange(here: Side, there: Side, value: float = 0.0) -> None:
     here.receive()
 
 
-def test_a_block_that_comes_again_before_its_end_was_told_is_still_kept() -> None:
-    """The receiver drops the record between two messages, and gets the same block once more."""
-    with two_sides() as (here, there):
-        shared = in_pool(here.pool, 1)
-        here.send(shared)
-        first = there.receive()
-        there.send(None)  # `first` is still looked at
-        here.receive()
-        del first  # between two messages
-        here.send(shared)
-        second = there.receive()
-        there.send(None)  # must not say that the block is free
-        here.receive()
-        del shared
-        for i in range(3):
-            exchange(here, there, 50 + i)
-        assert second["x"].numpy().min() == second["x"].numpy().max() == 1.0
-        del second
-        for i in range(6):
-            exchange(here, there, i)
-        assert bytes_of(here.pool) == 2 * big().nbytes
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from("sr"), st.integers(0, 3), st.integers(0, 2)), max_size=40)

@@ -14,11 +14,11 @@ import torch
 from flwr.app import ConfigRecord
 
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids import devices
-from flower_blsgd.grids.devices import WorkerSpec
+from flower_blsgd.grids import machine
 from flower_blsgd.grids.flower_internals import NOT_LOADED
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.shared_memory import BufferPool, Payload, ship
+from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from .channels import bytes_of, mapped_sizes, two_sides
 from .processes import answer_of, ask, ask_one, process_ids, shared_bytes
@@ -101,7 +101,7 @@ def test_one_tensor_stays_one_and_what_a_receiver_writes_nobody_else_sees() -> N
 
 
 def test_too_little_memory_for_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 1000)
     data = torch.zeros(COUNT)
     with pytest.raises(
         UsageError,

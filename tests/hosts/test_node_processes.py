@@ -12,13 +12,14 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.devices import parse_workers, usable_cores
 from flower_blsgd.grids.flower_internals import become_server
 from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.grids.stream.session import (
     begin_session,
     end_session,
 )
+from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.hosts.several_devices import answer, node_grid
 from flower_blsgd.protocol import HostReply
 from flower_blsgd.tasks import load_task

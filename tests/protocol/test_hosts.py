@@ -29,7 +29,10 @@ def replied() -> RecordDict:
             0: RecordDict({"metrics": MetricRecord({"x": 1})}),
             12: RecordDict({"metrics": MetricRecord({"x": 2})}),
         },
-        {1: Failure(205, "Traceback\nRuntimeError: the fan stands still\n"), 4: Failure(0, "")},
+        {
+            1: Failure("raised", "Traceback\nRuntimeError: the fan stands still\n"),
+            4: Failure("died", ""),
+        },
         RecordDict({"arrays": toy_arrays(5.0)}),
     )
     return over_the_wire(reply.to_reply(sent())).content
@@ -86,12 +89,12 @@ def test_reply_survives_the_wire() -> None:
     assert sorted(found.parts) == [0, 12]
     assert found.parts[12]["metrics"] == MetricRecord({"x": 2})
     assert set(found.shared) == {"arrays"}
-    assert found.failures[1].code == 205
+    assert found.failures[1].kind == "raised"
     assert found.failures[1].brief == "RuntimeError: the fan stands still"
-    assert found.failures[4].brief == "error 0"
+    assert found.failures[4].brief == "died"
 
 
-@pytest.mark.parametrize(("key", "value"), [("code", "205"), ("reason", 1)])
+@pytest.mark.parametrize(("key", "value"), [("kind", "205"), ("reason", 1)])
 def test_reply_with_a_broken_failure_is_refused(key: str, value: object) -> None:
     content = replied()
     content["failure-1"][key] = value

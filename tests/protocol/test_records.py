@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from flower_blsgd.protocol import ProtocolError
 from flower_blsgd.protocol.records import (
-    ProtocolError,
     from_wire,
     records_of,
     to_wire,

@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.devices import Machine, WorkerSpec
+from flower_blsgd.grids.machine import Machine
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.results.speed_profile import SpeedProfile, Spread, WorkerSpeed, profile_key
 
 MACHINE = Machine((0, 1, 2, 3), given_accelerators=())
-WORKERS = [WorkerSpec("cpu", (0, 1), "fast"), WorkerSpec("cpu", (2,), "slow", slowdown=4.0)]
+WORKERS = [
+    WorkerSpec("cpu", (0, 1), tier="fast"),
+    WorkerSpec("cpu", (2,), tier="slow", slowdown=4.0),
+]
 
 
 def around(median: float, count: int = 5) -> Spread:

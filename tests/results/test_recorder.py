@@ -42,7 +42,7 @@ TASK: Any = SimpleNamespace(num_train=1437, num_test=360, assets={})
 PROFILES = [
     WorkerProfile("cpu:0", tier="fast", partition_id=0),
     WorkerProfile("cuda:1", tier="fast", name="big card", partition_id=1),
-    WorkerProfile("cpu:2-3", "slow", partition_id=2, batch_size=16, precision="bfloat16"),
+    WorkerProfile("cpu:2-3", tier="slow", partition_id=2, batch_size=16, precision="bfloat16"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.devices import WorkerSpec
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.results.speed_profile import (
     SpeedProfile,
     Spread,
@@ -175,7 +175,7 @@ def test_holds_for_what_it_was_measured_with() -> None:
         (WORKERS[:1], "and the workers are cpu:0-1"),
         ([WORKERS[0], replace(WORKERS[1], slowdown=2.0)], "cpu:2 slowdown=2"),
         ([WORKERS[0], WorkerSpec("cuda:0")], "cpu:0-1, cuda:0"),
-        ([replace(WORKERS[0], batch=16), WORKERS[1]], "cpu:0-1 batch=16, cpu:2 slowdown=4"),
+        ([replace(WORKERS[0], batch_size=16), WORKERS[1]], "cpu:0-1 batch=16, cpu:2 slowdown=4"),
         ([WORKERS[0], WorkerSpec("cuda:0", precision="tf32")], "cuda:0 precision=tf32"),
     ],
 )

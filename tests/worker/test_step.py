@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flower_blsgd import LocalSGD
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.array_records import view_record
-from flower_blsgd.grids.devices import PRECISIONS, Precision
+from flower_blsgd.grids.worker_spec import PRECISIONS, Precision
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker.local_sgd import cross_entropy
 from flower_blsgd.worker.step import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flower_blsgd import LocalSGD
-from flower_blsgd.grids.devices import usable_cores
+from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.worker.trace import traced
 
 from .helpers import STEPS, data, order_of, same, small_model, warnings_in

@@ -8,17 +8,16 @@ import queue
 import ssl
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import grpc
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ..app_call import handler_of, takes_views
+from ..app_call import error_of, handler_of, takes_views
 from ..array_records import ArrayView, PrivateArray
-from ..flower_internals import RAISED, inside_lifespan, release_records_at_once
+from ..flower_internals import inside_lifespan, release_records_at_once
 from .codec import Bytes, FrameError, Tensors, chunks_of, decode_arrays, encode_reply, read_frames
 from .security import (
     CLIENT_OPTIONS,
@@ -148,10 +147,8 @@ class Session:
             return encode_reply(self._handle(message), received, self._carried, wire_dtype)
         except SessionOverError:
             raise
-        except BaseException:  # such as SystemExit: the server would wait for ever
-            text = traceback.format_exc().encode(errors="backslashreplace").decode()
-            error = Message(Error(RAISED, text), reply_to=message)
-            return encode_reply(error, {}, {}, wire_dtype)
+        except BaseException as error:  # such as SystemExit; the server waits for a reply
+            return encode_reply(Message(error_of(error), reply_to=message), {}, {}, wire_dtype)
 
     def _interrupt(self, worker: threading.Thread) -> None:
         """Stop the app's code where it is; if it does not stop, the process ends around it."""

@@ -21,12 +21,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from ..array_records import ALIGNMENT, AnyArray, ArrayView, is_plain, memory_of, record_of
-from ..devices import free_bytes
+from ..flower_internals import ProtoMessage, make_message, message_from_proto, message_to_proto
+from ..machine import free_bytes
 
 CHUNK_BYTES = 1 << 20
 """The longest gRPC message; gRPC refuses longer ones."""

@@ -18,6 +18,7 @@ from ..flower_internals import (
     Run,
     add_exit_handler,
     give_message_id,
+    has_no_handler,
     is_deployment,
     release_records_at_once,
     superlink_of,
@@ -39,8 +40,6 @@ _ANY_HOST = ("", "0.0.0.0", "[::]")
 _SESSION_TTL_SECONDS = 30 * 86_400.0
 _MOST_SESSIONS, _SESSIONS_SECONDS = 5, 300.0
 """A node that needs so many in so short a time is excluded."""
-
-_NO_HANDLER = "No train function registered"
 
 
 @contextlib.contextmanager
@@ -400,7 +399,7 @@ class Membership:
         link = self._server.links[node_id]
         if answer.has_error():
             reason = (answer.error.reason or f"error {answer.error.code}").strip()
-            connected, plain = link.was_connected, _NO_HANDLER in reason
+            connected, plain = link.was_connected, has_no_handler(answer.error)
         else:
             result = SessionResult.from_reply(answer)
             reason, connected, plain = result.reason, result.connected, not result.connected

@@ -192,15 +192,6 @@ def test_real_frames_that_were_changed(
             assert_well_formed(message, len(data))
 
 
-@ENDS
-@given(st.lists(st.tuples(st.binary(max_size=200), st.binary(max_size=200)), min_size=5))
-def test_random_bytes(read: Reader, cases: list[tuple[bytes, bytes]]) -> None:
-    for header, elements in cases:
-        for data in (header, framed(header, elements)):
-            for message in read_frame(read, data, 64):
-                assert_well_formed(message, len(data))
-
-
 def test_real_frames_are_read() -> None:
     """Else what is above would show nothing."""
     by_node = [len(read_frame(read_by_the_node, frame, 100)) for frame in FRAMES]

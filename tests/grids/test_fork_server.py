@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flower_blsgd.grids.devices import WorkerSpec, usable_cores
+from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.grids.pinning import environment, num_threads, pinned
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from tests.log_capture import captured_log
 
 from .processes import (

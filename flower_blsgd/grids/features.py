@@ -1,0 +1,46 @@
+"""Optional features of a grid, with defaults for grids that do not have them."""
+
+from collections.abc import Collection, Mapping
+
+from flwr.serverapp import Grid
+
+
+class GridFeatures:
+    """What a grid may offer in addition to Flower's `Grid`; each default means "nothing".
+
+    Flower's own grids (plain messages, simulation) have the defaults; see `features_of`.
+    """
+
+    def take_deaths(self) -> list[int]:
+        """Return the nodes whose process died between two messages, each death once."""
+        return []
+
+    def give_up(self, node_of: Mapping[str, int]) -> None:
+        """Stop waiting for the replies to these messages.
+
+        Parameters
+        ----------
+        node_of : mapping of str to int
+            Node of each message, by the id of the message.
+        """
+
+    @property
+    def fast_nodes(self) -> Collection[int]:
+        """The nodes that messages reach within milliseconds."""
+        return ()
+
+    @property
+    def wire_errors(self) -> Mapping[str, float]:
+        """Mean relative error of the models that nodes received, by the name of the record.
+
+        Empty where models travel without rounding.
+        """
+        return {}
+
+
+def features_of(grid: Grid) -> GridFeatures:
+    """Return the features of any Flower grid."""
+    return grid if isinstance(grid, GridFeatures) else _NONE
+
+
+_NONE = GridFeatures()

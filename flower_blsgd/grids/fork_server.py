@@ -1,0 +1,259 @@
+"""Start worker processes, on Linux as forks of one process that has imported torch and Flower.
+
+These imports take seconds, and on few cores ten workers would run them one after another. On Linux,
+workers are therefore forked from multiprocessing's fork server, which has imported both. The fork
+server computes nothing, has no BLAS threads and initialises no device. On other systems, and where
+forking fails, each worker process is spawned.
+"""
+
+import contextlib
+import gc
+import importlib
+import io
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+from .pinning import ALLOCATOR, THREAD_VARIABLES, environment, num_threads, pinned
+from .worker_spec import WorkerSpec
+
+_LOG = logging.getLogger(__name__)
+
+_PRELOAD = ("flwr.clientapp", "torch._dynamo", f"{__package__}.worker_process")
+"""Imports that all workers share. torch's optimizers import ``torch._dynamo`` on creation."""
+
+_EXIT_CODE_SECONDS = 2.0
+_UNKNOWN_EXIT_CODE = 255
+"""The code that multiprocessing reports after the fork server has ended."""
+
+PROCESSES = threading.RLock()
+"""Held while a process is started or its exit code is read: multiprocessing has no lock."""
+
+
+def start_fork_server(modules: Iterable[str] = ()) -> None:
+    """Start the fork server unless it runs, without waiting for its imports.
+
+    It ends with this program.
+
+    Parameters
+    ----------
+    modules : iterable of str
+        Modules to import in addition to torch and Flower. They must not start threads or initialise
+        CUDA. Modules that cannot be imported are left to the workers.
+    """
+    if sys.platform != "linux":
+        return
+    with PROCESSES, _one_thread_variables(), contextlib.suppress(OSError):
+        if not _preloaded:
+            Finalize(None, _end_fork_server, exitpriority=-1)  # after the grids' own
+        _preloaded.update(dict.fromkeys([*_PRELOAD, *modules]))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        try:
+            resource_tracker.ensure_running()  # this unblocks signals when it returns
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_OWN)
+            multiprocessing.set_forkserver_preload(list(_preloaded))
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_SERVERS_OWN = [signal.SIGINT, signal.SIGTERM]
+"""Signals that reach all processes of a group; the server alone handles them."""
+
+_preloaded: dict[str, None] = {}
+"""Modules that the fork server imports; an ordered set."""
+
+
+def _end_fork_server() -> None:
+    """Kill the fork server: it may be importing, and holds the output streams of this program."""
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class StartedProcess:
+    """A process that `start_worker` started: its exit code, and a way to signal it.
+
+    On Linux it is watched through a file descriptor (pidfd). So its end is noticed even if its
+    children live on, the end of the fork server is not mistaken for it, and its process id cannot
+    be confused with that of a later process.
+    """
+
+    def __init__(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        self._process, self.pid = process, process.pid
+        self._code: int | None = None
+        self.fd = -1
+        """File descriptor, readable once the process has ended; -1 without one."""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # an old kernel, or the process has ended
+                self.fd = os.pidfd_open(self.pid)
+                # Not at exit: grids that are closed then still need it.
+                weakref.finalize(self, os.close, self.fd).atexit = False
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for the exit code, negative for a signal; None if it still runs after `seconds`."""
+        if self._code is None and self.fd < 0:
+            self._code = self._polled(seconds)
+        elif self._code is None and wait([self.fd], seconds):
+            # Its parent reports the exit code a moment later, unless the parent is gone.
+            code = self._polled(_EXIT_CODE_SECONDS)
+            self._code = _UNKNOWN_EXIT_CODE if code is None else code
+        return self._code
+
+    def _polled(self, seconds: float | None) -> int | None:
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        while (code := self._exit_code()) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process if it still runs."""
+        with contextlib.suppress(OSError):
+            if self.fd >= 0:
+                signal.pidfd_send_signal(self.fd, number)
+            elif self.wait(0.0) is None:
+                os.kill(self.pid, number)
+
+    def _exit_code(self) -> int | None:
+        with PROCESSES:
+            code = self._process.exitcode
+            if code is not None:
+                self._process.join()  # multiprocessing drops its record of the process
+            return code
+
+
+def start_worker(
+    worker: WorkerSpec,
+    threads: int,
+    program: Callable[..., None],
+    arguments: tuple[object, ...],
+    output: Connection,
+) -> StartedProcess:
+    """Start a process that is pinned to a worker's device, cores and threads.
+
+    Parameters
+    ----------
+    worker : WorkerSpec
+        Device and cores of the process.
+    threads : int
+        Compute threads; 0 for one per core.
+    program, arguments
+        A function of a module, and its arguments.
+    output : Connection
+        Pipe for stdout and stderr. The caller closes its own copy, and those of pipes in
+        `arguments`.
+
+    Raises
+    ------
+    OSError
+        If the system cannot start the process.
+    """
+
+    def start(method: str) -> StartedProcess:
+        process: BaseProcess = multiprocessing.get_context(method).Process(  # type: ignore[attr-defined]
+            target=_run_worker,
+            args=(worker, threads, variables, program, arguments, output),
+            daemon=True,
+        )
+        main, here = sys.modules["__main__"], multiprocessing.current_process()
+        spec, daemon = main.__spec__, here.daemon
+        chosen = multiprocessing.get_start_method(allow_none=True)
+        # A child of multiprocessing runs its parent's script again, unless it has this name.
+        main.__spec__ = ModuleSpec("__main__", None)
+        here.daemon = False  # a daemon, such as a process of a Pool, may have no children
+        try:
+            process.start()
+        finally:
+            main.__spec__, here.daemon = spec, daemon
+            if chosen is None:  # starting has set a method; the program may want another one
+                multiprocessing.set_start_method(None, force=True)
+        return StartedProcess(process)
+
+    start_fork_server()  # in case the first one has ended
+    with PROCESSES:
+        variables = {**os.environ, **environment(worker, threads)}
+        if sys.platform == "linux":
+            try:
+                return start("forkserver")
+            except (OSError, EOFError) as error:
+                _LOG.info("a worker is spawned, not forked: %s", error)
+        with _one_thread_variables():
+            return start("spawn")
+
+
+@contextlib.contextmanager
+def _one_thread_variables() -> Iterator[None]:
+    """Set environment variables while the fork server or a spawned worker is started.
+
+    They set one compute thread per library, the memory allocator and safe imports, and prevent CUDA
+    initialisation. A worker's process sets its own number of threads later.
+    """
+    variables = {
+        **ALLOCATOR,
+        **os.environ,
+        **dict.fromkeys(THREAD_VARIABLES, "1"),
+        "PYTHONSAFEPATH": "1",  # modules in the current folder must not shadow a library's
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a search for GPUs does not initialise CUDA
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _run_worker(
+    worker: WorkerSpec,
+    threads: int,
+    variables: Mapping[str, str],
+    program: Callable[..., None],
+    arguments: tuple[object, ...],
+    output: Connection,
+) -> None:
+    """Run a program in its process, with the state of a freshly started process."""
+    for number in _SERVERS_OWN:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVERS_OWN)
+    with output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    for text in (sys.stdout, sys.stderr):
+        if isinstance(text, io.TextIOWrapper):
+            text.reconfigure(line_buffering=True)  # so the last lines of a killed process arrive
+    with contextlib.suppress(OSError):  # the name in `top`
+        Path("/proc/self/comm").write_text("blsgd-worker")
+    os.environ.clear()
+    os.environ.update(variables)
+    del sys.argv[1:]
+    multiprocessing.current_process().daemon = False  # it may start child processes
+    multiprocessing.set_start_method(None, force=True)
+    gc.freeze()  # keep the collector from touching the pages that all forks share
+    with pinned(worker, threads):
+        import numpy as np
+        import torch
+
+        np.random.seed()  # the global generators are the same in all forks
+        torch.default_generator.seed()
+        if (count := num_threads(worker, threads)) > 1:  # numpy's BLAS was loaded with one thread
+            importlib.import_module("threadpoolctl").threadpool_limits(count)
+        program(*arguments)

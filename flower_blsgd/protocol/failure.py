@@ -1,0 +1,83 @@
+"""Failures of workers: each has a kind, which is known where the failure happens."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from flwr.app import Error
+
+from ..grids.app_call import OUT_OF_MEMORY
+from ..grids.flower_internals import CRASHED, LATE, NODE_GONE, RAISED, has_no_handler
+
+FailureKind = Literal[
+    "raised",  # the ClientApp raised an exception, or could not be loaded
+    "out of memory",
+    "no handler",  # the ClientApp has no function for the message
+    "died",
+    "died between orders",
+    "gone",
+    "late",
+    "not finite",
+    "unusable reply",
+    "second reply",
+    "reply of another round",
+]
+
+_CODES: dict[FailureKind, int] = {
+    "out of memory": OUT_OF_MEMORY,
+    "died": CRASHED,
+    "gone": NODE_GONE,
+    "late": LATE[0],
+}
+_KINDS: dict[int, FailureKind] = {code: kind for kind, code in _CODES.items()}
+_KINDS |= dict.fromkeys(LATE, "late")
+
+
+class ProtocolError(ValueError):
+    """A message that violates this protocol."""
+
+    kind: ClassVar[FailureKind] = "unusable reply"
+
+
+class NotFiniteError(ProtocolError):
+    """A reply with a model or a loss that is not finite."""
+
+    kind = "not finite"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker did not carry out its order, or did not answer a query.
+
+    Parameters
+    ----------
+    kind : FailureKind
+        Kind that it is counted as.
+    reason : str
+        Text of the error. Its last line is a summary.
+    """
+
+    kind: FailureKind
+    reason: str
+
+    @classmethod
+    def of(cls, error: Error | Exception) -> "Failure":
+        """Return the failure of an error reply, or of an exception that a reply caused here."""
+        if isinstance(error, Error):
+            kind = "no handler" if has_no_handler(error) else _KINDS.get(error.code, "raised")
+            return cls(kind, error.reason or "")
+        kind = error.kind if isinstance(error, ProtocolError) else ProtocolError.kind
+        return cls(kind, str(error) or type(error).__name__)
+
+    def to_error(self, prefix: str) -> Error:
+        """Return the error of a reply with this failure's kind and summary."""
+        return Error(_CODES.get(self.kind, RAISED), prefix + self.brief)
+
+    @property
+    def in_app(self) -> bool:
+        """Whether the ClientApp itself failed, so that the reason is a traceback."""
+        return self.kind in ("raised", "out of memory", "no handler")
+
+    @property
+    def brief(self) -> str:
+        """The last line of the reason."""
+        return (self.reason.strip() or self.kind).splitlines()[-1]
