@@ -127,10 +127,8 @@ def test_fingerprint(tmp_path: Path) -> None:
     [
         ((INPUTS, TARGETS[:5]), "its parts have the lengths [6, 5]"),
         (Pairs(0), "it is empty"),
-        ((INPUTS,), "its parts have the lengths [6]"),
         ((INPUTS, TARGETS, TARGETS), "its parts have the lengths [6, 6, 6]"),
         (iter([]), "has no len()"),
-        ((torch.tensor(1.0), TARGETS), "len() of a 0-d tensor"),
     ],
 )
 @pytest.mark.parametrize("name", ["train", "test"])
@@ -177,7 +175,6 @@ def test_check_lets_a_good_task_pass(train: object) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-LAST_WRONG = torch.tensor([0, 1, 2, 0, 1, 7])
 NO_PAIR = "a sample of a Dataset must be a pair (inputs, targets) of tensors, arrays or numbers;"
 
 
@@ -190,23 +187,13 @@ NO_PAIR = "a sample of a Dataset must be a pair (inputs, targets) of tensors, ar
             'value per sample; for a torch loss, set reduction="none"',
         ),
         ({"metric": lambda o, t: o.mean()}, "metric(outputs, targets) of test returned shape ()"),
-        ({"metric": None}, "metric(outputs, targets) of test raised TypeError"),
         ({"test": (INPUTS[:, :1], TARGETS)}, "model(inputs) of test raised RuntimeError: mat1"),
-        (
-            {"test": (INPUTS, LAST_WRONG)},
-            "loss(outputs, targets) of test raised IndexError: Target 7",
-        ),
         ({"test": [{"x": 1}] * 4}, f"reading test raised ValueError: {NO_PAIR} found dict"),
-        (
-            {"train": [({"x": 1}, 2)] * 4},
-            f"reading train raised ValueError: {NO_PAIR} found dict, Te",
-        ),
         ({"augment": lambda x, g: x[:1]}, "augment(inputs, generator) returned shape (1, 2), exp"),
         ({"augment": lambda x, g: x[:, :1]}, "model(augment(inputs, generator)) raised Runtime"),
         ({"model": lambda: nn.Linear(3, 3)}, "model(inputs) raised RuntimeError"),
         ({"model": lambda: "net"}, "model() returned a str, expected a torch.nn.Module"),
         ({"loss": raising}, "loss(outputs, targets) raised TypeError: first line second line"),
-        ({"train": [(1, 2, 3)] * 4}, "reading train raised ValueError"),
     ],
 )
 def test_check_names_the_function(settings: dict[str, object], message: str) -> None:
@@ -316,9 +303,6 @@ OWN = """
 import torch
 from flower_blsgd import Task
 
-TEXT = "not a function"
-
-
 def plain():
     data = (torch.zeros(1200, 2), torch.zeros(1200).long())
     return Task(model=lambda: torch.nn.Linear(2, 2), train=data, test=data)
@@ -392,7 +376,6 @@ def test_settings_that_a_task_does_not_take(
         ("no_such_module_here:task", "PYTHONPATH"),
         ("{own}:no_such_task", "no_such_task"),
         ("{own}:wrong", "returned str, not a Task"),
-        ("{own}:TEXT", "TEXT"),
         (".relative:plain", "relative"),
     ],
 )
