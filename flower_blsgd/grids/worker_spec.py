@@ -124,7 +124,7 @@ class WorkerOptions:
     )  # fmt: skip
     slowdown: float = _row(1.0, "slowdown", "emulate a device that is slower by this factor", 1)
     seconds_per_step: float = _row(
-        0.0, "seconds-per-step", "seconds per step of its own batch; by default they are measured"
+        0.0, "seconds-per-step", "seconds per step, at this worker's batch; by default measured"
     )
     seconds_per_step_alone: float = _row(
         0.0, "seconds-per-step-alone", "the same while no other worker computes"
