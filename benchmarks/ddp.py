@@ -145,7 +145,7 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    from flower_blsgd.worker.local_sgd import sleep_out
+    from flower_blsgd.worker.local_sgd import throttle
 
     from .images import some_images
 
@@ -180,7 +180,7 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
         if bucket.is_last():
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            sleep_out(began, worker.slowdown)
+            throttle(began, worker.slowdown)
         return allreduce_hook(group, bucket)
 
     if worker.slowdown > 1:

@@ -101,7 +101,7 @@ def evaluate(message: Message, context: Context) -> Message:
     config = _config(context)
     worker = worker_of(context)
     with pinned(worker, config.threads):
-        from flower_blsgd.worker.local_sgd import sleep_out
+        from flower_blsgd.worker.local_sgd import throttle
         from flower_blsgd.worker.model_io import load_state
         from flower_blsgd.worker.step import use_precision
 
@@ -113,7 +113,7 @@ def evaluate(message: Message, context: Context) -> Message:
         size = config.evaluation_batch_size
         start = time.perf_counter()
         report = task.evaluate(model, worker.device, order.first, order.last, size)
-        sleep_out(start, worker.slowdown)
+        throttle(start, worker.slowdown)
         report = dataclasses.replace(report, seconds=time.perf_counter() - start)
     return report.to_reply(message)
 

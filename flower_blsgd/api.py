@@ -8,15 +8,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
+from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .config import RunConfig
+from .config import RunConfig, python_names
 from .errors import UsageError
 from .grids.machine import this_machine
 from .grids.worker_spec import cores_note
@@ -24,12 +25,13 @@ from .results.folder import MODEL, EpochRow, read_config
 from .results.metrics import RunMetrics
 from .results.recorder import ProgressView
 from .run import make_local_grid, train_on
+from .settings import Settings
 from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, register_task
 from .worker.step import use_precision
 
-_NOT_SAVED = "the run's task was given as an object, which is not saved; pass it along: "
+_NOT_SAVED = "the run's task was given as an object, which is not saved; pass it again: "
 
 OnRoundEnd = Callable[[RoundRecord], object]
 OnEpochEnd = Callable[[EpochRow], object]
@@ -37,18 +39,20 @@ OnEpochEnd = Callable[[EpochRow], object]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of `train`.
+    """Result of `train`.
 
     Parameters
     ----------
     model : torch.nn.Module
         The trained model, on the CPU, in eval mode.
-    accuracy, loss : float or None
-        Of the last evaluation.
+    accuracy : float or None
+        Accuracy in the last evaluation, in [0, 1]; None if the metric is not an accuracy.
+    loss : float or None
+        Mean test loss in the last evaluation.
     folder : Path
-        Where figures, pictures and model were written.
+        Results folder with metrics, pictures and model.
     summary : dict
-        The content of ``summary.json``.
+        Content of ``summary.json``.
     """
 
     model: nn.Module
@@ -66,48 +70,50 @@ def train(
     on_round_end: OnRoundEnd | None = None,
     on_epoch_end: OnEpochEnd | None = None,
     quiet: bool = False,
-    **settings: bool | int | float | str | os.PathLike[str],
+    **settings: Unpack[Settings],
 ) -> TrainResult:
-    """Train on all devices of this machine.
+    """Train on the devices of this machine.
 
-    It works in a notebook, and in a script without ``if __name__ == "__main__"``: the workers do
-    not import the script. What it defines travels to them by value, large tensors as shared
-    memory, once for all of them.
+    Works in notebooks, and in scripts without ``if __name__ == "__main__"``, because workers do not
+    import the script. Its definitions are sent to them by value, and large tensors as shared memory
+    that all workers use.
 
     Parameters
     ----------
     task : Task or str (default: "")
-        Data, model, loss and metric; or a task's name, or ``module:function``. Empty for that of
-        the run that is resumed, else "digits".
+        Data, model, loss and metric; or the name of a task, or ``module:function``. Empty: the task
+        of the resumed run, else "digits".
     workers : str (default: "")
-        Such as ``"1x cuda:0 fast; 2x cpu slow"``. Empty for those of the run that is resumed,
-        else "auto".
+        Devices, such as ``"1x cuda:0 fast; 2x cpu slow"``. Empty: those of the resumed run, else
+        "auto".
     resume : str or Path (default: "")
-        The folder of a run that ended early, such as ``"runs/latest"``: it goes on there, with
-        its own settings but for those that are given here and may change.
+        Folder of a run to continue, such as ``"runs/latest"``. The run keeps its settings, except
+        those that are given here; docs/settings.md lists the ones that may change.
     on_round_end : callable, optional
-        Called with a `RoundRecord` after every round, for loggers; the workers wait meanwhile.
-        What it raises ends the run.
+        Called with a `RoundRecord` after every round. Workers wait until it returns. An exception
+        in it ends the run.
     on_epoch_end : callable, optional
-        Called likewise with an `EpochRow` after every epoch and its evaluation; after an async
-        evaluation once more, when the result arrived.
+        Called in the same way with an `EpochRow` after every epoch and its evaluation, and again
+        when the result of an async evaluation arrives.
     quiet : bool (default: False)
         Print nothing.
     **settings
-        Any setting of docs/settings.md, in snake_case: ``epochs=100``, ``batch_size=32``,
+        Any other setting of docs/settings.md, in snake_case: ``epochs=100``, ``batch_size=32``,
         ``learning_rate=0.1``, ``out="my-run"``.
 
     Returns
     -------
     TrainResult
-        The model and what was measured.
+        The model, its accuracy and loss, and the results folder.
 
     Raises
     ------
     UsageError
-        If a setting, the task or a worker cannot be used: one line, before anything starts.
+        If a setting, the task or a worker is invalid: one line that names the argument. Nothing
+        has been started or written.
     AggregationError
-        If a round had no usable reply. What was reached before is in the folder.
+        If no worker succeeded in three rounds in a row, or too few workers remain for another
+        epoch. The results so far are in the folder.
 
     Examples
     --------
@@ -116,14 +122,14 @@ def train(
     ...     "digits", workers="2x cpu fast; 1x cpu slow", epochs=20
     ... )  # doctest: +SKIP
     """
-    of_run = read_config(Path(resume)).to_run_config() if resume else {}
-    if task == "" and (task := str(of_run.get("task", "digits"))) == GIVEN_IN_PYTHON:
+    before = read_config(Path(resume)).to_run_config() if resume else {}
+    if task == "" and (task := str(before.get("task", "digits"))) == GIVEN_IN_PYTHON:
         raise UsageError(_NOT_SAVED + "train(task, resume=...)")
     given = task if isinstance(task, Task) else None
     if given is None and not isinstance(task, str):
-        raise UsageError(f"task = {task!r} must be a Task or a text")
+        raise UsageError(f"task = {task!r} must be a Task or a string")
     name = task if isinstance(task, str) else GIVEN_IN_PYTHON
-    values = {"workers": "auto", **of_run, "task": name, "resume": str(resume)}
+    values: dict[str, Any] = {"workers": "auto", **before, "task": name, "resume": str(resume)}
     values |= {
         key.replace("_", "-"): os.fspath(value) if isinstance(value, os.PathLike) else value
         for key, value in settings.items()
@@ -132,17 +138,30 @@ def train(
         values["workers"] = workers
     if given is not None and not resume:
         values.setdefault("name", "train")
-    config = RunConfig.from_run_config(values)
-    # In their processes only: threads of this one may train other tasks meanwhile.
-    setup = None if given is None else functools.partial(register_task, given)
+    try:
+        return _train(RunConfig.from_run_config(values), given, quiet, on_round_end, on_epoch_end)
+    except (UsageError, AggregationError) as error:
+        error.args = (python_names(str(error), *settings),)
+        raise
+
+
+def _train(
+    config: RunConfig,
+    task: Task | None,
+    quiet: bool,
+    on_round_end: OnRoundEnd | None,
+    on_epoch_end: OnEpochEnd | None,
+) -> TrainResult:
+    # Registered in the worker processes only: other threads here may train other tasks.
+    setup = None if task is None else functools.partial(register_task, task)
     grid = make_local_grid(config, setup)
     view = _CallingView(config, quiet, on_round_end, on_epoch_end)
     if note := cores_note(grid.workers):
         view.say(note)
     with grid, _quiet_flower():
-        report = train_on(grid, config, view, given)
+        report = train_on(grid, config, view, task)
     return TrainResult(
-        model=load(report.folder.path, task=given),
+        model=load(report.folder.path, task=task),
         accuracy=report.summary["accuracy"],
         loss=report.summary["loss"],
         folder=report.folder.path,
@@ -151,7 +170,7 @@ def train(
 
 
 class _CallingView(ProgressView):
-    """A progress view that calls the user's callbacks as well."""
+    """Progress view that also calls the user's callbacks."""
 
     def __init__(
         self,
@@ -165,13 +184,13 @@ class _CallingView(ProgressView):
         self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
 
     def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
-        """Show a round, and call back."""
+        """Show a round and call back."""
         super().round(record, metrics)
         if self._on_round_end is not None:
             self._on_round_end(record)
 
     def epoch(self, row: EpochRow) -> None:
-        """Show the end of an epoch, and call back."""
+        """Show the end of an epoch and call back."""
         super().epoch(row)
         if self._on_epoch_end is not None:
             self._on_epoch_end(row)
@@ -179,7 +198,7 @@ class _CallingView(ProgressView):
 
 @contextlib.contextmanager
 def _quiet_flower() -> Iterator[None]:
-    """Silence Flower's log but for warnings: it logs several lines per round."""
+    """Limit Flower's log to warnings, because it logs several lines per round."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.WARNING)
@@ -196,13 +215,13 @@ class Evaluation:
     Parameters
     ----------
     accuracy : float or None
-        Mean of the metric over the samples; None if one of its values is outside [0, 1].
+        Mean metric over the samples; None if the metric has values outside [0, 1].
     metric, loss : float
         Means over the samples.
     num_examples : int
-        How many samples.
+        Number of test samples.
     device : str
-        Where it was computed.
+        Device that computed the evaluation.
     """
 
     accuracy: float | None
@@ -215,27 +234,27 @@ class Evaluation:
 def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Module:
     """Return the model of a run, on the CPU, in eval mode.
 
-    The data is not needed, unless the task is one of your own, named by ``module:function``.
+    No data are needed, unless the run's task is a custom one (``module:function``).
 
     Parameters
     ----------
     run : str or Path
-        The run's folder, such as ``"runs/latest"``.
+        Folder of the run, such as ``"runs/latest"``.
     task : Task, optional
-        Needed if the run's task was given to `train` as an object: it makes the model.
+        Required if the run's task was given to `train` as an object; it creates the model.
     data : str (default: "")
-        Where the data is, for a task that needs it; empty for where the run had it.
+        Data folder, for a task that needs it; empty: the one that the run used.
 
     Raises
     ------
     UsageError
-        If the folder holds no run, its model is not that of the task, or both task and data are
-        given.
+        If the folder contains no run, the saved model does not fit the task, or both `task` and
+        `data` are given.
     """
     folder = Path(run)
     config = read_config(folder)
     tensors = _tensors(folder)
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
+    with torch.random.fork_rng(devices=[]):  # keep the caller's random state
         if task is None and config.task in TASKS:
             model = load_saved_model(config.task, config.model, tensors, config.dropout)
         else:
@@ -244,34 +263,34 @@ def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Mod
         model.load_state_dict(tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
-        raise UsageError(f"{folder}: the saved model is not that of its task: {reason}") from None
+        raise UsageError(f"{folder}: the saved model does not fit its task: {reason}") from None
     return model.eval()
 
 
 def evaluate_run(
     run: str | Path, task: Task | None = None, *, data: str = "", device: str = ""
 ) -> Evaluation:
-    """Return accuracy and loss of a run's model on the whole test set.
+    """Evaluate a run's model on the whole test set.
 
-    Also where the run itself was measured on a validation share: choose settings by that one, and
-    measure the choice by this, once.
+    This is the test set even if the run was evaluated on a validation share: choose settings on the
+    validation share, and evaluate the choice once with this function.
 
     Parameters
     ----------
     run : str or Path
-        The run's folder.
+        Folder of the run.
     task : Task, optional
         As for `load`.
     data : str (default: "")
-        Where the data is; empty for where the run had it.
+        Data folder; empty: the one that the run used.
     device : str (default: "")
-        Where to compute; empty for the first accelerator, else the CPU.
+        Device to compute on; empty: the first accelerator, else the CPU.
 
     Raises
     ------
     UsageError
-        If the folder holds no run, the data cannot be had or is not made for the model, or both
-        task and data are given.
+        If the folder contains no run, the data are not available or do not fit the model, the
+        device does not exist, or both `task` and `data` are given.
     """
     folder = Path(run)
     config = read_config(folder)
@@ -279,15 +298,15 @@ def evaluate_run(
     devices = [*machine.accelerators, "cpu"]
     device = device or devices[0]
     if device != "cpu" and not machine.has_accelerator(device):
-        raise UsageError(f"device = {device!r} is not there; this machine has {', '.join(devices)}")
+        raise UsageError(f"device = {device!r} not found; this machine has {', '.join(devices)}")
     given = task
     task = _load_task(config, task, data)
-    # That of a benchmark is made without its data, which may have other classes.
+    # `load` creates a benchmark's model without these data, which may have other classes.
     model = load(folder, given if config.task in TASKS else task)
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
     report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
-    file = folder / "summary.json"  # the metric may have left [0, 1] in the run
+    file = folder / "summary.json"  # set if the metric left [0, 1] in the run
     in_run = json.loads(file.read_text()).get("metric") if file.is_file() else None
     accuracy = report.metric if report.metric_in_range and in_run is None else None
     return Evaluation(accuracy, report.metric, report.loss, task.num_test, device)
@@ -296,7 +315,7 @@ def evaluate_run(
 def _tensors(folder: Path) -> dict[str, Tensor]:
     file = folder / MODEL
     if not file.is_file():
-        raise UsageError(f"{folder} holds no model: the run ended before its first epoch did")
+        raise UsageError(f"{folder} contains no model: the run ended before its first epoch")
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
@@ -304,9 +323,9 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _load_task(config: RunConfig, task: Task | None, data: str) -> Task:
-    """Return the task given, else that of the settings, with its data."""
+    """Return the given task, or load the one of the settings."""
     if task is not None and data:
-        raise UsageError(f"data = {data!r}: the task given brings its own; leave one of them out")
+        raise UsageError(f"data = {data!r}: the given task has its own data; leave one of them out")
     if task is not None:
         return task
     if config.task == GIVEN_IN_PYTHON:
@@ -315,12 +334,11 @@ def _load_task(config: RunConfig, task: Task | None, data: str) -> Task:
 
 
 def _check_assets(folder: Path, task: Task, data: str) -> None:
-    """Refuse data that were made with other files than the model's, such as its tokenizer."""
+    """Reject data made with other assets than the model's, such as another tokenizer."""
     for name, path in task.assets.items():
         saved = folder / name
         if saved.is_file() and saved.read_bytes() != path.read_bytes():
             raise UsageError(
-                f"{f'data = {data!r}' if data else folder}: its {name} is made of these data and "
-                f"differs from {saved}, so the model would read something else in it; evaluate "
-                "with the data of the run"
+                f"{f'data = {data!r}' if data else folder}: the {name} built from these data "
+                f"differs from {saved}; evaluate with the data of the run"
             )

@@ -1,12 +1,12 @@
 """The settings of a run: the only source of their names, defaults and rules.
 
-Flower's run config is flat and in kebab-case; every engine reads the same file. ``make format``
-writes the defaults into pyproject.toml (scripts/write_defaults.py).
+Flower's run config is flat, with keys in kebab-case. Every engine reads the same file. ``make
+format`` writes the defaults into pyproject.toml, and the names and types into ``settings.py``
+(scripts/write_defaults.py).
 """
 
 import contextlib
 import dataclasses
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -39,9 +39,7 @@ CHANGEABLE = (
     *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
     *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
 )
-"""What may change when a run is resumed: how long it is, and where and how fast it computes."""
-
-_LOG = logging.getLogger(__name__)
+"""Settings that may change on resuming: the length of the run, and where and how it computes."""
 
 
 def _setting(default: Any, rule: str = "", check: Callable[[Any], bool] | None = None) -> Any:
@@ -88,16 +86,16 @@ def _is_dropout(value: float | str) -> bool:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All settings of a run, checked when it is made.
+    """All settings of a run, checked on creation.
 
-    The names here are in snake_case, those in files and on the command line in kebab-case.
-    docs/settings.md explains each.
+    Field names are in snake_case, keys in files and on the command line in kebab-case.
+    docs/settings.md explains each setting.
 
     Raises
     ------
     UsageError
-        If a value has the wrong type or is out of its range: one line with key, value and way
-        out.
+        If a value has the wrong type or is out of range: one line with the key, the value and the
+        rule.
     """
 
     name: str = _setting(
@@ -180,7 +178,9 @@ class RunConfig:
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise UsageError(f"{key} must be {_type_name(wanted)} below 2**63")
             if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
-                raise UsageError(f"{key} = {value!r} must be a text that can be written to a file")
+                raise UsageError(
+                    f"{key} = {value!r} must be a string that can be written to a file"
+                )
             converted = _of_type(value, wanted)
             if converted is None:
                 raise UsageError(f"{key} = {value!r} must be {_type_name(wanted)}")
@@ -195,20 +195,20 @@ class RunConfig:
             ) from None
         if self.choices.local_steps_fast == "auto" and self.choices.epoch == "table":
             raise UsageError(
-                'local-steps-fast = "auto" does not go with epoch = "table", which repeats printed '
-                'numbers; give a number, or use epoch = "samples"'
+                'local-steps-fast = "auto" cannot be combined with epoch = "table", which '
+                'reproduces printed numbers; set a number, or epoch = "samples"'
             )
         if self.nesterov and self.momentum == 0:
-            raise UsageError("nesterov = true needs momentum above 0, but momentum = 0.0")
+            raise UsageError("nesterov = true requires momentum above 0, but momentum = 0.0")
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Value]) -> "RunConfig":
-        """Read a flat run config with keys in kebab-case; missing ones have their default.
+        """Read a flat run config with keys in kebab-case; missing keys have their default.
 
         Raises
         ------
         UsageError
-            If a key is unknown (the nearest known ones are offered) or a value is refused.
+            If a key is unknown (the message suggests the nearest ones) or a value is invalid.
         """
         known = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(cls)}
         for key, value in values.items():
@@ -223,7 +223,7 @@ class RunConfig:
 
     @property
     def choices(self) -> Choices:
-        """The parts of the algorithm: those of its preset, unless the user set another."""
+        """The parts of the algorithm: those of its preset, unless the user set others."""
         preset = ALGORITHMS[self.algorithm]
         return Choices(
             self.steps or preset.steps,
@@ -238,23 +238,23 @@ class RunConfig:
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """The settings of tasks: keyword arguments of `tasks.load_task`."""
+        """The task options: keyword arguments of `tasks.load_task`."""
         return {name: getattr(self, name) for name in OPTIONS}
 
     @property
     def task_settings(self) -> dict[str, Any]:
-        """All that a run's task depends on: keyword arguments of `tasks.load_task`."""
+        """All settings that the task depends on: keyword arguments of `tasks.load_task`."""
         names = ("data", "model", "validation_share", "seed", *OPTIONS)
         return {"name": self.task, **{name: getattr(self, name) for name in names}}
 
     @property
     def evaluation_batch_size(self) -> int:
-        """Samples per batch in evaluation, where the task does not say: four training batches."""
+        """Samples per evaluation batch, unless the task sets it: four training batches."""
         return 4 * min(self.batch_size, self.micro_batch_size or self.batch_size)
 
     @property
     def learning_rate_schedule(self) -> LearningRate:
-        """The learning rate with its schedule and its warm-up."""
+        """The learning rate with schedule and warm-up."""
         decays = parse_decay(self.decay_epochs)
         return LearningRate(
             self.learning_rate, *decays, warmup_epochs=self.warmup_epochs, schedule=self.schedule
@@ -262,16 +262,33 @@ class RunConfig:
 
 
 def check_ranges(**values: Any) -> None:
-    """Check values against the ranges of the settings of these names, for users of the library.
+    """Check arguments of a Python class against the ranges of the settings of the same names.
 
     Raises
     ------
     UsageError
-        If one is out of its range: one line with name, value and range.
+        If a value is out of range: one line with the argument's name, the value and the rule.
     """
     for field in dataclasses.fields(RunConfig):
         if field.name in values:
             _check_range(field, field.name, values[field.name])
+
+
+def python_names(message: str, *names: str) -> str:
+    """Return a message with settings, and other names, written as in Python.
+
+    Messages name settings as files and the command line do. `train` translates them for its
+    callers.
+
+    >>> python_names("nesterov = true: set batch-size; blsgd run -s batch-size=2")
+    'nesterov = True: set batch_size; blsgd run -s batch-size=2'
+    """
+    known = (*names, *(field.name for field in dataclasses.fields(RunConfig)))
+    keys = "|".join(re.escape(name.replace("_", "-")) for name in known if "_" in name)
+    message = re.sub(
+        rf"(?<![\w./-])(?<!-s )({keys})(?![\w-])", lambda m: m[0].replace("-", "_"), message
+    )
+    return re.sub(r"(?<= = )(true|false)\b", lambda m: m[0].capitalize(), message)
 
 
 def _check_range(field: "dataclasses.Field[Any]", key: str, value: Value) -> None:
@@ -287,11 +304,11 @@ def _check_range(field: "dataclasses.Field[Any]", key: str, value: Value) -> Non
 
 
 def _of_type(value: Any, wanted: Any) -> Any:
-    """Return the value in the wanted type, or None if it has another."""
+    """Return the value converted to a type; None if it has another type."""
     if float in (wanted, *get_args(wanted)) and type(value) is int:
         return float(value)
     if float in get_args(wanted) and isinstance(value, str):
-        with contextlib.suppress(ValueError):  # on a command line it is a text like its default
+        with contextlib.suppress(ValueError):  # a string on the command line
             return float(value)
     if int in get_args(wanted) and isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
         return int(value)
@@ -301,6 +318,6 @@ def _of_type(value: Any, wanted: Any) -> Any:
 
 
 def _type_name(wanted: Any) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    kind = "number" if float in get_args(wanted) else "whole number"
-    return names.get(wanted, f'a {kind} or "auto"')
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+    kind = "a number" if float in get_args(wanted) else "an integer"
+    return names.get(wanted, f'{kind} or "auto"')

@@ -1,14 +1,14 @@
-"""Errors that the user can correct, each with a message of one line."""
+"""Errors that the user can correct, and helpers for their one-line messages."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UsageError(ValueError):
-    """A setting, a file or an argument of the user cannot be used.
+    """Invalid setting, file or argument.
 
-    Its message is one line that names the key, the value and the way out. The command line
-    prints it without a traceback and exits with code 2.
+    The message is one line that names the key, the value and the fix. The command line prints it
+    without a traceback and exits with code 2.
     """
 
 
@@ -22,10 +22,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; of an empty one its type."""
+    """Return the first line of an error's message, or the error's type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def pip_install(extra: str) -> str:
-    """Return how to install what an extra of ours needs."""
+    """Return the command that installs one of our extras."""
     return f"in a clone of flower-blsgd: pip install -c constraints.txt -e '.[{extra}]'"

@@ -30,8 +30,8 @@ from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.cost_model import predict_run, predicted_figures
 from .strategy.evaluation import WorkerEvaluation
 from .strategy.fit_loop import EvaluateFn
-from .strategy.profiles import assume_speeds
 from .strategy.replies import ModelShape
+from .strategy.speeds import assume_speeds
 from .strategy.workers import WorkerRegistry
 from .tasks.task import Task, check_task, check_weights, load_task
 from .worker import MODULES
@@ -122,16 +122,16 @@ def _train(
     strategy.registry.data_fingerprint = task.fingerprint()
     strategy.registry.model_fingerprint = model_fingerprint(model)
     with report.recording(task):
-        strategy.registry.update(grid)  # connects, and measures speeds that are needed
+        # Other grids ignore a profile, and may not have the file.
+        profile = config.profile if workers else ""
+        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
+        chosen = strategy.prepare(grid, arrays, overhead)
         if strategy.registry.active or not past:  # else all are left out until an epoch is planned
             strategy.planner.check(strategy.registry.active)
         report.open_folder(RunFolder(past.folder) if past else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, report)
-        # Other grids ignore a profile, and may not have the file.
-        profile = config.profile if workers else ""
-        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
-        if strategy.choose_local_steps(grid, arrays, overhead):
+        if chosen:
             report.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
         _predict(strategy, report, overhead)
         traces = report.folder.path / "trace"
@@ -268,7 +268,6 @@ def make_strategy(
         fast_threshold=config.fast_threshold,
         seed=config.seed,
         min_available_nodes=min_workers,
-        min_train_nodes=1,
         min_evaluate_nodes=1,
     )
 

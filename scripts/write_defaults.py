@@ -1,22 +1,61 @@
-"""Write the defaults of all settings into pyproject.toml, and worker options into the docs."""
+"""Write what follows from the settings of ``flower_blsgd/config.py`` into other files.
 
+Their defaults go into ``[tool.flwr.app.config]`` of pyproject.toml, and their names and types into
+``flower_blsgd/settings.py``. The table of worker options goes into docs/settings.md.
+"""
+
+import dataclasses
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import tomli_w
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.worker_spec import options_table
 
+_PATHS = {"data", "model", "profile", "out"}
+_OWN_ARGUMENTS = {"task", "workers", "resume"}
+"""Settings that `train` declares itself."""
+
+_HEAD = '''"""Keyword arguments of `train`; generated from config.py by ``make format``."""
+
+from os import PathLike
+from typing import Literal, TypedDict
+
+
+class Settings(TypedDict, total=False):
+    """Settings of a run, by their names in Python; docs/settings.md explains each."""
+
+'''
+
 
 def write_defaults(pyproject: Path) -> None:
-    """Replace the table in a file; one that has the defaults already is not touched."""
+    """Replace the table of defaults in a file."""
     text = pyproject.read_text()
     head, mark, rest = text.partition("[tool.flwr.app.config]\n")
     assert mark, "pyproject.toml has no [tool.flwr.app.config]"
     tail = rest[rest.index("\n[") :]
-    written = head + mark + tomli_w.dumps(RunConfig().to_run_config()) + tail
-    if written != text:  # an untouched file does not make `make` install again
-        pyproject.write_text(written)
+    _write(pyproject, head + mark + tomli_w.dumps(RunConfig().to_run_config()) + tail)
+
+
+def write_settings(module: Path) -> None:
+    """Write the module with the names and types."""
+    fields = [f for f in dataclasses.fields(RunConfig) if f.name not in _OWN_ARGUMENTS]
+    _write(module, _HEAD + "".join(f"    {f.name}: {_type_of(f)}\n" for f in fields))
+
+
+def _type_of(field: "dataclasses.Field[object]") -> str:
+    if field.name in _PATHS:
+        return "str | PathLike[str]"
+    if get_origin(field.type) is Literal:
+        return "Literal[" + ", ".join(f'"{name}"' for name in get_args(field.type)) + "]"
+    return field.type.__name__ if isinstance(field.type, type) else str(field.type)
+
+
+def _write(file: Path, text: str) -> None:
+    # A file that is not touched does not make `make` install again.
+    if not file.exists() or file.read_text() != text:
+        file.write_text(text)
 
 
 def write_options(page: Path) -> None:
@@ -25,11 +64,11 @@ def write_options(page: Path) -> None:
     head, mark, rest = text.partition(options_table().splitlines()[0])
     assert mark, f"{page.name} has no table of worker options"
     tail = rest[rest.index("\n\n") + 1 :]
-    if (written := head + options_table() + tail) != text:
-        page.write_text(written)
+    _write(page, head + options_table() + tail)
 
 
 if __name__ == "__main__":
     root = Path(__file__).parents[1]
     write_defaults(root / "pyproject.toml")
     write_options(root / "docs" / "settings.md")
+    write_settings(root / "flower_blsgd" / "settings.py")

@@ -67,10 +67,8 @@ def same(model: nn.Module, other: nn.Module) -> bool:
     ("task", "name", "classes"),
     [
         ("digits", "cnn-batchnorm", 10),
-        ("cifar10", "resnet8", 3),
         ("cifar100", "wrn-10-1", 100),  # wider than its last layer: 64
         ("tiny-imagenet", "vit-micro-16", 200),  # all its other layers are narrower
-        ("cifar100", "vit-micro-16", 64),  # as wide as most of them
     ],
 )
 def test_load_needs_no_data_and_knows_the_number_of_classes(
@@ -168,17 +166,7 @@ def test_own_task_is_made_with_its_data_and_model_also_where_the_data_moved(
     task = Task(model=lambda: nn.Linear(4, 3), train=data, test=data)
     for function in (load, evaluate_run):
         line = refusal(function, folder, task, data="moved")
-        assert line.startswith("data = 'moved': the task given brings its own")
-
-
-def test_command_finds_a_task_in_the_current_folder(
-    own: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = own(3)
-    sys.path.remove(str(Path.cwd()))
-    assert main(["evaluate", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith("test accuracy 75.00%, loss ")
-    assert sys.path[-1] == str(Path.cwd())  # behind the libraries'
+        assert line.startswith("data = 'moved': the given task has its own data")
 
 
 # --- evaluate ---------------------------------------------------------------------------------
@@ -202,25 +190,6 @@ def test_evaluate_is_of_the_test_set_also_after_a_validation_share(
     assert result.accuracy == pytest.approx(hits / 360)
 
 
-def test_evaluate_a_run_on_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets")
-    from .data.image_files import make_folders
-
-    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
-    data = make_folders(tmp_path / "own", train=12, test=5)
-    steps = {"batch_size": 2, "local_steps_fast": 2, "local_steps_slow": 1, "epochs": 1}
-    images = {"task": "cifar10", "data": str(data), "model": "resnet8"}
-    summary = run(config_of(**images, **steps, out=str(tmp_path / "run"))).summary
-    result = evaluate_run(tmp_path / "run")
-    assert result.accuracy == pytest.approx(summary["accuracy"])
-    assert result.num_examples == 5
-    model = load(tmp_path / "run")
-    data.rename(tmp_path / "moved")
-    assert same(load(tmp_path / "run"), model)
-    assert "does not exist" in refusal(evaluate_run, tmp_path / "run")
-    assert evaluate_run(tmp_path / "run", data=str(tmp_path / "moved")) == result
-
-
 # --- saved runs that are refused ---------------------------------------------------------------
 
 
@@ -240,21 +209,9 @@ def _other_setting(folder: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no settings": (lambda run: (run / "config.toml").unlink(), "has no config.toml"),
-    "no model": (lambda run: (run / "model.safetensors").unlink(), "holds no model"),
+    "no model": (lambda run: (run / "model.safetensors").unlink(), "contains no model"),
     "cut off": (_truncate, "model.safetensors cannot be read"),
-    "another model": (_other_model, "the saved model is not that of its task"),
-    "damaged": (
-        lambda run: (run / "config.toml").write_text("epochs = \n"),
-        "toml cannot be read",
-    ),
-    "binary": (
-        lambda run: (run / "config.toml").write_bytes(b"\xff\xfe"),
-        "toml cannot be read",
-    ),
-    "nested": (
-        lambda run: (run / "config.toml").write_text("epochs = " + "[" * 3000),
-        "toml cannot be read",
-    ),
+    "another model": (_other_model, "the saved model does not fit its task"),
     "of another version": (_other_setting, "epochz = 3: unknown key; did you mean epoch or epochs"),
 }
 
@@ -291,7 +248,7 @@ def test_device_or_data_not_there_and_a_task_that_is_gone_are_refused(
 ) -> None:
     folder = saved(tmp_path / "run", small_cnn())
     for device in ("cuda:0", "gpu", "cpu:0", ":"):
-        expected = f"device = {device!r} is not there; this machine has cpu"
+        expected = f"device = {device!r} not found; this machine has cpu"
         assert expected in not_evaluated(folder, "--device", device)
     assert "data = '/nowhere'" in not_evaluated(folder, "--data", "/nowhere")
     gone = saved(tmp_path / "gone", nn.Linear(4, 2), task="no_module_of_this_name:task")

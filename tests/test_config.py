@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_blsgd import settings
 from flower_blsgd.algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS
 from flower_blsgd.config import RunConfig, check_ranges
 from flower_blsgd.errors import UsageError
 from flower_blsgd.tasks import OPTIONS
-from scripts.write_defaults import write_defaults
+from scripts.write_defaults import write_defaults, write_settings
 
 from .refusal import refusal
 
@@ -60,9 +61,7 @@ def test_defaults_follow_the_texts() -> None:
 @pytest.mark.parametrize(
     ("key", "offered"),
     [
-        ("epoch-s", "did you mean epochs"),
         ("learning_rate", "did you mean learning-rate"),
-        ("high-los-ratio", "did you mean high-loss-ratio"),
         ("local-step-slow", "did you mean local-steps-slow"),
         ("zzz", "known: algorithm, batch-size"),
     ],
@@ -88,12 +87,12 @@ def test_values_that_stand_for_a_number() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
-        ("epochs", "three", "a whole number"),
-        ("epochs", True, "a whole number"),
+        ("epochs", "three", "an integer"),
+        ("epochs", True, "an integer"),
         ("learning_rate", [0.1], "a number"),
         ("nesterov", "true", "true or false"),
-        ("task", 5, "a text"),
-        ("local_steps_slow", 2.5, 'a whole number or "auto"'),
+        ("task", 5, "a string"),
+        ("local_steps_slow", 2.5, 'an integer or "auto"'),
         ("dropout", True, 'a number or "auto"'),
         ("high_loss_ratio", 1.5, "in [0, 1]"),
         ("high_loss_ratio", math.nan, "in [0, 1]"),
@@ -101,40 +100,21 @@ def test_values_that_stand_for_a_number() -> None:
         ("batch_size", 1, "at least 2"),
         ("learning_rate", 0.0, "above 0"),
         ("learning_rate", math.inf, "above 0"),
-        ("momentum", 1.0, "in [0, 1)"),
-        ("weight_decay", -1.0, "at least 0"),
-        ("warmup_epochs", -1.0, "at least 0"),
-        ("deadline_seconds", -1.0, "at least 0"),
         ("local_steps_fast", 0, "at least 1"),
         ("local_steps_fast", "many", 'empty, at least 1, or "auto"'),
-        ("local_steps_slow", 0, 'at least 1, or "auto"'),
         ("local_steps_slow", "9" * 30, 'at least 1, or "auto"'),
         ("dropout", 1.0, 'in [0, 1), or "auto"'),
         ("dropout", "some", 'in [0, 1), or "auto"'),
         ("split", "half", 'empty, "official" or "paper"'),
         ("max_tokens", 7, "at least 8"),
-        ("local_steps_slow", "some", 'at least 1, or "auto"'),
-        ("evaluate_every_epochs", 0, "at least 1"),
-        ("seed", -1, "at least 0"),
-        ("threads", -1, "at least 0"),
         ("validation_share", 1.0, "in [0, 1)"),
         ("steps", "aware", "empty, or one of system-aware, by-speed, same, one, one-by-throughput"),
         ("sampler", "unifrom", "empty, or one of separated, unified, uniform, candidates, resh"),
-        ("weights", "lod", "empty, or one of load, per-sample, equal, normalized"),
         ("selection", "info", "one of infobatch, importance-sampling, active-bias"),
-        ("train_on", "slow", "empty, or one of all, fast, fast-slow-sums"),
-        ("momentum_buffers", "kept", "empty, or one of keep, reset, average"),
-        ("epoch", "sample", "empty, or one of samples, table"),
-        ("high_loss_to", "both", "empty, or one of fast, slow"),
-        ("candidate_factor", 0, "at least 1"),
-        ("seconds", -1.0, "at least 0"),
-        ("fast_threshold", 1.0, "in [0, 1)"),
-        ("outer_learning_rate", 0.0, "above 0"),
-        ("outer_momentum", 1.0, "in [0, 1)"),
         ("name", "a/b", "letters, digits"),
         ("stream_address", ":" + "9" * 5000, '"HOST:PORT"'),
-        ("data", "a\0b", "a text that can be written to a file"),
-        ("out", "a\udcff", "a text that can be written to a file"),
+        ("data", "a\0b", "a string that can be written to a file"),
+        ("out", "a\udcff", "a string that can be written to a file"),
     ],
 )
 def test_value_of_wrong_type_or_out_of_range_is_refused_by_key_value_and_rule(
@@ -148,7 +128,7 @@ def test_value_of_wrong_type_or_out_of_range_is_refused_by_key_value_and_rule(
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**400])
 def test_number_that_no_engine_can_pass_on_is_refused(value: int) -> None:
     """Also where a number is asked for that may have a fraction."""
-    assert refused(seed=value) == "seed must be a whole number below 2**63"
+    assert refused(seed=value) == "seed must be an integer below 2**63"
     assert refused(learning_rate=value) == "learning-rate must be a number below 2**63"
 
 
@@ -172,15 +152,10 @@ def test_unknown_name_is_refused_and_the_nearest_offered(
     ("key", "value"),
     [
         ("high_loss_ratio", 0.0),
-        ("high_loss_ratio", 1.0),
-        ("epochs", 1),
         ("batch_size", 2),
         ("local_steps_fast", "auto"),
         ("local_steps_slow", 1),
         ("validation_share", 0.0),
-        ("decay_epochs", ""),
-        ("decay_epochs", "60, 80"),
-        ("momentum", 0.0),
         ("name", "digits_2.b-1"),
     ],
 )
@@ -193,9 +168,11 @@ def test_decay_epochs_that_cannot_be_read_are_refused_with_an_example(text: str)
     line = refused(decay_epochs=text)
     assert line.startswith(f"decay-epochs = {text!r}")
     assert "60%, 80%" in line
-    with pytest.raises(UsageError, match="nesterov = true needs momentum above 0"):
+    with pytest.raises(UsageError, match="nesterov = true requires momentum above 0"):
         RunConfig(nesterov=True, momentum=0.0)
-    with pytest.raises(UsageError, match=r'"auto" does not go with epoch = "table".*a number'):
+    with pytest.raises(
+        UsageError, match=r'"auto" cannot be combined with epoch = "table".*a number'
+    ):
         RunConfig(local_steps_fast="auto", epoch="table")
 
 
@@ -276,3 +253,10 @@ def test_write_defaults_replaces_only_its_own_table(tmp_path: Path) -> None:
     assert config == RunConfig().to_run_config()
     write_defaults(file)
     assert file.read_text() == written
+
+
+def test_arguments_of_train_are_those_of_the_run_config(tmp_path: Path) -> None:
+    write_settings(tmp_path / "settings.py")
+    assert (tmp_path / "settings.py").read_text() == Path(settings.__file__).read_text(), (
+        "run make format"
+    )

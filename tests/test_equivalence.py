@@ -114,18 +114,6 @@ def test_one_worker_equals_a_plain_torch_loop() -> None:
 
 
 @pytest.mark.parametrize("weights", [LoadWeighting(), PerSampleWeighting()])
-def test_two_equal_workers_with_one_step_equal_one_process_with_the_doubled_batch(
-    weights: Weighting,
-) -> None:
-    workers = [worker_of(fast_profile(0)), worker_of(fast_profile(1))]
-    arrays = train(workers, local_steps=SameSteps(1), weights=weights)
-    assert len(workers[0].orders) == 18
-    model = one_process(rounds_of(workers))
-    assert has_moved(model)
-    assert furthest(arrays, model) < 1e-5
-
-
-@pytest.mark.parametrize("weights", [LoadWeighting(), PerSampleWeighting()])
 def test_workers_with_batches_of_their_own_equal_one_process_with_the_sum(
     weights: Weighting,
 ) -> None:
@@ -370,14 +358,6 @@ def test_dlb_is_one_big_batch_also_when_the_shares_change() -> None:
     shares = list(zip(*(worker.batches for worker in workers), strict=True))
     assert len(set(shares)) == 4  # they change every epoch
     assert furthest(arrays, one_process(rounds_of(workers))) < 1e-5
-
-
-@pytest.mark.parametrize("changes", [{"momentum_buffers": "keep"}, {"weights": "equal"}])
-def test_dlb_with_momentum_kept_or_equal_weights_is_no_big_batch(changes: dict[str, Any]) -> None:
-    workers = dlb_workers()
-    arrays = train_by_name("dlb", workers, epochs=4, **changes)
-    assert len(rounds_of(workers)) == 16
-    assert furthest(arrays, one_process(rounds_of(workers))) > 1e-3
 
 
 # --- fednova, on models whose gradients can be followed with a pencil

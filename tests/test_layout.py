@@ -41,7 +41,9 @@ ARROWS = {
     | {"resume", "config", "errors"},
     "experiments": {"run", "results", "strategy", "protocol", "algorithm", "grids", "tasks"}
     | {"worker", "config", "errors"},
-    "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"},
+    "settings": set(),  # written by make format
+    "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
+    | {"settings"},
     "cli": {"api", "experiments", "run", "results", "grids", "tasks", "worker"}
     | {"config", "errors"},
     "clients": {"hosts", "worker", "protocol", "tasks", "grids", "config"},

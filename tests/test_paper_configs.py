@@ -69,7 +69,7 @@ def plan_of(config: RunConfig, num_samples: int, epoch: int = 1) -> Any:
     profiles = [profile_of(worker, place) for place, worker in enumerate(workers)]
     workers = WorkerRegistry.of_profiles(profiles).workers
     strategy.planner.check(workers)
-    strategy.planner.orders(epoch, workers, ArrayRecord(), {})
+    strategy.planner.next_round(epoch, workers, ArrayRecord())
     return strategy.planner.plan
 
 

@@ -37,7 +37,7 @@ from flower_blsgd.results.folder import RunFolder, alone_in
 from flower_blsgd.results.recorder import ProgressView, RunRecorder
 from flower_blsgd.run import train_on
 from flower_blsgd.strategy.round_metrics import RoundRecord
-from flower_blsgd.strategy.workers import WorkerRegistry
+from flower_blsgd.strategy.speeds import Connector
 from flower_blsgd.tasks import register_task
 from flower_blsgd.tasks.task import correct
 
@@ -357,7 +357,7 @@ def test_resume_that_ends_before_it_trains_leaves_the_run_as_it_was(
     for error in (KeyboardInterrupt(), UsageError("no fast worker"), None):
         with monkeypatch.context() as patch, disk_cleared():
             if error:
-                patch.setattr(WorkerRegistry, "update", Mock(side_effect=error))
+                patch.setattr(Connector, "refresh", Mock(side_effect=error))
             else:
                 fill_disk()
             with pytest.raises((KeyboardInterrupt, UsageError)) as got:
@@ -379,7 +379,7 @@ def test_resume_after_three_rounds_that_nobody_completed_leaves_them_behind(
     with captured_log() as log:
         report = train(resume="run", fail_in=range(fails, fails + 3))
     assert report.summary["resumed"] == [fails + 2]
-    lost = [line for line in log.lines(30) if line.startswith("momentum is not in the checkpoint")]
+    lost = [line for line in log.lines(30) if line.startswith("no momentum in the checkpoint")]
     assert len(lost) == 1
     found = left_by(Path("run"))
     assert [one[0] for one in found["rounds"]] == list(range(1, 13))
@@ -556,7 +556,7 @@ def test_python_interface_takes_the_settings_of_the_run() -> None:
     assert line.startswith("run cannot be resumed with task = 'digits' instead of 'points'; ")
     train(epochs=1, task=register_task(points()), out="given")
     line = refusal(flower_blsgd.train, resume="given")
-    assert line.endswith("not saved; pass it along: train(task, resume=...)")
+    assert line.endswith("not saved; pass it again: train(task, resume=...)")
     line = refusal(flower_blsgd.train, points(), resume="given", quiet=True)
     assert line.startswith("given is finished")
     assert line.endswith("train(task, resume='given', epochs=N)")

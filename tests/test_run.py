@@ -211,7 +211,7 @@ def test_run_given_its_task_looks_none_up_and_compares_data_and_model_with_the_w
     assert summary["accuracy"] == evaluate_run("runs/latest", own, device="cpu").accuracy > 0.5
     other = replace(own, train=(own.train[0] + 1, own.train[1]))
     line = refusal(train_on, grid_of(config), config, task=other)
-    assert line.startswith(f"worker fast-0 (cpu:{CORE}) holds other training data than the server")
+    assert line.startswith(f"worker fast-0 (cpu:{CORE}) has other training data than the server")
     other = replace(own, model=lambda: nn.Linear(3, 3))
     line = refusal(train_on, grid_of(config), config, task=other)
     assert line.startswith(f"worker fast-0 (cpu:{CORE}) has another model than the server; install")
@@ -346,7 +346,7 @@ def test_table_mode_has_the_rounds_of_the_papers_table(
     planner = strategy.planner
     shape = planner.check(workers)
     assert planner.mean_rounds_per_epoch(shape) == TABLE[algorithm][place]
-    orders = planner.orders(1, workers, ArrayRecord(), {})
+    orders = planner.next_round(1, workers, ArrayRecord()).orders
     assert planner.plan.rounds == TABLE[algorithm][place]
     assert len(orders) == (8 if algorithm in ("sync-sgd-fast-only", "byteps") else 10)
 
@@ -411,7 +411,7 @@ def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_dev
     def would_wait(seconds: float) -> None:
         raise AssertionError("the run waits for workers that the run config names")
 
-    monkeypatch.setattr("flower_blsgd.strategy.workers.time.sleep", would_wait)
+    monkeypatch.setattr("flower_blsgd.strategy.speeds.time.sleep", would_wait)
     for workers, lines in (("8x cuda:0-7 fast", 1), (f"cpu:{CORE} slow; cpu:{CORE} fast", 0)):
         report = run(config_of(epochs=1, workers=workers))
         assert len(report.summary["workers"]) == 2

@@ -1,6 +1,5 @@
 """Whole runs of a user's own task, with weights to begin with, and in micro-batches."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -9,22 +8,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from safetensors.numpy import load_file
 from torch import nn
 
 from flower_blsgd import Task
 from flower_blsgd.config import RunConfig
-from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.protocol import TrainOrder
 from flower_blsgd.tasks import register_task
 from server.blsgd_server import app as server_app
 
-from .test_run import config_of, grid_of, run
+from .test_run import config_of, grid_of
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_task"
 CORE = usable_cores()[0]
@@ -123,29 +119,3 @@ def test_first_round_begins_with_pretrained_weights() -> None:
     assert first.round == 1
     assert first.arrays["weight"].numpy().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert first.arrays["bias"].numpy().tolist() == [0.5, 0.5]
-
-
-def test_weights_that_cannot_be_had_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    def gone(model: nn.Module) -> None:
-        raise UsageError("model = 'vit': no weights here; pretrained = false begins without")
-
-    settings = run_config(gone)
-    grid = grid_of(settings)
-    with pytest.raises(UsageError, match=r"^model = 'vit': no weights here"):
-        server_app(grid, Context(1, 1, {}, RecordDict(), settings.to_run_config()))
-    assert grid.sent == []
-    assert list(tmp_path.iterdir()) == []
-
-
-# micro-batches
-
-
-def test_run_in_micro_batches_gives_what_it_gives_without() -> None:
-    """One epoch of four rounds: rounding has no time to grow."""
-    whole = config_of(epochs=1, learning_rate=0.01, out="whole", sampler="uniform")
-    for config in (whole, dataclasses.replace(whole, micro_batch_size=5, out="cut")):
-        run(config)
-    one, other = (load_file(Path(name) / "model.safetensors") for name in ("whole", "cut"))
-    assert any(not np.array_equal(tensor, other[name]) for name, tensor in one.items())
-    for name, tensor in one.items():
-        assert np.allclose(tensor, other[name], rtol=1e-4, atol=1e-5), name

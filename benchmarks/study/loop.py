@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flower_blsgd import Task
 from flower_blsgd.algorithm.sampling import derived_seed, generator
-from flower_blsgd.worker.local_sgd import sleep_out
+from flower_blsgd.worker.local_sgd import throttle
 from flower_blsgd.worker.step import make_optimizer, set_learning_rate
 
 from .tasks import finished, loaded, whole
@@ -164,7 +164,7 @@ class Rank:
     def throttle(self, began: float) -> None:
         """Sleep as a slower device would still compute, unless it repeats its work instead."""
         if not self.settings.repeat:
-            sleep_out(began, self.slowdown)
+            throttle(began, self.slowdown)
 
     def seconds_of(self, batch: int, seconds: float) -> float:
         """Return the seconds of a step of so many samples, slowed as it is; nothing is changed."""

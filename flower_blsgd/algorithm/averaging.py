@@ -29,6 +29,15 @@ class Weighting(Protocol):
         """Return one weight per worker, in order, that add up to 1."""
         ...
 
+    def state_dict(self) -> dict[str, AnyArray]:
+        """Return the state, as arrays by name; the built-in weightings have none."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
+        """Restore the state; ValueError if it is of another weighting."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state")
+
     def update_scales(
         self, weights: Sequence[float], completed_steps: Sequence[int]
     ) -> list[float]:

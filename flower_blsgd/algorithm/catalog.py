@@ -5,7 +5,7 @@ algorithm is adding a row.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .averaging import (
@@ -16,7 +16,7 @@ from .averaging import (
     Weighting,
 )
 from .local_steps import (
-    AutoSteps,
+    DEFAULT_LOCAL_STEPS,
     BalancedBatches,
     Participant,
     SameSteps,
@@ -77,7 +77,7 @@ class Choices:
     weights: str
     train_on: str = "all"
     momentum_buffers: str = "keep"
-    local_steps_fast: int | str = SystemAwareSteps.local_steps_fast
+    local_steps_fast: int | str = DEFAULT_LOCAL_STEPS
     high_loss_to: str = "fast"
     epoch: str = "samples"
 
@@ -106,31 +106,22 @@ Settings = Any
 """`config.RunConfig`, which is built on this module."""
 
 
-def _auto_or(policy: Callable[[Settings], StepPolicy]) -> Callable[[Settings], StepPolicy]:
-    """Return the row of a policy whose local steps of fast workers may be "auto"."""
-
-    def made(settings: Settings) -> StepPolicy:
-        if settings.choices.local_steps_fast != "auto":
-            return policy(settings)
-        return AutoSteps(lambda steps: policy(replace(settings, local_steps_fast=steps)))
-
-    return made
+def _tau_fast(settings: Settings) -> int | None:
+    """Return tau_fast of the settings; None for "auto", which leaves a policy open."""
+    steps = settings.choices.local_steps_fast
+    return None if steps == "auto" else int(steps)
 
 
 STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
-    "system-aware": _auto_or(
-        lambda s: SystemAwareSteps(
-            s.choices.local_steps_fast,
-            None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
-            s.shrink_slow_batch,
-        )
+    "system-aware": lambda s: SystemAwareSteps(
+        _tau_fast(s),
+        None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
+        s.shrink_slow_batch,
     ),
-    "by-speed": _auto_or(
-        lambda s: SystemAwareSteps(
-            s.choices.local_steps_fast, None, s.shrink_slow_batch, all_by_speed=True
-        )
+    "by-speed": lambda s: SystemAwareSteps(
+        _tau_fast(s), None, s.shrink_slow_batch, all_by_speed=True
     ),
-    "same": _auto_or(lambda s: SameSteps(s.choices.local_steps_fast)),
+    "same": lambda s: SameSteps(_tau_fast(s)),
     "one": lambda _: SameSteps(1),
     "one-by-throughput": lambda _: BalancedBatches(),
 }

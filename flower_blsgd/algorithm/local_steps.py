@@ -1,25 +1,28 @@
-"""Decide how many local steps each worker does in one communication round (tau in the paper).
+"""Choose the local steps of each worker in one communication round (tau in the paper).
 
-Also how many samples a step has, where that differs between workers (`SystemAwareSteps` with
-very slow workers; `BalancedBatches`, which is ``dlb``), and which changes of speed count.
+Includes the samples per step where they differ between workers (`SystemAwareSteps` with very slow
+workers; `BalancedBatches` for ``dlb``), and the rule for changes of speed that count.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
+
+DEFAULT_LOCAL_STEPS = 32
+"""tau_fast where nothing else is given."""
 
 FAST_SPEED_RATIO = 0.7
 """A worker without a named tier is fast when its speed ratio is above this."""
 
 MOST_AUTO_STEPS = 64
-"""Local steps that `AutoSteps` chooses at most."""
+"""Upper limit of `fewest_steps`."""
 
 _LADDER = [n for n in range(1, MOST_AUTO_STEPS + 1) if n < 8 or n % (1 << n.bit_length() - 3) == 0]
 _MOST_WAITING, _MOST_OVERHEAD = 0.1, 0.04
-"""The numbers that `AutoSteps` chooses from (1 to 8, 10, 12, 14, 16, 20, ...), and the shares of a
-round that it accepts. Two measurements differ by a few per cent: with finer numbers or a smaller
-share of waiting the choice would vary from start to start.
+"""Candidates of `fewest_steps` (1 to 8, 10, 12, 14, 16, 20, ...), and the shares of a round that it
+accepts. Two measurements differ by a few percent: with more candidates, or a smaller share of
+waiting, the choice would vary from start to start.
 """
 
 _ONE_STEP_FITS = 0.75
@@ -59,15 +62,34 @@ class Participant:
 
 
 class StepPolicy(Protocol):
-    """Decides the local steps of every worker, given all of them.
+    """Chooses the local steps of every worker, given all of them.
 
-    Subclass it and write `local_steps`; the rest has defaults.
+    Subclass it and write `local_steps`; the rest has defaults. A policy can be open: its tau_fast
+    is chosen before the first round, by `fewest_steps`, and `with_local_steps` closes it.
     """
 
     follows_speeds: bool = False
     """Whether the policy needs new speed ratios after every epoch."""
     chooses_batches: bool = False
     """Whether the policy chooses b_i of every worker, so that none can be given."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether tau_fast is still to be chosen."""
+        return False
+
+    @property
+    def local_steps_fast(self) -> int | None:
+        """tau_fast, where the policy has such a number."""
+        return None
+
+    def with_local_steps(self, local_steps_fast: int) -> "StepPolicy":
+        """Return the policy with this tau_fast, if it is open; else the policy itself."""
+        return self
+
+    def goes_by_speed(self, participant: Participant) -> bool:
+        """Return whether the steps of a participant follow from its speed ratio."""
+        return False
 
     @property
     def needs_speeds(self) -> bool:
@@ -142,15 +164,38 @@ def shrunk_batch(speed_ratio: float, local_steps_fast: int, batch_size: int) -> 
 
 @dataclass(frozen=True)
 class SameSteps(StepPolicy):
-    """Every worker does the same number of steps: balanced local SGD; with 1, synchronous SGD."""
+    """Every worker does the same number of steps: balanced local SGD; with 1, synchronous SGD.
 
-    steps: int
+    Parameters
+    ----------
+    steps : int, optional
+        Steps per round; None leaves the policy open.
+    """
+
+    steps: int | None
 
     def __post_init__(self) -> None:
         _at_least_one("steps", self.steps)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the steps are still to be chosen."""
+        return self.steps is None
+
+    @property
+    def needs_speeds(self) -> bool:
+        """Whether speeds are needed: only to choose the steps."""
+        return self.is_open
+
+    needs_fast_speeds = needs_speeds
+
+    def with_local_steps(self, local_steps_fast: int) -> StepPolicy:
+        """Return the policy with this number of steps, if it is open."""
+        return replace(self, steps=local_steps_fast) if self.is_open else self
+
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return the same number of steps for all participants."""
+        assert self.steps is not None, "an open policy has no steps"
         return [self.steps] * len(participants)
 
 
@@ -164,8 +209,8 @@ class SystemAwareSteps(StepPolicy):
 
     Parameters
     ----------
-    local_steps_fast : int
-        tau_fast: steps per round of every fast worker.
+    local_steps_fast : int, optional
+        tau_fast: steps per round of every fast worker; None leaves the policy open.
     local_steps_slow : int, optional
         Steps per round of every slow worker; None derives them from the speed ratios.
     shrink_slow_batch : bool (default: True)
@@ -176,25 +221,33 @@ class SystemAwareSteps(StepPolicy):
         fastest does `local_steps_fast`, and `local_steps_slow` must be None.
     """
 
-    local_steps_fast: int = 32
+    local_steps_fast: int | None = DEFAULT_LOCAL_STEPS
     local_steps_slow: int | None = None
     shrink_slow_batch: bool = True
     all_by_speed: bool = False
 
     def __post_init__(self) -> None:
         _at_least_one("local_steps_fast", self.local_steps_fast)
-        if self.local_steps_slow is not None:
-            _at_least_one("local_steps_slow", self.local_steps_slow)
+        _at_least_one("local_steps_slow", self.local_steps_slow)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether tau_fast is still to be chosen."""
+        return self.local_steps_fast is None
 
     @property
     def needs_speeds(self) -> bool:
-        """Whether the steps of slow workers come from their speed ratios."""
-        return self.local_steps_slow is None
+        """Whether speed ratios of slow workers are needed."""
+        return self.local_steps_slow is None or self.is_open
 
     @property
     def needs_fast_speeds(self) -> bool:
-        """Whether the steps of fast workers come from their speed ratios as well."""
-        return self.all_by_speed
+        """Whether speed ratios of fast workers are needed as well."""
+        return self.all_by_speed or self.is_open
+
+    def with_local_steps(self, local_steps_fast: int) -> StepPolicy:
+        """Return the policy with this tau_fast, if it is open."""
+        return replace(self, local_steps_fast=local_steps_fast) if self.is_open else self
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return the steps of each participant."""
@@ -203,99 +256,76 @@ class SystemAwareSteps(StepPolicy):
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
         """Return b_i of each participant: its own or the common one, or a shrunk one."""
         return [
-            shrunk_batch(p.speed_ratio, self.local_steps_fast, p.own_batch)
+            shrunk_batch(p.speed_ratio, self._tau_fast, p.own_batch)
             if self.shrink_slow_batch and p.speed_ratio is not None and self.goes_by_speed(p)
             else p.own_batch
             for p in participants
         ]
 
     def goes_by_speed(self, participant: Participant) -> bool:
-        """Return whether the steps of a participant come from its speed."""
+        """Return whether the steps of a participant follow from its speed ratio."""
         if participant.given_steps is not None or self.local_steps_slow is not None:
             return False
         return not participant.fast or self.all_by_speed
+
+    @property
+    def _tau_fast(self) -> int:
+        assert self.local_steps_fast is not None, "an open policy has no steps"
+        return self.local_steps_fast
 
     def _steps_of(self, participant: Participant) -> int:
         if participant.given_steps is not None:
             return participant.given_steps
         if not self.goes_by_speed(participant):
             slow = None if participant.fast else self.local_steps_slow
-            return slow or self.local_steps_fast
-        return proportional_steps(participant.speed_ratio or 1.0, self.local_steps_fast)
+            return slow or self._tau_fast
+        return proportional_steps(participant.speed_ratio or 1.0, self._tau_fast)
 
 
-@dataclass(frozen=True)
-class AutoSteps(StepPolicy):
-    """Another policy with the fewest local steps of fast workers that waste little time.
+def fewest_steps(
+    policy: StepPolicy,
+    participants: Sequence[Participant],
+    overhead_steps: float | None = None,
+) -> int:
+    """Return the smallest tau_fast of an open policy that wastes little time.
 
-    The number is chosen once, before the first round; until then rounds are the shortest ones.
+    First the smallest candidate with which no worker waits for more than 10 % of a round because
+    steps are whole numbers, and no batch is shrunk, or its neighbor if that is better; if there is
+    none, the one that comes closest. It is doubled while everything except computing takes more
+    than 4 % of a round. So a gamma near 1/k leads to k, 2 k or 4 k in every start.
 
     Parameters
     ----------
-    policy_of : callable
-        Returns the other policy, given tau_fast.
+    policy : StepPolicy
+        Open: the policy whose steps are chosen.
+    participants : sequence of Participant
+        All workers that train.
+    overhead_steps : float, optional
+        Duration of one round without computing, in steps of the fastest worker. None if it is not
+        known: then the default tau_fast is the lower limit, as far as doubling allows.
     """
+    least = float(DEFAULT_LOCAL_STEPS)
+    if overhead_steps is not None:
+        least = overhead_steps * (1 / _MOST_OVERHEAD - 1)
+    lost = {n: _lost_share(policy.with_local_steps(n), n, participants) for n in _LADDER}
+    first = min(_LADDER, key=lambda n: max(_MOST_WAITING, lost[n]))
+    steps = min((n for n in _LADDER if first <= n < 1.25 * first), key=lambda n: lost[n])
+    while steps < least and 2 * steps <= MOST_AUTO_STEPS:
+        steps *= 2
+    return steps
 
-    policy_of: Callable[[int], StepPolicy]
 
-    @property
-    def needs_speeds(self) -> bool:
-        """Whether slow workers are to be measured: always."""
-        return True
-
-    @property
-    def needs_fast_speeds(self) -> bool:
-        """Whether fast workers are to be measured: always."""
-        return True
-
-    def local_steps(self, participants: Sequence[Participant]) -> list[int]:
-        """Return the steps of each participant in the shortest rounds."""
-        return self.policy_of(self.fewest(participants, 0.0)).local_steps(participants)
-
-    def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
-        """Return b_i of each participant in them."""
-        return self.policy_of(self.fewest(participants, 0.0)).batch_sizes(participants)
-
-    def fewest(
-        self, participants: Sequence[Participant], overhead_steps: float | None = None
-    ) -> int:
-        """Return the smallest tau_fast that wastes little time.
-
-        First the smallest of `_LADDER` with which no worker waits for more than 10 % of a round
-        because steps are whole numbers, and no batch is cut, or its neighbour if that is better; if
-        there is none, the one that comes closest. It is doubled while everything except computing
-        takes more than 4 % of a round. So a gamma near 1/k leads to k, 2 k or 4 k in every start.
-
-        Parameters
-        ----------
-        participants : sequence of Participant
-            All workers that train.
-        overhead_steps : float, optional
-            Everything except computing of one round, in steps of the fastest worker. None if it is
-            not known: then the usual number is the least, as far as doubling allows.
-        """
-        least = float(SystemAwareSteps.local_steps_fast)
-        if overhead_steps is not None:
-            least = overhead_steps * (1 / _MOST_OVERHEAD - 1)
-        lost = {n: self._lost(n, participants) for n in _LADDER}
-        first = min(_LADDER, key=lambda n: max(_MOST_WAITING, lost[n]))
-        steps = min((n for n in _LADDER if first <= n < 1.25 * first), key=lambda n: lost[n])
-        while steps < least and 2 * steps <= MOST_AUTO_STEPS:
-            steps *= 2
-        return steps
-
-    def _lost(self, local_steps_fast: int, participants: Sequence[Participant]) -> float:
-        """Return the largest share of a round that a worker waits, or of its batch that is cut."""
-        policy = self.policy_of(local_steps_fast)
-        if not isinstance(policy, SystemAwareSteps):
-            return 0.0
-        steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
-        seconds, cut = [float(local_steps_fast)], 0.0  # in steps of the fastest worker
-        for number, batch_size, p in zip(steps, sizes, participants, strict=True):
-            if p.speed_ratio and policy.goes_by_speed(p):
-                seconds.append(number * batch_size / p.own_batch / p.speed_ratio)
-                cut = max(cut, 1 - batch_size / p.own_batch)
-        return max(1 - min(seconds) / max(seconds), cut)
+def _lost_share(
+    policy: StepPolicy, local_steps_fast: int, participants: Sequence[Participant]
+) -> float:
+    """Return the largest share of a round that a worker waits, or of its batch that is shrunk."""
+    steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
+    seconds, cut = [float(local_steps_fast)], 0.0  # in steps of the fastest worker
+    for number, batch_size, p in zip(steps, sizes, participants, strict=True):
+        if p.speed_ratio and policy.goes_by_speed(p):
+            seconds.append(number * batch_size / p.own_batch / p.speed_ratio)
+            cut = max(cut, 1 - batch_size / p.own_batch)
+    return max(1 - min(seconds) / max(seconds), cut)
 
 
 @dataclass(frozen=True)
@@ -393,6 +423,6 @@ def speeds_changed(
     )
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
+def _at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
         raise ValueError(f"{name} = {value} must be at least 1")

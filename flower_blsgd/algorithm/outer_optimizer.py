@@ -11,12 +11,19 @@ from .tensor_sum import AnyArray
 
 
 class OuterOptimizer(Protocol):
-    """Computes the next global model from the average of a round. Subclass it and write `step`."""
+    """Computes the next global model from the average of a round. Subclass it and write `step`.
 
-    @property
-    def kept(self) -> dict[str, AnyArray]:
-        """What it keeps from step to step, by the parameter's name and of its shape."""
+    An optimizer with state writes `state_dict` and `load_state_dict` as well.
+    """
+
+    def state_dict(self) -> dict[str, AnyArray]:
+        """Return a copy of the state, as arrays by name."""
         return {}
+
+    def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
+        """Restore the state; ValueError if it is of another optimizer."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state")
 
     def step(
         self,
@@ -55,8 +62,8 @@ class OuterSGD(OuterOptimizer):
         x <- before + learning_rate (d + momentum v)     (nesterov)
 
     DiLoCo found Nesterov best, with learning rate 0.7 and momentum 0.9, for many local steps
-    a round. The velocity begins with zero, in float32 or the parameter's wider dtype, and belongs
-    to this object: a run needs one of its own.
+    per round. The velocity starts at zero, in float32 or the parameter's wider dtype. It belongs to
+    this object, so each run needs a separate one.
 
     Parameters
     ----------
@@ -81,10 +88,14 @@ class OuterSGD(OuterOptimizer):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum = {self.momentum} must be in [0, 1)")
 
-    @property
-    def kept(self) -> dict[str, AnyArray]:
-        """The velocity."""
-        return self._velocity
+    def state_dict(self) -> dict[str, AnyArray]:
+        """Return a copy of the velocity by the names of the parameters."""
+        return {name: tensor.copy() for name, tensor in self._velocity.items()}
+
+    def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
+        """Restore the velocity."""
+        self._velocity.clear()
+        self._velocity.update((name, tensor.copy()) for name, tensor in state.items())
 
     def step(
         self,
@@ -124,4 +135,4 @@ OUTER_OPTIMIZERS: Mapping[str, Callable[[float, float], OuterOptimizer] | None] 
     "sgd": OuterSGD,
     "nesterov": lambda learning_rate, momentum: OuterSGD(learning_rate, momentum, nesterov=True),
 }
-"""By the name of the setting; each is made from learning rate and momentum."""
+"""Constructors by the name of the setting, with learning rate and momentum as arguments."""

@@ -7,9 +7,9 @@ workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sam
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,17 @@ class LossTable:
         indices, losses = indices[finite], losses[finite]
         self.losses[indices] = losses
         self.rounds[indices] = server_round
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """Return a copy of the three arrays by name."""
+        return {name: getattr(self, name).copy() for name in ("losses", "rounds", "failures")}
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore the arrays; ValueError if one has another shape or dtype."""
+        for name, own in self.state_dict().items():
+            if (state[name].shape, state[name].dtype) != (own.shape, own.dtype):
+                raise ValueError(f"its loss table is not one of {len(self)} samples")
+            setattr(self, name, state[name].copy())
 
     def record_failure(self, indices: IntArray) -> None:
         """Count an order that failed for those of its samples that were never seen."""

@@ -11,8 +11,8 @@ from ..errors import UsageError
 from ..grids.local_grid import LocalGrid
 from ..protocol import Failure, TrainOrder, TrainReport
 from ..results.speed_profile import ProfileKey, SpeedProfile, Spread, WorkerSpeed
-from ..strategy.profiles import answer_of, query_speeds, replies_to
-from ..strategy.speeds import measure_rounds
+from ..strategy.messages import answer_of, replies_to
+from ..strategy.speeds import measure_rounds, query_speeds
 
 _REPEATS = 5
 _ALONE_SECONDS = 0.5

@@ -81,7 +81,7 @@ def plan_runs(
             strategy.registry.register({(i, None): p for i, p in enumerate(profiles)})
             found = predict_run(strategy, strategy.registry.active, overhead_seconds)
             expected[name] = found or "a speed is not known"
-            weighting = strategy.aggregation.weighting
+            weighting = strategy.averaging.weighting
             devices = devices or slow_device_lines(speeds, size, weighting, evaluated)
         except UsageError as error:
             expected[name] = str(error)

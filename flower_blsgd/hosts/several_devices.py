@@ -45,7 +45,7 @@ from ..protocol import (
     HostReply,
     TrainOrder,
 )
-from ..strategy.profiles import answer_of, replies_to
+from ..strategy.messages import answer_of, replies_to
 from ..strategy.replies import CheckedReply, ModelShape, check_reply
 
 _LOG = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ from .records import (
     TIMING_KEYS,
     TRACE_FOLDER,
     TRAIN_SUM,
+    Keys,
 )
 from .training import (
     COUNTERS,

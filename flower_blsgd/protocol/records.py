@@ -4,7 +4,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -50,6 +50,23 @@ _PLAIN = {
 
 
 _RANK = re.compile(r"(.*)-(0|[1-9][0-9]{0,4})", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Names of the records in a training message, as arguments of Flower's strategies set them.
+
+    Parameters
+    ----------
+    arrays, config : str (default: "arrays", "config")
+        The model, and the settings of an order.
+    weighted_by : str (default: "num-examples")
+        A metric that every reply must have.
+    """
+
+    arrays: str = ARRAYS
+    config: str = CONFIG
+    weighted_by: str = NUM_EXAMPLES
 
 
 # --- dataclasses to and from records ------------------------------------------------------------

@@ -2,21 +2,20 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result
 
-from ..algorithm.averaging import LoadWeighting, Weighting, node_weight, weighted_average
+from ..algorithm.averaging import LoadWeighting, Weighting, node_weight
 from ..algorithm.catalog import TrainOn
 from ..algorithm.epoch_plan import EpochMode
 from ..algorithm.local_steps import (
+    DEFAULT_LOCAL_STEPS,
     FAST_SPEED_RATIO,
-    AutoSteps,
     Clock,
     StepPolicy,
     SystemAwareSteps,
@@ -28,18 +27,17 @@ from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..errors import UsageError
 from ..grids.array_records import view_record
-from ..protocol import MOMENTUM_POLICIES, HostOrders, MomentumPolicy, TrainOrder, TrainReport
-from ..protocol.records import records_of
-from .aggregation import Aggregation
-from .fit_loop import EpochEnd, fit
+from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy
+from .averaging import Averaging, average_metrics, average_momentum
+from .fit_loop import EpochEnd, EvaluateFn, fit
 from .patience import Patience
 from .planner import Planner
-from .profiles import Address, node_messages
-from .replies import ModelShape, average_metrics, average_momentum, read_replies, record_losses
+from .replies import Outcome
+from .round import Round, samples_of
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
-from .speeds import measure_rounds
-from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
+from .speeds import Connector
+from .workers import DEAD_BAND, MOST_FAILURES, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
 
@@ -51,16 +49,16 @@ class BiasedLocalSGD(FedAvg):
     (https://arxiv.org/abs/2508.08540).
 
     Before the first round every node is queried for its profile. In each round each worker gets
-    an order of its own: how many steps, on which samples. The models are averaged by the load
-    that was really completed, and the losses that the workers recorded steer the next epoch.
+    its own order: the number of steps, and the samples. The models are averaged by the completed
+    load, and the losses that the workers recorded decide the samples of the next epoch.
 
     A worker that fails, or sends a model or a loss that is not finite or has another shape, has
     weight 0 in that round; its samples are given up for this epoch. After three failures in a row
     it is left out, and queried again when the next epoch is planned. A round in which no worker
-    succeeds is given up, and the model stays as it is. ``AggregationError`` is raised by the third
-    such round in a row, by one that uses up the budget before anything was trained, and by an epoch
-    that would begin with fewer training workers than ``min_available_nodes``, if so many began, and
-    that do not come back within a minute.
+    succeeds leaves the model unchanged. ``AggregationError`` is raised by the third such round in a
+    row; by one that uses up the budget before anything was trained; and when an epoch would begin
+    with fewer training workers than ``min_available_nodes``, although at least as many began, and
+    the missing ones do not come back within a minute.
 
     Parameters
     ----------
@@ -69,25 +67,27 @@ class BiasedLocalSGD(FedAvg):
     batch_size : int (default: 32)
         Samples per local step, >= 2, of workers without a batch size of their own.
     local_steps : int, "auto" or StepPolicy (default: 32)
-        tau_fast, or a policy that decides the steps of every worker. ``"auto"`` measures before
-        the first round and takes the fewest with which little time is wasted (`AutoSteps`).
+        tau_fast, or a policy that chooses the steps of every worker. ``"auto"`` measures before
+        the first round and takes the fewest steps that waste little time (`fewest_steps`).
     local_steps_slow : int, optional
-        Steps of every slow worker; None derives them from speeds that are measured before the
-        first round, unless the nodes know them. A worker whose speed stays unknown does tau_fast.
+        Steps of every slow worker, where `local_steps` is not a policy; None derives them from
+        speeds that are measured before the first round, unless the nodes know them. A worker whose
+        speed stays unknown does tau_fast steps.
     local_steps_fast : int, optional
-        tau_fast where `local_steps` is a policy of your own; only ``epoch = "table"`` needs it.
-    high_loss_ratio : float (default: HIGH_LOSS_RATIO)
-        lambda: share of the fast workers' samples chosen by highest loss, in [0, 1].
+        tau_fast where `local_steps` is a custom policy; only ``epoch = "table"`` needs it.
+    high_loss_ratio : float, optional
+        lambda: share of the fast workers' samples chosen by highest loss, in [0, 1]; by default
+        `HIGH_LOSS_RATIO`. Not with `sampler`.
     learning_rate : float or LearningRate (default: 0.1)
         Sent in every order.
     sampler : Sampler, optional
-        Instead of the paper's, with `high_loss_ratio`.
+        Replaces the paper's sampler.
     selection : Selection, optional
-        Which samples an epoch has; all by default.
+        Selects the samples of an epoch; all by default.
     weights : Weighting, optional
-        Instead of weights by completed load.
+        Replaces weights by completed load.
     epoch : {"samples", "table"} (default: "samples")
-        What an epoch is: N samples, or the rounds of the paper's table.
+        Length of an epoch: N samples, or the rounds of the paper's table.
     momentum_buffers : {"keep", "reset", "average"} (default: "keep")
         What happens to momentum between rounds.
     deadline_seconds : float (default: 0)
@@ -99,16 +99,18 @@ class BiasedLocalSGD(FedAvg):
     outer_optimizer : OuterOptimizer, optional
         Moves the parameters along the averaged update.
     parameter_names : collection of str, optional
-        Which tensors are parameters; by default all floating ones but BatchNorm's statistics. Of
-        tied weights, which have several names in a state dict, one is enough.
+        Names of the tensors that are parameters; by default all floating-point tensors except
+        BatchNorm's statistics. Of tied weights, which have several names in a state dict, one is
+        enough.
     rebalance : bool (default: False)
-        Steps that come from speeds follow them: a moving average, one change per epoch at most.
+        Steps that come from speeds follow a moving average of them, with at most one change per
+        epoch.
     fast_threshold : float (default: 0.7)
         An unnamed worker is fast if its speed ratio is above this.
     seed : int (default: 0)
-        Every draw is a pure function of it, the epoch or round, and the worker.
+        Every draw is a pure function of the seed, the epoch or round, and the worker.
     **fedavg_arguments
-        As for Flower's FedAvg. ``fraction_train`` must be 1: all workers take part.
+        Arguments of Flower's FedAvg. ``fraction_train`` must be 1: all workers take part.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class BiasedLocalSGD(FedAvg):
         num_samples: int,
         batch_size: int = 32,
         local_steps: int | Literal["auto"] | StepPolicy = 32,
-        high_loss_ratio: float = HIGH_LOSS_RATIO,
+        high_loss_ratio: float | None = None,
         *,
         local_steps_slow: int | None = None,
         local_steps_fast: int | None = None,
@@ -136,20 +138,35 @@ class BiasedLocalSGD(FedAvg):
         seed: int = 0,
         **fedavg_arguments: Any,
     ) -> None:
-        super().__init__(**fedavg_arguments)
-        if local_steps == "auto":
-            local_steps = AutoSteps(lambda steps: SystemAwareSteps(steps, local_steps_slow))
-        elif isinstance(local_steps, int):
-            local_steps = SystemAwareSteps(local_steps, local_steps_slow)
-        if local_steps_fast is None and isinstance(local_steps, SystemAwareSteps):
-            local_steps_fast = local_steps.local_steps_fast
-        if not isinstance(learning_rate, LearningRate):
-            learning_rate = LearningRate(learning_rate)
-        weights = weights or LoadWeighting()
+        if "min_train_nodes" in fedavg_arguments:
+            raise UsageError(
+                "min_train_nodes: all workers take part in every round; use min_available_nodes"
+            )
+        super().__init__(min_train_nodes=1, **fedavg_arguments)
         if self.fraction_train != 1.0:
             raise ValueError(
                 f"fraction_train = {self.fraction_train}: all workers take part in every round"
             )
+        if sampler is not None and high_loss_ratio is not None:
+            raise UsageError(
+                f"high_loss_ratio = {high_loss_ratio} does not go with sampler = "
+                f"{type(sampler).__name__}: pass it to the sampler"
+            )
+        if isinstance(local_steps, int | str):
+            steps = None if local_steps == "auto" else int(local_steps)
+            local_steps = SystemAwareSteps(steps, local_steps_slow)
+        elif local_steps_slow is not None:
+            raise UsageError(
+                f"local_steps_slow = {local_steps_slow} does not go with local_steps = "
+                f"{type(local_steps).__name__}: pass it to the step policy"
+            )
+        if sampler is None:
+            ratio = HIGH_LOSS_RATIO if high_loss_ratio is None else high_loss_ratio
+            sampler = SeparatedSampler(ratio)
+        local_steps_fast = local_steps_fast or local_steps.local_steps_fast
+        if not isinstance(learning_rate, LearningRate):
+            learning_rate = LearningRate(learning_rate)
+        weights = weights or LoadWeighting()
         check_ranges(
             batch_size=batch_size,
             epoch=epoch,
@@ -159,71 +176,75 @@ class BiasedLocalSGD(FedAvg):
             fast_threshold=fast_threshold,
         )
         _check_epoch(selection, sampler, epoch)
-        if not momentum_buffers:  # the setting may be empty, for that of the algorithm
-            raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
-        if weights.momentum_buffers not in ("", momentum_buffers):
-            raise UsageError(
-                f'momentum-buffers = "{momentum_buffers}" does not go with '
-                f'{type(weights).__name__}, which needs "{weights.momentum_buffers}"'
-            )
-        policy = local_steps.policy_of(1) if isinstance(local_steps, AutoSteps) else local_steps
-        if rebalance and not policy.needs_speeds:
-            raise UsageError(
-                f"rebalance = true needs steps that come from speeds, not {policy}; use "
-                'local-steps-slow = "auto" or steps = "by-speed"'
-            )
-        if rebalance and clock == "device":
-            raise UsageError(
-                'rebalance = true follows measured speeds, but clock = "device" computes with '
-                'fixed ones; use clock = "wall"'
-            )
+        _check_parts(local_steps, weights, momentum_buffers, rebalance, clock)
         self._dead_band: tuple[float, float] | None = DEAD_BAND if rebalance else None
         if local_steps.follows_speeds and clock == "wall":
             self._dead_band = 0.0, 0.0
-        no_hosts = ""
-        if not node_weight(weights):
-            rule = "only the built-in weightings can"
-            no_hosts = f"{type(weights).__name__} cannot be averaged there: {rule}"
-        elif train_on and train_on.slow_reduce:
-            no_hosts = "slow workers reduce models in shared memory only"
+        train_on = train_on or TrainOn()
         self.registry = WorkerRegistry(
-            max(self.min_available_nodes, 1),
             fast_threshold,
-            local_steps,
             batch_size,
-            clock,
-            no_hosts,
+            local_steps.chooses_batches,
+            _no_hosts(weights, train_on),
             num_samples,
         )
         self.planner = Planner(
             num_samples,
             batch_size,
             step_policy=local_steps,
-            local_steps_fast=local_steps_fast or SystemAwareSteps.local_steps_fast,
-            sampler=sampler or SeparatedSampler(high_loss_ratio),
+            local_steps_fast=local_steps_fast or DEFAULT_LOCAL_STEPS,
+            sampler=sampler,
             mode=epoch,
             learning_rate=learning_rate,
             momentum_buffers=momentum_buffers,
             deadline_seconds=deadline_seconds,
             seed=seed,
-            train_on=train_on or TrainOn(),
+            train_on=train_on,
             selection=selection,
+            keys=Keys(self.arrayrecord_key, self.configrecord_key, self.weighted_by_key),
         )
-        self.aggregation = Aggregation(weights, outer_optimizer, parameter_names)
+        self.averaging = Averaging(weights, outer_optimizer, parameter_names)
+        self.connector = Connector(
+            self.registry, self.planner, max(self.min_available_nodes, 1), clock
+        )
         self.on_round: Callable[[RoundRecord], None] | None = None
         """Called after every round."""
-        self.averaged_momentum: ArrayRecord | None = None
-        """With the policy ``"average"``: that of the last round."""
-        self.resumed_momentum: dict[int, ArrayRecord] = {}
-        """With the policy ``"keep"``, by worker index: what orders bring it until one succeeds."""
         self.unevaluated: list[EpochEnd] = []
         """The models whose async evaluation is outstanding."""
-        self._orders: list[tuple[Worker, TrainOrder]] = []
-        self._sent: list[Metadata] = []
+        self.round: Round | None = None
+        """The current round, from `configure_train` to `aggregate_train`."""
         self._patience, self._rounds_lost = Patience(), 0
-        self._model_shape: ModelShape | None = None
-        self._slow_reduce: SlowWorkerReduce | None = None
-        self._sent_at = self._sent_on_clock = self._planning_seconds = 0.0
+
+    def prepare(
+        self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None
+    ) -> bool:
+        """Connect workers, measure speeds that are needed, and choose open local steps.
+
+        `configure_train` calls it before it plans a round; call it earlier to see the workers
+        before training.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any Flower grid.
+        arrays : ArrayRecord
+            The global model.
+        overhead_seconds : float, optional
+            Duration of a round without computing, if it is known; otherwise it is measured where it
+            is needed.
+
+        Returns
+        -------
+        bool
+            Whether local steps were chosen.
+
+        Raises
+        ------
+        UsageError
+            If the workers do not have the same data and model, or cannot take part.
+        """
+        self.connector.refresh(grid)
+        return self.connector.choose_steps(grid, arrays, self.averaging, overhead_seconds)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -239,32 +260,22 @@ class BiasedLocalSGD(FedAvg):
         AggregationError
             If no worker is left, or too few to begin another epoch.
         """
-        self.registry.update(grid)
-        self.choose_local_steps(grid, arrays)
+        self.prepare(grid, arrays)
         if self.planner.epoch and self.planner.plan_is_due(self.registry.active):
-            self.registry.gather(grid, self.planner.training, self.planner.began)
-        active = self.registry.active
-        began = time.perf_counter()
+            self.connector.prepare_epoch(grid)
+        began, active = time.perf_counter(), self.registry.active
         if self.planner.plan_is_due(active):
             self.registry.assign_tiers()
             if self._dead_band:
                 self.registry.follow_speeds(*self._dead_band)
-        momentum = self.resumed_momentum
-        if self.averaged_momentum is not None:
-            momentum = dict.fromkeys((w.index for w in active), self.averaged_momentum)
-        self._orders = self.planner.orders(server_round, active, arrays, momentum)
-        self._planning_seconds = time.perf_counter() - began
-        self._slow_reduce = None
+        round = self.round = self.planner.next_round(server_round, active, arrays)
+        round.planning_seconds = time.perf_counter() - began
         slow = [worker for worker in active if not worker.fast]
         if slow and self.planner.train_on.slow_reduce:
-            self._slow_reduce = SlowWorkerReduce(grid, slow, self.patience_seconds())
-        self._model_shape = ModelShape(arrays)
-        messages = self._messages(config)
-        self._sent = [message.metadata for message in messages]  # their ids come when they are sent
-        done, rounds = self.planner.rounds_done, self.planner.plan.rounds
-        _LOG.info("epoch %d, round %d of %d", self.planner.epoch, done + 1, rounds)
-        self._sent_at, self._sent_on_clock = time.time(), time.perf_counter()
-        return messages
+            round.slow_reduce = SlowWorkerReduce(grid, slow, self.patience_seconds())
+        what = "epoch %d, round %d of %d"
+        _LOG.info(what, round.epoch, round.round_in_epoch, round.rounds_in_epoch)
+        return round.messages(self.averaging, config, self.patience_seconds())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -274,51 +285,23 @@ class BiasedLocalSGD(FedAvg):
         Raises
         ------
         AggregationError
-            If no worker completed a step that can be used, in the third round in a row, or in the
-            last one of a run that trained on nothing. The round counts as over, so a run that is
-            resumed continues with other samples.
+            If no worker completed a usable step, in the third round in a row, or in the last round
+            of a run that trained on nothing. The round counts as over, so a resumed run continues
+            with other samples.
         """
-        assert self._model_shape is not None, "configure_train comes first"
-        replies = list(replies)
-        reply_seconds = time.perf_counter() - self._sent_on_clock
-        ids = {sent.dst_node_id: sent.message_id for sent in self._sent}
-        outcomes = read_replies(replies, self._orders, self._model_shape, self.weighted_by_key, ids)
-        seconds = reply_seconds
-        if any(outcome.failure and outcome.failure.kind == "late" for outcome in outcomes):
-            # Of the round that says nothing, but who has computed need not compile again.
-            seconds = max((o.report.compute_seconds for o in outcomes if o.report), default=0.0)
-        answered = [(o.worker, o.order) for o in outcomes if not o.failure]
-        self._patience.learn(seconds, _samples(answered))
-        loads = [outcome.load for outcome in outcomes]
-        self._rounds_lost = 0 if any(loads) else self._rounds_lost + 1
-        for worker, _ in answered:
-            self.resumed_momentum.pop(worker.index, None)
-        record_losses(outcomes, self.planner.table, server_round)
-        self.planner.finish_round(int(sum(loads)), sum(outcome.cut_off for outcome in outcomes))
-        arrays, weights = outcomes[0].order.arrays, [0.0] * len(outcomes)
-        metrics = MetricRecord({self.weighted_by_key: 0})
-        if not self._rounds_lost:
-            arrays, weights = self.aggregation.next_model(
-                arrays, outcomes, self._slow_reduce or weighted_average
-            )
-            if self.planner.momentum_buffers == "average":
-                momentum = average_momentum(outcomes)
-                self.averaged_momentum = view_record(momentum) if momentum else None
-            metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
-        self.registry.note_times(outcomes, self.planner.batch_size)
+        assert self.round is not None, "configure_train comes first"
+        round = self.round
+        outcomes = round.read(replies)
+        arrays, weights = self.averaging.next_model(round, outcomes)
+        momentum = None
+        if self.planner.momentum_buffers == "average":
+            momentum = average_momentum(outcomes)
+        self.planner.record(outcomes, view_record(momentum) if momentum else None)
+        metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
+        self._learn_patience(round, outcomes)
         if self.on_round is not None:
-            record = round_record(
-                self.planner,
-                outcomes,
-                weights,
-                sent_at=self._sent_at,
-                reply_seconds=reply_seconds,
-                round_seconds=time.perf_counter() - self._sent_on_clock,
-                planning_seconds=self._planning_seconds,
-                model_bytes=self._model_shape.num_bytes,
-                summing=self._slow_reduce.summing if self._slow_reduce else (),
-            )
-            self.on_round(record)
+            self.on_round(round_record(round, outcomes, weights, round.seconds))
+        self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
         trained_nothing = not self.planner.samples_trained and self.planner.budget_share() >= 1
         if self._rounds_lost >= MOST_FAILURES or trained_nothing:
             reasons = "; ".join(
@@ -327,83 +310,32 @@ class BiasedLocalSGD(FedAvg):
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
         return arrays, metrics
 
-    def choose_local_steps(
-        self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None
-    ) -> bool:
-        """Choose tau_fast, if that is still to be done; return whether it was.
-
-        The overhead is everything except computing of one round. Unless it is given, it is measured
-        in rounds of the shortest kind, and with it the speeds of workers whose speed was measured.
-        """
-        if not isinstance(self.planner.step_policy, AutoSteps):
-            return False
-        workers = self.registry.active
-        if not overhead_seconds and any(worker.speed_ratio for worker in workers):
-            training, shape = self.planner.training(workers), self.planner.check(workers)
-            aggregation = replace(self.aggregation, outer_optimizer=None)
-
-            def do_round(orders: list[TrainOrder]) -> list[TrainReport | None]:
-                self._orders = list(zip(training, orders, strict=True))
-                messages, patience = self._messages(ConfigRecord()), self.patience_seconds()
-                replies = grid.send_and_receive(messages, timeout=patience)
-                model_shape = ModelShape(arrays)
-                outcomes = read_replies(replies, self._orders, model_shape, self.weighted_by_key)
-                if all(outcome.report for outcome in outcomes):
-                    aggregation.next_model(arrays, outcomes)
-                return [outcome.report for outcome in outcomes]
-
-            if rows := measure_rounds(do_round, arrays, shape, self.planner.num_samples):
-                # Lower quartiles: what disturbs a round makes it longer, and medians vary more.
-                *speeds, overhead_seconds = (
-                    sorted(c)[len(c) // 4] for c in zip(*rows, strict=True)
-                )
-                self.registry.take_speeds(zip(training, speeds, shape.batch_sizes, strict=True))
-        self.planner.choose_steps(workers, overhead_seconds)
-        known = f"{overhead_seconds:.2g}" if overhead_seconds else "an unknown number of"
-        what = "local-steps-fast = auto: %d, since a round takes %s s in addition to computing"
-        _LOG.info(what, self.planner.local_steps_fast, known)
-        return True
-
     def patience_seconds(self, most: float = 3600.0) -> float:
-        """Return for how many seconds to wait for the replies to the orders of this round.
+        """Return how many seconds to wait for the replies to this round.
 
-        A multiple of what such orders took so far, and never less than their deadline; but `most`
-        in the first round of a worker, and in its first with another batch size.
+        A multiple of the duration of such orders so far, and at least twice their deadline; but
+        `most` in the first round of a worker, and in its first with another batch size.
         """
-        known = [(worker, o) for worker, o in self._orders if not worker.failures_in_a_row]
-        patience = self._patience.seconds(_samples(known), most, self.registry.start_seconds)
+        orders = self.round.orders if self.round else ()
+        known = samples_of(pair for pair in orders if not pair[0].failures_in_a_row)
+        patience = self._patience.seconds(known, most, self.registry.restart_seconds)
         return max(patience, 2 * self.planner.deadline_seconds)
 
-    def _messages(self, config: ConfigRecord) -> list[Message]:
-        """Return the messages with the round's orders.
-
-        A node that is one worker gets that worker's order. One with several devices gets the model
-        once, the orders of all its workers, and how their models are averaged there.
-        """
-        contents = []
-        for worker, order in self._orders:
-            records = order.to_records(self.arrayrecord_key, self.configrecord_key)
-            if config:
-                own = records_of(records, ConfigRecord)[self.configrecord_key]
-                for key in config.keys() - own.keys():
-                    own[key] = config[key]
-            contents.append((worker.address, records))
-
-        def to_host(by_rank: dict[int, RecordDict]) -> HostOrders:
-            longest_steps = max(order.local_steps for _, order in self._orders)
-            rule = self.aggregation.at_nodes(self._orders[0][1].arrays, longest_steps)
-            keys = self.arrayrecord_key, self.configrecord_key, self.weighted_by_key
-            return HostOrders(by_rank, *keys, **rule, patience_seconds=self.patience_seconds())
-
-        return node_messages(contents, "train", to_host)
+    def _learn_patience(self, round: Round, outcomes: list[Outcome]) -> None:
+        seconds = round.reply_seconds
+        if any(outcome.failure and outcome.failure.kind == "late" for outcome in outcomes):
+            # The duration says nothing, but workers that computed need not compile again.
+            seconds = max((o.report.compute_seconds for o in outcomes if o.report), default=0.0)
+        answered = ((o.worker, o.order) for o in outcomes if not o.failure)
+        self._patience.learn(seconds, samples_of(answered))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the workers evaluate, as FedAvg does, but only when an epoch has ended.
+        """Have the workers evaluate, as FedAvg does, but only at the end of an epoch.
 
-        It waits for no node: those that are connected evaluate, or a share of them, the first in
-        worker order.
+        It does not wait for nodes: the connected ones evaluate or, with a smaller
+        `fraction_evaluate`, the first of them in worker order.
         """
         if not self.planner.epoch_ended or self.fraction_evaluate == 0.0:
             return []
@@ -416,16 +348,57 @@ class BiasedLocalSGD(FedAvg):
             messages.append(Message(records, node_id, "evaluate"))
         return messages
 
-    def start(  # type: ignore[override]  # later releases of Flower add arguments
-        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **arguments: Any
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run Flower's own loop; the budget of the learning rate is the number of rounds."""
-        self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
-        return super().start(grid, initial_arrays, num_rounds, **arguments)
+        """Run Flower's own loop; the budget of the learning rate is the number of rounds.
 
-    def fit(self, grid: Grid, initial_arrays: ArrayRecord, **arguments: Any) -> Result:
-        """Run our own loop, by epochs or seconds; see `fit_loop.fit`."""
-        return fit(self, grid, initial_arrays, **arguments)
+        The arguments and the result are those of Flower's `Strategy.start`.
+        """
+        self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    fit = fit
+
+    # --- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parts, for a checkpoint: plain values and arrays."""
+        outer = self.averaging.outer_optimizer
+        return {
+            "planner": self.planner.state_dict(),
+            "registry": self.registry.state_dict(),
+            "weighting": self.averaging.weighting.state_dict(),
+            "outer-optimizer": outer.state_dict() if outer else {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of all parts of a strategy that has not begun.
+
+        Workers are recognized when they connect; one on the same device as before keeps its speed.
+
+        Raises
+        ------
+        ValueError
+            If the state does not fit the settings.
+        """
+        outer = self.averaging.outer_optimizer
+        self.registry.load_state_dict(state["registry"])
+        self.planner.load_state_dict(state["planner"], self.registry.workers)
+        self.averaging.weighting.load_state_dict(state["weighting"])
+        if outer:
+            outer.load_state_dict(state["outer-optimizer"])
+        elif state["outer-optimizer"]:
+            raise ValueError("it has the state of an outer optimizer, but this run has none")
 
 
 def _check_epoch(selection: Selection | None, sampler: Sampler | None, epoch: EpochMode) -> None:
@@ -449,6 +422,38 @@ def _check_epoch(selection: Selection | None, sampler: Sampler | None, epoch: Ep
         )
 
 
-def _samples(orders: Sequence[tuple[Worker, TrainOrder]]) -> dict[tuple[Address, int], int]:
-    """Return by worker and batch size how many samples the orders hold."""
-    return {(w.address, order.batch_size): len(order.indices) for w, order in orders}
+def _check_parts(
+    policy: StepPolicy,
+    weighting: Weighting,
+    momentum_buffers: str,
+    rebalance: bool,
+    clock: Clock,
+) -> None:
+    """Raise UsageError if the parts of a strategy do not go together."""
+    if not momentum_buffers:  # the setting may be empty, for that of the algorithm
+        raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
+    if weighting.momentum_buffers not in ("", momentum_buffers):
+        raise UsageError(
+            f'momentum-buffers = "{momentum_buffers}" does not go with '
+            f'{type(weighting).__name__}, which needs "{weighting.momentum_buffers}"'
+        )
+    if rebalance and not policy.with_local_steps(1).needs_speeds:
+        raise UsageError(
+            f"rebalance = true needs steps that come from speeds, not {policy}; use "
+            'local-steps-slow = "auto" or steps = "by-speed"'
+        )
+    if rebalance and clock == "device":
+        raise UsageError(
+            'rebalance = true follows measured speeds, but clock = "device" computes with '
+            'fixed ones; use clock = "wall"'
+        )
+
+
+def _no_hosts(weighting: Weighting, train_on: TrainOn) -> str:
+    """Return why nodes with several devices cannot take part; empty if they can."""
+    if not node_weight(weighting):
+        rule = "only the built-in weightings can"
+        return f"{type(weighting).__name__} cannot be averaged there: {rule}"
+    if train_on.slow_reduce:
+        return "slow workers reduce models in shared memory only"
+    return ""

@@ -64,10 +64,10 @@ def predict_run(
     training = planner.training(workers)
     if not all(worker.profile.seconds_per_step > 0 for worker in training):
         return None
-    planner.choose_steps(workers, overhead_seconds)
-    shape = planner.check(workers)
+    planner.check(workers)
+    shape = planner.shape(workers, planner.fewest_steps(workers, overhead_seconds))
     loads = [samples / planner.batch_size for samples in shape.samples_per_round]
-    weights = checked_weights(strategy.aggregation.weighting, loads)
+    weights = checked_weights(strategy.averaging.weighting, loads)
     computing = [
         samples / worker.own_batch(planner.batch_size) * worker.profile.seconds_per_step
         for samples, worker in zip(shape.samples_per_round, training, strict=True)
@@ -92,7 +92,7 @@ def predict_run(
         tuple(rows),
         max(computing) + overhead_seconds,
         planner.mean_rounds_per_epoch(shape),
-        best_speed_up(strategy.aggregation.weighting, speeds, sizes, fast) if any(fast) else None,
+        best_speed_up(strategy.averaging.weighting, speeds, sizes, fast) if any(fast) else None,
     )
 
 

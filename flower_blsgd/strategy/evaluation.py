@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from ..grids.features import features_of
 from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport, Failure, HostOrders
 from .fit_loop import EpochEnd
+from .messages import Address, node_messages, read_answer, replies_to
 from .patience import Patience
-from .profiles import Address, node_messages, read_answer, replies_to
 from .workers import Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class WorkerEvaluation:
             workers += [w for w in idle if self._speed(w)]
         orders = self._orders(workers, server_round, arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
-        samples, starting = _samples(orders), self.registry.start_seconds
+        samples, starting = _samples(orders), self.registry.restart_seconds
         seconds = self._patience.seconds(samples, _FIRST_PATIENCE_SECONDS, starting)
         to_host = functools.partial(HostOrders, patience_seconds=seconds)
         began = time.monotonic()
@@ -227,7 +227,7 @@ class WorkerEvaluation:
         contents = ((worker.address, order.to_records()) for worker, order in orders)
         ids = list(self.grid.push_messages(node_messages(contents, EVALUATE))) if orders else []
         self._sent, self._ids = orders, [i or "" for i in ids] + [""] * (len(orders) - len(ids))
-        starting = self.registry.start_seconds or 0.0
+        starting = self.registry.restart_seconds or 0.0
         self._seconds = self._patience.seconds(_samples(orders), _FIRST_PATIENCE_SECONDS, starting)
         self._sent_at = time.monotonic()
 

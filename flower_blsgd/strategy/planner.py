@@ -1,8 +1,10 @@
-"""Plan epoch after epoch, and cut each into the orders of its rounds."""
+"""Plan the epochs, cut each into rounds, and record the results of the rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.exception import AggregationError
 
@@ -17,48 +19,64 @@ from ..algorithm.epoch_plan import (
     sampling_stats,
     with_new_lists,
 )
-from ..algorithm.local_steps import AutoSteps, Participant, StepPolicy, fastest_worker
+from ..algorithm.local_steps import (
+    Participant,
+    StepPolicy,
+    fastest_worker,
+    fewest_steps,
+)
 from ..algorithm.own_parts import checked_selected
-from ..algorithm.sampling import EpochRequest, LossTable, Sampler, derived_seed
+from ..algorithm.sampling import EpochRequest, LossTable, SampleList, Sampler, derived_seed
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection, SelectionRequest
 from ..errors import UsageError
-from ..protocol import TrainOrder
+from ..grids.array_records import tensors_of, view_record
+from ..protocol import Keys, TrainOrder
+from ..protocol.records import from_wire, to_wire
+from .replies import Outcome
+from .round import Round
 from .workers import Worker
+
+_COUNTERS = (
+    *("epoch", "rounds_done", "rounds_total", "began"),
+    *("samples_planned", "samples_due", "samples_trained", "samples_cut_off"),
+)
 
 
 @dataclass(eq=False)
 class Planner:
-    """Plans epoch after epoch, and cuts each into orders.
+    """Plans epochs, cuts them into rounds, and records the results of the rounds.
 
-    Its parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``.
+    Its parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``, and `keys` are names of
+    records in messages.
 
     Attributes
     ----------
     table : LossTable
-        The recorded losses.
+        The recorded losses; only `record` writes it.
     epoch : int
-        The epoch under way, counted from 1; 0 before the first.
+        The current epoch, counted from 1; 0 before the first.
     plan : EpochPlan
-        Of the epoch under way; there is none before the first.
+        Plan of the current epoch; unset before the first.
     sampling_stats : SamplingStats
-        Its choice of samples, as it was when its lists were made.
+        Statistics of its samples, from when they were chosen.
     workers : list of Worker
-        Those that it was planned for.
-    rounds_done : int
-        Rounds of this epoch that are over.
-    rounds_total : int
-        Rounds of all epochs that are over.
+        The workers of the plan.
+    rounds_done, rounds_total : int
+        Completed rounds of this epoch, and of all epochs.
     began : int
-        Workers that the first epoch was planned for.
-    samples_planned : int
-        Of all epochs so far, that under way as a whole.
-    samples_due : int
-        The same before rounding to whole rounds.
+        Number of workers in the first epoch.
+    samples_planned, samples_due : int
+        Samples of all epochs so far, including the whole current one: after and before rounding to
+        whole rounds.
     samples_trained, samples_cut_off : int
-        Of the rounds that are over: those trained on, and those that a deadline left untrained.
+        Samples of the completed rounds: trained on, and left untrained because of a deadline.
+    averaged_momentum : ArrayRecord, optional
+        With the policy ``"average"``: sent with every order of the next round.
+    resumed_momentum : dict of int to ArrayRecord
+        With the policy ``"keep"``, after a resume: sent to each worker until an order succeeds.
     budget_share : callable
-        Returns the share of the budget that is used up, in [0, 1]; called in every round.
+        Returns the used share of the budget, in [0, 1]; called in every round.
     """
 
     num_samples: int
@@ -73,12 +91,15 @@ class Planner:
     seed: int
     train_on: TrainOn = TrainOn()
     selection: Selection | None = None
+    keys: Keys = Keys()
 
     def __post_init__(self) -> None:
         self.table = LossTable(self.num_samples)
         self.epoch = self.rounds_done = self.rounds_total = self.began = 0
         self.samples_planned = self.samples_due = 0
         self.samples_trained = self.samples_cut_off = 0
+        self.averaged_momentum: ArrayRecord | None = None
+        self.resumed_momentum: dict[int, ArrayRecord] = {}
         self.plan: EpochPlan
         self.sampling_stats: SamplingStats
         self.budget_share: Callable[[], float] = lambda: 0.0
@@ -86,30 +107,32 @@ class Planner:
 
     @property
     def epoch_ended(self) -> bool:
-        """Whether no round of the epoch is left (true before the first epoch)."""
+        """Whether the epoch has no rounds left (true before the first epoch)."""
         return self.epoch == 0 or self.rounds_done == self.plan.rounds
 
     @property
     def epochs_done(self) -> float:
-        """Epochs that are over; of the one under way the share of its rounds."""
+        """Completed epochs, the current one by its share of completed rounds."""
         return self.epoch and self.epoch - 1 + self.rounds_done / self.plan.rounds
 
     def plan_is_due(self, active: Sequence[Worker]) -> bool:
-        """Return whether the next orders begin an epoch: the last is over, or its workers left."""
+        """Return whether the next round begins an epoch: the last ended, or its workers left."""
         return self.epoch_ended or not any(worker in active for worker in self.workers)
 
-    def orders(
-        self,
-        server_round: int,
-        active: Sequence[Worker],
-        arrays: ArrayRecord,
-        momentum: Mapping[int, ArrayRecord],
-    ) -> list[tuple[Worker, TrainOrder]]:
-        """Return this round's order of each worker that trains; plan an epoch if one is due.
+    def next_round(self, server_round: int, active: Sequence[Worker], arrays: ArrayRecord) -> Round:
+        """Return the next round, with an order for each worker that trains.
 
-        `momentum` is by worker index what orders bring; nothing for those that are not in it.
-        The samples of planned workers that are gone are given up. If all are gone, a new epoch
-        begins with those that are there.
+        Plans an epoch if one is due. The samples of planned workers that are gone are given up; if
+        all are gone, a new epoch begins with the active ones.
+
+        Parameters
+        ----------
+        server_round : int
+            Number of the round, counted from 1.
+        active : sequence of Worker
+            Workers that can have an order, in worker order.
+        arrays : ArrayRecord
+            The global model.
 
         Raises
         ------
@@ -127,31 +150,71 @@ class Planner:
         rate = self.learning_rate.at(
             self.epoch, self.budget_share(), self.rounds_done, self.plan.rounds
         )
-        shape = self.plan.shape
-        return [
-            (
-                worker,
-                TrainOrder(
-                    round=server_round,
-                    epoch=self.epoch,
-                    local_steps=shape.local_steps[rank],
-                    batch_size=shape.batch_sizes[rank],
-                    learning_rate=rate,
-                    seed=derived_seed(self.seed, "order", server_round, worker.index),
-                    deadline_seconds=self.deadline_seconds,
-                    momentum_policy=self.momentum_buffers,
-                    indices=self.plan.indices(self.rounds_done, rank),
-                    sample_weights=self.plan.sample_weights(self.rounds_done, rank),
-                    arrays=arrays,
-                    momentum=momentum.get(worker.index),
-                ),
-            )
+        orders = [
+            (worker, self._order(server_round, rank, worker, rate, arrays))
             for rank, worker in enumerate(self.workers)
             if worker in active
         ]
+        position = self.epoch, self.rounds_done + 1, self.plan.rounds
+        return Round(orders, arrays, self.keys, self.batch_size, *position)
+
+    def _order(
+        self, server_round: int, rank: int, worker: Worker, rate: float, arrays: ArrayRecord
+    ) -> TrainOrder:
+        shape = self.plan.shape
+        return TrainOrder(
+            round=server_round,
+            epoch=self.epoch,
+            local_steps=shape.local_steps[rank],
+            batch_size=shape.batch_sizes[rank],
+            learning_rate=rate,
+            seed=derived_seed(self.seed, "order", server_round, worker.index),
+            deadline_seconds=self.deadline_seconds,
+            momentum_policy=self.momentum_buffers,
+            indices=self.plan.indices(self.rounds_done, rank),
+            sample_weights=self.plan.sample_weights(self.rounds_done, rank),
+            arrays=arrays,
+            momentum=self.averaged_momentum or self.resumed_momentum.get(worker.index),
+        )
+
+    def record(self, outcomes: Sequence[Outcome], momentum: ArrayRecord | None = None) -> None:
+        """Record a round: losses, progress, and the times of the workers.
+
+        A failed order says nothing about the speed of its worker; its samples are marked in the
+        loss table.
+
+        Parameters
+        ----------
+        outcomes : sequence of Outcome
+            In worker order. If two trained on one sample, the loss of the first is kept.
+        momentum : ArrayRecord, optional
+            Averaged momentum for the next round.
+        """
+        for outcome in reversed(outcomes):
+            report, order = outcome.report, outcome.order
+            if report is None:
+                self.table.record_failure(order.indices)
+                continue
+            self.table.record(order.indices[: len(report.losses)], report.losses, order.round)
+            self.resumed_momentum.pop(outcome.worker.index, None)
+            if report.num_examples and report.compute_seconds > 0:
+                outcome.worker.note_time(
+                    report.compute_seconds,
+                    report.num_examples,
+                    self.batch_size,
+                    per_epoch=self.step_policy.follows_speeds,
+                )
+        self.samples_trained += int(sum(outcome.load for outcome in outcomes))
+        self.samples_cut_off += sum(outcome.cut_off for outcome in outcomes)
+        self.rounds_done += 1
+        self.rounds_total += 1
+        if momentum is not None:
+            self.averaged_momentum = momentum
 
     def check(self, workers: Sequence[Worker]) -> RoundShape:
         """Return the shape of a round with these workers, if a run can begin with them.
+
+        With an open step policy it is that of the shortest rounds.
 
         Raises
         ------
@@ -163,41 +226,55 @@ class Planner:
         """
         _refuse_nobody(workers)
         _refuse_missing_tier(workers, self.sampler, self.train_on)
-        return self._shape(workers)
+        policy, steps = self.step_policy, self.local_steps_fast
+        if policy.is_open:
+            steps = fewest_steps(policy, self._participants(self.training(workers)), 0.0)
+        return self.shape(workers, steps)
 
     def training(self, workers: Sequence[Worker]) -> list[Worker]:
         """Return the workers that train."""
         return [w for w in workers if self.train_on.trains(w.participant(self.batch_size))]
 
-    def choose_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> None:
-        """Choose tau_fast for these workers, if the step policy leaves it to be chosen.
+    def fewest_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> int:
+        """Return tau_fast of an open step policy for these workers; else that of the run.
 
-        The overhead is what a round takes except computing; None or 0 if it is not known.
+        The overhead is the duration of a round without computing; None or 0 if it is not known.
         """
-        if isinstance(self.step_policy, AutoSteps):
-            training = self.training(workers)
-            seconds = [worker.profile.seconds_per_step or None for worker in training]
-            sizes = [worker.own_batch(self.batch_size) for worker in training]
-            fastest = fastest_worker(seconds, sizes)
-            one_step = None if fastest is None else seconds[fastest]
-            steps = overhead_seconds / one_step if overhead_seconds and one_step else None
-            self.take_steps(self.step_policy.fewest(self._participants(training), steps))
+        if not self.step_policy.is_open:
+            return self.local_steps_fast
+        training = self.training(workers)
+        seconds = [worker.profile.seconds_per_step or None for worker in training]
+        sizes = [worker.own_batch(self.batch_size) for worker in training]
+        fastest = fastest_worker(seconds, sizes)
+        one_step = None if fastest is None else seconds[fastest]
+        overhead = overhead_seconds / one_step if overhead_seconds and one_step else None
+        return fewest_steps(self.step_policy, self._participants(training), overhead)
 
     def take_steps(self, local_steps_fast: int) -> None:
-        """Take this tau_fast, if the step policy leaves it to be chosen."""
-        if isinstance(self.step_policy, AutoSteps):
-            self.step_policy = self.step_policy.policy_of(local_steps_fast)
+        """Close an open step policy with this tau_fast."""
+        if self.step_policy.is_open:
+            self.step_policy = self.step_policy.with_local_steps(local_steps_fast)
             self.local_steps_fast = local_steps_fast
 
-    def _shape(self, workers: Sequence[Worker], selected: int | None = None) -> RoundShape:
-        """Return the shape of the next epoch's rounds, with so many samples selected for it."""
+    def shape(
+        self, workers: Sequence[Worker], local_steps_fast: int, selected: int | None = None
+    ) -> RoundShape:
+        """Return the shape of a round with this tau_fast.
+
+        `selected` is the number of samples that are selected for the epoch; by default all.
+
+        Raises
+        ------
+        UsageError
+            If not one step of every worker fits into the data.
+        """
         try:
             return round_shape(
-                self.step_policy,
+                self.step_policy.with_local_steps(local_steps_fast),
                 self._participants(self.training(workers)),
                 len(self.table),
                 self.mode,
-                self.local_steps_fast,
+                local_steps_fast,
                 len(workers),
                 selected or self.num_samples,
             )
@@ -205,24 +282,24 @@ class Planner:
             raise UsageError(str(error)) from None
 
     def _participants(self, training: Sequence[Worker]) -> list[Participant]:
-        """Return the workers that train; gamma is relative to the fastest of them."""
+        """Return the workers as policies see them; gamma is relative to the fastest of them."""
         participants = [worker.participant(self.batch_size) for worker in training]
-        # By samples per second; with equal batches that is the largest.
+        # The fastest by samples per second; with equal batches the largest gamma.
         speeds = ((p.speed_ratio or 0.0, p.own_batch) for p in participants)
         fastest = max(((ratio * batch, ratio) for ratio, batch in speeds), default=(0.0, 0.0))[1]
         ratios = [p.speed_ratio and p.speed_ratio / fastest for p in participants]
         return [replace(p, speed_ratio=r) for p, r in zip(participants, ratios, strict=True)]
 
     def mean_rounds_per_epoch(self, shape: RoundShape) -> float:
-        """Return how many rounds an average epoch has: those of the paper's table, or N / S.
+        """Return the average number of rounds per epoch: by the paper's table, or N / S.
 
-        How many samples a selection will leave out is not known.
+        Samples that a selection will leave out are not considered.
         """
         return shape.table_rounds or max(1.0, self.num_samples / sum(shape.samples_per_round))
 
     @property
     def samples_planned_so_far(self) -> int:
-        """Those of all rounds that are over: trained on, given up or cut off."""
+        """Samples of all completed rounds: trained on, given up or cut off."""
         if self.epoch == 0:
             return 0
         rounds_left = self.plan.rounds - self.rounds_done
@@ -230,15 +307,57 @@ class Planner:
 
     @property
     def samples_given_up(self) -> int:
-        """The rest of them: of orders that failed, or of workers that were gone."""
+        """Planned samples of failed orders, and of workers that were gone."""
         return self.samples_planned_so_far - self.samples_trained - self.samples_cut_off
 
-    def finish_round(self, trained: int, cut_off: int = 0) -> None:
-        """Count the round under way as over, with so many samples trained on, and cut off."""
-        self.samples_trained += trained
-        self.samples_cut_off += cut_off
-        self.rounds_done += 1
-        self.rounds_total += 1
+    # --- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, for a checkpoint; at least one round is over."""
+        plan = self.plan
+        return {
+            "counters": {name: getattr(self, name) for name in _COUNTERS},
+            "local-steps-fast": self.local_steps_fast,
+            "table": self.table.state_dict(),
+            "stats": {n: np.asarray(v) for n, v in asdict(self.sampling_stats).items()},
+            "planned-for": [worker.index for worker in self.workers],
+            "averaged-momentum": self.averaged_momentum
+            and dict(tensors_of(self.averaged_momentum)),
+            "plan": {
+                "epoch": plan.epoch,
+                "rounds": plan.rounds,
+                "first-round": plan.first_round,
+                "shape": to_wire(plan.shape),
+                "members": [list(each.members) for each in plan.sample_lists],
+                "lists": [each.indices for each in plan.sample_lists],
+                "weights": plan.weights,
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], workers: Sequence[Worker]) -> None:
+        """Restore the state; `workers` are those of the registry.
+
+        Raises
+        ------
+        ValueError
+            If the state does not fit the settings.
+        """
+        if state["counters"].keys() != set(_COUNTERS):
+            raise ValueError("its counters are those of another version")
+        self.table.load_state_dict(state["table"])
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
+        self.take_steps(state["local-steps-fast"])
+        self.sampling_stats = SamplingStats(**{n: v.item() for n, v in state["stats"].items()})
+        self.workers = [workers[index] for index in state["planned-for"]]
+        averaged, plan = state["averaged-momentum"], state["plan"]
+        self.averaged_momentum = averaged and view_record(averaged)
+        fields = from_wire(RoundShape, plan["shape"]).items()
+        shape: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields}
+        pairs = zip(plan["lists"], plan["members"], strict=True)
+        lists = tuple(SampleList(indices, tuple(members)) for indices, members in pairs)
+        position = plan["epoch"], plan["rounds"], RoundShape(**shape)
+        self.plan = EpochPlan(*position, lists, plan["weights"], plan["first-round"])
 
     def _plan_next_epoch(self, server_round: int, workers: Sequence[Worker]) -> None:
         training = self.training(workers)
@@ -258,7 +377,7 @@ class Planner:
             seed=self.seed,
             epoch=epoch,
             participants=participants,
-            shape=self._shape(workers, size),
+            shape=self.shape(workers, self.local_steps_fast, size),
             sampler=self.sampler,
             table=self.table,
             samples_before=self.samples_planned,
@@ -266,8 +385,8 @@ class Planner:
             selected=selected,
             last=self.plan if goes_on else None,
         )
-        if not plan.first_round:  # else its lists are those of before
-            # Here and not at the epoch's end: the losses that the choice followed change in it.
+        if not plan.first_round:  # else it continues the lists of the epoch before
+            # Now, because the epoch changes the losses that decided the choice.
             self.sampling_stats = sampling_stats(
                 plan, participants, self.table, server_round - 1, rounds_per_epoch
             )
@@ -278,7 +397,7 @@ class Planner:
         self.workers = training
 
     def _make_new_lists(self, server_round: int) -> None:
-        """Let the sampler choose again within an epoch, for the same workers."""
+        """Have the sampler choose again within an epoch, for the same workers."""
         plan, workers = self.plan, tuple(self._participants(self.workers))
         before, per_round = self.samples_planned_so_far, plan.shape.samples_per_round
         request = EpochRequest(self.seed, self.epoch, plan.rounds, workers, per_round, before)
@@ -290,7 +409,7 @@ class Planner:
 
 def _refuse_nobody(workers: Sequence[Worker]) -> None:
     if not workers:
-        raise AggregationError("no worker is left to train; the log above says why")
+        raise AggregationError("no worker is left to train; see the log above")
 
 
 def _refuse_missing_tier(workers: Sequence[Worker], sampler: Sampler, train_on: TrainOn) -> None:
@@ -300,8 +419,8 @@ def _refuse_missing_tier(workers: Sequence[Worker], sampler: Sampler, train_on: 
         needed["fast"] = "only fast ones are to train; name one fast"
     elif sampler.needs_both_tiers and not any(_may_be_slow(worker) for worker in workers):
         for tier in ("fast", "slow"):
-            way_out = f'name one {tier}, or use sampler = "uniform"'
-            needed[tier] = f"this sampler needs a fast and a slow one; {way_out}"
+            fix = f'name one {tier}, or use sampler = "uniform"'
+            needed[tier] = f"this sampler needs a fast and a slow one; {fix}"
     if train_on.slow_reduce:
         needed["slow"] = 'slow ones are to sum the models; name one slow, or use train-on = "fast"'
     for tier, reason in needed.items():
@@ -311,5 +430,5 @@ def _refuse_missing_tier(workers: Sequence[Worker], sampler: Sampler, train_on: 
 
 
 def _may_be_slow(worker: Worker) -> bool:
-    """Return whether a worker counts as fast only because nothing is known of it."""
+    """Return whether a worker counts as fast only because its speed is unknown."""
     return not worker.profile.tier and worker.speed_ratio is None

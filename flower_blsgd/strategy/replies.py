@@ -1,21 +1,20 @@
-"""Replies of a round: read and check them, so that only models that can be averaged count.
+"""Read and check the replies of a round, so that only models that can be averaged count.
 
-What a node sends, whatever it is, costs no more than the share of its own workers; what becomes of
-one that fails stands in ``docs/reliability.md``.
+A node with a wrong reply loses only the contribution of its own workers; see
+``docs/reliability.md`` for what happens to a worker that fails.
 """
 
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from ..algorithm.averaging import AnyArray, average_by_load
-from ..algorithm.sampling import LossTable
+from ..algorithm.averaging import AnyArray
 from ..algorithm.tensor_sum import first_not_finite
 from ..grids.array_records import FlatTensors, flat_of
 from ..protocol import (
@@ -26,7 +25,6 @@ from ..protocol import (
     MOMENTUM_ZEROED,
     NUM_EXAMPLES,
     SLOTS,
-    TIMING_KEYS,
     Failure,
     HostReply,
     NotFiniteError,
@@ -35,14 +33,14 @@ from ..protocol import (
     TrainReport,
     state_name,
 )
-from ..protocol.records import records_of, unchecked_content, unchecked_record
-from .profiles import answer_of
+from ..protocol.records import records_of
+from .messages import answer_of
 from .workers import Worker
 
 _LOG = logging.getLogger(__name__)
 
 _MOST_SECONDS = 1e9
-"""Of computing, beyond any round: sums of such numbers and speeds stay finite."""
+"""Upper limit of the seconds of computing: sums and speeds stay finite."""
 
 _Kind = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype."""
@@ -120,7 +118,7 @@ def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> d
         array = held.get(name)
         if array is None:
             continue
-        tensor = array.numpy()  # what it holds counts, not what its header says
+        tensor = array.numpy()  # its header may be wrong
         if (tensor.shape, tensor.dtype) != kind:
             raise ProtocolError(
                 f"its tensor {name!r} is {tensor.dtype} of shape {tensor.shape}, "
@@ -145,14 +143,14 @@ class CheckedReply:
     Parameters
     ----------
     report : TrainReport
-        What was done.
+        The report.
     metrics : MetricRecord
-        All of its metrics.
+        All metrics of the reply.
     tensors : mapping
-        Its model by name. The workers of a node with several devices have the same object: the
-        average that their models are in, empty if none of them completed a step.
+        The model by name. The workers of a node with several devices share one object: the average
+        of their models, empty if none of them completed a step.
     momentum : mapping
-        The optimizer's state, if it was sent; of such a node averaged likewise.
+        The optimizer's state, if it was sent; for such a node the average.
     """
 
     report: TrainReport
@@ -166,8 +164,8 @@ def check_reply(
 ) -> CheckedReply:
     """Read and check the reply to an order, on the server or on a node with several devices.
 
-    ProtocolError if it cannot be used, such as without the metric `weighted_by_key`; the message
-    says why.
+    ProtocolError, with the reason, if it cannot be used, such as without the metric
+    `weighted_by_key`.
     """
     report, metrics = _read_report(content, order, weighted_by_key)
     tensors = model_shape.checked(report.arrays)
@@ -193,23 +191,29 @@ def _read_report(
 # --- all replies of a round -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of one order.
+    """The outcome of one order.
 
     Parameters
     ----------
     worker : Worker
-        The worker that had it.
+        The worker that had the order.
     order : TrainOrder
-        What was ordered.
+        The order.
     reply : CheckedReply, optional
         None if the order failed.
     failure : Failure, optional
-        Why it failed; None if it did not.
+        Why the order failed; None if it succeeded.
     momentum_zeroed : bool
-        Whether the optimizer's state was not finite, which the reply also says if its model
-        is not finite either.
+        Whether the optimizer's state was not finite. The reply also says so if the model is not
+        finite either.
+    report : TrainReport, optional
+        The report in the reply.
+    load : float
+        Completed steps times batch size; 0 if the order failed.
+    cut_off : int
+        Samples of the order that a deadline left untrained; 0 if the order failed.
     """
 
     worker: Worker
@@ -217,21 +221,18 @@ class Outcome:
     reply: CheckedReply | None = None
     failure: Failure | None = None
     momentum_zeroed: bool = False
+    report: TrainReport | None = None
+    load: float = 0.0
+    cut_off: int = 0
 
-    @property
-    def report(self) -> TrainReport | None:
-        """The worker's report; None if the order failed."""
-        return self.reply.report if self.reply else None
 
-    @property
-    def load(self) -> float:
-        """Completed steps times batch size; 0 if it failed."""
-        return float(self.report.num_examples) if self.report else 0.0
-
-    @property
-    def cut_off(self) -> int:
-        """Samples of the order that a deadline left untrained; 0 if it failed."""
-        return len(self.order.indices) - self.report.num_examples if self.report else 0
+def succeeded(
+    worker: Worker, order: TrainOrder, reply: CheckedReply, zeroed: bool = False
+) -> Outcome:
+    """Return the outcome of an order with a checked reply."""
+    done = reply.report.num_examples
+    cut_off = len(order.indices) - done
+    return Outcome(worker, order, reply, None, zeroed, reply.report, float(done), cut_off)
 
 
 def read_replies(
@@ -246,16 +247,16 @@ def read_replies(
     Parameters
     ----------
     replies : iterable of Message
-        In any order; those of nodes without an order are ignored, second ones and those to other
-        messages dropped and counted.
+        In any order. Replies of nodes without an order are ignored; second replies, and replies to
+        other messages, are dropped and counted.
     orders : sequence of (Worker, TrainOrder)
         One per worker. The workers of one node share one reply.
     model_shape : ModelShape
-        Of the global model.
+        Shape of the global model.
     weighted_by_key : str (default: "num-examples")
-        A metric that every reply must hold.
+        A metric that every reply must have.
     message_ids : mapping of int to str, optional
-        By node id: the message that it must answer, where that is known.
+        By node id: the message that it must answer, where known.
 
     Returns
     -------
@@ -284,9 +285,9 @@ def read_replies(
                     ((worker, order),) = given
                     zeroed = _says_zeroed(answer)
                     checked = check_reply(answer, order, model_shape, weighted_by_key)
-                    outcomes.append(Outcome(worker, order, checked, momentum_zeroed=zeroed))
+                    outcomes.append(succeeded(worker, order, checked, zeroed))
                 continue
-            except Exception as error:  # whatever a node sends costs its own share only
+            except Exception as error:  # a wrong reply must not end the round
                 answer = Failure.of(error)
         outcomes += _failed(given, answer, zeroed)
     for outcome in outcomes:
@@ -300,8 +301,8 @@ def _read_host(
 ) -> list[Outcome]:
     """Read the reply of a node with several devices: one model, and each worker's report.
 
-    ProtocolError if anything in it cannot be used. Then none of its workers count: nobody can say
-    what is in the average.
+    ProtocolError if any part of it is wrong. Then none of its workers count, because the content of
+    the average is unknown.
     """
     host = HostReply.from_content(content)
     orders = {worker.local_rank or 0: order for worker, order in given}
@@ -334,8 +335,7 @@ def _read_host(
             outcomes += _failed([(worker, order)], failure)
         else:
             reply = CheckedReply(*reports[rank], tensors, momentum)
-            zeroed = bool(reply.report.momentum_zeroed)
-            outcomes.append(Outcome(worker, order, reply, momentum_zeroed=zeroed))
+            outcomes.append(succeeded(worker, order, reply, bool(reply.report.momentum_zeroed)))
     return outcomes
 
 
@@ -345,7 +345,7 @@ def _says_zeroed(content: RecordDict) -> bool:
 
 
 def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outcome]:
-    """Count failed orders, log what is new, and return their outcomes."""
+    """Count failed orders, log the first of each kind, and return their outcomes."""
     first = [w for w, _ in given if w.note_failed_order(failure.kind, failure.brief)]
     if first:
         raised = failure.in_app
@@ -361,70 +361,7 @@ def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outco
 
 
 def _drop(given: Orders, kind: str) -> None:
-    """Count a reply that nobody asked for; if it is not from a worker, nobody cares."""
+    """Count an unexpected reply; ignore it if its node has no order."""
     for worker, order in given:
         if worker.note_failure(kind):
             _LOG.warning("worker %s in round %d: %s, dropped", worker.label, order.round, kind)
-
-
-# --- losses, metrics, momentum ----------------------------------------------------------------
-
-
-def record_losses(outcomes: Sequence[Outcome], table: LossTable, server_round: int) -> None:
-    """Write the reported losses into the table, and which samples' orders failed."""
-    for outcome in reversed(outcomes):  # the lowest worker index is written last and wins
-        if outcome.report is None:
-            table.record_failure(outcome.order.indices)
-        else:
-            done = outcome.order.indices[: len(outcome.report.losses)]
-            table.record(done, outcome.report.losses, server_round)
-
-
-def average_metrics(
-    outcomes: Sequence[Outcome], average: Callable[..., MetricRecord], weighted_by_key: str
-) -> MetricRecord:
-    """Average the metrics of the workers that count, as Flower does, and add up their samples.
-
-    Times are left out, as their average means nothing, and metrics that have another form than
-    those of the first worker, as they have none.
-    """
-    contents = []
-    counted = [o.reply.metrics for o in outcomes if o.reply is not None and o.load > 0]
-    forms = {key: np.shape(v) for key, v in counted[0].items() if key not in TIMING_KEYS}
-    for own in counted:
-        kept = {k: v for k, v in own.items() if np.shape(v) == forms.get(k)}
-        contents.append(unchecked_content({METRICS: unchecked_record(MetricRecord, kept)}))
-    metrics = average(contents, weighted_by_key)
-    metrics[weighted_by_key] = int(sum(outcome.load for outcome in outcomes))
-    return metrics
-
-
-def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
-    """Average the optimizers' states that were sent, by load; None if none was.
-
-    Each tensor over those that have it: a worker may have trained other parameters. Counters of
-    steps are averaged too and become fractions, as fits a mixture of states.
-    """
-    counted = [outcome for outcome in outcomes if outcome.load > 0]
-    loads = [outcome.load for outcome in counted]
-    return average_by_load(*once_per_node(counted, loads, lambda reply: reply.momentum)) or None
-
-
-def once_per_node(
-    outcomes: Sequence[Outcome],
-    shares: Sequence[float],
-    part: Callable[[CheckedReply], Mapping[str, AnyArray]],
-) -> tuple[list[Mapping[str, AnyArray]], list[float]]:
-    """Return a part of the replies in worker order, each with its share of a sum.
-
-    The workers of one node with several devices have the same object in their replies: it comes
-    once, with the sum of their shares.
-    """
-    found: dict[int, Mapping[str, AnyArray]] = {}
-    sums: dict[int, float] = {}
-    for outcome, share in zip(outcomes, shares, strict=True):
-        if outcome.reply is not None:
-            tensors = part(outcome.reply)
-            found[id(tensors)] = tensors
-            sums[id(tensors)] = sums.get(id(tensors), 0.0) + share
-    return list(found.values()), list(sums.values())

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .planner import Planner
     from .replies import Outcome
-    from .workers import Worker
+    from .round import Round
 
 
 @dataclass(frozen=True)
@@ -164,23 +163,15 @@ def split_times(
 
 
 def round_record(
-    planner: "Planner",
-    outcomes: Sequence["Outcome"],
-    weights: Sequence[float],
-    *,
-    sent_at: float,
-    reply_seconds: float,
-    round_seconds: float,
-    planning_seconds: float,
-    model_bytes: int,
-    summing: Sequence[tuple["Worker", tuple[float, float]]] = (),
+    round: "Round", outcomes: Sequence["Outcome"], weights: Sequence[float], round_seconds: float
 ) -> RoundRecord:
-    """Return the record of the round that just ended; the planner counts it as over already.
+    """Return the record of a round whose next model is ready.
 
-    Outcomes are in worker order. `sent_at` and the start and the end of those that summed models
-    are Unix times. `reply_seconds` and `round_seconds` are the time from the first order to the
-    last reply and to the new model, on a clock that nobody sets.
+    Outcomes and weights are in worker order. `round_seconds` is the time from the first message to
+    the new model.
     """
+    sent_at, reply_seconds = round.sent_at, round.reply_seconds
+    summing = round.slow_reduce.summing if round.slow_reduce else ()
     computing = {
         o.worker.index: (o.report.started_at - sent_at, o.report.compute_seconds)
         for o in outcomes
@@ -194,7 +185,7 @@ def round_record(
             fast=outcome.worker.fast,
             local_steps=outcome.order.local_steps,
             completed_steps=outcome.report.completed_steps if outcome.report else 0,
-            batch_scale=outcome.order.batch_size / outcome.worker.own_batch(planner.batch_size),
+            batch_scale=outcome.order.batch_size / outcome.worker.own_batch(round.batch_size),
             num_examples=outcome.report.num_examples if outcome.report else 0,
             weight=weight,
             loss=outcome.report.mean_loss if outcome.report else float("nan"),
@@ -222,14 +213,14 @@ def round_record(
     ]
     return RoundRecord(
         round=outcomes[0].order.round,
-        epoch=planner.epoch,
-        rounds_in_epoch=planner.plan.rounds,
-        round_in_epoch=planner.rounds_done,
+        epoch=round.epoch,
+        rounds_in_epoch=round.rounds_in_epoch,
+        round_in_epoch=round.round_in_epoch,
         learning_rate=outcomes[0].order.learning_rate,
-        planning_seconds=planning_seconds,
+        planning_seconds=round.planning_seconds,
         round_seconds=round_seconds,
         averaging_seconds=round_seconds - reply_seconds,
-        bytes_moved=model_bytes * (len(sent) + len(answered)),
+        bytes_moved=round.model_shape.num_bytes * (len(sent) + len(answered)),
         train_loss=loss / samples if samples else float("nan"),
         workers=tuple(sorted([*workers, *sums], key=lambda row: row.worker)),
     )

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from ..algorithm.averaging import AnyArray, weighted_average
 from ..grids.array_records import view_record
 from ..protocol import TRAIN_SUM, Failure, SumOrder, SumReport
-from .profiles import read_answer, replies_to
+from .messages import read_answer, replies_to
 from .replies import ModelShape
 from .workers import Worker
 

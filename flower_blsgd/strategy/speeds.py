@@ -1,15 +1,354 @@
-"""Speeds and overhead, measured in rounds as training has them."""
+"""Connect workers, measure their speeds and choose local steps: what happens before planning."""
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.epoch_plan import RoundShape
-from ..protocol import TrainOrder, TrainReport
+from ..algorithm.local_steps import Clock
+from ..grids.features import features_of
+from ..grids.worker_spec import Tier
+from ..protocol import (
+    HOST,
+    QUERY_PROFILE,
+    Failure,
+    ProfileQuery,
+    TrainOrder,
+    TrainReport,
+    WorkerProfile,
+)
+from ..protocol.records import by_rank
+from .averaging import Averaging
+from .messages import Address, answer_of, node_messages, read_answer, replies_to
+from .patience import MULTIPLE_OF_START
+from .planner import Planner
+from .round import Round
+from .workers import WorkerRegistry
 
+_LOG = logging.getLogger(__name__)
+_PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own strategies
+
+UNKNOWN_DEVICE = "unknown device"
+"""Device of a node whose ClientApp does not answer the profile query."""
+
+_NOT_MEASURED = "its ClientApp does not measure; set seconds-per-step in its node config"
+
+_POLL_SECONDS = 0.5
+_FIRST_QUERY_SECONDS, _QUERY_AGAIN_SECONDS = 600.0, 60.0
+"""How long to wait for profiles; later at least a multiple of the duration of the first query."""
+
+_RETURN_SECONDS = 60.0
+"""How long to wait for nodes to come back, where too few workers are left."""
+
+_FIRST_ROUND_SECONDS = 3600.0
 _MEASURED_SECONDS = 3.0
+
+
+@dataclass(eq=False)
+class Connector:
+    """Connects the workers of a run and measures them, before a round is planned.
+
+    Parameters
+    ----------
+    registry : WorkerRegistry
+        The workers; new ones are added.
+    planner : Planner
+        Its step policy says whose speeds are needed.
+    min_workers : int
+        Nodes to wait for before the first round, >= 1; and workers that must be left when an epoch
+        is planned, if at least as many began.
+    clock : {"wall", "device"} (default: "wall")
+        ``"wall"`` measures all workers at once, as they train; ``"device"`` one after another, and
+        always.
+    """
+
+    registry: WorkerRegistry
+    planner: Planner
+    min_workers: int
+    clock: Clock = "wall"
+
+    def __post_init__(self) -> None:
+        self._query_seconds = _FIRST_QUERY_SECONDS
+        self._speeds_are_due = False
+        self._silent_nodes: set[int] = set()
+
+    def refresh(self, grid: Grid) -> None:
+        """Notice nodes that came or went.
+
+        The first call waits until enough nodes are connected, queries them, and measures speeds
+        that are needed. Later a new node is queried at once if it may be a worker that comes back;
+        other new nodes are queried by `prepare_epoch`.
+
+        Raises
+        ------
+        UsageError
+            If, at the start, two nodes have other data or another model, or a node with several
+            devices cannot take part.
+        """
+        registry = self.registry
+        online = set(grid.get_node_ids()) if registry.begun else self._wait(grid)
+        for worker in registry.workers:
+            if worker.present and worker.node_id not in online:
+                worker.forget_times()  # it may come back on another device
+                _LOG.warning("%s is gone", worker.label)
+            elif not worker.present and worker.node_id in online:
+                _LOG.warning("%s is back", worker.label)
+                worker.fresh = True
+            worker.present = worker.node_id in online
+        for node_id in features_of(grid).take_deaths():  # of a local grid
+            for worker in registry.workers:
+                if worker.node_id == node_id:
+                    worker.note_failure("died between orders")
+        known = {worker.node_id for worker in registry.workers}
+        new = sorted(online - known - self._silent_nodes)
+        if not registry.begun:
+            began = time.monotonic()
+            self._query(grid, new)
+            seconds = time.monotonic() - began
+            if seconds < _FIRST_QUERY_SECONDS:  # else a node did not answer
+                registry.start_seconds = seconds
+            least = MULTIPLE_OF_START * registry.start_seconds
+            self._query_seconds = max(_QUERY_AGAIN_SECONDS, least)
+            self._measure_speeds(grid, 0)
+        elif not all(worker.present for worker in registry.workers):
+            self._query(grid, new)
+
+    def prepare_epoch(self, grid: Grid) -> None:
+        """Query new nodes and excluded workers before an epoch; wait if too few workers are left.
+
+        Raises
+        ------
+        AggregationError
+            If too few workers that train are left.
+        """
+        registry, began = self.registry, self.planner.began
+        training = self.planner.training
+        first_new, needed = len(registry.workers), min(self.min_workers, began)
+        known = {worker.node_id for worker in registry.workers}
+        nodes = set(grid.get_node_ids()) - known - registry.refused_nodes
+        nodes |= {w.node_id for w in registry.workers if w.present and w.is_left_out}
+        self._query(grid, sorted(nodes))
+        give_up_at = time.monotonic() + _RETURN_SECONDS
+        while len(training(registry.active)) < needed and not all(
+            worker.present for worker in registry.workers if worker.trains
+        ):
+            if time.monotonic() > give_up_at:
+                break
+            time.sleep(_POLL_SECONDS)
+            self.refresh(grid)
+        self._measure_speeds(grid, first_new)
+        left = training(registry.active)
+        if len(left) < needed:
+            reasons = "; ".join(
+                f"{w.label}: {w.excluded or 'its node is gone'}"
+                for w in registry.workers
+                if w.trains and w not in registry.active
+            )
+            raise AggregationError(
+                f"the next epoch cannot begin: {len(left)} of {began} workers "
+                f"are left, and min-workers = {self.min_workers} ({reasons})"
+            )
+
+    def choose_steps(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        averaging: Averaging,
+        overhead_seconds: float | None = None,
+    ) -> bool:
+        """Choose tau_fast if the step policy is open; return whether it was.
+
+        The overhead is the duration of a round without computing. Unless it is given, it is
+        measured in the shortest rounds, together with the speeds of workers whose speed was
+        measured.
+        """
+        planner, workers = self.planner, self.registry.active
+        if not planner.step_policy.is_open:
+            return False
+        if not overhead_seconds and any(worker.speed_ratio for worker in workers):
+            training, shape = planner.training(workers), planner.check(workers)
+            averaging = replace(averaging, outer_optimizer=None)
+
+            def do_round(orders: list[TrainOrder]) -> list[TrainReport | None]:
+                pairs = list(zip(training, orders, strict=True))
+                round = Round(pairs, arrays, planner.keys, planner.batch_size)
+                messages = round.messages(averaging)
+                outcomes = round.read(grid.send_and_receive(messages, timeout=_FIRST_ROUND_SECONDS))
+                if all(outcome.report for outcome in outcomes):
+                    averaging.next_model(round, outcomes)
+                return [outcome.report for outcome in outcomes]
+
+            if rows := measure_rounds(do_round, arrays, shape, planner.num_samples):
+                # Lower quartiles: disturbances make a round longer, and medians vary more.
+                *speeds, overhead_seconds = (
+                    sorted(c)[len(c) // 4] for c in zip(*rows, strict=True)
+                )
+                for worker, seconds, size in zip(training, speeds, shape.batch_sizes, strict=True):
+                    counts = worker.measured and self.clock == "wall"
+                    if counts and size == worker.own_batch(planner.batch_size):
+                        worker.profile = replace(worker.profile, seconds_per_step=seconds)
+                self.registry.assign_tiers()
+        planner.take_steps(planner.fewest_steps(workers, overhead_seconds))
+        known = f"{overhead_seconds:.2g} s" if overhead_seconds else "an unknown time"
+        what = "local-steps-fast = auto: %d; a round takes %s in addition to computing"
+        _PROGRESS.info(what, planner.local_steps_fast, known)
+        return True
+
+    def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
+        """Query nodes: register new workers, and readmit excluded ones that answer."""
+        registry = self.registry
+        known = self._silent_nodes | {worker.node_id for worker in registry.workers}
+        level = logging.ERROR if set(nodes) - known else logging.DEBUG
+        found = query_profiles(grid, nodes, seconds=self._query_seconds, level=level)
+        self._silent_nodes |= set(nodes)
+        for worker in registry.workers:
+            profile = found.pop(worker.address, None)
+            if profile and worker.is_left_out and not registry.mismatch(profile, worker.local_rank):
+                worker.excluded = ""
+                _LOG.info("%s answers and takes part again", worker.label)
+        self._speeds_are_due |= bool(found)
+        registry.register(found)
+
+    def _wait(self, grid: Grid) -> set[int]:
+        logged = -1
+        while len(online := set(grid.get_node_ids())) < self.min_workers:
+            if len(online) != logged:
+                logged = len(online)
+                _LOG.info("waiting: %d of %d nodes are connected", logged, self.min_workers)
+            time.sleep(_POLL_SECONDS)
+        return online
+
+    def _measure_speeds(self, grid: Grid, first_new: int) -> None:
+        registry, batch_size = self.registry, self.planner.batch_size
+        known = [w for w in registry.active if w.profile.device != UNKNOWN_DEVICE]
+        needed = any(not w.profile.tier or self._decides_steps(w.profile) for w in known)
+        due, self._speeds_are_due = self._speeds_are_due, False
+        if not due or not (needed or self.clock == "device"):
+            return
+        unknown = [w for w in known if not w.profile.seconds_per_step]
+        if self.clock == "wall":  # workers that were measured before compute as well, as in a round
+            groups = [[*unknown, *(w for w in registry.active if w.measured)]] if unknown else []
+        else:
+            groups = [[worker] for worker in unknown]
+        speeds: dict[Address, float | str] = {}
+        for group in groups:
+            _LOG.info("measuring the seconds per step: %s", ", ".join(w.label for w in group))
+            speeds |= query_speeds(grid, {w.address: w.own_batch(batch_size) for w in group})
+        reasons = []
+        for worker in unknown:
+            seconds = speeds[worker.address]
+            if isinstance(seconds, float):
+                worker.profile = replace(worker.profile, seconds_per_step=seconds)
+                worker.measured = True
+            else:
+                reasons.append(f"{worker.label}: {seconds}")
+        if reasons:
+            what = (
+                "unknown speed, so each counts as the fastest (gamma 1); set seconds-per-step: %s"
+            )
+            _LOG.warning(what, "; ".join(reasons))
+        registry.assign_tiers(first_new)
+
+    def _decides_steps(self, profile: WorkerProfile) -> bool:
+        """Return whether the steps of a worker whose tier is named follow from its speed."""
+        policy = self.planner.step_policy
+        if not policy.needs_speeds or profile.steps:
+            return False
+        return profile.tier == "slow" or policy.needs_fast_speeds
+
+
+# --- queries ------------------------------------------------------------------------------------
+
+
+def query_profiles(
+    grid: Grid, node_ids: Sequence[int], *, seconds: float = 600.0, level: int = logging.ERROR
+) -> dict[Address, WorkerProfile]:
+    """Query the profiles of nodes, and return those of the workers found.
+
+    A worker that fails, does not answer within `seconds` or sends no profile is logged, at this
+    level, and left out. A ClientApp without a handler for the query counts as one fast worker, with
+    a warning. A node whose process died is queried once more: the process restarts under the same
+    node id.
+    """
+    content = ProfileQuery().to_records()
+    replies: dict[int, Message] = {}
+    queried = list(node_ids)
+    for _ in range(2):
+        messages = [Message(content, node_id, QUERY_PROFILE) for node_id in queried]
+        replies |= replies_to(grid, messages, seconds)
+        answers = {
+            (node_id, rank): answer
+            for node_id in node_ids
+            for rank, answer in _profiles_in(replies.get(node_id)).items()
+        }
+        failures = {address: a for address, a in answers.items() if isinstance(a, Failure)}
+        queried = sorted({node for (node, _), f in failures.items() if f.kind == "died"})
+    found = {address: a for address, a in answers.items() if isinstance(a, WorkerProfile)}
+    no_handler = [address for address, f in failures.items() if f.kind == "no handler"]
+    if no_handler:
+        found |= dict.fromkeys(no_handler, WorkerProfile(device=UNKNOWN_DEVICE))
+        _LOG.log(
+            min(level, logging.WARNING),
+            "%s: the ClientApp has no profile handler, so each node counts as one fast worker "
+            '(gamma 1); add app.query("profile")(flower_blsgd.answer_profile) to the ClientApp',
+            ", ".join(f"node {node_id}" for node_id, _ in no_handler),
+        )
+    for (node_id, rank), failure in failures.items():
+        if (node_id, rank) not in no_handler:
+            reason = failure.reason.rstrip() or failure.brief
+            who = f"node {node_id}" if rank is None else f"device {rank} of node {node_id}"
+            _LOG.log(level, "%s does not take part: %s", who, reason)
+    return found
+
+
+def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Failure]:
+    """Return the profile of each worker behind a node, by local rank, or why there is none."""
+    answer = answer_of(reply, None)
+    ranks: Iterable[int | None] = (None,)
+    if isinstance(answer, RecordDict) and HOST in answer.config_records:
+        ranks = by_rank(answer)[0] or ranks
+    return {rank: read_answer(reply, rank, WorkerProfile.from_content) for rank in ranks}
+
+
+def query_speeds(
+    grid: Grid, batch_sizes: Mapping[Address, int], seconds: float = 1.0
+) -> dict[Address, float | str]:
+    """Have workers measure their seconds per step, all at the same time.
+
+    Parameters
+    ----------
+    grid : Grid
+        Any Flower grid.
+    batch_sizes : mapping of (int, int or None) to int
+        Samples per step of each worker.
+    seconds : float (default: 1.0)
+        Approximate duration of the measurement.
+
+    Returns
+    -------
+    dict
+        By worker: the seconds per step, or why they are unknown.
+    """
+    contents = {
+        size: ProfileQuery(True, size, seconds).to_records() for size in batch_sizes.values()
+    }
+    queries = [(address, contents[size]) for address, size in batch_sizes.items()]
+    messages = node_messages(queries, QUERY_PROFILE)
+    replies = replies_to(grid, messages)
+    speeds: dict[Address, float | str] = {}
+    for node_id, rank in batch_sizes:
+        profile = read_answer(replies.get(node_id), rank, WorkerProfile.from_content)
+        if isinstance(profile, Failure):
+            speeds[node_id, rank] = profile.brief
+        else:
+            speeds[node_id, rank] = profile.seconds_per_step or _NOT_MEASURED
+    return speeds
 
 
 def measure_rounds(
@@ -22,9 +361,9 @@ def measure_rounds(
 ) -> list[list[float]]:
     """Return the seconds per step of each worker in each round, and last its overhead seconds.
 
-    All workers compute at once, with cold caches after every wait and slowed as they are; only the
-    learning rate is 0. After one round to warm up, rounds are measured for about three seconds. The
-    list ends early, perhaps empty, if an order fails.
+    All workers compute at once, with cold caches after every wait and their slowdown; only the
+    learning rate is 0. After one warm-up round, rounds are measured for about three seconds. The
+    list ends early, and may be empty, if an order fails.
 
     Parameters
     ----------
@@ -41,7 +380,7 @@ def measure_rounds(
         orders, began = [], time.perf_counter()
         for rank, steps in enumerate(shape.local_steps):
             size = shape.batch_sizes[rank]
-            draw = np.random.default_rng([rank, len(rows)])  # no sample is in the caches already
+            draw = np.random.default_rng([rank, len(rows)])  # samples that are not cached yet
             orders.append(TrainOrder.to_measure(steps, size, num_samples, arrays, draw))
         seconds = [report.compute_seconds if report else 0.0 for report in do_round(orders)]
         if not all(seconds):
@@ -49,3 +388,22 @@ def measure_rounds(
         per_step = [s / steps for s, steps in zip(seconds, shape.local_steps, strict=True)]
         rows.append([*per_step, max(0.0, time.perf_counter() - began - max(seconds))])
     return rows[1:]
+
+
+def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
+    """Fill in tiers and speeds that are unknown before the start, so that little is refused.
+
+    An unnamed worker may turn out to be of either tier, but the fastest of all is fast.
+    """
+    named = {profile.tier for profile in profiles if profile.role == "train"}
+    tiers: tuple[Tier, ...] = ("fast", "slow")
+    missing = [tier for tier in tiers if tier not in named]
+    known = [profile.seconds_per_step for profile in profiles if profile.seconds_per_step > 0]
+    assumed = min(known, default=1.0)
+    filled = []
+    for profile in profiles:
+        wanted = missing if profile.role == "train" else []
+        tier = profile.tier or (wanted.pop(0) if wanted else "fast")
+        seconds = profile.seconds_per_step or assumed
+        filled.append(replace(profile, tier=tier, seconds_per_step=seconds))
+    return filled

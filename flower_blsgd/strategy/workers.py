@@ -1,55 +1,39 @@
-"""The workers of a run: queried once, ranked once, recognised when they come back.
+"""The workers of a run: ranked once, recognized when they come back.
 
 A worker whose node is gone keeps its index and gets no order until it is back.
 """
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-from flwr.serverapp import Grid
-from flwr.serverapp.exception import AggregationError
+from typing import Any
 
 from ..algorithm.local_steps import (
     FAST_SPEED_RATIO,
-    Clock,
     Participant,
-    StepPolicy,
     fastest_worker,
     speed_ratios,
     speeds_changed,
 )
 from ..errors import UsageError
-from ..grids.features import features_of
 from ..protocol import WorkerProfile
-from .patience import MULTIPLE_OF_START, moving_average
-from .profiles import UNKNOWN_DEVICE, Address, query_profiles, query_speeds
-
-if TYPE_CHECKING:
-    from .replies import Outcome
+from ..protocol.records import from_wire, to_wire
+from .messages import Address
+from .patience import moving_average
 
 _LOG = logging.getLogger(__name__)
 
 MOST_FAILURES = 3
-"""A worker with so many failed orders in a row is left out: it gets none until the next epoch is
-planned, and then only if it answers a query."""
-
-_POLL_SECONDS = 0.5
-_FIRST_QUERY_SECONDS, _QUERY_AGAIN_SECONDS = 600.0, 60.0
-"""How long to wait for profiles; again it is at least a multiple of what the first query took."""
-
-_RETURN_SECONDS = 60.0
-"""How long nodes that are gone may take to come back, where too few workers are left."""
+"""After this many failed orders in a row a worker is left out: it gets no order until the next
+epoch is planned, and then only if it answers a query."""
 
 _MUST_BE_EQUAL = (
-    ("data_fingerprint", "holds other training data", "point both at the same data set"),
+    ("data_fingerprint", "has other training data", "point both at the same data set"),
     ("model_fingerprint", "has another model", "install the same task and versions on both"),
 )
 
 DEAD_BAND = 0.1, 0.25
-"""With ``rebalance``, a gamma that fell or rose by no more than these shares is left alone."""
+"""With ``rebalance``, a gamma that fell or rose by no more than these shares is kept."""
 
 UNKNOWN_NODE = -1
 
@@ -61,35 +45,35 @@ class Worker:
     Attributes
     ----------
     index : int
-        Its rank in every sum and every draw; it never changes.
+        Rank in every sum and every draw; it never changes.
     node_id : int
-        The Flower node that it is now; a SuperNode gets a new one when it starts again,
-        unless its key is registered. `UNKNOWN_NODE` for one of a checkpoint until it is back.
+        Current Flower node; a SuperNode gets a new id when it restarts, unless its key is
+        registered. `UNKNOWN_NODE` for a worker of a checkpoint until it is back.
     profile : WorkerProfile
-        What its node answered.
+        Last answer to a profile query.
     present : bool
         Whether the node is connected.
     excluded : str
-        Why it takes no part; empty while it does.
+        Why the worker is excluded; empty if it is not.
     fast : bool
-        Its tier: as named, else by its speed.
+        Tier: as named, else by speed.
     speed_ratio : float, optional
         gamma, if the speeds are known.
     measured : bool
-        Whether its seconds per step were measured by us, not given.
+        Whether the seconds per step were measured by the run, not given.
     training_seconds_per_step : float
-        Of its orders: a moving average or, for a policy that follows speeds, all of them in the
-        last epoch that it has any of; 0 before the first.
+        Seconds per step of its orders: a moving average or, for a policy that follows speeds, the
+        average of the last epoch with an order; 0 before the first.
     epoch_samples, epoch_seconds : int, float
-        Samples of this epoch that it trained on, and how long it computed for them.
+        Samples of this epoch that it trained on, and the seconds of computing.
     local_rank : int, optional
-        Its rank within a node with several devices; None if the node is this worker.
+        Rank within a node with several devices; None if the node is this worker.
     no_momentum : str
-        Why the last checkpoint is without its momentum; empty if it has that.
+        Why the last checkpoint lacks its momentum; empty if it does not.
     failures : list of str
-        Their kinds, in the order in which they came.
+        Kinds of its failures, in the order in which they occurred.
     failures_in_a_row : int
-        Orders that failed since the last that did not.
+        Failed orders since the last successful one.
     fresh : bool
         Whether its process may have to start: it failed, or came back, since it last answered.
     """
@@ -117,19 +101,34 @@ class Worker:
         self.failures.append(kind)
         return self.failures.count(kind) == 1
 
+    def note_time(self, seconds: float, samples: int, batch_size: int, per_epoch: bool) -> None:
+        """Record the seconds of computing of one order, for so many samples.
+
+        `per_epoch` averages over the epoch instead of the last orders.
+        """
+        self.epoch_samples += samples
+        self.epoch_seconds += seconds
+        size = self.own_batch(batch_size)
+        if per_epoch:
+            self.training_seconds_per_step = self.epoch_seconds * size / self.epoch_samples
+        else:
+            newest = seconds * size / samples
+            old = self.training_seconds_per_step or newest
+            self.training_seconds_per_step = moving_average(old, newest)
+
     def forget_times(self) -> None:
-        """Forget what its orders took."""
+        """Reset the times of its orders."""
         self.training_seconds_per_step = self.epoch_seconds = 0.0
         self.epoch_samples = 0
 
     def note_failed_order(self, kind: str, reason: str) -> bool:
-        """Count it as `note_failure` does, and leave the worker out after too many in a row."""
+        """Count a failed order, and leave the worker out after too many in a row."""
         self.failures_in_a_row += 1
         if self.failures_in_a_row >= MOST_FAILURES:
             self.excluded = reason
         if self.failures_in_a_row == MOST_FAILURES:
-            what = "worker %s failed %d times in a row and is left out; it is queried again when an"
-            _LOG.error(f"{what} epoch begins: %s", self.label, MOST_FAILURES, reason)
+            what = "worker %s failed %d times in a row and is left out until the next epoch: %s"
+            _LOG.error(what, self.label, MOST_FAILURES, reason)
         return self.note_failure(kind)
 
     @property
@@ -139,7 +138,7 @@ class Worker:
 
     @property
     def is_left_out(self) -> bool:
-        """Whether it takes no part because too many of its orders failed."""
+        """Whether it is excluded because too many of its orders failed."""
         return bool(self.excluded) and self.failures_in_a_row >= MOST_FAILURES
 
     @property
@@ -155,7 +154,7 @@ class Worker:
 
     @property
     def speed(self) -> str:
-        """The worker's speed in words; empty if it is not known."""
+        """Speed as text; empty if it is not known."""
         if self.speed_ratio is None:
             return ""
         source = "measured" if self.measured else "given"
@@ -164,7 +163,7 @@ class Worker:
         return f"{seconds}, gamma {self.speed_ratio:.2f}"
 
     def is_described_by(self, profile: WorkerProfile) -> bool:
-        """Return whether a profile says the same as its own, the speed apart if we measured it."""
+        """Return whether a profile equals its own, except for a speed that the run measured."""
         if self.measured:
             profile = replace(
                 profile,
@@ -174,16 +173,16 @@ class Worker:
         return profile == self.profile
 
     def own_batch(self, batch_size: int) -> int:
-        """Return its samples per step, which its seconds per step are of; by default the run's."""
+        """Return its samples per step: its own batch size, else that of the run."""
         return self.profile.batch_size or batch_size
 
     def samples_per_second(self, batch_size: int) -> float:
-        """Return how many samples it trains on a second; 0 if its speed is not known."""
+        """Return its samples per second of training; 0 if its speed is not known."""
         seconds = self.profile.seconds_per_step
         return self.own_batch(batch_size) / seconds if seconds else 0.0
 
     def participant(self, batch_size: int) -> Participant:
-        """Return what the algorithm needs to know of this worker."""
+        """Return the worker as step policies and samplers see it."""
         given = self.profile.steps or None, self.profile.batch_size or None
         return Participant(self.fast, batch_size, self.speed_ratio, *given)
 
@@ -191,10 +190,11 @@ class Worker:
 def rank_key(
     profile: WorkerProfile, local_rank: int | None = None
 ) -> tuple[int, int, float, str, int]:
-    """Return the key that workers are ranked by: never a node id, never a measured speed.
+    """Return the sort key of a worker: never a node id, never a measured speed.
 
-    Named slow ones last but for those that evaluate, which move no draw of the others; then by
-    partition id, else by name, else by device; then by the rank within a node with several devices.
+    Named slow workers come after the others, and workers that evaluate come last, so that they do
+    not change the draws of the others. Then by partition id, else by name, else by device; then by
+    the rank within a node with several devices.
     """
     group, local_rank = int(profile.tier == "slow"), local_rank or 0
     if profile.role == "evaluate":
@@ -208,36 +208,40 @@ def rank_key(
 
 @dataclass(eq=False)
 class WorkerRegistry:
-    """The workers of a run in worker order: who is there, in which tier, how fast.
+    """The workers of a run in worker order: which are there, their tiers and speeds.
 
     Parameters
     ----------
-    min_workers : int
-        Nodes to wait for before the first round, >= 1; and workers that must be left when an
-        epoch is planned, if so many began.
     fast_threshold : float (default: 0.7)
-        An unnamed worker is fast if it does more than this share of the samples per second that
-        the fastest one does.
-    step_policy : StepPolicy, optional
-        Says whose steps come from speeds; without it none is measured.
+        An unnamed worker is fast if its samples per second are more than this share of the
+        fastest worker's.
     batch_size : int (default: 1)
         Samples per step of a worker without a batch size of its own.
-    clock : {"wall", "device"} (default: "wall")
-        ``"wall"`` measures all at once, as they train; ``"device"`` one after another, each as
-        if it had the machine for itself, and always.
+    chooses_batches : bool (default: False)
+        Whether the step policy chooses every batch size, so that no worker can have its own.
     no_hosts : str (default: "")
         Why nodes with several devices cannot take part; empty if they can.
     num_samples : int (default: 0)
         N, into which the batch of every worker must fit; 0 if it is not known.
     data_fingerprint, model_fingerprint : str (default: "")
-        Of the server's data and model, which those of every worker must equal; empty if unknown.
+        Fingerprints of the server's data and model, which every worker must match; empty if
+        unknown.
+
+    Attributes
+    ----------
+    workers : list of Worker
+        All workers so far, in worker order.
+    begun : bool
+        Whether the workers of the start are registered.
+    refused_nodes : set of int
+        Nodes with other data or another model.
+    start_seconds : float
+        How long the first query took, which includes the start of processes.
     """
 
-    min_workers: int
     fast_threshold: float = FAST_SPEED_RATIO
-    step_policy: StepPolicy | None = None
     batch_size: int = 1
-    clock: Clock = "wall"
+    chooses_batches: bool = False
     no_hosts: str = ""
     num_samples: int = 0
     data_fingerprint: str = ""
@@ -245,12 +249,9 @@ class WorkerRegistry:
 
     def __post_init__(self) -> None:
         self.workers: list[Worker] = []
-        self._begun = False
-        self._start_seconds = 0.0
-        self._query_seconds = _FIRST_QUERY_SECONDS
-        self._speeds_are_due = False
-        self._silent_nodes: set[int] = set()
-        self._unlike_nodes: set[int] = set()
+        self.begun = False
+        self.refused_nodes: set[int] = set()
+        self.start_seconds = 0.0
         self._warned_of_duplicates = False
 
     @classmethod
@@ -261,7 +262,7 @@ class WorkerRegistry:
         batch_size: int = 1,
     ) -> "WorkerRegistry":
         """Return the registry of nodes with these profiles; node ids count from 0."""
-        registry = cls(len(profiles), fast_threshold, batch_size=batch_size)
+        registry = cls(fast_threshold, batch_size)
         registry.register({(node, None): profile for node, profile in enumerate(profiles)})
         return registry
 
@@ -276,137 +277,44 @@ class WorkerRegistry:
         return [w for w in self.workers if w.present and not w.excluded and not w.trains]
 
     @property
-    def start_seconds(self) -> float | None:
-        """How long a process takes to start, if that of a worker may have to."""
-        return self._start_seconds if any(worker.fresh for worker in self.active) else None
+    def restart_seconds(self) -> float | None:
+        """How long a process takes to start, if that of an active worker may have to."""
+        return self.start_seconds if any(worker.fresh for worker in self.active) else None
 
-    def update(self, grid: Grid) -> None:
-        """Notice nodes that came or went.
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all workers, for a checkpoint."""
+        rows = ({**to_wire(w), "profile": to_wire(w.profile)} for w in self.workers)
+        return {"workers": list(rows)}
 
-        The first call waits until enough nodes are connected, queries them, and measures speeds
-        that are needed. Later a new node is queried at once if it may be a worker that comes back,
-        and by `gather`.
-
-        Raises
-        ------
-        UsageError
-            If, at the start, two nodes hold other data or another model, or one with several
-            devices cannot take part.
-        """
-        online = set(grid.get_node_ids()) if self._begun else self._wait(grid)
-        for worker in self.workers:
-            if worker.present and worker.node_id not in online:
-                worker.forget_times()  # it may come back on another device
-                _LOG.warning("%s is gone", worker.label)
-            elif not worker.present and worker.node_id in online:
-                _LOG.warning("%s is back", worker.label)
-                worker.fresh = True
-            worker.present = worker.node_id in online
-        for node_id in features_of(grid).take_deaths():  # of a local grid
-            for worker in self.workers:
-                if worker.node_id == node_id:
-                    worker.note_failure("died between orders")
-        new = sorted(online - {worker.node_id for worker in self.workers} - self._silent_nodes)
-        if not self._begun:
-            began = time.monotonic()
-            self._take_in(grid, new)
-            seconds = time.monotonic() - began
-            if seconds < _FIRST_QUERY_SECONDS:  # else one is silent
-                self._start_seconds = seconds
-            least = MULTIPLE_OF_START * self._start_seconds
-            self._query_seconds = max(_QUERY_AGAIN_SECONDS, least)
-            self._measure_speeds(grid, 0)
-        elif not all(worker.present for worker in self.workers):
-            self._take_in(grid, new)
-
-    def gather(
-        self, grid: Grid, training: Callable[[Sequence[Worker]], Sequence[Worker]], began: int
-    ) -> None:
-        """Query new nodes and workers that were left out; wait for nodes if too few are left.
-
-        Call it when the next epoch is planned.
-
-        Parameters
-        ----------
-        grid : Grid
-            Where the nodes are.
-        training : callable
-            Returns those of some workers that train.
-        began : int
-            How many trained at the start.
-
-        Raises
-        ------
-        AggregationError
-            If fewer that train are left than must be.
-        """
-        first_new, needed = len(self.workers), min(self.min_workers, began)
-        nodes = set(grid.get_node_ids()) - {w.node_id for w in self.workers} - self._unlike_nodes
-        nodes |= {
-            worker.node_id for worker in self.workers if worker.present and worker.is_left_out
-        }
-        self._take_in(grid, sorted(nodes))
-        give_up_at = time.monotonic() + _RETURN_SECONDS
-        while len(training(self.active)) < needed and not all(
-            worker.present for worker in self.workers if worker.trains
-        ):
-            if time.monotonic() > give_up_at:
-                break
-            time.sleep(_POLL_SECONDS)
-            self.update(grid)
-        self._measure_speeds(grid, first_new)
-        left = training(self.active)
-        if len(left) < needed:
-            reasons = "; ".join(
-                f"{w.label}: {w.excluded or 'its node is gone'}"
-                for w in self.workers
-                if w.trains and w not in self.active
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the workers; each is absent until its node connects."""
+        self.workers = [
+            Worker(
+                **from_wire(Worker, row),
+                node_id=UNKNOWN_NODE,
+                present=False,
+                profile=WorkerProfile.from_record(row["profile"]),
             )
-            raise AggregationError(
-                f"the next epoch cannot begin: {len(left)} of {began} workers "
-                f"are left, and min-workers = {self.min_workers} ({reasons})"
-            )
-
-    def _take_in(self, grid: Grid, nodes: Sequence[int]) -> None:
-        """Query nodes: what is found is registered, and who was left out takes part again."""
-        known = self._silent_nodes | {worker.node_id for worker in self.workers}
-        level = logging.ERROR if set(nodes) - known else logging.DEBUG
-        found = query_profiles(grid, nodes, seconds=self._query_seconds, level=level)
-        self._silent_nodes |= set(nodes)
-        for worker in self.workers:
-            profile = found.pop(worker.address, None)
-            if profile and worker.is_left_out and not self._mismatch(profile, worker.local_rank):
-                worker.excluded = ""
-                _LOG.info("%s answers and takes part again", worker.label)
-        self._speeds_are_due |= bool(found)
-        self.register(found)
-
-    def _wait(self, grid: Grid) -> set[int]:
-        logged = -1
-        while len(online := set(grid.get_node_ids())) < self.min_workers:
-            if len(online) != logged:
-                logged = len(online)
-                _LOG.info("waiting: %d of %d nodes are connected", logged, self.min_workers)
-            time.sleep(_POLL_SECONDS)
-        return online
+            for row in state["workers"]
+        ]
 
     def register(self, found: Mapping[Address, WorkerProfile]) -> None:
-        """Add workers, or recognise those that come back: they keep their index.
+        """Add workers, or recognize those that come back: they keep their index.
 
-        One of a checkpoint keeps its speed as well, unless it is on another device now.
+        A worker of a checkpoint keeps its speed as well, unless its device has changed.
         """
         first_new = len(self.workers)
-        started, resumed = self._begun, first_new > 0 and not self._begun
+        started, resumed = self.begun, first_new > 0 and not self.begun
         ranked = sorted((rank_key(p, rank), node, rank) for (node, rank), p in found.items())
         for key, node_id, local_rank in ranked:
             profile, identity = found[node_id, local_rank], key[1:]
             same = [w for w in self.workers if rank_key(w.profile, w.local_rank)[1:] == identity]
             back = next((w for w in same if not w.present), None)
-            reason = self._mismatch(profile, local_rank)
+            reason = self.mismatch(profile, local_rank)
             if reason and resumed and back:
                 raise UsageError(f"the run cannot be resumed: node {node_id} {reason}")
             if reason and (started or resumed):
-                self._unlike_nodes.add(node_id)
+                self.refused_nodes.add(node_id)
                 _LOG.error("node %d does not take part: %s", node_id, reason)
             elif back and back.node_id == UNKNOWN_NODE and back.is_described_by(profile):
                 back.node_id, back.local_rank, back.present = node_id, local_rank, True
@@ -420,82 +328,23 @@ class WorkerRegistry:
                 if same and not self._warned_of_duplicates:
                     self._warned_of_duplicates = True
                     _LOG.warning(
-                        "two nodes cannot be told apart (%s): this run cannot be repeated bit for "
-                        "bit; give each node name='...' or partition-id=N in its node config",
+                        "two nodes cannot be told apart (%s): repeated runs may differ; give each "
+                        "node name='...' or partition-id=N in its node config",
                         profile.name or profile.device,
                     )
                 index = len(self.workers)
                 self.workers.append(Worker(index, node_id, profile, local_rank=local_rank))
-        self._begun = bool(self.workers)
+        self.begun = bool(self.workers)
         self.assign_tiers(first_new)
         if not started:
             if self.workers and not any(worker.trains for worker in self.workers):
                 raise UsageError("workers: all have role=evaluate; remove it from at least one")
             for worker in self.workers:
-                if reason := self._mismatch(worker.profile, worker.local_rank):
+                if reason := self.mismatch(worker.profile, worker.local_rank):
                     raise UsageError(f"worker {worker.label} {reason}")
 
-    def _measure_speeds(self, grid: Grid, first_new: int) -> None:
-        known = [w for w in self.active if w.profile.device != UNKNOWN_DEVICE]
-        needed = any(not w.profile.tier or self._decides_steps(w.profile) for w in known)
-        due, self._speeds_are_due = self._speeds_are_due, False
-        if self.step_policy is None or not due or not (needed or self.clock == "device"):
-            return
-        unknown = [w for w in known if not w.profile.seconds_per_step]
-        if self.clock == "wall":  # those that were measured compute meanwhile, as in a round
-            groups = [[*unknown, *(w for w in self.active if w.measured)]] if unknown else []
-        else:
-            groups = [[worker] for worker in unknown]
-        speeds: dict[Address, float | str] = {}
-        for group in groups:
-            _LOG.info("measuring the seconds per step: %s", ", ".join(w.label for w in group))
-            speeds |= query_speeds(grid, {w.address: w.own_batch(self.batch_size) for w in group})
-        reasons = []
-        for worker in unknown:
-            seconds = speeds[worker.address]
-            if isinstance(seconds, float):
-                worker.profile = replace(worker.profile, seconds_per_step=seconds)
-                worker.measured = True
-            else:
-                reasons.append(f"{worker.label}: {seconds}")
-        if reasons:
-            what = "no speed is known of %s; each counts as the fastest (gamma 1)"
-            _LOG.warning(f"{what}; say it with seconds-per-step", "; ".join(reasons))
-        self.assign_tiers(first_new)
-
-    def _decides_steps(self, profile: WorkerProfile) -> bool:
-        """Return whether the steps of a worker whose tier is named come from its speed."""
-        policy = self.step_policy
-        if policy is None or not policy.needs_speeds or profile.steps:
-            return False
-        return profile.tier == "slow" or policy.needs_fast_speeds
-
-    def take_speeds(self, measured: Iterable[tuple[Worker, float, int]]) -> None:
-        """Take seconds per step of so many samples, where the speeds of rounds count."""
-        for worker, seconds, size in measured:
-            counts = worker.measured and self.clock == "wall"
-            if counts and size == worker.own_batch(self.batch_size):
-                worker.profile = replace(worker.profile, seconds_per_step=seconds)
-        self.assign_tiers()
-
-    def note_times(self, outcomes: Sequence["Outcome"], batch_size: int) -> None:
-        """Take the times of a round; a failed order says nothing of its worker's speed."""
-        for outcome in outcomes:
-            report, worker = outcome.report, outcome.worker
-            if report is not None and report.num_examples and report.compute_seconds > 0:
-                worker.epoch_samples += report.num_examples
-                worker.epoch_seconds += report.compute_seconds
-                size = worker.own_batch(batch_size)
-                if self.step_policy is not None and self.step_policy.follows_speeds:
-                    seconds = worker.epoch_seconds * size / worker.epoch_samples
-                    worker.training_seconds_per_step = seconds
-                    continue
-                seconds = report.compute_seconds * size / report.num_examples
-                old = worker.training_seconds_per_step or seconds
-                worker.training_seconds_per_step = moving_average(old, seconds)
-
     def follow_speeds(self, fall: float, rise: float) -> None:
-        """Take the speeds measured while training if some gamma left its dead band.
+        """Adopt the speeds measured in training if some gamma left its dead band.
 
         Call it between epochs: steps and tiers follow.
         """
@@ -509,7 +358,7 @@ class WorkerRegistry:
             return
         for worker in timed:
             known = worker.profile
-            # What was given holds for the worker alone; that is not forgotten.
+            # A given speed is that of the worker alone; keep it.
             given = 0.0 if worker.measured else known.seconds_per_step
             worker.profile = replace(
                 known,
@@ -520,8 +369,8 @@ class WorkerRegistry:
         self.assign_tiers()
         _LOG.info("speeds changed: %s", "; ".join(f"{w.label}: {w.speed}" for w in timed))
 
-    def _mismatch(self, profile: WorkerProfile, local_rank: int | None) -> str:
-        """Return what keeps a worker from training with the others; empty if nothing does."""
+    def mismatch(self, profile: WorkerProfile, local_rank: int | None) -> str:
+        """Return why a worker cannot train with the others; empty if it can."""
         if self.no_hosts and local_rank is not None:
             return (
                 f"is behind a node with several devices, and {self.no_hosts}; "
@@ -533,10 +382,10 @@ class WorkerRegistry:
                     f"has batch={own_batch}, more than the {self.num_samples} samples there are; "
                     "use a smaller one"
                 )
-            if self.step_policy is not None and self.step_policy.chooses_batches:
+            if self.chooses_batches:
                 return (
-                    f"has batch={own_batch}, but the algorithm (as dlb) chooses every worker's "
-                    "batch by its speed; leave it out"
+                    f"has batch={own_batch}, but this algorithm chooses every worker's batch by "
+                    "its speed; remove it"
                 )
         for fingerprint, difference, way_out in _MUST_BE_EQUAL:
             own, known = getattr(profile, fingerprint), [("the server", getattr(self, fingerprint))]
@@ -547,10 +396,10 @@ class WorkerRegistry:
         return ""
 
     def assign_tiers(self, first: int = 0) -> None:
-        """Give workers from index `first` on their tier and their speed ratio, among those there.
+        """Set tier and speed ratio of the active workers from index `first` on.
 
-        An unnamed worker's tier follows its samples per second. All get both when an epoch is
-        planned; within one nothing changes but for new workers.
+        An unnamed worker's tier follows its samples per second. Call it for all workers when an
+        epoch is planned, and within an epoch for new ones only.
         """
         there = self.active
         seconds = [worker.profile.seconds_per_step or None for worker in there]

@@ -1,8 +1,8 @@
-"""What a worker does: its local steps, and saying who it is."""
+"""Worker side of the method: local steps, evaluation and the worker profile."""
 
 MODULES = (
     "flower_blsgd.worker.local_sgd",
     "flower_blsgd.worker.evaluation",
     "flower_blsgd.tasks",
 )
-"""What every worker process of our own app imports: see `grids.fork_server`."""
+"""Modules that every worker process of our app imports; see `grids.fork_server`."""

@@ -1,4 +1,4 @@
-"""The data sets that a worker reads, where they lie, and the batch of a step from them."""
+"""Data sets of a worker, their location in memory, and the batches of its steps."""
 
 import contextlib
 import logging
@@ -16,25 +16,24 @@ from ..errors import UsageError
 _LOG = logging.getLogger(__name__)
 
 DATA_SHARE = 0.5
-"""Of an accelerator's free memory; the rest is for models, their steps, and other workers."""
+"""Share of an accelerator's free memory that data may use."""
 
 Samples = Any
-"""A pair (inputs, targets) of tensors, arrays or memory maps; a TensorDataset; any map-style
-Dataset of pairs; or a `Subset` of one of these, of which nothing is copied."""
+"""A pair (inputs, targets) of tensors, arrays or memory maps; a TensorDataset; a map-style Dataset
+of pairs; or a `Subset` of one of these, which is not copied."""
 
 
 def num_samples(samples: Samples) -> int:
-    """Return how many samples a data set has."""
+    """Return the number of samples of a data set."""
     tensors = tensor_parts(samples)
     return len(samples) if tensors is None else len(tensors[0])
 
 
 def tensor_parts(samples: Samples) -> Sequence[Tensor] | None:
-    """Return the tensors that a data set consists of; None if it is of another kind.
+    """Return the tensors of a data set; None if it does not consist of tensors or arrays.
 
-    Arrays become tensors that share their memory.
-
-    UsageError if torch cannot read the memory of an array.
+    Arrays become tensors that share their memory. UsageError if torch cannot read an array's
+    memory.
     """
     if isinstance(samples, TensorDataset):
         return samples.tensors
@@ -48,45 +47,45 @@ def _on_array(array: np.ndarray[Any, Any]) -> Tensor:
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
         raise UsageError(
             f"data: an array with dtype = {array.dtype.str!r} and strides = {array.strides} cannot "
-            "be a tensor; copy it with np.ascontiguousarray(x, x.dtype.newbyteorder('='))"
+            "become a tensor; copy it with np.ascontiguousarray(x, x.dtype.newbyteorder('='))"
         )
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of one that is read-only
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # about read-only arrays
         return torch.from_numpy(array)
 
 
 class BatchSource:
-    """Gathers a batch of samples by their indices, and brings it to a worker's device.
+    """Source of batches on a worker's device, gathered by sample index.
 
-    Tensors move to an accelerator once and as a whole, so that a batch is one gather there. What
-    would take more than half of its free memory stays on the host, and one line in the log says
-    so. Then, and for other data sets, the host makes every batch; to CUDA it goes through
-    page-locked memory, so that the host gathers the next one while the device computes.
+    Tensors move to an accelerator once, as a whole, so that a batch is one gather operation there.
+    Tensors that would take more than half of its free memory stay on the host, with one line in the
+    log. In this case, and for other data sets, the host assembles every batch. CUDA gets it through
+    page-locked memory, so that the host can gather the next batch while the device computes.
 
     Parameters
     ----------
     samples : Samples
         The data set.
     device : torch.device
-        The worker's.
+        The worker's device.
     move : bool (default: True)
-        Whether tensors may move to the device as a whole. On a CPU nothing ever does: a memory
-        map stays one.
+        Whether tensors may move to the device as a whole. On a CPU, they never do, and memory maps
+        stay memory maps.
 
     Attributes
     ----------
     on_device : bool
-        Whether the samples are on the device, so that the host has no part in a batch.
+        Whether the samples are on the device, so that batches need no work on the host.
 
     Raises
     ------
     ValueError
-        If the data set is a sequence of tensors, but no pair of the same length.
+        If the data set is a sequence of tensors other than a pair of the same length.
     """
 
     def __init__(self, samples: Samples, device: torch.device, move: bool = True) -> None:
         self._device = device
         self._chosen: Tensor | None = None
-        if type(samples) is Subset:  # not one of the user's own, that may change samples
+        if type(samples) is Subset:  # subclasses may change samples
             self._chosen = torch.as_tensor(samples.indices)
             samples = samples.dataset
         self._dataset = samples
@@ -112,8 +111,8 @@ class BatchSource:
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
         """Return inputs and targets of the samples, on the worker's device.
 
-        The indices may lie anywhere. Nobody waits for a copy of them if they are on the device
-        where `on_device` holds, else on the host.
+        The indices may be on any device. They need no copy if they are on the worker's device (with
+        `on_device`) or on the host (without).
         """
         if self._chosen is not None:
             indices = self._chosen[indices.to(self._chosen.device)]
@@ -130,7 +129,7 @@ class BatchSource:
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
-    """Return the inputs and targets of a collated batch; ValueError if it is no pair of such."""
+    """Return the inputs and targets of a collated batch; ValueError if it is not a pair."""
     parts = batch if isinstance(batch, tuple | list) else [batch]
     if len(parts) != 2 or not all(hasattr(part, "to") for part in parts):
         raise ValueError(
@@ -141,14 +140,14 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _moved(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """Copy the tensors to the device; return them unchanged if its memory is too small."""
+    """Copy the tensors to the device; return them unchanged if it has too little memory."""
     num_bytes = sum(part.nbytes for part in _elsewhere(parts, device))
     free = free_bytes_on(device)
     if num_bytes == 0 or free is None or num_bytes <= DATA_SHARE * free:
-        with contextlib.suppress(torch.OutOfMemoryError):  # another process took it meanwhile
+        with contextlib.suppress(torch.OutOfMemoryError):  # taken by another process
             return [part.to(device) for part in parts]
     _LOG.warning(
-        "%s: %.1f GB of data is more than half of what is free there; it stays on the host, which "
+        "%s: %.1f GB of data is more than half of the free memory; it stays on the host, which "
         "gathers and copies every batch",
         device,
         num_bytes / 1e9,
@@ -157,7 +156,7 @@ def _moved(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
 
 
 def _elsewhere(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return the tensors that are not on the device; without an index any card of it will do."""
+    """Return the tensors that are not on the device; without an index, any card matches."""
     return [
         part
         for part in parts
@@ -166,9 +165,9 @@ def _elsewhere(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def free_bytes_on(device: torch.device) -> int | None:
-    """Return how much of a device's own memory is free; None where torch does not say.
+    """Return the free memory of a device in bytes; None if torch does not report it.
 
-    What torch keeps for later is free too.
+    Memory that torch has reserved but not allocated counts as free.
     """
     if device.type != "cuda":
         return None

@@ -1,4 +1,4 @@
-"""A whole local step as one launch: captured once per batch size as a CUDA graph, then replayed."""
+"""Local steps as CUDA graphs: captured once per batch size, then replayed."""
 
 import contextlib
 import logging
@@ -9,28 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .step import first_cause, host_randomness, undone
+from .step import first_cause, host_randomness, preserve_training_state
 
 _LOG = logging.getLogger(__name__)
 
 _WARM_UP_STEPS = 2
-"""Steps before the one that is checked; in them libraries choose their algorithms."""
+"""Steps before the checked one, in which libraries choose their algorithms."""
 
 _MOST_GRAPHS = 8
-"""Batch sizes that stay captured, with and without weights: `dlb` has new ones every epoch."""
+"""Largest number of cached graphs; `dlb` uses new batch sizes every epoch."""
 
 Step = Callable[[Tensor, Tensor | None], Tensor]
-"""(indices, weights of the losses) -> losses of a step, its random generators seeded."""
+"""(indices, weights of the losses) -> losses of a step with seeded random generators."""
 
 Body = Callable[[torch.Generator], None]
-"""A step on fixed tensors; what is random in augmenting is drawn from this generator."""
+"""A step on fixed tensors, with the random generator for augmentation."""
 
 
 def capture_for(device: torch.device, on_device: bool, fused: bool, name: str) -> "Capture | None":
-    """Return the `Capture` of a device; None where steps are done eagerly.
+    """Return the `Capture` of a device; None if its steps run eagerly.
 
-    One line in the log tells of a GPU whose steps cannot be captured: those of data that are not
-    `on_device`, and of models whose optimizer is not `fused` into one kernel.
+    On a GPU, capturing needs data that are `on_device` and a `fused` optimizer. Otherwise, one line
+    is logged.
     """
     if device.type != "cuda":
         return None
@@ -39,36 +39,35 @@ def capture_for(device: torch.device, on_device: bool, fused: bool, name: str) -
     _LOG.warning(
         "worker %s: steps are not captured as a CUDA graph: the data are not tensors on the GPU, "
         "or the model has sparse gradients or parameters that are not floating point "
-        "(cuda-graph = false says the same, without this line)",
+        "(cuda-graph = false avoids this message)",
         name,
     )
     return None
 
 
 class GraphedSteps:
-    """Captures a step for each batch size: Python launches one graph instead of every kernel.
+    """Cache of one captured graph per batch size, which replaces the launches of single kernels.
 
-    A graph works on fixed addresses: samples, weights, the optimizer's state and its learning rate
-    stay where they are, and what changes is copied into them (see ``in_place`` of
-    `model_io.load_momentum`). It repeats what the device did when it was captured and no line
-    of Python, so a step must do the same every time. One that reads numbers out of tensors, draws
-    random ones on the host, or puts a new tensor in the place of a buffer instead of writing to it,
-    is done eagerly, and one line in the log says so. What cannot be seen from here is a step that
-    depends on anything else on the host, such as a counter of its own; ``cuda-graph = false`` is
-    for those.
+    A graph uses fixed addresses. Samples, weights, the optimizer's state and its learning rate keep
+    theirs, and new values are copied into them (see ``in_place`` of `model_io.load_momentum`). A
+    replay repeats the work of the device but runs no Python code, so a step must do the same every
+    time. A step runs eagerly, with one line in the log, if it reads values from tensors, draws
+    random numbers on the host, or replaces a buffer by a new tensor. Other dependencies on host
+    state, such as the model's own counters, cannot be detected; such models need ``cuda-graph =
+    false``.
 
-    Warm-up and capture are undone: weights, buffers, momentum and random numbers are those before.
+    Warm-up and capture do not change weights, buffers, momentum or random generators.
 
     Parameters
     ----------
     step : callable
         ``(indices, generator, weights=weights) -> losses`` of a step that trains the model.
     model, optimizer : torch.nn.Module, torch.optim.Optimizer
-        The optimizer's state is all there, see `model_io.begin_state`.
+        The model and its optimizer, whose state must exist, see `model_io.begin_state`.
     capture : Capture
-        What captures.
+        The device's `Capture`.
     name : str
-        How the log calls this worker.
+        Name of this worker in log lines.
     """
 
     def __init__(
@@ -87,15 +86,14 @@ class GraphedSteps:
     def prepared(self, indices: Tensor, seed: int, weighted: bool) -> Step | None:
         """Return a captured step for batches of this size, with or without weights.
 
-        The losses that it returns are overwritten by the next one. None where it cannot be
-        captured.
+        The next step overwrites the returned losses. None if the step cannot be captured.
         """
         key = len(indices), weighted
         if self._capture is not None and key not in self._captured:
             self._capture_step(indices, weighted, self._capture)
         if key not in self._captured:
             return None
-        graph, step = self._captured[key] = self._captured.pop(key)  # the last one used is last
+        graph, step = self._captured[key] = self._captured.pop(key)  # most recently used last
         graph.seed(seed)
         return step
 
@@ -115,21 +113,21 @@ class GraphedSteps:
         def body(generator: torch.Generator) -> None:
             losses.copy_(self._step(own_indices, generator, weights=own_weights))
 
-        with undone(self._model, self._optimizer):
+        with preserve_training_state(self._model, self._optimizer):
             before, buffers = host_randomness(), list(self._model.buffers())
             for _ in range(_WARM_UP_STEPS):
-                capture.warm_up(body)  # a mistake in the model is raised here
+                capture.warm_up(body)  # raises errors of the model
             try:
                 capture.check(body)
                 if host_randomness() != before:
                     raise RuntimeError("it draws random numbers on the host")
                 if list(map(id, buffers)) != list(map(id, self._model.buffers())):
-                    raise RuntimeError("it puts a new tensor in the place of a buffer")
+                    raise RuntimeError("it replaces a buffer by a new tensor")
                 graph = capture.graph(body, self._optimizer)
-            except Exception as error:  # of CUDA's many
+            except Exception as error:  # CUDA raises many kinds
                 self._capture = None
                 _LOG.warning(
-                    "worker %s: a step cannot be captured as a CUDA graph, it goes on without: %s",
+                    "worker %s: a step cannot be captured as a CUDA graph; running eagerly: %s",
                     self._name,
                     first_cause(error),
                 )
@@ -146,18 +144,18 @@ class GraphedSteps:
 
 
 class Graph:
-    """A CUDA graph on a device, with the generators that its kernels read."""
+    """CUDA graph of a device with the random generators of its kernels."""
 
     def __init__(self, device: torch.device) -> None:
         self.graph = torch.cuda.CUDAGraph()
         self.augmentation, self.dropout = torch.Generator(device), torch.Generator(device)
-        with warnings.catch_warnings():  # newer torch finds them by itself, and says so
+        with warnings.catch_warnings():  # newer torch registers them itself, with a warning
             warnings.simplefilter("ignore")
             for generator in (self.augmentation, self.dropout):
                 self.graph.register_generator_state(generator)
 
     def seed(self, seed: int) -> None:
-        """Seed both generators as those of an eager step are seeded."""
+        """Seed both generators like those of an eager step."""
         self.augmentation.manual_seed(seed)
         self.dropout.manual_seed(seed)
 
@@ -167,10 +165,10 @@ class Graph:
 
 
 class Capture:
-    """Captures steps on one CUDA device, into graphs that share a pool of memory.
+    """Capture of steps on one CUDA device, into graphs that share a memory pool.
 
-    Sharing is safe since a captured step leaves nothing in the pool that another one reads: what
-    it returns is copied into a tensor of the caller's, and its gradients are its own.
+    Sharing is safe because no graph reads data that another one left in the pool: results are
+    copied into the caller's tensors, and every step has its own gradients.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -180,18 +178,18 @@ class Capture:
         self._pool: Any = None
 
     def warm_up(self, body: Body) -> None:
-        """Run a step on the stream of the capture: torch binds memory and gradients to it."""
+        """Run a step on the capture stream, to which torch binds memory and gradients."""
         with self._on_own_stream():
             body(torch.Generator(self._device))
 
     def check(self, body: Body) -> None:
-        """Run a step once more, and raise RuntimeError if the host waits for the device in it.
+        """Run a step and raise RuntimeError if the host waits for the device in it.
 
-        Found while capturing, that would end the capture, and torch's allocator does not get
-        over a capture that failed.
+        During a capture, such a wait would abort the capture, and torch's allocator does not
+        recover from that.
         """
         before = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings():  # torch says that it does not see everything
+        with warnings.catch_warnings():  # torch warns that this mode is incomplete
             warnings.simplefilter("ignore")
             try:
                 torch.cuda.set_sync_debug_mode("error")
@@ -200,25 +198,25 @@ class Capture:
                 torch.cuda.set_sync_debug_mode(before)
 
     def graph(self, body: Body, optimizer: torch.optim.Optimizer) -> Graph:
-        """Capture a step with generators of its own; raise whatever CUDA does not capture."""
+        """Capture a step with separate generators; raise if CUDA cannot capture it."""
         graph = Graph(self._device)
         default = torch.cuda.default_generators[self._device.index]
         default_state = default.graphsafe_get_state()
-        # What draws from the default generator (dropout) is captured with one of this graph's: a
-        # capture that fails leaves a generator unusable, and eager steps still need the default.
+        # Draws from the default generator (dropout) are captured with one of this graph's, because
+        # a failed capture leaves a generator unusable and eager steps need the default one.
         default.graphsafe_set_state(graph.dropout)
-        # torch wants to know that a step is captured, and outside a capture warns of it.
+        # torch requires this flag during a capture, and warns about it otherwise.
         groups = [group for group in optimizer.param_groups if "capturable" in group]
         try:
             for group in groups:
                 group["capturable"] = True
             with (
-                self._on_own_stream(),  # also puts the stream back, which torch forgets on errors
+                self._on_own_stream(),  # also restores the stream, which torch does not on errors
                 torch.cuda.graph(
                     graph.graph,
                     pool=self._pool,
                     stream=self._stream,
-                    capture_error_mode="thread_local",  # what Flower's threads do is not captured
+                    capture_error_mode="thread_local",  # ignore other threads, such as Flower's
                 ),
             ):
                 body(graph.augmentation)
@@ -230,7 +228,7 @@ class Capture:
         return graph
 
     def release(self) -> None:
-        """Let the next graph begin a new memory pool."""
+        """Start a new memory pool with the next graph."""
         self._pool = None
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Loss and metric of a model on a test set, or on a slice of it."""
+"""Loss and metric of a model on a test set or a slice of it."""
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +20,23 @@ def evaluate_sums(
     last: int | None = None,
     batch_size: int = 1024,
 ) -> EvaluateReport:
-    """Return loss and metric added up in float64 over each batch of [first, last), in eval mode.
+    """Return float64 sums of loss and metric over each batch of [first, last), in eval mode.
 
     Parameters
     ----------
     model : torch.nn.Module
         Left in eval mode.
     samples : tuple of tensors, TensorDataset or map-style Dataset
-        The test set. It stays where it is: its samples move to the device batch by batch.
+        The test set. It is not moved; its samples are copied to the device batch by batch.
     loss, metric : callable
         ``(outputs, targets) -> values`` of shape (batch_size,).
     device : str or torch.device (default: "cpu")
-        Where to compute.
+        Device to compute on.
     first, last : int
-        The slice, by default all of it.
+        The slice; by default the whole test set.
     batch_size : int (default: 1024)
-        Samples that are computed at once; on a CPU at most 64 of them, since larger batches do not
-        fit into its caches and take up to three times as long.
+        Samples per batch. A CPU computes at most 64 at a time, because larger batches do not fit
+        into its caches and take up to three times as long.
     """
     device = torch.device(device)
     source = BatchSource(samples, device, move=False)
@@ -49,7 +49,7 @@ def evaluate_sums(
             for part in torch.split(indices, _ON_CPU if device.type == "cpu" else batch_size):
                 inputs, targets = source.batch(part)
                 outputs = model(inputs)
-                # On the CPU, since not every accelerator has float64.
+                # On the CPU, because not every accelerator supports float64.
                 loss_sum += float(loss(outputs, targets).cpu().double().sum())
                 values = metric(outputs, targets).cpu().double()
                 metric_sum += float(values.sum())
@@ -60,5 +60,5 @@ def evaluate_sums(
 
 
 def are_in_range(values: Tensor) -> bool:
-    """Return whether all values of a metric are in [0, 1], as of an accuracy; nan counts as in."""
+    """Return whether all values of a metric are in [0, 1], like an accuracy; nan counts as in."""
     return not bool(((values < 0) | (values > 1)).any())

@@ -1,4 +1,4 @@
-"""Training orders on one model and one device, with the loss of every sample."""
+"""Execution of training orders on one model and one device, with the loss of every sample."""
 
 import logging
 import math
@@ -36,8 +36,8 @@ from .step import (
     first_cause,
     make_optimizer,
     micro_batches,
+    preserve_training_state,
     set_learning_rate,
-    undone,
     use_precision,
 )
 
@@ -46,12 +46,12 @@ __all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
 _LOG = logging.getLogger(__name__)
 
 _SPIN_SECONDS, _LEAST_SHARE, _SHARED_TIMES, _SLEEP_SECONDS = 0.005, 0.8, 3, 0.1
-"""Another process needs the core if a slowdown gets less than this share of it, in so many seconds,
-three times in a row: then it sleeps for a while.
+"""`throttle` spins for the first number of seconds at a time. If it gets less than the given share
+of the core in that many spins in a row, it sleeps for the last number of seconds.
 """
 
 SMALLEST_BATCH = 2
-"""As of the setting, and of whoever shares it out: of one sample BatchNorm has no variance."""
+"""Smallest batch size: BatchNorm has no variance of one sample."""
 
 _PROBE_STEPS = 3
 _MEASUREMENTS = 3
@@ -63,7 +63,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class LocalSGD:
-    """Runs training orders on one model and one device.
+    """Executor of training orders on one model and one device.
 
     Use it in any Flower ClientApp::
 
@@ -73,69 +73,67 @@ class LocalSGD:
             sgd = LocalSGD(model, dataset, device="cuda:0")
             return sgd.run(order, state=context.state).to_reply(message)
 
-    If a step raises, so does `run`: the order fails as a whole, Flower reports it to the
-    strategy, and the other workers' models are averaged without this one. Momentum is zero then.
-    An order that does not fit, as it names samples that are not there, is refused before anything
-    changes.
+    If a step raises an exception, `run` raises it too. The whole order fails, Flower reports this
+    to the strategy, and the models of the other workers are averaged without this one. Momentum is
+    then zero. An invalid order, for example with unknown sample indices, is rejected before
+    anything changes.
 
-    Momentum here means all that an optimizer keeps from step to step. If it is not finite at the
-    end of an order, as after an overflow, it becomes zero and is not sent; the report says so.
+    Momentum here means the whole state that an optimizer keeps between steps. If it is not finite
+    at the end of an order, for example after an overflow, it is set to zero and not sent. The
+    report records this.
 
     Parameters
     ----------
     model : torch.nn.Module
         Moved to the device; every order overwrites its weights.
     dataset : tuple of tensors, TensorDataset, map-style Dataset or BatchSource
-        All N training samples; orders name them by index. Several that compute on one accelerator
-        can share a source, and with it one copy of the samples there.
+        All N training samples, which orders name by index. Several `LocalSGD` on one accelerator
+        can share a `BatchSource` and its copy of the samples.
     loss : callable (default: cross entropy)
-        ``(outputs, targets) -> losses`` of shape (batch_size,): one for each sample, not their
-        mean.
+        ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample, not the mean.
     device : str or torch.device (default: "cpu")
-        Where to compute.
+        Device to compute on.
     optimizer : {"sgd", "adamw"} (default: "sgd")
-        AdamW has the betas (0.9, 0.999); it pays where SGD needs warm-up and clipping, as with
-        transformers, and keeps twice as much from step to step.
+        Optimizer of the local steps. AdamW has the betas (0.9, 0.999) and twice the state of SGD.
     momentum : float (default: 0.9)
-        Of SGD; AdamW takes no notice.
+        Momentum of SGD; ignored by AdamW.
     nesterov : bool (default: False)
-        Of SGD: Nesterov momentum.
+        Nesterov momentum of SGD.
     weight_decay : float (default: 0.0)
-        L2 penalty of SGD; decoupled from the gradient with AdamW.
+        L2 penalty of SGD; decoupled weight decay of AdamW.
     clip_norm : float (default: 0.0)
-        Above 0: scale the gradient of a step down to at most this norm over all parameters.
+        Largest norm of a step's gradient over all parameters; 0: no clipping.
     slowdown : float (default: 1.0)
-        Wait after the steps until they have taken this many times as long, >= 1; see `sleep_out`.
-        The wait counts as computing; under a deadline a slower device's last step is waited for.
+        Factor >= 1 by which to emulate a slower device; see `throttle`. The wait counts as
+        computing. With a deadline, the last step of the slower device is also waited for.
     augment : callable, optional
-        ``(inputs, generator) -> inputs`` of a training batch, on the device, before each step.
+        ``(inputs, generator) -> inputs`` for a training batch, on the device, before each step.
     precision : {"float32", "tf32", "bfloat16"} (default: "float32")
-        Of matrix products and convolutions; weights and losses stay float32. On CUDA it says for
-        the whole process whether float32 may be TF32.
+        Precision of matrix products and convolutions; weights and losses stay float32. On CUDA, it
+        determines for the whole process whether TF32 is allowed.
     channels_last : bool (default: False)
-        Keep images and filters with their channels next to each other: mostly faster for
-        convolutions, the same results up to rounding.
+        Use the channels-last memory format: usually faster for convolutions, same results up to
+        rounding.
     compile : bool (default: False)
-        Compile the model with torch.compile. Where that fails, one line in the log says so, and
-        it is trained as it is.
+        Use torch.compile. If it fails, one line is logged and the model runs eagerly.
     cuda_graph : bool (default: False)
-        On CUDA, capture a step as a graph and replay it; see `GraphedSteps` for what a step must
-        not do. Where it cannot be captured, and on other devices, it is done eagerly. It has not
-        run on hardware yet.
+        On CUDA, capture and replay each step as a graph; `GraphedSteps` lists the conditions. A
+        step that cannot be captured runs eagerly, as do all steps on other devices. It has not
+        been run on hardware yet.
     name : str (default: the device)
-        How errors and the log call this worker.
+        Name of this worker in errors and log lines.
     micro_batch_size : int (default: 0)
-        Above 0: a step computes its batch in micro-batches of at most so many samples, for a
-        device on which the whole does not fit. The batch is read and augmented as a whole, and
-        model, losses and momentum are those of the whole, to rounding; what the model itself
-        draws, as dropout does, may be other numbers.
+        Largest number of samples to compute at once, for a device without enough memory for a whole
+        batch; 0: the whole batch. The batch is read and augmented as a whole. Model, losses and
+        momentum equal those of the whole batch up to rounding, but the model's own random numbers
+        (dropout) may differ.
 
     Raises
     ------
     UsageError
-        If the device cannot compute with this precision, the model has nothing to train or tensors
-        that cannot be sent, or the batch is to be cut though the model's samples depend on each
-        other (BatchNorm).
+        If the device does not support the precision, the model has no trainable parameters or has
+        tensors that cannot be sent, or micro-batches are used with a model whose samples depend on
+        each other (BatchNorm).
     """
 
     def __init__(
@@ -186,11 +184,11 @@ class LocalSGD:
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            # A captured step reads it from a tensor.
+            # A captured step reads the learning rate from a tensor.
             learning_rate=torch.tensor(1.0, device=self.device) if capture else 1.0,
             fused=fused or None,
         )
-        # Whether the optimizer's state is made beforehand, and never moves.
+        # Whether the optimizer's state is created in advance and keeps its address.
         self._state_stays = fused or capture is not None
         if self._state_stays:
             begin_state(self._optimizer)
@@ -202,40 +200,40 @@ class LocalSGD:
             )
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
-        """Do the steps of an order.
+        """Run the steps of an order.
 
         Parameters
         ----------
         order : TrainOrder
             The global model, the samples and the settings.
         state : RecordDict, optional
-            Where momentum is kept between orders: ``context.state`` of a Flower client. On
-            Flower's engines it outlives the process; on the local grid it is lost with it.
-            Without `state` momentum stays in this object.
+            Storage for momentum between orders: ``context.state`` of a Flower client. On Flower's
+            engines it survives the process; on the local grid it does not. Without `state`,
+            momentum stays in this object.
 
         Returns
         -------
         TrainReport
-            The trained model, the steps completed, a loss per sample, and the times.
+            The trained model, the number of completed steps, one loss per sample, and the times.
 
         Raises
         ------
         ValueError
-            If the model's tensors are not those of the order, or the loss has the wrong shape.
+            If the tensors of the model and the order differ, or the loss has the wrong shape.
         IndexError
-            If the order names a sample that the data set does not have.
+            If the order names a sample index that the data set does not have.
         UsageError
-            If the device has too little memory for a step: one line with this worker, its batch,
-            and what fits.
+            If the device has too little memory for a step: one line with the worker, its batch
+            size, and a size that fits.
         """
         try:
             return self._run(order, state)
         except torch.OutOfMemoryError:
-            pass  # only the end of this handler frees what the failed step held
+            pass  # the memory of the failed step is freed when this handler ends
         raise self._too_large(order)
 
     def forget_momentum(self) -> None:
-        """Begin with zero again, where momentum stays in this object."""
+        """Set the momentum in this object to zero."""
         load_momentum(self.model, self._optimizer, None, in_place=self._state_stays)
 
     def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
@@ -283,7 +281,7 @@ class LocalSGD:
     def _hand_over_momentum(
         self, order: TrainOrder, state: RecordDict | None
     ) -> ArrayRecord | None:
-        """Store momentum where the order's policy says; return what of it the report holds."""
+        """Store momentum by the order's policy; return the momentum to send with the report."""
         if order.momentum_policy == "average":
             return momentum_record(self.model, self._optimizer)
         if order.momentum_policy == "keep" and state is not None:
@@ -293,14 +291,14 @@ class LocalSGD:
         return None
 
     def _zeroed_momentum(self, server_round: int) -> bool:
-        """Zero momentum if it is not finite; return whether it was not."""
+        """Set momentum to zero if it is not finite; return whether that was necessary."""
         if momentum_is_finite(self.model, self._optimizer):
             return False
         zero_momentum(self.model, self._optimizer)
         if not self._has_zeroed:
             _LOG.warning(
-                "worker %s: its momentum was not finite after round %d, so it begins with zero "
-                "again; summary.json counts how often. A smaller learning rate may help",
+                "worker %s: momentum was not finite after round %d and was set to zero; "
+                "summary.json counts these cases. A smaller learning rate may help",
                 self._name,
                 server_round,
             )
@@ -308,7 +306,7 @@ class LocalSGD:
         return True
 
     def _do_steps(self, order: TrainOrder) -> tuple[Tensor, float, float]:
-        """Return the losses, when the first step started, and the seconds of all steps."""
+        """Return the losses, the start time of the first step, and the seconds of all steps."""
         size, completed = order.batch_size, 0
         indices, weights = self._as_tensor(order.indices), None
         if order.sample_weights is not None:
@@ -324,12 +322,12 @@ class LocalSGD:
                 losses[batch] = step(indices[batch], None if weights is None else weights[batch])
                 completed += 1
                 if order.deadline_seconds > 0:
-                    _synchronize(self.device)  # else the host would run ahead of the device
+                    _synchronize(self.device)  # otherwise the host runs ahead of the device
                     elapsed = time.perf_counter() - start
                     if self._slowdown * elapsed >= order.deadline_seconds:
                         break
             _synchronize(self.device)
-            sleep_out(start, self._slowdown)
+            throttle(start, self._slowdown)
             seconds = time.perf_counter() - start
         return losses[: completed * size], started_at, seconds
 
@@ -346,15 +344,15 @@ class LocalSGD:
         micro_batch_size: int | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Gather, augment, forward, loss, backward, optimizer.
+        """Run one step: gather, augment, forward, loss, backward, optimizer.
 
-        The gradient is that of the mean of the losses, each times its weight; not divided by the
-        sum of the weights, which would undo what they stand for: samples that were left out.
+        The gradient is that of the mean of the weighted losses. It is not divided by the sum of the
+        weights, because the weights stand for samples that were left out.
 
         Returns
         -------
         torch.Tensor
-            The losses before the step, without weights, shape (batch_size,).
+            Unweighted losses before the step, shape (batch_size,).
         """
         self._optimizer.zero_grad()
         inputs, targets = self._source.batch(indices)
@@ -373,7 +371,7 @@ class LocalSGD:
                     losses = losses * weights[done : done + len(some)]
                 (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
                 done += len(some)
-                del losses  # else its graph would be kept beside that of the next micro-batch
+                del losses  # frees its graph before the next micro-batch
             detached = torch.cat(parts)
         else:
             losses = self._losses(inputs, targets, size)
@@ -392,21 +390,21 @@ class LocalSGD:
         if losses.shape != (size,):
             raise ValueError(
                 f"the loss must return one value per sample, shape ({size},), not "
-                f'{tuple(losses.shape)}; a torch loss does with reduction="none"'
+                f'{tuple(losses.shape)}; for a torch loss, set reduction="none"'
             )
         return losses.float() if losses.dtype == torch.bfloat16 else losses
 
     def _prepared_step(self, indices: Tensor, seed: int, weighted: bool) -> Step:
-        """Return the step function for batches of this size, its random generators seeded.
+        """Return the step function for batches of this size, and seed its random generators.
 
-        It compiles and captures for this batch size, where that is wanted and not yet done; model,
-        momentum and all else stay as they are. The losses that a step returns may be overwritten
-        by the next one.
+        Compiles and captures a step of this size if requested and not done yet, without changing
+        the model, its momentum or any other state. The losses that a step returns may be
+        overwritten by the next step.
         """
         if self._forward is not self.model:
             self._compile_for(indices)
         captured = self._graphs.prepared(indices, seed, weighted) if self._graphs else None
-        # torch.manual_seed looks for all kinds of devices, for half a millisecond.
+        # torch.manual_seed searches for all kinds of devices, which takes half a millisecond.
         on_cpu = self.device.type == "cpu"
         (torch.default_generator if on_cpu else torch).manual_seed(seed)
         if captured is not None:
@@ -415,24 +413,23 @@ class LocalSGD:
         return lambda indices, weights: self._step(indices, self._generator, weights=weights)
 
     def _compile_for(self, indices: Tensor) -> None:
-        """Compile the model for this batch size, by a step that is undone, unless it is compiled.
+        """Compile the model for this batch size with one step, and restore the training state.
 
-        It fails for many reasons (no compiler, no Triton, a model that torch does not understand),
-        and the results are the same without it up to rounding: so that costs one line in the log
-        and not the run.
+        Compiling can fail for many reasons: no compiler, no Triton, an unsupported model. Because
+        the eager results are the same up to rounding, a failure is logged and does not end the run.
         """
         if len(indices) in self._compiled_sizes:
             return
         self._compiled_sizes.add(len(indices))
         try:
-            with undone(self.model, self._optimizer):
+            with preserve_training_state(self.model, self._optimizer):
                 self._step(indices, self._generator)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of the compiler's many; a mistake in the model shows up again
+        except Exception as error:  # compilers raise many; the eager step repeats a model error
             self._forward = self.model
             _LOG.warning(
-                "worker %s: compile = true did not work, it goes on without: %s",
+                "worker %s: torch.compile failed; running eagerly: %s",
                 self._name,
                 first_cause(error),
             )
@@ -440,11 +437,11 @@ class LocalSGD:
     # --- too little memory
 
     def _too_large(self, order: TrainOrder) -> UsageError:
-        """Return an error for the user, in one line: this worker, what did not fit, and what does.
+        """Return a one-line error: this worker, the size that did not fit, and one that does.
 
-        A half of what did not fit is tried, a quarter, and so on: the same batch in micro-batches,
-        which gives the same result, or smaller batches where the model's samples depend on each
-        other. That happens on the device, eagerly, and is undone.
+        Tries half of the size that did not fit, a quarter, and so on: micro-batches of the same
+        batch, which give the same result, or smaller batches if the model's samples depend on each
+        other. The trial steps run eagerly on the device, and the training state is restored.
         """
         size, can_cut = order.batch_size, not batch_dependent_module(self.model)
         message = f"worker {self._name}: too little memory for its batch of {size}"
@@ -456,56 +453,55 @@ class LocalSGD:
             size = max(size // 2, smallest)
             fits = self._fits(order.indices[: order.batch_size if can_cut else size], size)
         if not fits:
-            way_out = "nothing smaller fits; take another device or model"
+            fix = "no smaller size fits; use another device or model"
         elif can_cut:
-            way_out = (
+            fix = (
                 f"micro-batches of {size} fit: set micro-batch-size = {size}, which gives the "
                 "same result"
             )
-        else:  # a worker's batch is not always the setting, but it grows and shrinks with it
+        else:  # a worker's batch may differ from the setting, but is proportional to it
             times = math.ceil(order.batch_size / size)
-            way_out = (
-                f"a batch of {size} fits: write batch={size} behind this worker, or divide "
+            fix = (
+                f"a batch of {size} fits: set batch={size} for this worker, or divide "
                 f"batch-size by {times} or more"
             )
-        return UsageError(f"{message}; {way_out}")
+        return UsageError(f"{message}; {fix}")
 
     def _fits(self, indices: npt.NDArray[np.int32], micro_batch_size: int) -> bool:
-        """Return whether an eager step fits into memory, once graphs and gradients are given up."""
+        """Return whether an eager step fits into memory, after freeing graphs and gradients."""
         self._optimizer.zero_grad()
         if self._graphs:
             self._graphs.release()
         try:
-            with undone(self.model, self._optimizer):
+            with preserve_training_state(self.model, self._optimizer):
                 samples = self._as_tensor(indices)
                 self._step(samples, self._generator, micro_batch_size=micro_batch_size)
-        except Exception:  # not only too little memory: the user still reads of that
-            return False  # only the end of this handler frees what the failed step held
+        except Exception:  # of any kind: the user gets the error about memory
+            return False
         return True
 
 
 def seconds_per_step(
     sgd: LocalSGD, batch_size: int, num_samples: int, seconds: float = 1.0
 ) -> float:
-    """Return the seconds of one training step, with everything that slows it on purpose.
+    """Measure the seconds of one training step, including an emulated slowdown.
 
-    One step to warm up is not counted. Then three steps say how many fit into `seconds`; if
-    they alone took that long they are the measurement, else it is the median of three further
-    orders that share that time.
+    One warm-up step is not counted. Three more steps show how many fit into `seconds`. If those
+    three took that long, they are the measurement. Otherwise it is the median of three further
+    orders that share this time.
 
-    The orders are ordinary ones with made-up samples and a learning rate of 0, so they take
-    as long as training does. Nothing that they leave reaches it: every order brings weights and
-    buffers, random numbers are an order's own, and momentum is zero afterwards as before the
-    first order.
+    The orders are ordinary ones with random samples and a learning rate of 0, so they take as long
+    as training. They do not affect training: every order brings its own weights, buffers and seed,
+    and momentum is set to zero afterwards.
 
     Parameters
     ----------
     sgd : LocalSGD
-        What will train.
+        The worker to measure.
     batch_size, num_samples : int
         b_i and N.
     seconds : float (default: 1.0)
-        About how long to measure.
+        Approximate duration of the measurement.
     """
     arrays = state_record(sgd.model)
     draw = np.random.default_rng(0)
@@ -523,13 +519,12 @@ def seconds_per_step(
     return step_seconds
 
 
-def sleep_out(start: float, slowdown: float) -> None:
-    """Wait until steps begun at `start` have taken `slowdown` times as long as they really took.
+def throttle(start: float, slowdown: float) -> None:
+    """Emulate a slower device: wait until steps begun at `start` took `slowdown` times as long.
 
-    That time alone counts, no estimate from other orders: their number of steps and batch size
-    may be different. The core stays busy, as that of a device that is really slower: after a sleep
-    its next steps took 13 to 54 % longer (ResNet8), which the slowdown multiplied. A core that
-    others need is left to them.
+    The core stays busy while waiting, as that of a slower device would. After a sleep, the next
+    steps took 13 to 54 % longer (ResNet8), and the slowdown multiplied this. If other processes
+    need the core, the wait sleeps.
     """
     until, times_shared = start + slowdown * (time.perf_counter() - start), 0
     while (began := time.perf_counter()) < until:
@@ -543,7 +538,7 @@ def sleep_out(start: float, slowdown: float) -> None:
 
 
 def _synchronize(device: torch.device) -> None:
-    """Wait until the device has done what this thread launched there."""
+    """Wait until the device has finished the work that this thread launched."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     elif device.type != "cpu":

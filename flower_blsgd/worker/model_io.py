@@ -1,6 +1,6 @@
-"""A model's weights, and what its optimizer keeps, to and from Flower records.
+"""Conversion of model weights and optimizer state to and from Flower records.
 
-The optimizer's state is called momentum, as its record is: SGD keeps nothing else.
+The optimizer's state is called momentum, like its record, because SGD has no other state.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from ..protocol import COUNTERS, SLOTS, state_name
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise UsageError if a model has nothing to train, or tensors that cannot be sent."""
+    """Raise UsageError if a model has no trainable parameters, or tensors that cannot be sent."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("model: no parameter has requires_grad = True; there is nothing to train")
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor) or name.rpartition(".")[2] == "_extra_state":
             reason = "comes from get_extra_state, which cannot be averaged; use a buffer instead"
         elif is_lazy(tensor):
-            reason = "has no shape yet; give its layer all sizes, such as nn.Linear(64, 10)"
+            reason = "has no shape yet; give its layer all sizes, as in nn.Linear(64, 10)"
         elif (dtype := str(tensor.dtype).removeprefix("torch.")) not in np.sctypeDict:
-            reason = f'is {dtype}, which numpy lacks; use float32 and set precision = "bfloat16"'
+            reason = f'is {dtype}, which numpy lacks; use float32 with precision = "bfloat16"'
         else:
             continue
         raise UsageError(f"model: {name!r} {reason}")
@@ -42,9 +42,9 @@ def check_model(model: nn.Module) -> None:
 def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
     """Overwrite every tensor of the model's state dict.
 
-    To an accelerator a record that lies in one piece is one copy; there it is cut into tensors.
+    A record in one buffer moves to an accelerator in one copy, where it is split into tensors.
 
-    ValueError if names or shapes differ: the message names the first that does.
+    ValueError if names or shapes differ; the message gives the first difference.
     """
     own = model.state_dict()
     ours = {name: tuple(tensor.shape) for name, tensor in own.items()}
@@ -57,7 +57,7 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
     flat = flat_of(arrays) if copied_whole(own) else None
     if flat is None:
         sources = {name: tensor_on(array.numpy()) for name, array in arrays.items()}
-    else:  # it returns when that memory, which is not page-locked, may be written to again
+    else:  # returns only when this memory, which is not page-locked, may be reused
         sources = _cut(tensor_on(flat.bytes).to(_device_of(own)), flat.layout)
     if own:
         with torch.no_grad():
@@ -67,8 +67,8 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
 def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayRecord:
     """Return a copy of every tensor of the model's state dict, in one buffer.
 
-    With `like` it is memory of the kind that this record lies in, see `flat_like`. From an
-    accelerator it is one copy.
+    With `like`, the buffer is of the same kind as this record's, see `flat_like`. From an
+    accelerator, it is filled in one copy.
     """
     own = model.state_dict()
     layout = Layout.of(
@@ -90,7 +90,7 @@ def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayReco
 
 
 def copied_whole(state: Mapping[str, Tensor]) -> bool:
-    """Return whether a model moves as one buffer: between host and device, not tensor by tensor."""
+    """Return whether a model moves between host and device as one buffer."""
     return bool(state) and _device_of(state).type != "cpu"
 
 
@@ -99,7 +99,7 @@ def _device_of(state: Mapping[str, Tensor]) -> torch.device:
 
 
 def _cut(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Return the tensors of a layout by name, as views on a buffer of its bytes."""
+    """Return the tensors of a layout by name, as views of a buffer."""
     return {
         name: buffer[offset : offset + dtype.itemsize * math.prod(shape)]
         .view(getattr(torch, dtype_name))
@@ -109,15 +109,15 @@ def _cut(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Return a text that is equal for models whose tensors have the same names, shapes, dtypes."""
+    """Return a string that is equal for models with the same tensor names, shapes and dtypes."""
     layout = [(n, tuple(t.shape), str(t.dtype)) for n, t in sorted(model.state_dict().items())]
     return hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
 
 
 def tensor_on(array: npt.NDArray[Any]) -> Tensor:
-    """Return a tensor on an array's memory; a copy where that may not be written to.
+    """Return a tensor that shares an array's memory; a copy if the array is read-only.
 
-    torch warns of such arrays, and views on shared memory may be such.
+    torch warns about read-only arrays, such as some views of shared memory.
     """
     return torch.from_numpy(np.require(array, requirements="W"))
 
@@ -126,10 +126,10 @@ def tensor_on(array: npt.NDArray[Any]) -> Tensor:
 
 
 def begin_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer's state of all trainable parameters, as zeros.
+    """Create the optimizer's state of all trainable parameters, as zeros.
 
-    It would make them in the first step, one by one as gradients come. A captured step needs them
-    at their addresses before, and torch's fused SGD needs those of all parameters or none.
+    Otherwise torch creates it in the first step. A captured step needs the addresses before that,
+    and torch's fused SGD needs the state of all parameters or none.
     """
     for group in optimizer.param_groups:
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:
@@ -151,19 +151,19 @@ def momentum_record(
 ) -> ArrayRecord:
     """Return the optimizer's state by `state_name`; empty before the first step.
 
-    Without `copy` that of a CPU are views: the next step changes them.
+    Without `copy`, CPU tensors are views that the next step changes.
     """
     tensors = {}
     for name, parameter, slot, tensor in _state(model, optimizer):
-        # A counter on the CPU must not run ahead of a copy of what is on an accelerator.
+        # A counter on the CPU must match the copy of the moments on an accelerator.
         if not copy and parameter.device.type == "cpu":
             copied = tensor.detach()
         else:
             copied = tensor.detach().to(
                 "cpu",
-                torch.float32 if slot in COUNTERS else tensor.dtype,  # where torch's is float64
+                torch.float32 if slot in COUNTERS else tensor.dtype,  # torch may use float64
                 copy=True,
-                memory_format=torch.contiguous_format,  # also of a model whose channels are last
+                memory_format=torch.contiguous_format,  # also with channels_last
             )
         tensors[state_name(slot, name)] = copied.numpy()
     return view_record(tensors)
@@ -178,9 +178,9 @@ def load_momentum(
 ) -> None:
     """Set the optimizer's state from a record; None sets it to zero.
 
-    A parameter of which the record has nothing, or not all, begins with zero. Without `copy` the
-    optimizer takes the record's memory over, where it can. With `in_place` the state's tensors
-    stay where they are, and are written to.
+    A parameter whose state is missing or incomplete in the record begins with zero. Without `copy`,
+    the optimizer uses the record's memory where possible. With `in_place`, the state's tensors keep
+    their addresses and are overwritten.
     """
     if in_place:
         zero_momentum(model, optimizer)
@@ -203,28 +203,28 @@ def load_momentum(
 
 
 def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Zero the optimizer's state where it is: a step that failed left it half changed."""
+    """Set the optimizer's state to zero, in place."""
     for _, _, _, tensor in _state(model, optimizer):
         tensor.zero_()
 
 
 def momentum_is_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer's state holds numbers only; the device is waited for once."""
+    """Return whether the optimizer's state is finite, with one synchronization of the device."""
     tensors = [t._values() if t.is_sparse else t for *_, t in _state(model, optimizer)]
     if not tensors or get_total_norm(tensors).isfinite():
         return True
-    return all(tensor.isfinite().all() for tensor in tensors)  # else only their squares overflowed
+    return all(tensor.isfinite().all() for tensor in tensors)  # only the sum of squares overflowed
 
 
 def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return the names of the tensors that an optimizer keeps of each parameter."""
+    """Return the names of the tensors that an optimizer keeps for each parameter."""
     return SLOTS["adamw" if isinstance(optimizer, torch.optim.AdamW) else "sgd"]
 
 
 def _state(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, nn.Parameter, str, Tensor]]:
-    """Yield name, parameter, slot and tensor of all that the optimizer keeps."""
+    """Yield name, parameter, slot and tensor of the optimizer's whole state."""
     for name, parameter in model.named_parameters():
         kept = optimizer.state.get(parameter, {})
         for slot in slots_of(optimizer):

@@ -1,6 +1,6 @@
-"""What a local step needs beside the model: an optimizer, micro-batches, a precision, a way back.
+"""Parts of a local step: optimizer, micro-batches, precision, and restoring the training state.
 
-`LocalSGD` puts them together.
+`LocalSGD` combines them.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ def make_optimizer(
     learning_rate: float | Tensor = 1.0,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
-    """Return an optimizer; every order brings its learning rate, see `set_learning_rate`.
+    """Return an optimizer; `set_learning_rate` sets the learning rate of each order.
 
-    `LocalSGD` explains the settings. A `learning_rate` in a tensor is for steps that are captured:
-    a number would be captured with them. `fused` steps take one kernel for all parameters; None
-    leaves it to torch.
+    `LocalSGD` documents the settings. Captured steps need the learning rate in a tensor, because a
+    number would become a constant of the graph. `fused` optimizers use one kernel for all
+    parameters; None leaves the choice to torch.
 
-    ValueError if there is none of that name.
+    ValueError if the name is unknown.
     """
     both: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "fused": fused}
     if name == "sgd":
@@ -57,7 +57,7 @@ def make_optimizer(
 def can_fuse(model: nn.Module, device: torch.device) -> bool:
     """Return whether a fused optimizer can update all parameters of a model on this device.
 
-    On a CPU it is no faster, and rounds in another way.
+    On a CPU, fused optimizers are not faster and round differently.
     """
     sparse = any(getattr(module, "sparse", False) for module in model.modules())
     return (
@@ -68,7 +68,7 @@ def can_fuse(model: nn.Module, device: torch.device) -> bool:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set an optimizer's learning rate; one that is a tensor is overwritten in place."""
+    """Set an optimizer's learning rate, in place if it is a tensor."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(learning_rate)
@@ -82,15 +82,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 def micro_batches(inputs: Any, targets: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and targets of each micro-batch of at most `size` samples, in order.
 
-    They differ in size by one at most.
-
-    UsageError if inputs or targets are no tensor.
+    Their sizes differ by at most one. UsageError if inputs or targets are not tensors.
     """
     for name, part in (("inputs", inputs), ("targets", targets)):
         if not isinstance(part, Tensor):
             raise UsageError(
                 f"micro-batch-size = {size}: the {name} of a batch are a "
-                f"{type(part).__name__}, and only tensors can be cut; leave it at 0"
+                f"{type(part).__name__}, and only tensors can be split; set it to 0"
             )
     count = -(-len(inputs) // size)
     yield from zip(
@@ -99,25 +97,25 @@ def micro_batches(inputs: Any, targets: Any, size: int) -> Iterator[tuple[Tensor
 
 
 def check_micro_batches(model: nn.Module, size: int) -> None:
-    """Refuse to cut the batch of a model whose samples depend on each other; 0 cuts nothing.
+    """Raise UsageError if a model whose samples depend on each other is to use micro-batches.
 
-    UsageError if the model has a module such as BatchNorm, see `batch_dependent_module`.
+    See `batch_dependent_module`. A size of 0 means no micro-batches.
     """
     if size < 0:
         raise UsageError(f"micro-batch-size = {size} must be at least 0")
     if size > 0 and (module := batch_dependent_module(model)):
         raise UsageError(
             f"micro-batch-size = {size}: {module} of the model takes its statistics from "
-            "the whole batch, so micro-batches would give another result; leave it at 0 and make "
-            "batch-size smaller, or use a model without BatchNorm"
+            "the whole batch, so micro-batches would change the result; set it to 0 and use a "
+            "smaller batch-size, or use a model without BatchNorm"
         )
 
 
 def batch_dependent_module(model: nn.Module) -> str:
-    """Return the first module through which samples of a batch change each other, in words.
+    """Return the name of the first module through which samples of a batch affect each other.
 
-    Such are BatchNorm and everything made from it, and InstanceNorm that tracks statistics. Empty
-    if there is none. Modules of one's own that do so cannot be seen.
+    These are BatchNorm, its subclasses, and InstanceNorm with running statistics. Empty if the
+    model has none. Custom modules of this kind cannot be detected.
     """
     for name, module in model.named_modules():
         tracks = isinstance(module, _InstanceNorm) and module.track_running_stats
@@ -130,11 +128,11 @@ def batch_dependent_module(model: nn.Module) -> str:
 
 
 def use_precision(precision: str, device: str | torch.device) -> None:
-    """Set what CUDA does with float32 matrices and convolutions, in the whole process.
+    """Set whether CUDA may use TF32 for float32 matrices and convolutions, for the whole process.
 
-    torch keeps this per process, and convolutions begin with TF32 allowed: 10 bits of mantissa,
-    which is not what ``"float32"`` says. It is not put back, since workers that compute side by
-    side in threads would put it back under each other; those must all have the same precision.
+    By default, torch allows TF32 (10 bits of mantissa) for convolutions, which contradicts
+    ``"float32"``. The previous value is not restored, because workers in parallel threads would
+    restore it for each other; all of them must have the same precision.
     """
     if torch.device(device).type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -144,11 +142,11 @@ def use_precision(precision: str, device: str | torch.device) -> None:
 def autocast(
     precision: Precision, device: torch.device
 ) -> contextlib.AbstractContextManager[object]:
-    """Return the context manager for the forward pass and the loss: torch's autocast, or nothing.
+    """Return the context manager for the forward pass and the loss: torch's autocast or none.
 
-    With bfloat16 torch casts the inputs of matrix products and convolutions; weights stay float32,
-    and so do sums and losses. Casts are not kept: one that outlives the capture of a graph would be
-    of old weights.
+    With bfloat16, torch casts the inputs of matrix products and convolutions. Weights, sums and
+    losses stay float32. Casts are not cached, because a captured graph would reuse those of old
+    weights.
     """
     if precision != "bfloat16":
         return contextlib.nullcontext()
@@ -156,10 +154,7 @@ def autocast(
 
 
 def check_precision(precision: str, device: torch.device) -> Precision:
-    """Return the precision if this device can compute so.
-
-    UsageError if there is no such precision, or not on this kind of device.
-    """
+    """Return the precision; UsageError if it is unknown or this kind of device lacks it."""
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise UsageError(f"precision = {precision!r} must be one of {known}")
@@ -170,17 +165,17 @@ def check_precision(precision: str, device: torch.device) -> Precision:
     return precision
 
 
-# --- steps that are undone
+# --- restoring the training state
 
 
 @contextlib.contextmanager
-def undone(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Undo what training steps inside the block change, in place.
+def preserve_training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore everything that training steps inside the block change, in place.
 
-    That is the model's parameters and buffers, the optimizer's state, the gradients, and all
-    global random numbers. Tensors keep their addresses: a captured graph works on them. Where
-    the model puts a new tensor in the place of a buffer, the old one comes back. The copies wait in
-    the host's memory: the device's may be what there is too little of.
+    This covers the model's parameters and buffers, the optimizer's state, the gradients, and all
+    global random generators. Tensors keep their addresses, because captured graphs use them. If the
+    model replaces a buffer by a new tensor, the old one is restored. The copies are in host memory,
+    because the device may be out of memory.
     """
     tensors = [*model.parameters(), *model.buffers()]
     for state in optimizer.state.values():
@@ -207,17 +202,14 @@ def undone(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]
 
 
 def host_randomness() -> tuple[bytes, Any, Any]:
-    """Return the states of the host's global generators: torch's, Python's and numpy's.
-
-    They are equal if nothing was drawn in between.
-    """
+    """Return the states of the host's global random generators: torch's, Python's and numpy's."""
     kind, keys, *rest = np.random.get_state()
     numpys = kind, tuple(np.asarray(keys).tolist()), *rest
     return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), numpys
 
 
 def first_cause(error: BaseException) -> str:
-    """Return what went wrong first, in one line."""
+    """Return the first error of a chain, in one line."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]

@@ -1,6 +1,7 @@
-"""Trace one round of a worker with torch's profiler, as ``blsgd run --trace`` asks for.
+"""Profiler trace of one round of a worker, for ``blsgd run --trace``.
 
-Nothing here imports torch at module level: a ClientApp imports this before it knows its device.
+This module does not import torch at module level, because a ClientApp imports it before it knows
+its device.
 """
 
 import contextlib
@@ -14,35 +15,34 @@ _LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def traced(file: Path, server_round: int, device: str) -> Iterator[None]:
-    """Trace what happens inside, once in a run and not in round 1.
+    """Trace the block with torch's profiler, once per run and not in round 1.
 
-    There everything happens for the first time: libraries choose algorithms, memory grows. torch's
-    own export, for ui.perfetto.dev or chrome://tracing, is written. The results are the same to the
-    bit. Where the file cannot be written one line in the log says so and the order counts all the
-    same. An order that raises leaves no file.
+    Round 1 includes all warm-up, such as the choice of algorithms. The file is torch's export for
+    ui.perfetto.dev or chrome://tracing. Results stay bit-identical. If the file cannot be written,
+    one line is logged and the order is not affected. An order that raises leaves no file.
 
     Parameters
     ----------
     file : Path
-        What is written, unless it is there: ``<trace folder>/<worker>.json``.
+        File to write, unless it exists: ``<trace folder>/<worker>.json``.
     server_round : int
-        The order's.
+        Round of the order.
     device : str
-        Where the worker computes, such as ``"cuda:1"``.
+        Device of the worker, such as ``"cuda:1"``.
     """
     if server_round == 1 or file.exists():
         yield
         return
-    # Kineto writes two lines to stderr per use, unless it is told not to before the first.
+    # Otherwise Kineto writes two lines to stderr per use; must be set before the first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if device.startswith("cuda"):
-        # What torch does by itself for graphs of its compiler: beside CUDA graphs CUPTI must not be
-        # torn down and begun anew, which crashed up to CUDA 12.5.
+        # As torch does for compiled graphs: with CUDA graphs, restarting CUPTI crashed up to CUDA
+        # 12.5.
         os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
     from torch.profiler import profile
 
-    with profile() as profiler:  # of all that torch can record here
+    with profile() as profiler:  # all activities that torch supports here
         yield
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

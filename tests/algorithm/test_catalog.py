@@ -14,7 +14,6 @@ from flower_blsgd.algorithm.catalog import (
     WEIGHTS,
 )
 from flower_blsgd.algorithm.local_steps import (
-    AutoSteps,
     Participant,
     SameSteps,
     SystemAwareSteps,
@@ -123,9 +122,8 @@ def test_parts_are_built_from_the_settings() -> None:
         name: make(replace(settings, local_steps_fast="auto")) for name, make in STEPS.items()
     }
     for name, made in chosen.items():
-        fixed = STEPS[name](settings)
-        assert (made.policy_of(16) if isinstance(made, AutoSteps) else made) == fixed
-    assert [n for n, p in chosen.items() if isinstance(p, AutoSteps)] == [*list(STEPS)[:3]]
+        assert made.with_local_steps(16) == STEPS[name](settings)
+    assert [n for n, p in chosen.items() if p.is_open] == [*list(STEPS)[:3]]
     assert SAMPLERS["separated"](settings) == SeparatedSampler(0.25, "slow")
     assert SAMPLERS["unified"](settings) == UnifiedSampler(0.25, "slow")
     assert SAMPLERS["candidates"](settings) == CandidateSampler(2, "slow")

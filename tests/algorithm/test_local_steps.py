@@ -1,12 +1,9 @@
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.local_steps import (
     FAST_SPEED_RATIO,
-    AutoSteps,
     BalancedBatches,
     Participant,
     SameSteps,
@@ -14,6 +11,7 @@ from flower_blsgd.algorithm.local_steps import (
     SystemAwareSteps,
     balanced_batches,
     fastest_worker,
+    fewest_steps,
     proportional_steps,
     shrunk_batch,
     speed_ratios,
@@ -178,7 +176,7 @@ def test_policies_say_which_speeds_they_need() -> None:
             BY_SPEED,
             SameSteps(4),
             BalancedBatches(),
-            AutoSteps(SameSteps),
+            SameSteps(None),
         )
     }
     assert list(needs.values()) == [
@@ -191,46 +189,47 @@ def test_policies_say_which_speeds_they_need() -> None:
     ]
 
 
-def _no_shrinking(steps: int) -> SystemAwareSteps:
-    return SystemAwareSteps(steps, shrink_slow_batch=False)
-
-
 @pytest.mark.parametrize(
-    ("policy_of", "speeds", "overhead_steps", "chosen"),
+    ("policy", "speeds", "overhead_steps", "chosen"),
     [
         # 96 / 4 = 24 times the overhead: 2.4, so 2 are doubled once
-        (SystemAwareSteps, (1.0, 0.5), 0.1, 4),
-        (SystemAwareSteps, (1.0, 0.5), 0.08, 2),  # 1.92
-        (SameSteps, (1.0, 0.5), 0.25, 8),  # 6: 1, 2 and 4 are too few
-        (SystemAwareSteps, (1.0, 0.25), 0.08, 4),
-        (SystemAwareSteps, (1.0, 1 / 3), 0.15, 6),
+        (SystemAwareSteps(None), (1.0, 0.5), 0.1, 4),
+        (SystemAwareSteps(None), (1.0, 0.5), 0.08, 2),  # 1.92
+        (SameSteps(None), (1.0, 0.5), 0.25, 8),  # 6: 1, 2 and 4 are too few
+        (SystemAwareSteps(None), (1.0, 0.25), 0.08, 4),
+        (SystemAwareSteps(None), (1.0, 1 / 3), 0.15, 6),
         # 17.6 steps of the fast one are one of the slow one: 9 % are lost. With 15: 6.3 %, and
         # 14 steps would lose 6.7 %
-        *[(SystemAwareSteps, (1.0, 1 / k), 0.3, 16) for k in (17.6, 16, 15)],
-        *[(SystemAwareSteps, (1.0, 1 / k), 0.2, k) for k in (7, 10, 20)],
+        *[(SystemAwareSteps(None), (1.0, 1 / k), 0.3, 16) for k in (17.6, 16, 15)],
+        *[(SystemAwareSteps(None), (1.0, 1 / k), 0.2, k) for k in (7, 10, 20)],
         # with 2: 1 step, as long as 2.13, so 6 % are lost; with 0.44 it is 12 %
-        (SystemAwareSteps, (1.0, 0.47), 0.05, 2),
-        (SystemAwareSteps, (1.0, 0.44), 0.05, 5),  # 2 steps, as long as 4.55
+        (SystemAwareSteps(None), (1.0, 0.47), 0.05, 2),
+        (SystemAwareSteps(None), (1.0, 0.44), 0.05, 5),  # 2 steps, as long as 4.55
         # the second fast worker is not given steps by its speed: all fast ones do as many
-        (SystemAwareSteps, (1.0, 0.8, 0.5), 0.05, 2),
+        (SystemAwareSteps(None), (1.0, 0.8, 0.5), 0.05, 2),
         # 4.8 -> 5 and 3 steps, as long as 6.25 and 6 of the 6; with 4 the first loses 20 %
-        (lambda n: SystemAwareSteps(n, all_by_speed=True), (1.0, 0.8, 0.5), 0.05, 4),
-        (lambda n: SystemAwareSteps(n, 8), (1.0, 0.1), 0.05, 2),  # nothing is rounded
-        (SystemAwareSteps, (1.0, 0.01), 0.0, 64),  # 0.64 of a step: the batch that is cut least
-        (lambda n: SystemAwareSteps(n, None, False), (1.0, 0.01), 0.0, 64),
-        (SystemAwareSteps, (1.0, 0.5), 1e9, 64),
-        (SystemAwareSteps, (1.0, 1 / 48), 1e9, 48),  # 96 would be too many
-        (SystemAwareSteps, (1.0, 0.5), None, 32),
-        (SystemAwareSteps, (1.0, 0.47), None, 32),
+        (SystemAwareSteps(None, all_by_speed=True), (1.0, 0.8, 0.5), 0.05, 4),
+        (SystemAwareSteps(None, 8), (1.0, 0.1), 0.05, 2),  # nothing is rounded
+        (
+            SystemAwareSteps(None),
+            (1.0, 0.01),
+            0.0,
+            64,
+        ),  # 0.64 of a step: the batch that is cut least
+        (SystemAwareSteps(None, None, False), (1.0, 0.01), 0.0, 64),
+        (SystemAwareSteps(None), (1.0, 0.5), 1e9, 64),
+        (SystemAwareSteps(None), (1.0, 1 / 48), 1e9, 48),  # 96 would be too many
+        (SystemAwareSteps(None), (1.0, 0.5), None, 32),
+        (SystemAwareSteps(None), (1.0, 0.47), None, 32),
     ],
 )
 def test_fewest_steps_that_waste_little_worked(
-    policy_of: Callable[[int], StepPolicy],
+    policy: StepPolicy,
     speeds: tuple[float, ...],
     overhead_steps: float | None,
     chosen: int,
 ) -> None:
-    assert AutoSteps(policy_of).fewest(by_speed(32, *speeds), overhead_steps) == chosen
+    assert fewest_steps(policy, by_speed(32, *speeds), overhead_steps) == chosen
 
 
 @given(
@@ -246,8 +245,8 @@ def test_fewest_steps_keep_what_they_promise_where_that_can_be_had(
         seconds = [n / g for n, g in zip(steps, (1.0, *speeds), strict=True)]
         return 1 - min(seconds) / max(seconds)
 
-    auto = AutoSteps(lambda tau: SystemAwareSteps(tau, None, False, True))
-    shortest, chosen = (auto.fewest(by_speed(64, 1.0, *speeds), o) for o in (0.0, overhead))
+    policy, participants = SystemAwareSteps(None, None, False, True), by_speed(64, 1.0, *speeds)
+    shortest, chosen = (fewest_steps(policy, participants, o) for o in (0.0, overhead))
     assert waiting(shortest) <= max(0.1, min(map(waiting, (*range(1, 9), 10, 12, 14, 16))))
     assert chosen in [shortest << doubled for doubled in range(7)]
     assert 1 <= chosen <= 64

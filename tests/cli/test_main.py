@@ -28,7 +28,7 @@ FOREIGN = ROOT / "tests" / "foreign_app"
     ("setting", "key_and_value", "way_out"),
     [
         ("epocs=5", "epocs = 5", "did you mean epochs"),
-        ("epochs=five", "epochs = 'five'", "a whole number"),
+        ("epochs=five", "epochs = 'five'", "an integer"),
         ("algorithm=biased", "algorithm = 'biased'", "biased-local-sgd"),
         ("task=no_such_module:task", "task = 'no_such_module:task'", "PYTHONPATH"),
         ("model=cnm", "model = 'cnm'", "did you mean cnn"),

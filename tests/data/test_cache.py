@@ -123,19 +123,6 @@ def test_other_options_and_changed_files_make_other_entries(tmp_path: Path, cach
     assert message.endswith(f"the cache {cache} lies inside it; set BLSGD_CACHE to another folder")
 
 
-def test_opening_imports_no_library_for_reading() -> None:
-    code = """
-import sys
-import flower_blsgd.tasks
-from flower_blsgd.data import image_data, text_data
-libraries = ("datasets", "pandas", "pyarrow", "PIL", "torch", "transformers")
-print([name for name in libraries if name in sys.modules])
-"""
-    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")

@@ -110,18 +110,6 @@ def test_data_set_cards(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "own", tmp_path / "scratch") == {"train": 6, "test": 3}
 
 
-def test_folders_without_readable_data(tmp_path: Path) -> None:
-    """Among them what ``save_to_disk`` wrote, damaged; test_text_data reads it whole."""
-    for name in ("empty", "broken", "saved"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "broken" / "train-0.parquet").write_bytes(b"this is not parquet")
-    (tmp_path / "saved" / "dataset_dict.json").write_text("{")
-    for folder in (tmp_path / name for name in ("empty", "broken", "saved")):
-        message = refusal(rows_of, folder, tmp_path / "s")
-        assert message.startswith(f"data = {str(folder)!r}: {folder} cannot be read (")
-        assert message.endswith(f"; name a folder with {LAYOUT}")
-
-
 def test_folders_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for data in (str(tmp_path / "file"), "~no-such-user/x", "a" * 5000, "a\0b"):

@@ -110,22 +110,7 @@ def test_classes_are_counted_in_all_rows(
             100,
             "wrong number of classes: found 31 and labels up to 30, expected the 100 of cifar100",
         ),
-        (
-            {"train": table("ab", [0, 2_000_000_000])},
-            None,
-            "wrong number of classes: found 20000000",
-        ),
-        (
-            {"train": table("ab", [0, 0])},
-            None,
-            "wrong number of classes: found 1 and labels up to 0",
-        ),
         ({"train": table("ab", [0.0, 2.5])}, None, "labels must be whole numbers that count the"),
-        (
-            {"train": table("ab", ["cat", "dog"])},
-            None,
-            "labels must be whole numbers that count th",
-        ),
     ],
 )
 def test_classes_that_cannot_be_meant(

@@ -113,23 +113,6 @@ def test_layouts(kind: str, tmp_path: Path) -> None:
     assert tokenizer.decode(tokens[4].tolist()) == "a vote a capital"  # the comma occurs once
 
 
-def test_tokenizer_and_settings_make_other_entries(tmp_path: Path) -> None:
-    folder = make_texts(tmp_path / "own")
-    entries = [
-        ready(folder),
-        ready(folder, vocabulary_of_rows(marked=True)),
-        ready(folder, max_tokens=3),
-        ready(folder, max_samples=4),
-        ready(folder, skip_bad=True),
-    ]
-    assert len({texts.folder for texts in entries}) == 5
-    assert ready(folder).folder == entries[0].folder
-    assert entries[0].fingerprint == entries[4].fingerprint != entries[1].fingerprint
-    assert entries[2].train[0].shape == (6, 3)
-    assert entries[3].train[1].tolist() == [0, 1, 2, 3]
-    assert entries[3].test[1].tolist() == [0, 1, 2]
-
-
 def test_a_tokenizer_is_made_once_of_the_training_rows(tmp_path: Path) -> None:
     seen: list[str] = []
 
@@ -142,9 +125,3 @@ def test_a_tokenizer_is_made_once_of_the_training_rows(tmp_path: Path) -> None:
     assert seen == [text for text, _ in TRAIN]
     assert ready(folder, TokenizerSource("own", make), skip_bad=True).folder == texts.folder
     assert len(seen) == len(TRAIN)
-
-
-def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
-    numbers = [(k, k) for k in range(4)]
-    message = refusal(ready, make_texts(tmp_path / "own", numbers, numbers))
-    assert message.startswith("data: row 0 of train cannot be used (")

@@ -181,7 +181,7 @@ def test_batches_of_their_own_are_planned_and_dlb_refuses_them() -> None:
     lines = lines_of(plan_table(plan, "x"))
     assert plan_cells(lines, "biased-local-sgd")[1] == "32 of 32, 16 of 8"
     assert plan_cells(lines, "dlb")[1] == "refused"
-    assert any("dlb: worker slow-1 (cpu:1) has batch=8, but the algorithm" in x for x in lines)
+    assert any("dlb: worker slow-1 (cpu:1) has batch=8, but this algorithm" in x for x in lines)
 
 
 # --- calibrate's table

@@ -98,7 +98,7 @@ def test_reply_of_a_node_with_several_devices(data: st.DataObject) -> None:
     liar = HostNode(*devices, partition_id=3)
     orders = orders_of(strategy, liar)
     honest = ToyWorker(value=1.0)(orders[HONEST], HONEST)
-    ordered = sum(len(order.indices) for _, order in strategy._orders)
+    ordered = sum(len(order.indices) for _, order in strategy.round.orders)
     check_round(strategy, [honest, *changed(liar(orders[LIAR], LIAR), data)], ordered)
 
 
@@ -123,5 +123,5 @@ def test_answer_to_the_profile_query(data: st.DataObject) -> None:
     except UsageError:
         return
     assert HONEST in orders
-    for _, order in strategy._orders:
+    for _, order in strategy.round.orders:
         assert 1 <= len(order.indices) <= 24

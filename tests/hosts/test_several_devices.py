@@ -174,7 +174,7 @@ def test_profiles_are_ranked_as_those_of_single_nodes_and_do_not_collide() -> No
     )
     strategy = strategy_of(2)
     with captured_log() as log:
-        strategy.registry.update(grid)
+        strategy.connector.refresh(grid)
     workers = strategy.registry.workers
     assert [w.address for w in workers] == [(10, 0), (10, 1), (20, 0), (10, 2), (20, 1)]
     assert [w.fast for w in workers] == [True, True, True, False, False]
@@ -186,7 +186,7 @@ def test_profile_of_a_device_that_fails_is_missing_and_the_others_take_part() ->
     grid = hosts_of([ToyWorker(fast_profile(0)), fails, ToyWorker(slow_profile(2))])
     strategy = strategy_of()
     with captured_log() as log:
-        strategy.registry.update(grid)
+        strategy.connector.refresh(grid)
     assert [w.local_rank for w in strategy.registry.workers] == [0, 2]
     (error,) = log.errors
     assert "device 1 of node 10 does not take part" in error
@@ -196,10 +196,10 @@ def test_profile_of_a_device_that_fails_is_missing_and_the_others_take_part() ->
 def test_host_that_comes_back_takes_up_its_workers() -> None:
     grid = hosts_of([ToyWorker(p) for p in profiles()])
     strategy = strategy_of()
-    strategy.registry.update(grid)
+    strategy.connector.refresh(grid)
     strategy.registry.workers[1].excluded = "RuntimeError"
     grid.connect(77, grid.disconnect(10))
-    strategy.registry.update(grid)
+    strategy.connector.refresh(grid)
     assert [w.address for w in strategy.registry.active] == [(77, 0), (77, 1), (77, 2)]
 
 
@@ -241,13 +241,10 @@ def test_rounds_on_hosts_are_those_on_single_nodes(settings: dict[str, Any], sha
             assert getattr(same, key) == getattr(row, key), key
     assert other.train_loss == one.train_loss
     averaged = settings.get("momentum_buffers") == "average"
-    assert (
-        (flat.averaged_momentum is not None) == (hosted.averaged_momentum is not None) == averaged
-    )
-    for name, array in (flat.averaged_momentum or {}).items():
-        assert hosted.averaged_momentum[name].numpy() == pytest.approx(
-            array.numpy(), rel=1e-5, abs=1e-5
-        )
+    momentum = [each.planner.averaged_momentum for each in (flat, hosted)]
+    assert [each is not None for each in momentum] == [averaged] * 2
+    for name, array in (momentum[0] or {}).items():
+        assert momentum[1][name].numpy() == pytest.approx(array.numpy(), rel=1e-5, abs=1e-5)
     if not averaged:  # one model each way for each node
         size = sum(tensor.nbytes for tensor in expected.values())
         assert one.bytes_moved == 6 * size
@@ -355,7 +352,7 @@ def test_host_whose_reply_cannot_be_used_counts_0_with_all_its_workers(name: str
 def evaluation_on(*handlers: Handler) -> tuple[WorkerEvaluation, InProcessGrid, list[Any]]:
     strategy = strategy_of(len(handlers))
     grid = InProcessGrid({10 * (i + 1): handler for i, handler in enumerate(handlers)})
-    strategy.registry.update(grid)
+    strategy.connector.refresh(grid)
     here: list[tuple[int, int]] = []
 
     def evaluate_here(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:

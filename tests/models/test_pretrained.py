@@ -157,15 +157,6 @@ def test_body_that_is_not_whole(tmp_path: Path) -> None:
     assert "pretrained = false" in message
 
 
-def test_unreadable_weights(tmp_path: Path) -> None:
-    save_text_model(tmp_path)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    message = refusal(loaded, tmp_path)
-    assert f"the weights in {tmp_path} cannot be read (" in message
-    assert "pretrained = false" in message
-
-
 # tokenizers
 
 

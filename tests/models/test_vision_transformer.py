@@ -12,7 +12,6 @@ from ..refusal import refusal
 pytest.importorskip("transformers")
 
 
-from flower_blsgd.models.pretrained import load_weights
 from flower_blsgd.models.vision_transformer import (
     VisionTransformer,
     vit_config,
@@ -103,19 +102,3 @@ def test_unfit_folder_is_refused(folder: Path, changes: dict[str, Any], message:
     refused = refusal(vit_config, str(folder))
     assert refused.startswith(f"model = {str(folder)!r}")
     assert message in refused
-
-
-def test_missing_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "needs transformers; in a clone of" in refusal(vit_config, MICRO)
-
-
-def test_weights_of_a_folder(folder: Path, published: Any) -> None:
-    """See test_pretrained for what may be missing."""
-    model = VisionTransformer(str(folder), 5).eval()
-    load_weights(model, str(folder))
-    images = some_images(32)
-    with torch.no_grad():
-        expected = published(pixel_values=(images / 255 - 0.5) / 0.5).logits
-        assert torch.allclose(model(images), expected, rtol=1e-5, atol=1e-5)
-    refusal(load_weights, VisionTransformer(MICRO, 5), str(folder))

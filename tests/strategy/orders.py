@@ -1,16 +1,20 @@
 """Orders of a round for two workers, and replies to them, without a strategy."""
 
+from collections.abc import Iterable
+
+import numpy as np
 from flwr.app import Message
 
-from flower_blsgd.algorithm.local_steps import SystemAwareSteps
+from flower_blsgd.algorithm.local_steps import Clock, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.schedules import LearningRate
-from flower_blsgd.protocol import TrainOrder
+from flower_blsgd.protocol import TrainOrder, TrainReport
 from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.replies import ModelShape, Outcome, read_replies
+from flower_blsgd.strategy.speeds import Connector
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
-from ..in_process_grid import ToyWorker, fast_profile, slow_profile, toy_arrays
+from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
 
 Orders = list[tuple[Worker, TrainOrder]]
 
@@ -33,7 +37,20 @@ def planner_of(num_samples: int = 24, batch_size: int = 2, **changes: object) ->
 def orders_of_two() -> Orders:
     """Return the orders of round 5: 2 and 1 steps of 2 samples, for nodes 0 and 1."""
     workers = WorkerRegistry.of_profiles([fast_profile(0), slow_profile(1)]).workers
-    return planner_of().orders(5, workers, toy_arrays(), {})
+    return list(planner_of().next_round(5, workers, toy_arrays()).orders)
+
+
+def connected(
+    grid: InProcessGrid, min_workers: int | None = None, clock: Clock = "wall", **changes: object
+) -> Connector:
+    """Return a connector that has connected all workers of a grid; `changes` of `planner_of`."""
+    planner = planner_of(**changes)  # type: ignore[arg-type]
+    registry = WorkerRegistry(batch_size=planner.batch_size)
+    nodes = len(list(grid.get_node_ids()))
+    connector = Connector(registry, planner, min_workers or nodes, clock)
+    connector.refresh(grid)
+    planner.began = len(registry.active)
+    return connector
 
 
 def sent(orders: Orders, node_id: int) -> Message:
@@ -46,3 +63,13 @@ def good_reply(orders: Orders, node_id: int, value: float = 1.0) -> Message:
 
 def outcomes_of(orders: Orders, *replies: Message) -> list[Outcome]:
     return read_replies(replies, orders, ModelShape(toy_arrays()))
+
+
+def finish(planner: Planner, orders: Iterable[tuple[Worker, TrainOrder]]) -> None:
+    """Record a round in which all orders succeeded; nothing is known of losses and times."""
+    outcomes = []
+    for worker, order in orders:
+        count, none = len(order.indices), np.empty(0, np.float32)
+        report = TrainReport(order.local_steps, order.batch_size, 0.0, 0.0, 0.0, none, order.arrays)
+        outcomes.append(Outcome(worker, order, report=report, load=float(count)))
+    planner.record(outcomes)

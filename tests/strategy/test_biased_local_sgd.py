@@ -154,9 +154,9 @@ def test_nothing_depends_on_the_order_of_replies(order: Any) -> None:
         assert same_bits(found, expected)
         assert second.planner.table.losses.tobytes() == first.planner.table.losses.tobytes()
         assert other_metrics == metrics
-        assert first.averaged_momentum is not None
-        assert second.averaged_momentum is not None
-        assert same_bits(second.averaged_momentum, first.averaged_momentum)
+        assert first.planner.averaged_momentum is not None
+        assert second.planner.averaged_momentum is not None
+        assert same_bits(second.planner.averaged_momentum, first.planner.averaged_momentum)
 
 
 def _bumpy_losses(indices: np.ndarray) -> np.ndarray:
@@ -269,7 +269,7 @@ def test_planned_samples_are_trained_given_up_or_cut_off(rounds: list[tuple[str,
             if event == "fails":
                 grid.fail_at(place, server_round, "missing")
         try:
-            with patch("flower_blsgd.strategy.workers._RETURN_SECONDS", 0.0):
+            with patch("flower_blsgd.strategy.speeds._RETURN_SECONDS", 0.0):
                 play_round(strategy, grid, server_round)
         except AggregationError:
             break  # nobody was there, or succeeded

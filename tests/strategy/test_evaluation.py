@@ -12,10 +12,10 @@ from flower_blsgd.grids.flower_internals import CRASHED
 from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, WorkerProfile
 from flower_blsgd.strategy.evaluation import WorkerEvaluation, batches_by_speed
 from flower_blsgd.strategy.fit_loop import EpochEnd
-from flower_blsgd.strategy.workers import WorkerRegistry
 
 from ..in_process_grid import InProcessGrid, Order, fast_profile, slow_profile, toy_arrays
 from ..log_capture import captured_log
+from .orders import connected
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,8 +68,7 @@ class Setup:
     ) -> None:
         self.nodes = nodes
         self.grid = InProcessGrid({50 + i: node for i, node in enumerate(nodes)}, order)
-        self.registry = WorkerRegistry(len(nodes))
-        self.registry.update(self.grid)
+        self.registry = connected(self.grid).registry
         self.on_server: list[tuple[int, int]] = []
         self.evaluation = WorkerEvaluation(
             self.grid, self.registry, num_test, batch_size, self._evaluate_slice

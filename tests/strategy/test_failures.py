@@ -261,7 +261,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.at: dict[float, Any] = {}
-        monkeypatch.setattr("flower_blsgd.strategy.workers.time", self)
+        monkeypatch.setattr("flower_blsgd.strategy.speeds.time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -351,7 +351,7 @@ def test_patience_is_a_multiple_of_what_rounds_took(monkeypatch: pytest.MonkeyPa
     took = iter([8.0, 2.0, 2.0, 999.0, 2.0, 2.0])
     now = [1000.0]
     clock = SimpleNamespace(time=lambda: 0.0, perf_counter=lambda: now[0])
-    monkeypatch.setattr("flower_blsgd.strategy.biased_local_sgd.time", clock)
+    monkeypatch.setattr("flower_blsgd.strategy.round.time", clock)
     send_and_receive = grid.send_and_receive
 
     def slowly(messages: Any, *, timeout: float | None = None) -> Any:

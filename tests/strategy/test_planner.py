@@ -9,7 +9,7 @@ import pytest
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
-from flower_blsgd.algorithm.local_steps import AutoSteps, SystemAwareSteps
+from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.algorithm.sampling import (
     CandidateSampler,
     LossTable,
@@ -31,7 +31,7 @@ from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
 from ..in_process_grid import fast_profile, slow_profile, toy_arrays
-from .orders import planner_of
+from .orders import finish, planner_of
 
 
 def workers_of(*profiles: WorkerProfile) -> list[Worker]:
@@ -45,8 +45,9 @@ def three() -> list[Worker]:
 
 
 def play(planner: Planner, server_round: int, workers: list[Worker]) -> list[TrainOrder]:
-    orders = [order for _, order in planner.orders(server_round, workers, toy_arrays(), {})]
-    planner.finish_round(sum(len(order.indices) for order in orders))
+    pairs = planner.next_round(server_round, workers, toy_arrays()).orders
+    finish(planner, pairs)
+    orders = [order for _, order in pairs]
     return orders
 
 
@@ -71,9 +72,8 @@ class Subset(Selection):
 def test_orders_carry_steps_batch_size_and_settings() -> None:
     planner = planner_of(momentum_buffers="average", deadline_seconds=2.5)
     arrays, momentum = toy_arrays(1.0), toy_arrays(2.0)
-    (fast_worker, fast), (slow_worker, slow) = planner.orders(
-        9, workers_of(), arrays, {0: momentum, 1: momentum}
-    )
+    planner.averaged_momentum = momentum
+    (fast_worker, fast), (slow_worker, slow) = planner.next_round(9, workers_of(), arrays).orders
     assert (fast_worker.fast, slow_worker.fast) == (True, False)
     assert (fast.local_steps, slow.local_steps) == (2, 1)
     assert (len(fast.indices), len(slow.indices)) == (4, 2)
@@ -339,7 +339,7 @@ def test_separated_sampler_needs_both_tiers(profile: WorkerProfile, missing: str
     with pytest.raises(UsageError, match=rf'{missing}.*use sampler = "uniform"'):
         planner_of().check(workers)
     with pytest.raises(UsageError, match=missing):
-        planner_of().orders(1, workers, toy_arrays(), {})
+        planner_of().next_round(1, workers, toy_arrays())
     assert planner_of(sampler=UniformSampler()).check(workers).batch_sizes == (2,)
 
 
@@ -350,7 +350,7 @@ def test_training_on_fast_workers_needs_one(slow_reduce: bool, sampler: object) 
     with pytest.raises(UsageError, match=r"no fast worker among slow-0.*name one fast"):
         planner.check(workers_of(slow_profile(0)))
     with pytest.raises(UsageError, match="no fast worker"):
-        planner.orders(1, workers_of(slow_profile(0)), toy_arrays(), {})
+        planner.next_round(1, workers_of(slow_profile(0)), toy_arrays())
     assert planner.check(workers_of()).local_steps == (2,)
     if slow_reduce:
         with pytest.raises(UsageError, match=r'no slow worker among fast-0.*train-on = "fast"'):
@@ -400,11 +400,13 @@ def test_orders_have_the_batch_of_their_worker() -> None:
 
 def test_chosen_steps_count_the_overhead_in_steps_of_the_fastest_worker() -> None:
     """That has 10 samples in 0.2 s; the other one's steps are shorter, but of 2 samples."""
-    planner = planner_of(3000, batch_size=10, step_policy=AutoSteps(SystemAwareSteps))
+    planner = planner_of(3000, batch_size=10, step_policy=SystemAwareSteps(None))
     slow = slow_profile(1, seconds_per_step=0.1, batch_size=2)
     profiles = [fast_profile(0, seconds_per_step=0.2), slow]
     workers = WorkerRegistry.of_profiles(profiles, batch_size=10).workers
-    planner.choose_steps(workers, 0.02)  # a tenth of a step, which is 4 % of 2.5
+    planner.take_steps(
+        planner.fewest_steps(workers, 0.02)
+    )  # a tenth of a step, which is 4 % of 2.5
     assert planner.check(workers).local_steps == (4, 8)
 
 
@@ -418,8 +420,8 @@ def test_orders_go_to_those_that_train_only_and_end_with_the_last_of_them() -> N
     workers = workers_of()
     dealt = []
     for server_round in range(1, 7):  # 24 samples, 4 in a round
-        ((worker, order),) = planner.orders(server_round, workers, toy_arrays(), {})
-        planner.finish_round(len(order.indices))
+        ((worker, order),) = orders = planner.next_round(server_round, workers, toy_arrays()).orders
+        finish(planner, orders)
         assert worker.fast
         dealt += order.indices.tolist()
     assert planner.epoch_ended

@@ -6,7 +6,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from flower_blsgd.grids.array_records import FlatTensors, flat_like
 from flower_blsgd.protocol import Failure, ProtocolError, TrainReport
-from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, average_momentum
+from flower_blsgd.strategy.averaging import average_momentum
+from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, succeeded
 
 from ..in_process_grid import ToyWorker, tensors_of, toy_arrays
 from .orders import Orders, good_reply, orders_of_two, outcomes_of
@@ -161,7 +162,7 @@ def outcome_with(orders: Orders, node_id: int, **momentum: np.ndarray) -> Outcom
     worker, order = orders[node_id]
     losses = np.zeros(len(order.indices), np.float32)
     report = TrainReport(order.local_steps, order.batch_size, 0, 0, 0, losses, toy_arrays())
-    return Outcome(worker, order, CheckedReply(report, MetricRecord(), {}, momentum))
+    return succeeded(worker, order, CheckedReply(report, MetricRecord(), {}, momentum))
 
 
 def test_average_momentum_by_hand() -> None:

@@ -1,13 +1,14 @@
 """The record of a round: who waited for whom, and each worker's row."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
+from flower_blsgd.protocol import Keys
 from flower_blsgd.strategy.replies import Outcome
+from flower_blsgd.strategy.round import Round
 from flower_blsgd.strategy.round_metrics import WorkerRound, round_record, split_times
 
 from ..in_process_grid import ToyWorker, toy_arrays
@@ -22,11 +23,9 @@ def times(*seconds: float) -> dict[str, float]:
 
 def rows_of(outcomes: list[Outcome], weights: list[float]) -> tuple[WorkerRound, ...]:
     """Return the rows of a round with orders sent at 0 and the last reply at 4."""
-    plan = SimpleNamespace(rounds=4)
-    planner = SimpleNamespace(batch_size=2, epoch=1, rounds_done=1, plan=plan)
-    span = {"sent_at": 0.0, "reply_seconds": 4.0, "round_seconds": 4.0, "planning_seconds": 0.0}
-    span["model_bytes"] = 1
-    return round_record(planner, outcomes, weights, **span).workers  # type: ignore[arg-type]
+    round = Round([(o.worker, o.order) for o in outcomes], toy_arrays(), Keys(), 2, 1, 1, 4)
+    round.reply_seconds = 4.0
+    return round_record(round, outcomes, weights, 4.0).workers
 
 
 def test_split_times_hand_worked() -> None:

@@ -1,23 +1,26 @@
 """The registry of workers: ranks, tiers, nodes that come and go, speeds that change (DESIGN 3)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import BalancedBatches, SystemAwareSteps
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.cost_model import predict_run
-from flower_blsgd.strategy.replies import CheckedReply, Outcome
+from flower_blsgd.strategy.replies import Outcome
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.workers import DEAD_BAND, WorkerRegistry, rank_key
 
 from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
 from ..log_capture import captured_log
+from .orders import connected, planner_of
 
 
 def named(name: str, tier: str = "fast", **values: object) -> WorkerProfile:
@@ -26,12 +29,6 @@ def named(name: str, tier: str = "fast", **values: object) -> WorkerProfile:
 
 def unnamed(partition: int, seconds: float) -> WorkerProfile:
     return WorkerProfile(f"cpu:{partition}", partition_id=partition, seconds_per_step=seconds)
-
-
-def registry_on(grid: InProcessGrid, min_workers: int | None = None) -> WorkerRegistry:
-    registry = WorkerRegistry(min_workers or len(list(grid.get_node_ids())))
-    registry.update(grid)
-    return registry
 
 
 def grid_of(*profiles: WorkerProfile | None) -> InProcessGrid:
@@ -102,19 +99,20 @@ def test_update_waits_for_enough_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(slept) == 2:
             grid.connect(200, ToyWorker(slow_profile(1)))
 
-    monkeypatch.setattr("flower_blsgd.strategy.workers.time.sleep", connect_another)
-    assert len(registry_on(grid, min_workers=2).active) == 2
+    monkeypatch.setattr("flower_blsgd.strategy.speeds.time.sleep", connect_another)
+    assert len(connected(grid, min_workers=2).registry.active) == 2
     assert len(slept) == 2
 
 
 def test_update_nodes_without_profile_handler_count_as_fast_workers_with_a_warning() -> None:
     with captured_log() as log:
-        registry = registry_on(grid_of(None, None))
+        connector = connected(grid_of(None, None))
+        registry = connector.registry
     assert [(worker.fast, worker.profile.steps) for worker in registry.active] == [(True, 0)] * 2
     warning, repeatable = log.warnings
     assert "node 100, node 101" in warning
     assert "answer_profile" in warning  # the way out
-    assert "cannot be repeated" in repeatable
+    assert "repeated runs may differ" in repeatable
 
 
 def _silent(message: Message, node_id: int) -> Message:
@@ -147,8 +145,9 @@ def test_update_node_without_a_usable_answer_takes_no_part(
 ) -> None:
     grid = InProcessGrid({100: ToyWorker(fast_profile(0)), 101: handler})
     with captured_log() as log:
-        registry = registry_on(grid)
-        registry.update(grid)
+        connector = connected(grid)
+        registry = connector.registry
+        connector.refresh(grid)
     assert [worker.node_id for worker in registry.active] == [100]
     (error,) = log.errors
     assert "node 101" in error
@@ -163,10 +162,12 @@ def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
         return Message(RecordDict(content), reply_to=message)
 
     with captured_log() as log:
-        registry = registry_on(InProcessGrid({100: two}))
+        connector = connected(InProcessGrid({100: two}))
+        registry = connector.registry
         assert [worker.address for worker in registry.active] == [(100, 0), (100, 1)]
         assert log.lines(30) == []  # equal devices of one node are told apart by their rank
-        registry = registry_on(InProcessGrid({100: two, 101: two}))
+        connector = connected(InProcessGrid({100: two, 101: two}))
+        registry = connector.registry
     assert [w.address for w in registry.active] == [(100, 0), (101, 0), (100, 1), (101, 1)]
     assert len([line for line in log.warnings if "repeat" in line]) == 1
 
@@ -174,16 +175,16 @@ def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("data_fingerprint", "slow-1 .* holds other training data than fast-0"),
+        ("data_fingerprint", "slow-1 .* has other training data than fast-0"),
         ("model_fingerprint", r"slow-1 .* has another model than fast-0 .*; install"),
     ],
 )
 def test_update_nodes_with_other_data_or_models_are_refused(key: str, reason: str) -> None:
     grid = grid_of(fast_profile(0, **{key: "aa"}), slow_profile(1, **{key: "bb"}))
     with pytest.raises(UsageError, match=reason):
-        registry_on(grid)
+        connected(grid)
     unknown = grid_of(fast_profile(0), slow_profile(1, **{key: "bb"}), slow_profile(2))
-    assert len(registry_on(unknown).active) == 3
+    assert len(connected(unknown).registry.active) == 3
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,8 @@ def test_workers_that_cannot_be_told_apart_make_one_warning(
     profiles: list[WorkerProfile], warnings: int
 ) -> None:
     with captured_log() as log:
-        registry = registry_on(grid_of(*profiles))
+        connector = connected(grid_of(*profiles))
+        registry = connector.registry
     assert len(registry.active) == len(profiles)
     assert len(log.warnings) == warnings
     assert all("repeat" in line and "name=" in line for line in log.warnings)
@@ -208,13 +210,14 @@ def test_workers_that_cannot_be_told_apart_make_one_warning(
 
 def test_node_that_comes_back_under_its_old_id_is_not_queried_again() -> None:
     grid = grid_of(fast_profile(0), slow_profile(1))
-    registry = registry_on(grid)
+    connector = connected(grid)
+    registry = connector.registry
     handler = grid.disconnect(101)
-    registry.update(grid)
+    connector.refresh(grid)
     assert [worker.index for worker in registry.active] == [0]
     assert len(registry.workers) == 2
     grid.connect(101, handler)
-    registry.update(grid)
+    connector.refresh(grid)
     assert [worker.index for worker in registry.active] == [0, 1]
     assert len(grid.sent_of_type("query.profile")) == 2
 
@@ -230,14 +233,15 @@ def test_node_that_comes_back_under_its_old_id_is_not_queried_again() -> None:
 )
 def test_node_that_comes_back_under_a_new_id_takes_its_index(profile: WorkerProfile) -> None:
     grid = grid_of(fast_profile(0), profile, slow_profile(7))
-    registry = registry_on(grid)
+    connector = connected(grid)
+    registry = connector.registry
     (worker,) = [w for w in registry.workers if w.profile == profile]
     worker.excluded = "RuntimeError: the fan stands still"  # it was started anew
     grid.disconnect(101)
-    registry.update(grid)
+    connector.refresh(grid)
     grid.connect(555, ToyWorker(profile))
     with captured_log() as log:
-        registry.update(grid)
+        connector.refresh(grid)
     assert (worker.node_id, worker.present, worker.excluded) == (555, True, "")
     assert len(registry.workers) == len(registry.active) == 3
     assert log.warnings == [f"{worker.label} is back"]
@@ -246,12 +250,13 @@ def test_node_that_comes_back_under_a_new_id_takes_its_index(profile: WorkerProf
 @pytest.mark.parametrize("key", ["data_fingerprint", "model_fingerprint"])
 def test_node_that_comes_later_with_other_data_or_another_model_takes_no_part(key: str) -> None:
     grid = grid_of(fast_profile(0, **{key: "aa"}), slow_profile(1, **{key: "aa"}))
-    registry = registry_on(grid)
+    connector = connected(grid)
+    registry = connector.registry
     grid.disconnect(101)
     grid.connect(555, ToyWorker(slow_profile(1, **{key: "bb"})))  # instead of the one that went
     grid.connect(556, ToyWorker(slow_profile(2, **{key: "bb"})))
     with captured_log() as log:
-        registry.update(grid)
+        connector.refresh(grid)
     assert [worker.node_id for worker in registry.active] == [100]
     assert len(registry.workers) == 2
     assert [line.split(" does not")[0] for line in log.errors] == ["node 555", "node 556"]
@@ -259,11 +264,12 @@ def test_node_that_comes_later_with_other_data_or_another_model_takes_no_part(ke
 
 def test_node_that_is_new_gets_the_next_index() -> None:
     grid = grid_of(fast_profile(0), slow_profile(2))
-    registry = registry_on(grid)
+    connector = connected(grid)
+    registry = connector.registry
     grid.connect(300, ToyWorker(fast_profile(1)))
-    registry.update(grid)
+    connector.refresh(grid)
     assert len(registry.workers) == 2
-    registry.gather(grid, list, 2)
+    connector.prepare_epoch(grid)
     assert [w.profile.partition_id for w in registry.workers] == [0, 2, 1]  # nobody moves
     assert len(registry.active) == 3
 
@@ -271,11 +277,12 @@ def test_node_that_is_new_gets_the_next_index() -> None:
 def test_late_node_that_does_not_fit_is_not_missed_where_fewer_began_than_are_needed() -> None:
     grid = grid_of(fast_profile(0), None)
     grid.handlers[101] = _raises
-    registry = registry_on(grid)
+    connector = connected(grid)
+    registry = connector.registry
     grid.connect(300, ToyWorker(fast_profile(1)))
-    registry.gather(grid, list, 1)
+    connector.prepare_epoch(grid)
     registry.workers[1].excluded = "its speed is not known"
-    registry.gather(grid, list, 1)
+    connector.prepare_epoch(grid)
     assert len(registry.active) == 1
 
 
@@ -318,11 +325,12 @@ def test_speeds_are_relative_to_the_workers_that_are_there_at_the_epochs_plan(
 def test_tiers_of_unnamed_workers_are_those_among_the_workers_that_are_there() -> None:
     """1, 4 and 5 s a step: two slow ones; without the first both are fast (1 and 0.8)."""
     grid = grid_of(unnamed(0, 1.0), unnamed(1, 4.0), unnamed(2, 5.0))
-    registry = registry_on(grid)
+    connector = connected(grid)
+    registry = connector.registry
     assert [worker.fast for worker in registry.workers] == [True, False, False]
     grid.disconnect(100)
     grid.connect(300, ToyWorker(unnamed(3, 8.0)))
-    registry.update(grid)  # within an epoch: only the new one gets a tier
+    connector.refresh(grid)  # within an epoch: only the new one gets a tier
     assert [worker.fast for worker in registry.workers] == [True, False, False, False]
     assert [worker.speed_ratio for worker in registry.active] == [0.25, 0.2, 0.5]
     registry.assign_tiers()
@@ -459,7 +467,7 @@ def test_speed_of_a_worker_with_its_own_batch_is_of_that_batch() -> None:
 @pytest.mark.parametrize(
     ("policy", "batch", "reason"),
     [
-        (BalancedBatches(), 4, r"slow-1 \(cpu:1\) has batch=4, but the algorithm \(as dlb\)"),
+        (BalancedBatches(), 4, r"slow-1 \(cpu:1\) has batch=4, but this algorithm"),
         (SystemAwareSteps(4, 1), 41, r"slow-1 \(cpu:1\) has batch=41, more than the 40 samples"),
     ],
 )
@@ -468,7 +476,7 @@ def test_batch_that_cannot_be_is_refused_and_of_a_late_node_leaves_it_out(
 ) -> None:
     strategy = BiasedLocalSGD(40, 2, policy)
     with pytest.raises(UsageError, match=reason):
-        strategy.registry.update(grid_of(fast_profile(0), slow_profile(1, batch_size=batch)))
+        strategy.connector.refresh(grid_of(fast_profile(0), slow_profile(1, batch_size=batch)))
     strategy, grid = BiasedLocalSGD(40, 2, policy), grid_of(fast_profile(0), slow_profile(1))
 
     def connect(record: RoundRecord) -> None:
@@ -484,14 +492,13 @@ def test_batch_that_cannot_be_is_refused_and_of_a_late_node_leaves_it_out(
 # --- rebalancing, its parts
 
 
-def played(*seconds_per_step: float, worker: Any, examples: int = 4) -> list[Outcome]:
-    """Return outcomes of a worker whose steps of 2 samples took so long."""
-    outcomes = []
-    for seconds in seconds_per_step:
-        report = SimpleNamespace(num_examples=examples, compute_seconds=seconds * examples / 2)
-        reply = CheckedReply(report, MetricRecord(), {}, {})  # type: ignore[arg-type]
-        outcomes.append(Outcome(worker, SimpleNamespace(), reply))  # type: ignore[arg-type]
-    return outcomes
+def outcome(worker: Any, seconds: float, samples: int = 4) -> Outcome:
+    """Return the outcome of an order in which steps of 2 samples took so many seconds."""
+    report = SimpleNamespace(
+        num_examples=samples, compute_seconds=seconds * samples / 2, losses=np.empty(0, np.float32)
+    )
+    order = SimpleNamespace(indices=np.arange(samples), round=1)
+    return Outcome(worker, order, report=report)  # type: ignore[arg-type]
 
 
 def test_follow_speeds_keeps_given_ones_as_those_of_the_worker_alone() -> None:
@@ -499,8 +506,8 @@ def test_follow_speeds_keeps_given_ones_as_those_of_the_worker_alone() -> None:
     first, second, third = registry.workers
     second.measured = True  # its 1 s were measured with others
     for seconds in (8.0, 16.0):
-        for worker, each in ((first, 1.0), (second, 1.0), (third, seconds)):
-            registry.note_times(played(each, worker=worker), 2)
+        pairs = (first, 1.0), (second, 1.0), (third, seconds)
+        planner_of().record([outcome(*pair) for pair in pairs])
         registry.follow_speeds(*DEAD_BAND)
         alone = [worker.profile.seconds_per_step_alone for worker in registry.workers]
         assert alone == [1.0, 0.0, 1.0]
@@ -513,24 +520,24 @@ def test_failed_orders_and_clients_without_times_say_nothing() -> None:
     profiles = [fast_profile(0, seconds_per_step=1.0), slow_profile(1, seconds_per_step=4.0)]
     registry = WorkerRegistry.of_profiles(profiles)
     fast, slow = registry.workers
-    failed = Outcome(fast, SimpleNamespace(), failure="died")  # type: ignore[arg-type]
-    nothing, timeless = played(9.0, worker=slow, examples=0), played(0.0, worker=slow)
-    registry.note_times([failed, *nothing, *timeless], 2)
+    failed = replace(outcome(fast, 9.0), report=None)
+    planner_of().record([failed, outcome(slow, 9.0, samples=0), outcome(slow, 0.0)])
     registry.follow_speeds(0.0, 0.0)
     assert not any(worker.measured for worker in registry.workers)
 
 
 def test_times_of_a_worker_that_is_gone_are_forgotten() -> None:
     grid = grid_of(fast_profile(0, seconds_per_step=1.0), slow_profile(1, seconds_per_step=4.0))
-    registry = registry_on(grid)
+    connector = connected(grid)
+    registry = connector.registry
     fast, slow = registry.workers
-    registry.note_times([*played(1.0, worker=fast), *played(99.0, worker=slow)], 2)
+    connector.planner.record([outcome(fast, 1.0), outcome(slow, 99.0)])
     handler = grid.disconnect(101)
-    registry.update(grid)
+    connector.refresh(grid)
     grid.connect(101, handler)
-    registry.update(grid)
+    connector.refresh(grid)
     registry.follow_speeds(*DEAD_BAND)
     assert slow.profile.seconds_per_step == 4.0
-    registry.note_times(played(8.0, worker=slow), 2)
+    connector.planner.record([outcome(slow, 8.0)])
     registry.follow_speeds(*DEAD_BAND)
     assert slow.profile.seconds_per_step == 8.0

@@ -29,7 +29,6 @@ from ..data.text_files import CLASS_NAMES, TRAIN, make_texts
 from ..in_process_grid import InProcessGrid
 from ..models.hf_folders import VOCABULARY, save_text_model
 from ..refusal import refusal
-from ..test_run import config_of, grid_of
 
 MODELS = ("encoder", "distilbert-micro")
 
@@ -189,24 +188,3 @@ def test_a_run_is_loaded_without_its_data_and_evaluated_with_no_other(
     assert line.count("\n") == 1
     for part in (f"data = {other!r}", "tokenizer.json", "evaluate with the data of the run"):
         assert part in line
-
-
-def test_a_run_with_an_own_model_is_trained_saved_and_loaded(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_text_model(tmp_path / "folder", "distilbert", head="Model")
-    make_texts(Path(folder), TRAIN * 4, names=CLASS_NAMES)
-    out = tmp_path / "run"
-    steps = {"batch_size": 4, "local_steps_fast": 2, "local_steps_slow": 1}
-    config = config_of(
-        task="ag-news", data=folder, model="folder", optimizer="adamw", out=str(out), **steps
-    )
-    train_on(grid_of(config), config)
-    assert json.loads((out / "summary.json").read_text())["failures"] == []
-    assert isinstance(load(out), TextTransformer)
-    result = evaluate_run(out, device="cpu")
-    assert result.num_examples == 3
-    assert (out / "tokenizer.json").read_bytes() == tokenizer_of(
-        load_task("ag-news", folder, "folder")
-    )

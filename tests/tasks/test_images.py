@@ -144,17 +144,3 @@ def test_own_images_have_their_own_number_of_classes(tmp_path: Path) -> None:
     assert model(some_images(32)).shape == (2, 3)
     again = load_saved_model("cifar10", "resnet8", model.state_dict())
     again.load_state_dict(model.state_dict())
-
-
-def test_both_splits_of_flowers(root: Path) -> None:
-    official, paper = (loaded(root, "flowers102", split=split) for split in ("official", "paper"))
-    assert (official.num_train, official.num_test) == (TRAIN, TEST)
-    assert (paper.num_train, paper.num_test) == (TRAIN + TEST, TEST)
-    assert loaded(root, "flowers102").fingerprint() == official.fingerprint()
-    assert loaded(root, "flowers102", max_samples=3, dropout=0.2).num_train == 3
-    message = refusal(loaded, root, "flowers102", split="papers")
-    assert message.startswith("split = 'papers' is not known; did you mean paper")
-    message = prepare_task("flowers102", str(root / "flowers102"), split="paper", max_samples=10)
-    assert message.startswith(
-        f"flowers102: 10 training and {TEST} test images of 102 classes, ready"
-    )

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -226,30 +225,6 @@ def test_pretrained_weights_that_raise_are_told_in_one_line() -> None:
     assert refusal(check_task, task_of(loss=refusing)).startswith("data = '/nowhere': no such fol")
 
 
-def test_check_refuses_micro_batches_for_models_that_need_the_whole_batch() -> None:
-    with pytest.raises(UsageError, match=r"^micro-batch-size = 4: BatchNorm1d \(1\) of the model"):
-        check_task(task_of(), micro_batch_size=4)
-    check_task(task_of(model=lambda: nn.Linear(2, 3)), micro_batch_size=4)
-
-
-class Parts(dict):
-    def to(self, device: object) -> "Parts":
-        return self
-
-
-class Sum(nn.Linear):
-    def forward(self, inputs: Parts) -> Tensor:
-        return super().forward(inputs["x"])
-
-
-def test_check_refuses_to_cut_what_is_no_tensor() -> None:
-    train = [(Parts(x=INPUTS[0]), 1)] * 4
-    task = task_of(train, test=train, model=lambda: Sum(2, 3))
-    check_task(task)
-    message = "micro-batch-size = 4: the inputs of a batch are a Parts, and only tensors can be cut"
-    assert refusal(check_task, task, micro_batch_size=4).startswith(message)
-
-
 class Extra(nn.Linear):
     def get_extra_state(self) -> dict[str, int]:
         return {"calls": 1}
@@ -318,13 +293,6 @@ def test_parts_are_a_function_of_the_seed_alone() -> None:
     assert len(found | {points(10).fingerprint()}) == 5
     # As in earlier versions.
     assert list(with_validation(points(10), 0.3, 0).test.indices) == [1, 7, 8]
-
-
-def test_nothing_else_changes_and_nothing_is_copied() -> None:
-    whole = replace(points(20), assets={"tokenizer.json": Path("a")}, evaluation_batch_size=3)
-    part = with_validation(whole, 0.5, 0)
-    assert part.train.dataset is part.test.dataset is whole.train
-    assert (part.assets, part.evaluation_batch_size) == (whole.assets, 3)
 
 
 @pytest.mark.parametrize(
@@ -476,22 +444,6 @@ def images(tmp_path: Path) -> str:
     from ..data.image_files import make_folders
 
     return str(make_folders(tmp_path / "images", train=6, test=4))
-
-
-def test_images_are_prepared_once_unless_again(images: str, cache: Path) -> None:
-    def written() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in cache.rglob("*.npy")}
-
-    line = prepare_task("cifar10", images)
-    (entry,) = (path for path in cache.iterdir() if path.is_dir())
-    assert line == f"cifar10: 6 training and 4 test images of 3 classes, ready in {entry}"
-    first = written()
-    assert load_task("cifar10", images).num_train == 6  # a run finds them
-    assert prepare_task("cifar10", images) == line
-    assert written() == first
-    assert prepare_task("cifar10", images, again=True) == line
-    assert written().keys() == first.keys()
-    assert written() != first
 
 
 def test_content_that_has_changed_is_prepared_again(images: str, cache: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flower_blsgd import LocalSGD, TrainOrder, TrainReport
-from flower_blsgd.worker.local_sgd import seconds_per_step, sleep_out
+from flower_blsgd.worker.local_sgd import seconds_per_step
 from flower_blsgd.worker.model_io import state_record
 
 from ..in_process_grid import same_bits
@@ -124,13 +124,6 @@ def test_steps_begin_with_the_orders_model_and_learning_rate_and_leave_the_order
     assert weight_after(sgd.run(order_of(PAIR, learning_rate=0.02))) == pytest.approx(0.9)
 
 
-def test_losses_are_those_before_each_step_in_the_order_of_the_indices() -> None:
-    report = sgd_of().run(order_of([1, 0, 0, 1]))
-    assert report.losses.tolist() == pytest.approx([4.0, 1.0, 0.25, 1.0])
-    assert report.losses.dtype == np.float32
-    assert report.mean_loss == pytest.approx(6.25 / 4)
-
-
 def test_steps_do_not_wait_for_the_device() -> None:
     """Reading a number out of a tensor makes the host wait for an accelerator: once an order."""
     readings = []
@@ -240,18 +233,6 @@ def test_momentum_is_zero_after_an_order_that_raised(with_state: bool) -> None:
     assert weight_after(sgd.run(order_of(PAIR), state)) == pytest.approx(FRESH)
 
 
-def test_momentum_average_takes_the_servers_and_reports_its_own() -> None:
-    sgd = sgd_of(momentum=0.9)
-    first = sgd.run(order_of(PAIR, momentum_policy="average"))
-    assert weight_after(first) == pytest.approx(FRESH)
-    assert first.momentum is not None
-    assert first.momentum["weight"].numpy()[0, 0] == pytest.approx(5.0)
-    averaged = ArrayRecord({"weight": Array(np.full((1, 1), 2.0, np.float32))})
-    second = sgd.run(order_of(PAIR, momentum_policy="average", momentum=averaged))
-    assert weight_after(second) == pytest.approx(1 - 0.1 * (0.9 * 2 + 5))
-    assert averaged["weight"].numpy()[0, 0] == 2.0
-
-
 def test_momentum_is_that_of_each_state_and_of_what_is_trained() -> None:
     """Two nodes may share one object; a frozen parameter has none, nor has a momentum of 0."""
     model = nn.Linear(1, 1)
@@ -356,14 +337,6 @@ def test_slowdown_counts_as_computing_and_leaves_the_core_to_others(
     else:  # three times 5 ms awake, then 0.1 s asleep and 5 ms awake in turn
         assert sum(clock.naps) == pytest.approx((9.0 - 0.01) * 100 / 105, abs=0.02)
         assert max(clock.naps) <= 0.1
-
-
-def test_slowdown_is_of_the_order_itself_whatever_others_took(clock: Clock) -> None:
-    """A quick order, as one with small batches, says nothing of how long others take."""
-    for elapsed in (0.5, 3.0, 0.25, 3.0, 40.0):
-        start, clock.now = clock.now, clock.now + elapsed
-        sleep_out(start, 4.0)
-        assert clock.now - start == pytest.approx(4 * elapsed, abs=2e-4)
 
 
 # --- what is refused

@@ -37,8 +37,8 @@ class Memory:
 
 
 SMALLER, NONE = (
-    "a batch of {0} fits: write batch={0} behind this worker, or divide batch-size by {1} or more",
-    "; nothing smaller fits; ",
+    "a batch of {0} fits: set batch={0} for this worker, or divide batch-size by {1} or more",
+    "; no smaller size fits; ",
 )
 MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the same result"
 

@@ -98,17 +98,6 @@ def test_keep_equals_one_torch_loop(kept_in: str) -> None:
         assert steps_in(kept) == {float(STEPS * ROUNDS)}
 
 
-def test_reset_equals_a_fresh_torch_optimizer_each_round() -> None:
-    sgd, arrays, state = adamw_of(), start(), RecordDict()
-    model = model_of()
-    for server_round in range(1, ROUNDS + 1):
-        order = order_of(server_round, arrays, momentum_policy="reset")
-        arrays = sgd.run(order, state).arrays
-        torch_steps(model, torch_adamw(model), order)
-        assert furthest(arrays, model) < 1e-6
-    assert len(state) == 0
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_average_of_equal_workers_equals_one_torch_loop(num_workers: int) -> None:
     workers = [adamw_of() for _ in range(num_workers)]

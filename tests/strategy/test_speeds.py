@@ -12,8 +12,7 @@ from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy import speeds as module
-from flower_blsgd.strategy.profiles import assume_speeds
-from flower_blsgd.strategy.workers import WorkerRegistry
+from flower_blsgd.strategy.speeds import Connector, assume_speeds
 
 from ..in_process_grid import (
     InProcessGrid,
@@ -24,6 +23,7 @@ from ..in_process_grid import (
     toy_arrays,
 )
 from ..log_capture import captured_log
+from .orders import connected
 
 
 class Clocked(ToyWorker):
@@ -75,11 +75,9 @@ def unnamed(place: int, **values: Any) -> WorkerProfile:
     return WorkerProfile(f"cpu:{place}", partition_id=place, **values)
 
 
-def registry_on(grid: InProcessGrid, auto: bool = True, clock: Any = "wall") -> WorkerRegistry:
+def connected_to(grid: InProcessGrid, auto: bool = True, clock: Any = "wall") -> Connector:
     policy = SystemAwareSteps(8, None if auto else 1)
-    registry = WorkerRegistry(len(grid.handlers), 0.7, policy, 16, clock)
-    registry.update(grid)
-    return registry
+    return connected(grid, None, clock, batch_size=16, num_samples=200, step_policy=policy)
 
 
 # --- when
@@ -103,7 +101,8 @@ def test_speeds_are_measured_only_where_something_comes_from_them(
     profiles: Sequence[WorkerProfile], auto: bool, clock: Any, queried: bool
 ) -> None:
     nodes = [Clocked(profile, 0.5) for profile in profiles]
-    registry = registry_on(Batches(*nodes), auto, clock)
+    connector = connected_to(Batches(*nodes), auto, clock)
+    registry = connector.registry
     assert [node.measured for node in nodes] == [int(queried)] * len(nodes)
     assert [worker.measured for worker in registry.workers] == [queried] * len(nodes)
     if queried:
@@ -112,7 +111,8 @@ def test_speeds_are_measured_only_where_something_comes_from_them(
 
 def test_speeds_are_measured_with_the_batch_of_each() -> None:
     nodes = [Clocked(fast_profile(0), 0.5), Clocked(slow_profile(1, batch_size=4), 0.25)]
-    registry = registry_on(Batches(*nodes))
+    connector = connected_to(Batches(*nodes))
+    registry = connector.registry
     sizes = [[q.batch_size for q in node.queries if q.calibrate] for node in nodes]
     assert sizes == [[16], [4]]
     assert [worker.speed for worker in registry.workers] == [
@@ -124,7 +124,8 @@ def test_speeds_are_measured_with_the_batch_of_each() -> None:
 def test_speeds_of_nodes_that_know_theirs_are_not_measured() -> None:
     given = Clocked(fast_profile(0, seconds_per_step=0.125), 9.0)
     other = Clocked(slow_profile(1), 0.5)
-    registry = registry_on(Batches(given, other))
+    connector = connected_to(Batches(given, other))
+    registry = connector.registry
     assert (given.measured, other.measured) == (0, 1)
     assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.25]
     assert registry.workers[0].speed == "0.12 s a step given, gamma 1.00"
@@ -136,7 +137,8 @@ def test_speeds_of_nodes_that_know_theirs_are_not_measured() -> None:
 def test_speeds_are_measured_at_once_or_one_by_one(clock: Any, together: list[list[int]]) -> None:
     nodes = [Clocked(fast_profile(0), 0.021), Clocked(fast_profile(1), 0.021)]
     grid = Batches(*nodes, Clocked(slow_profile(2), 0.084))
-    registry = registry_on(grid, clock=clock)
+    connector = connected_to(grid, clock=clock)
+    registry = connector.registry
     assert grid.together == together
     assert [worker.speed for worker in registry.workers] == [
         "0.021 s a step measured, gamma 1.00",
@@ -196,7 +198,11 @@ class Costly(Batches):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, overhead: float, *nodes: Any) -> None:
         super().__init__(*nodes)
         self.overhead, self.now = overhead, 0.0
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(
+            module,
+            "time",
+            SimpleNamespace(perf_counter=lambda: self.now, monotonic=lambda: self.now),
+        )
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
         replies = list(super().send_and_receive(messages, timeout=timeout))
@@ -276,9 +282,10 @@ def test_client_apps_without_a_profile_train_as_fast_workers_with_one_warning() 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_speed_that_is_no_speed_is_not_taken(seconds: float) -> None:
     with captured_log() as log:
-        registry = registry_on(
+        connector = connected_to(
             Batches(Clocked(fast_profile(0), 1.0), Clocked(unnamed(1), seconds)), auto=False
         )
+        registry = connector.registry
     assert registry.workers[1].speed_ratio is None
     assert registry.workers[1].fast
     assert "seconds-per-step" in log.warnings[0]
@@ -290,27 +297,29 @@ def test_speed_that_is_no_speed_is_not_taken(seconds: float) -> None:
 def test_late_worker_is_measured_and_the_speeds_of_the_others_stay() -> None:
     nodes = [Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0)]
     grid = Batches(*nodes)
-    registry = registry_on(grid)
+    connector = connected_to(grid)
+    registry = connector.registry
     nodes[1].seconds = 99.0
     grid.connect(77, Clocked(slow_profile(2), 8.0))
-    registry.update(grid)
+    connector.refresh(grid)
     assert grid.together == [[50, 51]]
     for _ in range(2):  # at the plan of two epochs
-        registry.gather(grid, list, 2)
+        connector.prepare_epoch(grid)
     assert grid.together == [[50, 51], [77, 50, 51]]  # all compute, as in a round
     assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.25, 0.125]
 
 
 def test_worker_that_comes_back_is_measured_anew() -> None:
     grid = Batches(Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0))
-    registry = registry_on(grid)
+    connector = connected_to(grid)
+    registry = connector.registry
     grid.disconnect(51)
-    registry.update(grid)
+    connector.refresh(grid)
     grid.connect(77, Clocked(slow_profile(1), 2.0))
-    registry.update(grid)
+    connector.refresh(grid)
     assert len(registry.active) == 2
     assert grid.together == [[50, 51]]
-    registry.gather(grid, list, 2)
+    connector.prepare_epoch(grid)
     registry.assign_tiers()  # as at the next epoch's plan
     assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.5]
 
@@ -330,7 +339,7 @@ def test_late_worker_without_a_speed_that_it_needs_counts_as_the_fastest() -> No
     assert isinstance(next(iter(result.train_metrics_clientapp.values())), MetricRecord)
     assert late.orders[0].local_steps == 8
     (warning,) = log.lines(30)
-    assert "no speed is known of slow-2 (cpu:2)" in warning
+    assert "slow-2 (cpu:2): while measuring" in warning
 
 
 # --- before anything is measured

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD
@@ -22,8 +22,10 @@ from flower_blsgd.algorithm.averaging import (
 )
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer, OuterSGD
 from flower_blsgd.grids.array_records import tensors_of, view_record
-from flower_blsgd.strategy.aggregation import Aggregation
-from flower_blsgd.strategy.replies import CheckedReply, Outcome
+from flower_blsgd.protocol import Keys
+from flower_blsgd.strategy.averaging import Averaging
+from flower_blsgd.strategy.replies import CheckedReply, Outcome, succeeded
+from flower_blsgd.strategy.round import Round
 from flower_blsgd.worker.model_io import state_record
 
 from ..worker.helpers import order_for
@@ -40,13 +42,19 @@ def model(weight: float, buffer: float = 0.0, counter: int = 0) -> dict[str, Any
 def outcome(tensors: dict[str, AnyArray], steps: int, batch_size: int = 2) -> Outcome:
     report = SimpleNamespace(num_examples=steps * batch_size, completed_steps=steps)
     reply = CheckedReply(report, MetricRecord(), tensors, {})  # type: ignore[arg-type]
-    return Outcome(SimpleNamespace(), SimpleNamespace(), reply)  # type: ignore[arg-type]
+    order = SimpleNamespace(indices=range(steps * batch_size))
+    return succeeded(SimpleNamespace(), order, reply)  # type: ignore[arg-type]
+
+
+def round_from(arrays: ArrayRecord) -> Round:
+    """Return a round without orders."""
+    return Round((), arrays, Keys(), 2)
 
 
 def following(
-    aggregation: Aggregation, before: dict[str, AnyArray], outcomes: list[Outcome]
+    averaging: Averaging, before: dict[str, AnyArray], outcomes: list[Outcome]
 ) -> tuple[dict[str, AnyArray], list[float]]:
-    record, weights = aggregation.next_model(view_record(before), outcomes)
+    record, weights = averaging.next_model(round_from(view_record(before)), outcomes)
     return tensors_of(record), weights
 
 
@@ -58,9 +66,9 @@ def test_fednova_moves_parameters_by_scales_and_averages_buffers() -> None:
 
     10 + (4 - 10) / 3 + (12 - 10) = 10. The plain mean would be 8, the one by load 6.
     """
-    aggregation = Aggregation(NormalizedWeighting(0.0))
+    averaging = Averaging(NormalizedWeighting(0.0))
     found, weights = following(
-        aggregation,
+        averaging,
         model(10.0),
         [outcome(model(4.0, 2.0, 3), 3), FAILED, outcome(model(12.0, 4.0, 1), 1)],
     )
@@ -70,7 +78,7 @@ def test_fednova_moves_parameters_by_scales_and_averages_buffers() -> None:
     assert found["norm.num_batches_tracked"] == 3
     assert list(found) == list(model(0.0))
     # Completed steps count, not ordered ones.
-    found, _ = following(aggregation, model(0.0), [outcome(model(2.0), 1), outcome(model(4.0), 1)])
+    found, _ = following(averaging, model(0.0), [outcome(model(2.0), 1), outcome(model(4.0), 1)])
     assert found["weight"].tolist() == [3.0, 3.0]
 
 
@@ -80,7 +88,7 @@ def test_per_sample_moves_parameters_by_samples_and_averages_buffers_by_load() -
     10 + (8 x (4 - 10) + 8 x (16 - 10) + 4 x (25 - 10)) / 15 = 14; buffers by 8, 4 and 3 of 15.
     """
     found, weights = following(
-        Aggregation(PerSampleWeighting()),
+        Averaging(PerSampleWeighting()),
         model(10.0),
         [
             outcome(model(4.0, 15.0, 4), 4),
@@ -101,8 +109,8 @@ def test_per_sample_moves_parameters_by_samples_and_averages_buffers_by_load() -
 )
 def test_outer_optimizer_moves_parameters_only(names: Any, moved: set[str]) -> None:
     """Half the way with a rate of 0.5; without names BatchNorm's statistics are known."""
-    aggregation = Aggregation(EqualWeighting(), OuterSGD(0.5), names)
-    found, _ = following(aggregation, model(0.0, 0.0), [outcome(model(4.0, 4.0, 2), 1)])
+    averaging = Averaging(EqualWeighting(), OuterSGD(0.5), names)
+    found, _ = following(averaging, model(0.0, 0.0), [outcome(model(4.0, 4.0, 2), 1)])
     for name in ("weight", "norm.running_mean"):
         assert set(found[name].tolist()) == {2.0 if name in moved else 4.0}
     assert found["norm.num_batches_tracked"] == 2
@@ -135,15 +143,15 @@ def trained(
     draw = torch.Generator().manual_seed(0)
     data = torch.randn(12, 2, generator=draw), torch.arange(12) % 2
     workers = [LocalSGD(TwoLayers(tied), data) for _ in range(2)]
-    aggregation, arrays = Aggregation(weighting, outer, names), state_record(workers[0].model)
+    averaging, arrays = Averaging(weighting, outer, names), state_record(workers[0].model)
     for server_round in range(3):
         outcomes = []
         for worker, indices in zip(workers, (range(6), range(server_round, 10, 6)), strict=True):
             order = order_for(arrays, indices, 2, momentum_policy="reset")
             report = worker.run(order)
             reply = CheckedReply(report, MetricRecord(), tensors_of(report.arrays), {})
-            outcomes.append(Outcome(SimpleNamespace(), order, reply))  # type: ignore[arg-type]
-        arrays = aggregation.next_model(arrays, outcomes)[0]
+            outcomes.append(succeeded(SimpleNamespace(), order, reply))  # type: ignore[arg-type]
+        arrays = averaging.next_model(round_from(arrays), outcomes)[0]
     return tensors_of(arrays)
 
 
@@ -175,11 +183,11 @@ def test_tied_weights_move_as_the_one_tensor_that_they_are(rule: str) -> None:
 
 def test_tensor_that_only_begins_like_a_parameter_is_none() -> None:
     """Both begin with 0; the buffer is averaged, the parameter goes half the way."""
-    aggregation = Aggregation(EqualWeighting(), OuterSGD(0.5), ["weight"])
+    averaging = Averaging(EqualWeighting(), OuterSGD(0.5), ["weight"])
     before = {"weight": np.zeros(2, np.float32), "mask": np.zeros(2, np.float32)}
     for server_round in range(2):
         after = {"weight": before["weight"] + 4, "mask": np.full(2, 6.0 + server_round, np.float32)}
-        before, _ = following(aggregation, before, [FAILED, outcome(after, 1)])
+        before, _ = following(averaging, before, [FAILED, outcome(after, 1)])
         assert before["mask"].tolist() == [6.0 + server_round] * 2
     assert before["weight"].tolist() == [4.0, 4.0]
 
@@ -187,5 +195,5 @@ def test_tensor_that_only_begins_like_a_parameter_is_none() -> None:
 def test_tied_weights_move_together_behind_a_node_with_several_devices() -> None:
     record = state_record(TwoLayers(True))
     names = [name for name, _ in TwoLayers(True).named_parameters()]
-    rule = Aggregation(NormalizedWeighting(), None, names).at_nodes(record, 1)
+    rule = Averaging(NormalizedWeighting(), None, names).at_nodes(record, 1)
     assert set(rule["moving"]) == set(record)

@@ -1,0 +1,193 @@
+"""Average the models of a round into the next global model, and their metrics and momentum."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+
+from ..algorithm.averaging import (
+    AnyArray,
+    Weighting,
+    average_by_load,
+    move,
+    node_weight,
+    weighted_average,
+)
+from ..algorithm.outer_optimizer import OuterOptimizer
+from ..algorithm.own_parts import checked_numbers, checked_weights
+from ..grids.array_records import common_runs, flat_like, tensors_of
+from ..protocol import METRICS, TIMING_KEYS
+from ..protocol.records import unchecked_content, unchecked_record
+from .replies import CheckedReply, Outcome
+
+if TYPE_CHECKING:
+    from .round import Round
+
+_RUNNING = ("running_mean", "running_var")
+
+
+@dataclass
+class Averaging:
+    """Weighting, average and outer optimizer of a run.
+
+    Parameters
+    ----------
+    weighting : Weighting
+        Computes the weight of each worker.
+    outer_optimizer : OuterOptimizer, optional
+        Moves the parameters along the averaged update; buffers are only averaged.
+    parameter_names : collection of str, optional
+        Names of the tensors that are parameters. By default all floating-point tensors except the
+        running statistics of BatchNorm, known by their names. Tied weights have several names in a
+        state dict but one in `named_parameters`: a tensor that equals a parameter in all models
+        counts as one.
+    """
+
+    weighting: Weighting
+    outer_optimizer: OuterOptimizer | None = None
+    parameter_names: Collection[str] | None = None
+
+    def next_model(
+        self, round: "Round", outcomes: Sequence[Outcome]
+    ) -> tuple[ArrayRecord, list[float]]:
+        """Return the next global model, and the weight of each worker.
+
+        Without any completed step it is the model of the round, and all weights are 0. Workers of
+        one node with several devices count as one model with the sum of their weights. On the local
+        grid the average is written into the memory that it is sent from.
+
+        Parameters
+        ----------
+        round : Round
+            The round; its slow workers may compute the sums.
+        outcomes : sequence of Outcome
+            In worker order.
+        """
+        if not any(outcome.load for outcome in outcomes):
+            return round.arrays, [0.0] * len(outcomes)
+        average = round.slow_reduce or weighted_average
+        record, began = flat_like(round.arrays), tensors_of(round.arrays)
+        out = tensors_of(record)
+        weights = checked_weights(self.weighting, [outcome.load for outcome in outcomes])
+        models, shares = once_per_node(outcomes, weights, lambda reply: reply.tensors)
+        parameters: Collection[str] = ()
+        if self.weighting.scales_updates or self.outer_optimizer is not None:
+            parameters = self._parameters(began, [model for model in models if model])
+        if self.weighting.scales_updates:
+            steps = [o.report.completed_steps if o.report else 0 for o in outcomes]
+            scales = self.weighting.update_scales(weights, steps)
+            scales = checked_numbers(self.weighting, "update_scales", scales, len(weights))
+            _, scales = once_per_node(outcomes, scales, lambda reply: reply.tensors)
+            runs = common_runs(out, began, *models)  # a hundred tensors as one
+            to, first, *others = runs or (out, began, *models)
+            move(first, others, scales, to)
+            buffers = [name for name in out if name not in parameters]
+            counted = [(model, share) for model, share in zip(models, shares, strict=True) if model]
+            parts = [{name: model[name] for name in buffers} for model, _ in counted]
+            if buffers:
+                average(parts, [share for _, share in counted], {n: out[n] for n in buffers})
+        elif runs := common_runs(out, *models):
+            average(runs[1:], shares, runs[0])
+        else:
+            average(models, shares, out)
+        averaged = dict(out)
+        if self.outer_optimizer is not None:
+            averaged = self.outer_optimizer.step(began, averaged, parameters)
+        for name, tensor in out.items():
+            if averaged[name] is not tensor:
+                tensor[...] = averaged[name]
+        return record, weights
+
+    def at_nodes(self, model: Mapping[str, Array], longest_steps: int) -> dict[str, Any]:
+        """Return how the models of a node with several devices are averaged, for `HostOrders`.
+
+        Parameters
+        ----------
+        model : mapping
+            The global model at the start of the round.
+        longest_steps : int
+            The largest number of local steps in an order to its workers.
+        """
+        rule: dict[str, Any] = {"worker_weight": node_weight(self.weighting)}
+        if self.weighting.scales_updates:
+            norms = map(self.weighting.update_norm, range(longest_steps + 1))
+            parameters = self._parameters({name: array.numpy() for name, array in model.items()})
+            rule["update_norms"] = [float(norm) for norm in norms]
+            rule["moving"] = [name for name in model if name in parameters]
+        return rule
+
+    def _parameters(
+        self, model: Mapping[str, AnyArray], trained: Sequence[Mapping[str, AnyArray]] = ()
+    ) -> Collection[str]:
+        """Return the names of the parameters; tied weights are found by equal values."""
+        moving = {
+            name
+            for name, tensor in model.items()
+            if tensor.dtype.kind in "fc" and name.rpartition(".")[2] not in _RUNNING
+        }
+        names = self.parameter_names
+        if names is None:
+            return moving
+        tied = {
+            other
+            for other in moving.difference(names)
+            for name in moving.intersection(names)
+            if all(np.array_equal(found[other], found[name]) for found in (model, *trained))
+        }
+        return tied.union(names)
+
+
+def average_metrics(
+    outcomes: Sequence[Outcome], average: Callable[..., MetricRecord], weighted_by_key: str
+) -> MetricRecord:
+    """Average the metrics of the successful workers, as Flower does, and add up their samples.
+
+    Empty without a completed step. Times are left out, because their average means nothing, and so
+    are metrics with another shape than those of the first worker.
+    """
+    if not any(outcome.load for outcome in outcomes):
+        return MetricRecord({weighted_by_key: 0})
+    contents = []
+    counted = [o.reply.metrics for o in outcomes if o.reply is not None and o.load > 0]
+    forms = {key: np.shape(v) for key, v in counted[0].items() if key not in TIMING_KEYS}
+    for own in counted:
+        kept = {k: v for k, v in own.items() if np.shape(v) == forms.get(k)}
+        contents.append(unchecked_content({METRICS: unchecked_record(MetricRecord, kept)}))
+    metrics = average(contents, weighted_by_key)
+    metrics[weighted_by_key] = int(sum(outcome.load for outcome in outcomes))
+    return metrics
+
+
+def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
+    """Average the optimizer states that were sent, by load; None if none was.
+
+    Each tensor is averaged over the workers that sent it, as a worker may have trained other
+    parameters. Step counters are averaged too and become fractions, as fits a mixture of states.
+    """
+    counted = [outcome for outcome in outcomes if outcome.load > 0]
+    if not counted:
+        return None
+    loads = [outcome.load for outcome in counted]
+    return average_by_load(*once_per_node(counted, loads, lambda reply: reply.momentum)) or None
+
+
+def once_per_node(
+    outcomes: Sequence[Outcome],
+    shares: Sequence[float],
+    part: Callable[[CheckedReply], Mapping[str, AnyArray]],
+) -> tuple[list[Mapping[str, AnyArray]], list[float]]:
+    """Return a part of each reply, in worker order, with its share of a sum.
+
+    The workers of one node with several devices share one object: it is returned once, with the sum
+    of their shares.
+    """
+    found: dict[int, Mapping[str, AnyArray]] = {}
+    sums: dict[int, float] = {}
+    for outcome, share in zip(outcomes, shares, strict=True):
+        if outcome.reply is not None:
+            tensors = part(outcome.reply)
+            found[id(tensors)] = tensors
+            sums[id(tensors)] = sums.get(id(tensors), 0.0) + share
+    return list(found.values()), list(sums.values())

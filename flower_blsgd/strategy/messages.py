@@ -1,0 +1,88 @@
+"""Messages to nodes of one or several workers, and the answers of each worker."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from ..protocol import Failure, HostOrders, HostReply, ProtocolError
+
+Read = TypeVar("Read")
+
+Address = tuple[int, int | None]
+"""Node id, and the local rank within a node that has several devices."""
+
+
+def node_messages(
+    contents: Iterable[tuple[Address, RecordDict]],
+    message_type: str,
+    to_host: Callable[[dict[int, RecordDict]], HostOrders] = HostOrders,
+) -> list[Message]:
+    """Return one message to each node, for all of its workers.
+
+    Parameters
+    ----------
+    contents : iterable of (Address, RecordDict)
+        Content of each worker's message, in worker order.
+    message_type : str
+        Type of the messages.
+    to_host : callable
+        Builds the message to a node with several devices from the contents by local rank.
+    """
+    messages = []
+    of_hosts: dict[int, dict[int, RecordDict]] = {}
+    for (node_id, local_rank), content in contents:
+        if local_rank is None:
+            messages.append(Message(content, node_id, message_type))
+        else:
+            of_hosts.setdefault(node_id, {})[local_rank] = content
+    for node_id, own in of_hosts.items():
+        messages.append(Message(to_host(own).to_records(), node_id, message_type))
+    return messages
+
+
+def replies_to(
+    grid: Grid, messages: Sequence[Message], timeout: float | None = 600.0
+) -> dict[int, Message]:
+    """Send messages, wait for at most `timeout` seconds, and return the replies by node id."""
+    received = grid.send_and_receive(messages, timeout=timeout) if messages else []
+    return {reply.metadata.src_node_id: reply for reply in received}
+
+
+def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Failure:
+    """Return one worker's answer to a message to its node, or why there is none.
+
+    Parameters
+    ----------
+    reply : Message, optional
+        Reply of the node; None if it did not answer in time.
+    local_rank : int, optional
+        The worker's rank within a node that has several devices.
+    """
+    if reply is None:
+        return Failure("late", "it did not answer in time")
+    if reply.has_error():
+        return Failure.of(reply.error)
+    if local_rank is None:
+        return reply.content
+    try:
+        host = HostReply.from_content(reply.content)
+    except ProtocolError as error:
+        return Failure.of(error)
+    missing = Failure("unusable reply", "its node's reply does not mention it")
+    return host.parts.get(local_rank) or host.failures.get(local_rank, missing)
+
+
+def read_answer(
+    reply: Message | None, local_rank: int | None, read: Callable[[RecordDict], Read]
+) -> Read | Failure:
+    """Return one worker's answer as `read` converts it, or why there is none; see `answer_of`.
+
+    An exception in `read` is a failure of this worker only.
+    """
+    try:
+        answer = answer_of(reply, local_rank)
+        return answer if isinstance(answer, Failure) else read(answer)
+    except Exception as error:
+        return Failure.of(error)
