@@ -1,7 +1,6 @@
 """The table of worker options, and the grammar of the setting ``workers``."""
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -293,20 +292,3 @@ def test_auto(machine: Machine, workers: list[WorkerSpec]) -> None:
     missing = len(machine.cores) == 1 or len(workers) == 1
     assert cores_note(workers, machine)[6:].startswith(noted[len(machine.cores)] if missing else "")
     assert bool(cores_note(workers, machine)) is missing
-
-
-@pytest.mark.parametrize(
-    ("machine", "fast", "slow"),
-    [
-        (Machine((0, 1), ()), (0,), (1,)),
-        (Machine((0, 1, 2, 3), ()), (0, 1), (2, 3)),
-        (Machine(tuple(range(16)), ("cuda:0",)), tuple(range(8)), tuple(range(8, 16))),
-        (Machine((5,), ()), (5,), (5,)),
-    ],
-)
-def test_config_of_the_demonstration_slows_a_worker_on_any_machine(
-    machine: Machine, fast: tuple[int, ...], slow: tuple[int, ...]
-) -> None:
-    config = Path(__file__).parents[2] / "configs" / "digits.toml"
-    workers = parse_workers(tomllib.loads(config.read_text())["workers"], machine)
-    assert workers == [cpu(*fast, tier="fast"), cpu(*slow, tier="slow", slowdown=4.0)]

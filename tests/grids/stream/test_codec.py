@@ -294,23 +294,6 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        *[[described("<f4", *shape)] for shape in [(-1,), (-2, -2), (33,), (2**31 - 1, 2**31 - 1)]],
-        *[[described("<f4", *shape)] for shape in [(2**63,), (1,) * 100, (2**70, 0), (0, 2**70)]],
-        [described("i4,i4", 1)],
-        [described("<f4", 16), described("<f4", 17)],  # the second runs over the end
-        *[[described(dtype, 1)] for dtype in ("O", "no dtype", "f4,(", "(2", "V0", "V4", "U0", "")],
-        *[[described("<f4", 1, stype=stype)] for stype in ("foreign", "bfloat16", "float16")],
-    ],
-    ids=str,
-)
-def test_arrays_that_lie_are_refused(arrays: list[Array]) -> None:
-    with pytest.raises(FrameError):
-        decoded(np.zeros(128, np.uint8), *arrays)
-
-
 # --- messages and replies -----------------------------------------------------------------------
 
 
