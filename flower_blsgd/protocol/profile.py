@@ -96,5 +96,5 @@ class WorkerProfile(WorkerOptions):
                 raise ProtocolError(f"a worker's {key} is {value!r:.80}; expected {option.values}")
         for text in (profile.device, profile.name):
             if not text.isprintable() or len(text) > _LONGEST_NAME:
-                raise ProtocolError(f"a worker cannot be called {text!r:.80}")
+                raise ProtocolError(f"a worker has an invalid name or device: {text!r:.80}")
         return profile

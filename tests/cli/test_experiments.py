@@ -90,7 +90,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         ("plan", ["--num-samples", "0"], "--num-samples 0 must be at least 1"),
         ("plan", ["--algorithms", "biased"], "--algorithms biased: not known"),
         ("compare", ["-s", "batch-size=1438"], "use a smaller batch"),
-        ("compare", ["--workers", "1x cuda:7 fast; 1x cpu slow"], "device cuda:7 is not there"),
+        ("compare", ["--workers", "1x cuda:7 fast; 1x cpu slow"], "device cuda:7 is not available"),
         ("compare", ["--seeds", "0,00"], "a seed comes twice"),
         ("compare", ["--budget", "ten"], "write it like 10epochs, 60s or 5min"),
         ("compare", ["--target", "0"], "--target 0.0 must be an accuracy"),
@@ -197,7 +197,7 @@ def test_calibrate_measures_also_a_worker_whose_speed_is_given(
 ) -> None:
     lines = printed("calibrate", "--workers", BOTH + " seconds-per-step=0.5")
     # A node answers with the speed that it was given instead of measuring.
-    assert [worker.seconds_per_step for worker in measured[0].workers] == [None, None]
+    assert [worker.seconds_per_step for worker in measured[0].workers] == [0.0, 0.0]
     assert [worker.slowdown for worker in measured[0].workers] == [1.0, 4.0]
     slow = next(line for line in lines if line.lstrip().startswith("slow-1"))
     assert "40 (20 to 80)" in slow  # as measured

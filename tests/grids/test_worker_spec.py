@@ -135,11 +135,14 @@ def test_parse_error_points_at_the_character(text: str, token: str, character: i
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("cpu:24", "core 24 of cpu:24 is not there; this process may use cores 0-23"),
-        ("cuda:2", "device cuda:2 is not there; this machine has cpu, cuda:0, cuda:1, xpu:0, mps"),
-        ("cuda:0-1", "1 worker cannot hold 2 devices; write 2x cuda:0-1"),
-        ("cpu:0 name=a; cpu:1 name=a", "name=a comes twice"),
-        ("2x cpu:0-1 name=a; cpu:1 name=a-1", "name=a-1 comes twice"),
+        ("cpu:24", "core 24 of cpu:24 is not available; this process may use cores 0-23"),
+        (
+            "cuda:2",
+            "device cuda:2 is not available; this machine has cpu, cuda:0, cuda:1, xpu:0, mps",
+        ),
+        ("cuda:0-1", "1 worker cannot use 2 devices; write 2x cuda:0-1"),
+        ("cpu:0 name=a; cpu:1 name=a", "name=a appears twice"),
+        ("2x cpu:0-1 name=a; cpu:1 name=a-1", "name=a-1 appears twice"),
         ("", "names no worker"),
         ("cpu:0 fast slow", "each option once"),
         ("cpu:0 name=a name=b", "each option once"),
@@ -244,7 +247,7 @@ def test_node_config_holds_only_given_options() -> None:
         ({"precision": "half"}, "float32|tf32|bfloat16"),
         ({"seconds-per-step": float("nan")}, "expected X (X > 0), or leave it out"),
         ({"seconds-per-step-alone": float("inf")}, "seconds-per-step-alone = inf"),
-        ({"device": "cuda:9"}, "cuda:9 is not there"),
+        ({"device": "cuda:9"}, "cuda:9 is not available"),
         ({"device": "2x cpu:0-1"}, "must name one worker"),
         ({"device": ""}, "names no worker"),
     ],
