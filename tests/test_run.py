@@ -454,7 +454,7 @@ def test_client_app_refuses_a_device_that_is_not_there() -> None:
     with captured_log(), pytest.raises(AggregationError, match="no worker is left"):
         run(config, InProcessGrid({1: handle, 2: handle}))
     assert len(seen) == 2
-    assert "cuda:77 is not there" in seen[0]
+    assert "cuda:77 is not available" in seen[0]
 
 
 def test_client_app_leaves_threads_and_cores_as_they_were() -> None:
@@ -490,7 +490,7 @@ def test_local_grid_has_the_workers_and_speeds_of_the_settings(tmp_path: Path) -
     with make_local_grid(RunConfig(workers=BOTH, profile=path), workers=others) as grid:
         assert list(grid.workers) == others
     for changes, expected in (
-        ({"workers": "1x cuda:99 fast"}, "device cuda:99 is not there"),
+        ({"workers": "1x cuda:99 fast"}, "device cuda:99 is not available"),
         ({"profile": "none.json"}, "profile = 'none.json' cannot be read"),
         ({"workers": f"2x cpu:{CORE} fast", "profile": path}, "does not apply"),
     ):

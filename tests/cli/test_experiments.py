@@ -90,7 +90,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         ("plan", ["--num-samples", "0"], "num_samples = 0 must be at least 1"),
         ("plan", ["--algorithms", "biased"], "algorithms: 'biased' is unknown; known: "),
         ("compare", ["-s", "batch-size=1438"], "use a smaller batch"),
-        ("compare", ["--workers", "1x cuda:7 fast; 1x cpu slow"], "device cuda:7 is not there"),
+        ("compare", ["--workers", "1x cuda:7 fast; 1x cpu slow"], "device cuda:7 is not available"),
         ("compare", ["--seeds", "0,00"], "seeds = [0, 0]: name at least one, and each only once"),
         ("compare", ["--budget", "ten"], "write it like 10epochs, 60s or 5min"),
         ("compare", ["--target", "0"], "target = 0.0 must be an accuracy"),

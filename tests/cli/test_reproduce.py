@@ -52,7 +52,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
             ["bias-2c8g", "--scale", "quick", "-s", "data=some"],
             "data = 'some' has no folder cifar10: name a folder with one for each",
         ),
-        (["bias-1c1g", "--scale", "full"], "device cuda:0 is not there"),
+        (["bias-1c1g", "--scale", "full"], "device cuda:0 is not available"),
     ],
 )
 def test_argument_is_refused(refused: Refused, arguments: list[str], expected: str) -> None:
