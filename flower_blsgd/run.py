@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from .algorithm.catalog import SAMPLERS, SELECTIONS, STEPS, TRAIN_ON, WEIGHTS
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
-from .algorithm.sampling import derived_seed
+from .algorithm.randomness import derived_seed
 from .checkpointing import Checkpoints
 from .config import RunConfig
 from .errors import UsageError, first_line

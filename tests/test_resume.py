@@ -596,7 +596,7 @@ def test_results_folder_that_is_gone_costs_no_training_and_the_model_is_saved_el
         "warning: the model",
     ]
     assert all("No such file or directory" in line for line in warnings)
-    assert sum("training goes on" in line for line in log.lines()) == 1  # checkpoints
+    assert sum("training continues" in line for line in log.lines()) == 1  # checkpoints
     elsewhere = report.folder.path
     assert elsewhere.parent == tmp_path / "temporary"
     assert f"it is in {elsewhere}" in warnings[-1]

@@ -20,7 +20,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from flower_blsgd.algorithm.sampling import derived_seed
+from flower_blsgd.algorithm.randomness import derived_seed
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.flower_internals import become_server, empty_run, give_message_id
 from flower_blsgd.protocol import TrainOrder, WorkerProfile

@@ -25,7 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from flower_blsgd import Task
-from flower_blsgd.algorithm.sampling import derived_seed, generator
+from flower_blsgd.algorithm.randomness import derived_seed, generator
 from flower_blsgd.worker.local_sgd import throttle
 from flower_blsgd.worker.step import make_optimizer, set_learning_rate
 

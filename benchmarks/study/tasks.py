@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from flower_blsgd import Task
-from flower_blsgd.algorithm.sampling import derived_seed, generator
+from flower_blsgd.algorithm.randomness import derived_seed, generator
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.batches import BatchSource, Samples, tensor_parts
 from flower_blsgd.worker.evaluation import evaluate_sums

@@ -1,32 +1,31 @@
-"""Weight the workers' models and average them, at the server and behind nodes with several workers.
+"""Weights of the workers and averages of their models, on the server and on nodes.
 
-Several workers behind one node are averaged there first (hierarchical averaging): with the
-server's weights w_i, scales s_i, and relative ones that differ from them by a factor of each node
-only, ``sum_i w_i x_i = sum_h (sum_{i in h} w_i) x_h``, so the server needs only the average x_h of
-node h. The same holds for ``x + sum_i s_i (x_i - x)``.
+The workers behind a node with several devices are averaged there first (hierarchical averaging).
+The server then needs only the average x_h of node h, because
+``sum_i w_i x_i = sum_h (sum_{i in h} w_i) x_h``. For x_h it is enough to know the weights w_i up to
+a factor per node. The same holds for the scales in ``x + sum_i s_i (x_i - x)``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from .tensor_sum import AnyArray as AnyArray  # noqa: PLC0414
-from .tensor_sum import move as move  # noqa: PLC0414
+from .tensor_sum import AnyArray, move
 
 
 class Weighting(Protocol):
-    """Computes each worker's weight in the average from the work that it completed.
+    """Rule for each worker's weight in the average, from the work that it completed.
 
-    Subclass it and write `weights`; the rest has defaults.
+    Subclass it and implement `weights`; everything else has defaults.
     """
 
     momentum_buffers: ClassVar[str] = ""
-    """The momentum policy that it requires; empty for any."""
+    """The required momentum policy; empty for any."""
     scales_updates: ClassVar[bool] = False
-    """Whether parameters move by `update_scales`; buffers are averaged with the weights."""
+    """Whether parameters move by `update_scales`. Buffers are always averaged by `weights`."""
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
-        """Return one weight per worker, in order, that add up to 1."""
+        """Return one weight per worker, in worker order; they add up to 1."""
         ...
 
     def state_dict(self) -> dict[str, AnyArray]:
@@ -34,52 +33,46 @@ class Weighting(Protocol):
         return {}
 
     def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
-        """Restore the state; ValueError if it is of another weighting."""
+        """Restore the state; ValueError if it belongs to another weighting."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state")
 
     def update_scales(
         self, weights: Sequence[float], completed_steps: Sequence[int]
     ) -> list[float]:
-        """Return s_i of ``x + sum_i s_i (x_i - x)``, by which parameters move."""
+        """Return the scales s_i of ``x + sum_i s_i (x_i - x)``, the update of the parameters."""
         return list(weights)
 
     def update_norm(self, steps: int) -> float:
-        """Return weight / scale of a worker that completed so many steps, up to a common factor."""
+        """Return weight / scale of a worker that completed `steps`, up to a common factor."""
         return 1.0
 
 
 class LoadWeighting(Weighting):
-    """Weight proportional to the load really completed (the paper's rule).
+    """Weight proportional to the completed load (the paper's rule).
 
-    The load is completed steps times batch size. At equal batch sizes this is the num-examples
-    rule of FedAvg (McMahan et al. 2017), which the paper does not cite.
+    The load is completed steps times batch size. With equal batch sizes this is FedAvg's
+    ``num-examples`` rule (McMahan et al. 2017), which the paper does not cite.
     """
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
-        """Return load_i / sum of loads; a worker that completed nothing has weight 0.
-
-        Raises
-        ------
-        ValueError
-            If no worker completed anything.
-        """
+        """Return load_i / sum of loads; ValueError if all loads are 0."""
         total = _checked_total(completed_loads)
         return [load / total for load in completed_loads]
 
 
 class PerSampleWeighting(LoadWeighting):
-    """Every sample moves the parameters by the same factor, whichever worker trained on it.
+    """Equal influence of every sample on the parameters, independent of the worker.
 
-    With load weights a slow worker is discounted twice: it does fewer steps, and each of them
-    counts less. Here ``x <- x + sum_i s_i (x_i - x)`` with ``s_i = b_i tau_r / sum_j b_j tau_j``
-    from completed steps, where r is the worker with the largest completed load, the first of
-    equals. So r keeps its load weight, and the s_i may add up to more than 1. Buffers are averaged
-    with load weights. A worker that failed has scale 0, and the others share its part.
+    Load weights discount a slow worker twice: it does fewer steps, and each step counts less. Here
+    ``x <- x + sum_i s_i (x_i - x)`` with ``s_i = b_i tau_r / sum_j b_j tau_j`` from completed
+    steps. Worker r has the largest completed load (the first one in a tie) and keeps its load
+    weight, so the s_i may add up to more than 1. Buffers are averaged with load weights. A failed
+    worker has scale 0, and the others share its part.
 
     With equal workers this is the plain average, and with one step each it is SGD on the
-    concatenated batch. In the terms of FedNova (Wang et al. 2020): p_i is the share of the samples,
-    tau_eff = tau_r, and momentum is kept. Why and when it pays: ``docs/theory.md``.
+    concatenated batch. In terms of FedNova (Wang et al. 2020), p_i is the share of the samples,
+    tau_eff = tau_r, and momentum is kept. ``docs/theory.md`` says when it helps.
     """
 
     scales_updates: ClassVar[bool] = True
@@ -87,7 +80,7 @@ class PerSampleWeighting(LoadWeighting):
     def update_scales(
         self, weights: Sequence[float], completed_steps: Sequence[int]
     ) -> list[float]:
-        """Return s_i = w_i tau_r / tau_i for the load weights w_i; 0 where nothing was completed.
+        """Return s_i = w_i tau_r / tau_i for the load weights w_i; 0 if nothing was completed.
 
         >>> weighting = PerSampleWeighting()
         >>> weighting.update_scales(weighting.weights([8.0, 4.0, 0.0]), [4, 2, 0])
@@ -100,21 +93,15 @@ class PerSampleWeighting(LoadWeighting):
         ]
 
     def update_norm(self, steps: int) -> float:
-        """Return tau_i: load weights over it are proportional to the batch sizes."""
+        """Return tau_i: the load weight over tau_i is proportional to the batch size."""
         return float(steps)
 
 
 class EqualWeighting(Weighting):
-    """The same weight for every worker that completed at least one step."""
+    """Equal weights for all workers that completed at least one step."""
 
     def weights(self, completed_loads: Sequence[float]) -> list[float]:
-        """Return 1/m for the m workers that completed something, 0 for the others.
-
-        Raises
-        ------
-        ValueError
-            If no worker completed anything.
-        """
+        """Return 1/m for each of the m workers with a load, else 0; ValueError if m is 0."""
         _checked_total(completed_loads)
         counted = sum(load > 0 for load in completed_loads)
         return [1 / counted if load > 0 else 0.0 for load in completed_loads]
@@ -122,17 +109,17 @@ class EqualWeighting(Weighting):
 
 @dataclass(frozen=True)
 class NormalizedWeighting(EqualWeighting):
-    """FedNova: every worker's update counts as a direction, whatever its number of steps.
+    """FedNova: updates are normalized by the number of local steps.
 
     Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous
-    Federated Optimization". With the weights p_i = 1/m, a_i the sum of the coefficients with which
-    the gradients of tau_i steps enter the update, and tau_eff = sum_i p_i a_i:
-    ``x <- x + sum_i (tau_eff p_i / a_i) (x_i - x)``. Momentum must begin at zero in every round.
+    Federated Optimization". The update is ``x <- x + sum_i (tau_eff p_i / a_i) (x_i - x)`` with
+    p_i = 1/m and tau_eff = sum_i p_i a_i, where a_i is the sum of the coefficients of the gradients
+    of tau_i steps. Momentum must be zero at the start of every round.
 
     Parameters
     ----------
     momentum : float (default: 0.9)
-        Of the local steps; 0 for an optimizer without, and for AdamW, whose steps count alike.
+        Momentum of the local steps; 0 for SGD without momentum and for AdamW.
     nesterov : bool (default: False)
         Whether it is Nesterov momentum.
     """
@@ -146,7 +133,7 @@ class NormalizedWeighting(EqualWeighting):
     def update_scales(
         self, weights: Sequence[float], completed_steps: Sequence[int]
     ) -> list[float]:
-        """Return tau_eff p_i / a_i of each worker; 0 for one that completed nothing.
+        """Return tau_eff p_i / a_i of each worker; 0 if it completed nothing.
 
         >>> scales = NormalizedWeighting(0.9).update_scales([0.5, 0.5], [3, 1])
         >>> [round(scale, 4) for scale in scales]
@@ -160,10 +147,7 @@ class NormalizedWeighting(EqualWeighting):
         return [effective * p / a if a else 0.0 for p, a in zip(weights, norms, strict=True)]
 
     def update_norm(self, steps: int) -> float:
-        """Return a_i, the sum of the factors of a worker's gradients in its update after `steps`.
-
-        Each gradient counts once directly and again in all later steps.
-        """
+        """Return a_i after `steps`; momentum makes a gradient count again in all later steps."""
         total = power_sum = 0.0
         for _ in range(steps):
             power_sum = 1.0 + self.momentum * power_sum
@@ -176,7 +160,7 @@ def _checked_total(loads: Sequence[float]) -> float:
         raise ValueError(f"completed loads must not be negative, got {list(loads)}")
     total = sum(loads)
     if total <= 0:
-        raise ValueError("nobody completed a step, so there is nothing to average")
+        raise ValueError("no worker completed a step, so there is nothing to average")
     return total
 
 
@@ -190,32 +174,32 @@ def weighted_average(
     Parameters
     ----------
     models : sequence of mapping
-        Tensors by name, the same names, shapes and dtypes in each. Give them in worker order:
-        sums run in that order, so that the order of replies changes no bit.
+        Tensors by name, with the same names, shapes and dtypes in each model. Sums run in this
+        order; pass worker order to make the result independent of the order of replies.
     weights : sequence of float
-        One per model, >= 0, adding up to 1.
+        One per model, >= 0; they add up to 1.
     out : mapping, optional
-        Tensors of these names, shapes and dtypes that the result is written to, and which are
-        returned; nothing of a model's size is allocated then. May not overlap the models.
+        Tensors to write the result to, which are returned. They have the same names, shapes and
+        dtypes, and must not overlap the models.
 
     Returns
     -------
     dict
-        Floating tensors are summed in their own precision, float32 at least, as differences to
-        the model with the largest weight (the first of several), and return in the dtype they
-        had: the average of equal models is that model to the bit. Large models are summed by
-        several threads, which changes no bit. Integer and boolean tensors, such as BatchNorm's
-        counters, take the maximum over the models with a positive weight.
+        Floating tensors keep their dtype. They are summed in it, or in float32 if that is wider,
+        as differences to the model with the largest weight, so the average of equal models is
+        bit-identical to the model. Large models are summed by several threads, which does not
+        change the result. For integer and boolean tensors, such as BatchNorm's counters: the
+        maximum over the models with a weight above 0.
 
     Raises
     ------
     ValueError
-        If all weights are 0, or a tensor's shapes or dtypes differ.
+        If all weights are 0, or the shapes or dtypes of a tensor differ.
     """
     if not any(weight > 0 for weight in weights):
         raise ValueError("all weights are 0, so there is nothing to average")
     others = list(zip(models, weights, strict=True))
-    # Differences to a model that hardly counts would leave its rounding errors in the sum.
+    # Differences to a model with a tiny weight would leave its rounding errors in the sum.
     base, _ = others.pop(max(range(len(others)), key=lambda i: weights[i]))
     return move(base, [model for model, _ in others], [w for _, w in others], out)
 
@@ -234,25 +218,21 @@ def average_at_node(
     update_norms: Sequence[float] = (),
     moving: Sequence[str] = (),
 ) -> dict[str, AnyArray]:
-    """Return the average of the workers behind one node, which stands for them at the server.
+    """Return the average of the workers behind one node, which represents them at the server.
 
     Parameters
     ----------
     models : sequence of mapping
-        In worker order.
+        Tensors by name, in worker order.
     loads, completed_steps : sequence of float, of int
-        Of each; at least one above 0.
+        One per worker; ValueError if all loads are 0.
     worker_weight : {"load", "equal"}
-        What a worker's weight is proportional to; 0 for one that completed nothing.
+        What a worker's weight is proportional to; 0 if it completed nothing.
     update_norms : sequence of float (default: ())
-        By completed steps, from 0 on: the tensors in `moving` count with the weight over this.
+        `Weighting.update_norm` by completed steps, from 0 on. The tensors in `moving` are averaged
+        by weight / norm.
     moving : sequence of str (default: ())
-        Names of the tensors that move by scaled updates; all others count with the weight.
-
-    Raises
-    ------
-    ValueError
-        If all loads are 0.
+        Names of the tensors that move by scaled updates; all others are averaged by weight.
     """
     weights = _WEIGHTS[worker_weight](loads)
     if not moving:
@@ -270,10 +250,10 @@ def average_at_node(
 
 
 def node_weight(weighting: Weighting) -> str:
-    """Return what a worker's weight is proportional to: "load", "equal", or neither: "".
+    """Return what a worker's weight is proportional to: "load", "equal", or "" if unknown.
 
-    Only with one of the two is the average of nodes' averages that of all workers, so a weighting
-    of one's own, whose rule is not known, is neither.
+    Only with one of the two is the average of the nodes' averages the average of all workers. The
+    rule of a custom weighting is unknown.
     """
     rules: dict[type[Weighting], str] = {
         **dict.fromkeys((LoadWeighting, PerSampleWeighting), "load"),
@@ -285,12 +265,12 @@ def node_weight(weighting: Weighting) -> str:
 def best_speed_up(
     weighting: Weighting, speeds: Sequence[float], batch_sizes: Sequence[int], of: Sequence[bool]
 ) -> float:
-    """Return how many times sooner all workers reach a loss than some of them, at most.
+    """Return an upper bound of the speed-up of all workers over some of them.
 
-    For short rounds of steps in proportion to the speeds, samples drawn alike, no drift, no cost of
-    communication, and each at its best learning rate. The time to a given loss is then proportional
-    to the noise ``sum_i s_i^2 tau_i / b_i`` over the squared progress ``sum_i s_i tau_i``. The
-    workers that it is compared with count every sample alike.
+    The speed-up is in time to a given loss, for short rounds with steps in proportion to the
+    speeds, equally drawn samples, no drift, no communication cost, and the best learning rate on
+    both sides. This time is then proportional to the noise ``sum_i s_i^2 tau_i / b_i`` over the
+    squared progress ``sum_i s_i tau_i``. For the reference workers every sample counts equally.
 
     Parameters
     ----------
@@ -299,9 +279,9 @@ def best_speed_up(
     speeds : sequence of float
         Samples per second of each worker, > 0.
     batch_sizes : sequence of int
-        b_i.
+        b_i of each worker.
     of : sequence of bool
-        Which of them it is compared with, such as the fast ones; at least one.
+        Whether each worker is a reference worker, such as a fast one; at least one is.
 
     Examples
     --------
@@ -321,21 +301,16 @@ def best_speed_up(
 
 
 _MANY_STEPS = 10_000
-"""So many that rounding to whole steps does not show."""
+"""Makes rounding to whole steps negligible."""
 
 
 def average_by_load(
     states: Sequence[Mapping[str, AnyArray]], loads: Sequence[float]
 ) -> dict[str, AnyArray]:
-    """Average each tensor, by load, over the models that have it.
+    """Average each tensor, by load, over the states that have it.
 
-    Parameters
-    ----------
-    states : sequence of mapping
-        Tensors by name, in worker order; names may differ, since a worker may have trained other
-        parameters.
-    loads : sequence of float
-        Of each, above 0.
+    The states, tensors by name, are in worker order. Their names may differ, because a worker may
+    have trained other parameters. The loads are above 0.
     """
     average: dict[str, AnyArray] = {}
     for name in dict.fromkeys(name for state in states for name in state):

@@ -1,4 +1,4 @@
-"""The plan of one epoch: how many rounds, which samples each worker gets, and their statistics."""
+"""Plan of one epoch: the number of rounds, and the samples of each worker."""
 
 import functools
 import itertools
@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from .local_steps import Participant, StepPolicy
-from .own_parts import checked_lists, checked_numbers
-from .sampling import EpochRequest, FloatArray, IntArray, LossTable, SampleList, Sampler
+from .loss_table import FloatArray, IntArray, LossTable
+from .sampling import EpochRequest, SampleList, Sampler
 from .selection import Selected
+from .validation import checked_lists, checked_numbers
 
 EpochMode = Literal["samples", "table"]
-
-_NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class EpochPlan:
     weights : numpy.ndarray, optional
         As in `Selected`.
     first_round : int (default: 0)
-        Round of the epoch, counted from 0, that the lists begin with; below 0 in an earlier one.
+        First round of the lists, counted from 0; negative if the lists began in an earlier epoch.
     """
 
     epoch: int
@@ -72,22 +69,11 @@ class EpochPlan:
     first_round: int = 0
 
     def indices(self, round_in_epoch: int, worker: int) -> IntArray:
-        """Return the samples of one order, in training order.
+        """Return the samples of one order, in training order: int32 of shape (tau_i b_i,).
 
-        A list is cut into one block per round; the workers that share it take consecutive parts of
-        each block, in worker order.
-
-        Parameters
-        ----------
-        round_in_epoch : int
-            Counted from 0.
-        worker : int
-            Index of the worker among the participants.
-
-        Returns
-        -------
-        numpy.ndarray
-            int32 of shape (tau_i b_i,).
+        A list is cut into one block per round. The workers that share it take consecutive parts of
+        each block, in worker order. `round_in_epoch` and `worker`, the index among the
+        participants, are counted from 0.
 
         Raises
         ------
@@ -104,12 +90,12 @@ class EpochPlan:
 
     @property
     def lists_end(self) -> int:
-        """The first round of the epoch, or beyond, that the lists are not for any more."""
+        """First round that the lists do not cover, counted from 0; it may be after the epoch."""
         listed = sum(len(sample_list.indices) for sample_list in self.sample_lists)
         return self.first_round + listed // sum(self.shape.samples_per_round)
 
     def sample_weights(self, round_in_epoch: int, worker: int) -> FloatArray | None:
-        """Return the weights of the samples of one order, in its order; None where all are 1."""
+        """Return the weights of the samples of one order; None if all are 1."""
         if self.weights is None:
             return None
         weights = self.weights[self.indices(round_in_epoch, worker)]
@@ -117,7 +103,7 @@ class EpochPlan:
 
     @functools.cached_property
     def _deals(self) -> dict[int, tuple[SampleList, int, int, int]]:
-        """By worker: its list, the size of the list's blocks, and its part of each: start, size."""
+        """List of each worker, block size of the list, and the worker's part: start and size."""
         per_round = self.shape.samples_per_round
         deals: dict[int, tuple[SampleList, int, int, int]] = {}
         for sample_list in self.sample_lists:
@@ -129,7 +115,7 @@ class EpochPlan:
 
     @property
     def num_planned(self) -> int:
-        """Samples of this epoch over all workers; one that comes twice counts twice."""
+        """Number of samples of all workers in this epoch, with repetitions."""
         return self.rounds * sum(self.shape.samples_per_round)
 
 
@@ -161,11 +147,12 @@ def plan_epoch(
     samples_before : int
         Samples that were planned in all earlier epochs.
     samples_due : int, optional
-        Samples that this epoch and all earlier ones should have; epoch x N by default.
+        Exact number of samples of this epoch and all earlier ones; epoch x N by default.
     selected : Selected, optional
-        The samples that the epoch has; all N by default.
+        The samples of the epoch; all N by default.
     last : EpochPlan, optional
-        That of the epoch before, if its workers are the same: lists that are not used up go on.
+        Plan of the epoch before, if its workers are the same. If its lists are not used up, the
+        new plan continues them.
 
     Returns
     -------
@@ -175,12 +162,12 @@ def plan_epoch(
     Raises
     ------
     UsageError
-        If the sampler did not return what it must.
+        If the sampler returned invalid lists.
     """
     samples_per_round = shape.samples_per_round
     due = epoch * len(table) if samples_due is None else samples_due
-    # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). An
-    # epoch of fewer samples may have less than a round.
+    # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). A
+    # selection may leave less than one round.
     rounds = shape.table_rounds or max(1, (due - samples_before) // sum(samples_per_round))
     if last is not None and last.shape == shape and last.lists_end > last.rounds:
         first_round = last.first_round - last.rounds
@@ -200,7 +187,7 @@ def plan_epoch(
 def with_new_lists(
     plan: EpochPlan, sampler: Sampler, request: EpochRequest, table: LossTable, first_round: int = 0
 ) -> EpochPlan:
-    """Return the plan with lists for the sampler's horizon; UsageError as of `plan_epoch`."""
+    """Return the plan with new lists for the sampler's horizon; UsageError if they are invalid."""
     rounds = sampler.horizon(len(table), sum(request.samples_per_round)) or request.rounds
     request = replace(request, rounds=rounds)
     lists = checked_lists(sampler, sampler.sample_lists(request, table), request, len(table))
@@ -216,40 +203,34 @@ def round_shape(
     num_workers: int | None = None,
     epoch_samples: int | None = None,
 ) -> RoundShape:
-    """Return the steps and batch sizes of all workers, shrunk until a round fits into an epoch.
-
-    In the rule of the paper's table, B P is the sum of b_i where a worker's own batch was given.
+    """Return the steps and batch sizes of all workers, scaled down to fit a round into an epoch.
 
     Parameters
     ----------
     policy : StepPolicy
         Proposes tau_i.
     participants : sequence of Participant
-        All workers that take part.
+        All workers that train.
     num_samples : int
         N.
     mode : {"samples", "table"}
-        ``"samples"``: E epochs are E N samples to within one round. ``"table"``: the rule that
-        reproduces the communications per epoch of the paper's table.
+        ``"samples"``: E epochs are E N samples, to within one round. ``"table"``: the rule that
+        reproduces the communications per epoch in the paper's table. It uses B P, or the sum of
+        the b_i if workers have batch sizes of their own.
     local_steps_fast : int
-        tau_fast of the run; in table mode synchronous SGD does that many rounds for one.
+        tau_fast of the run. In table mode synchronous SGD has this many rounds instead of one.
     num_workers : int, optional
-        P including workers that do not train, which the paper's table counts; all train by
-        default.
+        P, including workers that do not train, as in the paper's table; by default all train.
     epoch_samples : int, optional
-        Samples of this epoch, where they are fewer than N. One step of every worker may be more.
-
-    Returns
-    -------
-    RoundShape
-        Steps scaled by the largest k that fits, if they had to be.
+        Number of samples of this epoch, if fewer than N. One step of every worker always fits.
 
     Raises
     ------
     ValueError
-        If not even one step of every worker fits; names the largest batch size that does.
+        If not even one step of every worker fits; the message names the largest batch size that
+        does.
     UsageError
-        If the policy did not return what it must.
+        If the policy returned invalid numbers.
     """
     count = len(participants)
     steps = policy.local_steps(participants)
@@ -270,7 +251,7 @@ def round_shape(
     if one_step > num_samples:
         smaller = range(batch_size - 1, 1, -1)
         largest = next((b for b in smaller if samples_of_one_step(b) <= num_samples), None)
-        way_out = (
+        fix = (
             f"the largest that fits is batch-size = {largest}"
             if largest
             else f"use fewer workers{', a smaller batch=' if given else ''} or more data"
@@ -278,7 +259,7 @@ def round_shape(
         sizes_of = " with batch= of workers" if given else ""
         raise ValueError(
             f"batch-size = {batch_size}{sizes_of} is too large: one step of all {counted} workers "
-            f"needs more than the {num_samples} samples there are; {way_out}"
+            f"needs more than the {num_samples} samples there are; {fix}"
         )
     if mode == "samples":
         most, one = max(steps), (1,) * count
@@ -291,7 +272,7 @@ def round_shape(
     wanted = local_steps_fast if synchronous else max(fast or steps)
     longest = min(wanted, num_samples // one_step)
     rounds = num_samples // (one_step * longest)
-    if synchronous:  # as many samples as all workers have, though some of them do not train
+    if synchronous:  # an epoch has the samples of all workers, even if some do not train
         rounds = rounds * longest * one_step // sum(p.own_batch for p in participants)
     return RoundShape(_shrunk(steps, longest, wanted), batch_sizes, rounds)
 
@@ -299,127 +280,3 @@ def round_shape(
 def _shrunk(steps: Sequence[int], longest: int, largest: int) -> tuple[int, ...]:
     """Scale all steps by longest / largest, rounded down, each at least 1."""
     return tuple(max(1, number * longest // largest) for number in steps)
-
-
-# --- statistics of the choice of samples ----------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SamplingStats:
-    """Figures of one choice of samples, commonly an epoch's, taken when it is made.
-
-    All losses are recorded ones, from earlier epochs; a sample that was never seen has none and
-    counts in `share_never_seen` only. A loss or age without any record is nan: all are in epoch 1.
-    Ages are in epochs, 0 for a loss of the round before this epoch; nine of ten are no older
-    than the 90th percentile.
-
-    Parameters
-    ----------
-    all_loss_mean, all_loss_p10, all_loss_p90 : float
-        Mean, 10th and 90th percentile of the recorded losses.
-    fast_picked_loss_mean, slow_picked_loss_mean : float
-        Mean over the samples that a tier trains on; one that it has twice counts twice.
-    picked_over_all_loss : float
-        How biased the choice is: mean loss of all picked samples, of all workers, over the mean of
-        all; 1 without bias.
-    distinct_samples : int
-        Different samples that are picked for any worker.
-    share_never_seen : float
-        Share of the N samples without a recorded loss.
-    share_left_out : float
-        Share of the N samples that no fast worker trains on.
-    loss_age_epochs_mean, loss_age_epochs_p90, loss_age_epochs_max : float
-        Age of the recorded losses.
-    left_out_age_epochs_mean, left_out_age_epochs_p90 : float
-        The same for the samples that no fast worker trains on.
-    """
-
-    all_loss_mean: float
-    all_loss_p10: float
-    all_loss_p90: float
-    fast_picked_loss_mean: float
-    slow_picked_loss_mean: float
-    picked_over_all_loss: float
-    distinct_samples: int
-    share_never_seen: float
-    share_left_out: float
-    loss_age_epochs_mean: float
-    loss_age_epochs_p90: float
-    loss_age_epochs_max: float
-    left_out_age_epochs_mean: float
-    left_out_age_epochs_p90: float
-
-
-def sampling_stats(
-    plan: EpochPlan,
-    participants: Sequence[Participant],
-    table: LossTable,
-    last_round: int,
-    rounds_per_epoch: float,
-) -> SamplingStats:
-    """Describe the choice of samples of one epoch. Linear in N; needs a byte per sample.
-
-    The table is as it was when the epoch was planned, and `last_round` the last round before that.
-    `rounds_per_epoch` of the epochs before, > 0, turns ages into epochs.
-    """
-    num_samples = len(table)
-    fast, slow = (_picked(plan, participants, tier_is_fast) for tier_is_fast in (True, False))
-    given = np.zeros(num_samples, np.bool_)
-    given[fast] = True
-    num_given_fast = int(np.count_nonzero(given))
-    age_mean, age_p90, age_max = _ages(table.rounds, last_round, rounds_per_epoch)
-    left_out_mean, left_out_p90, _ = _ages(table.rounds[~given], last_round, rounds_per_epoch)
-    given[slow] = True
-    recorded = _recorded(table.losses)
-    fast_losses, slow_losses = (_recorded(table.losses[picked]) for picked in (fast, slow))
-    low, high = np.percentile(recorded, [10, 90]) if len(recorded) else (_NAN, _NAN)
-    all_mean = _mean(recorded)
-    sums = [losses.sum(dtype=np.float64) for losses in (fast_losses, slow_losses)]
-    num_picked = len(fast_losses) + len(slow_losses)
-    picked_mean = float(sum(sums)) / num_picked if num_picked else _NAN
-    return SamplingStats(
-        all_loss_mean=all_mean,
-        all_loss_p10=float(low),
-        all_loss_p90=float(high),
-        fast_picked_loss_mean=_mean(fast_losses),
-        slow_picked_loss_mean=_mean(slow_losses),
-        picked_over_all_loss=picked_mean / all_mean if all_mean > 0 else _NAN,
-        distinct_samples=int(np.count_nonzero(given)),
-        share_never_seen=1.0 - len(recorded) / num_samples,
-        share_left_out=(num_samples - num_given_fast) / num_samples,
-        loss_age_epochs_mean=age_mean,
-        loss_age_epochs_p90=age_p90,
-        loss_age_epochs_max=age_max,
-        left_out_age_epochs_mean=left_out_mean,
-        left_out_age_epochs_p90=left_out_p90,
-    )
-
-
-def _picked(plan: EpochPlan, participants: Sequence[Participant], fast: bool) -> IntArray:
-    """Return the samples of a tier in all rounds of the lists, with repeats, in any order."""
-    whole = replace(plan, rounds=plan.lists_end - plan.first_round, first_round=0)
-    tier = [worker for worker, participant in enumerate(participants) if participant.fast is fast]
-    orders = [whole.indices(r, worker) for r in range(whole.rounds) for worker in tier]
-    return np.concatenate([np.empty(0, np.int32), *orders])
-
-
-def _recorded(losses: FloatArray) -> FloatArray:
-    return losses[np.isfinite(losses)]
-
-
-def _mean(losses: FloatArray) -> float:
-    return float(losses.mean(dtype=np.float64)) if len(losses) else _NAN
-
-
-def _ages(rounds: IntArray, last_round: int, rounds_per_epoch: float) -> tuple[float, float, float]:
-    """Return mean, 90th percentile and maximum age of records, in epochs; nan without any."""
-    seen = rounds[rounds > 0]  # round 0 stands for a sample that was never seen
-    if not len(seen):
-        return _NAN, _NAN, _NAN
-    # The latest round with at most a tenth of the records before it.
-    oldest_tenth = np.partition(seen, len(seen) // 10)[len(seen) // 10]
-    mean, p90, maximum = (
-        float(last_round - round_) / rounds_per_epoch
-        for round_ in (seen.mean(dtype=np.float64), oldest_tenth, seen.min())
-    )
-    return mean, p90, maximum

@@ -1,7 +1,7 @@
 """Choose the local steps of each worker in one communication round (tau in the paper).
 
-Includes the samples per step where they differ between workers (`SystemAwareSteps` with very slow
-workers; `BalancedBatches` for ``dlb``), and the rule for changes of speed that count.
+Also chooses the samples per step if they differ between workers, and decides which changes of
+speed count.
 """
 
 import math
@@ -10,26 +10,26 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 DEFAULT_LOCAL_STEPS = 32
-"""tau_fast where nothing else is given."""
+"""Default of tau_fast."""
 
 FAST_SPEED_RATIO = 0.7
-"""A worker without a named tier is fast when its speed ratio is above this."""
+"""A worker without a named tier is fast if its speed ratio is above this."""
 
 MOST_AUTO_STEPS = 64
 """Upper limit of `fewest_steps`."""
 
 _LADDER = [n for n in range(1, MOST_AUTO_STEPS + 1) if n < 8 or n % (1 << n.bit_length() - 3) == 0]
 _MOST_WAITING, _MOST_OVERHEAD = 0.1, 0.04
-"""Candidates of `fewest_steps` (1 to 8, 10, 12, 14, 16, 20, ...), and the shares of a round that it
-accepts. Two measurements differ by a few percent: with more candidates, or a smaller share of
-waiting, the choice would vary from start to start.
+"""Candidates of `fewest_steps` (1 to 8, 10, 12, 14, 16, 20, ...), and accepted shares of a round.
+Two measurements differ by a few percent. With more candidates, or a smaller share of waiting, the
+choice would vary from run to run.
 """
 
 _ONE_STEP_FITS = 0.75
 _SMALLEST_BATCH = 2
 
 Clock = Literal["wall", "device"]
-"""Which speeds count: those with all workers computing at once, or each worker's alone."""
+"""Speeds that count: measured with all workers computing, or with each worker alone."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Participant:
     batch_size : int
         B, the common number of samples per local step, >= 1.
     speed_ratio : float, optional
-        gamma: seconds per step on the fastest worker over seconds per step here, each with its
-        own batch size. At most 1 where these are equal. None when no speed is known.
+        gamma: seconds per step of the fastest worker over those of this worker, each with its own
+        batch size; at most 1 if the batch sizes are equal. None if the speed is unknown.
     given_steps, given_batch : int, optional
-        ``steps=`` and ``batch=`` of its group in the worker specification.
+        ``steps=`` and ``batch=`` of the worker in the worker specification.
     """
 
     fast: bool
@@ -57,34 +57,34 @@ class Participant:
 
     @property
     def own_batch(self) -> int:
-        """b_i: samples per local step that were given for this worker, else B."""
+        """b_i: the given batch size of this worker, else B."""
         return self.given_batch or self.batch_size
 
 
 class StepPolicy(Protocol):
-    """Chooses the local steps of every worker, given all of them.
+    """Rule for the local steps of every worker, given all workers.
 
-    Subclass it and write `local_steps`; the rest has defaults. A policy can be open: its tau_fast
-    is chosen before the first round, by `fewest_steps`, and `with_local_steps` closes it.
+    Subclass it and implement `local_steps`; everything else has defaults. The tau_fast of an open
+    policy is chosen before the first round, by `fewest_steps`; `with_local_steps` sets it.
     """
 
     follows_speeds: bool = False
     """Whether the policy needs new speed ratios after every epoch."""
     chooses_batches: bool = False
-    """Whether the policy chooses b_i of every worker, so that none can be given."""
+    """Whether the policy chooses b_i of every worker; then users cannot give any."""
 
     @property
     def is_open(self) -> bool:
-        """Whether tau_fast is still to be chosen."""
+        """Whether tau_fast is not chosen yet."""
         return False
 
     @property
     def local_steps_fast(self) -> int | None:
-        """tau_fast, where the policy has such a number."""
+        """tau_fast, if the policy has such a number."""
         return None
 
     def with_local_steps(self, local_steps_fast: int) -> "StepPolicy":
-        """Return the policy with this tau_fast, if it is open; else the policy itself."""
+        """Return the policy with this tau_fast if it is open, else the policy itself."""
         return self
 
     def goes_by_speed(self, participant: Participant) -> bool:
@@ -93,13 +93,13 @@ class StepPolicy(Protocol):
 
     @property
     def needs_speeds(self) -> bool:
-        """Whether the policy needs the speed ratios of slow workers, which are then measured."""
-        return False
+        """Whether the policy needs the speed ratios of slow workers; they are then measured."""
+        return self.is_open
 
     @property
     def needs_fast_speeds(self) -> bool:
-        """Whether the policy needs the speed ratios of fast workers as well."""
-        return False
+        """Whether the policy also needs the speed ratios of fast workers."""
+        return self.is_open
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return the steps of each participant, in order, each >= 1."""
@@ -113,7 +113,7 @@ class StepPolicy(Protocol):
 def fastest_worker(
     seconds_per_step: Sequence[float | None], batch_sizes: Sequence[int]
 ) -> int | None:
-    """Return the index of the worker with the most samples per second; None if none is known."""
+    """Return the index of the worker with the most samples per second; None if all are unknown."""
     known = [
         (seconds / size, seconds, index)
         for index, (seconds, size) in enumerate(zip(seconds_per_step, batch_sizes, strict=True))
@@ -123,17 +123,17 @@ def fastest_worker(
 
 
 def speed_ratios(
-    seconds_per_step: Sequence[float | None], batch_sizes: Sequence[int] = ()
+    seconds_per_step: Sequence[float | None], batch_sizes: Sequence[int]
 ) -> list[float | None]:
-    """Return gamma of every worker; None where the seconds per step are not known.
+    """Return gamma of every worker; None if its seconds per step are unknown.
 
-    A worker with a smaller batch than the fastest one, and nearly as fast, has a gamma above 1: it
-    does more steps in the same time. Without `batch_sizes` they are equal.
+    gamma may be above 1: a worker with a smaller batch than the fastest one, and nearly as fast,
+    does more steps in the same time.
 
     >>> speed_ratios([0.1, 0.2, 0.08], [64, 64, 16])
     [1.0, 0.5, 1.25]
     """
-    fastest = fastest_worker(seconds_per_step, batch_sizes or [1] * len(seconds_per_step))
+    fastest = fastest_worker(seconds_per_step, batch_sizes)
     first = None if fastest is None else seconds_per_step[fastest]
     return [seconds and first and first / seconds for seconds in seconds_per_step]
 
@@ -148,10 +148,10 @@ def proportional_steps(speed_ratio: float, local_steps_fast: int) -> int:
 
 
 def shrunk_batch(speed_ratio: float, local_steps_fast: int, batch_size: int) -> int:
-    """Return b_i of a worker that is too slow for even one whole step in a round.
+    """Return b_i, smaller for a worker that is too slow for one whole step in a round.
 
-    ``min(B, max(2, floor(gamma tau_fast B + 1/2)))`` where gamma tau_fast < 3/4, else B, which is
-    the worker's own batch size if one was given.
+    ``min(B, max(2, floor(gamma tau_fast B + 1/2)))`` if gamma tau_fast < 3/4, else B. B is the
+    worker's own batch size if one was given.
 
     >>> [shrunk_batch(gamma, 32, 64) for gamma in (1 / 40, 1 / 64, 1 / 100, 1e-6)]
     [64, 32, 20, 2]
@@ -164,7 +164,7 @@ def shrunk_batch(speed_ratio: float, local_steps_fast: int, batch_size: int) -> 
 
 @dataclass(frozen=True)
 class SameSteps(StepPolicy):
-    """Every worker does the same number of steps: balanced local SGD; with 1, synchronous SGD.
+    """The same number of steps for every worker: balanced local SGD; with 1, synchronous SGD.
 
     Parameters
     ----------
@@ -179,15 +179,8 @@ class SameSteps(StepPolicy):
 
     @property
     def is_open(self) -> bool:
-        """Whether the steps are still to be chosen."""
+        """Whether the number of steps is not chosen yet."""
         return self.steps is None
-
-    @property
-    def needs_speeds(self) -> bool:
-        """Whether speeds are needed: only to choose the steps."""
-        return self.is_open
-
-    needs_fast_speeds = needs_speeds
 
     def with_local_steps(self, local_steps_fast: int) -> StepPolicy:
         """Return the policy with this number of steps, if it is open."""
@@ -195,17 +188,17 @@ class SameSteps(StepPolicy):
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
         """Return the same number of steps for all participants."""
-        assert self.steps is not None, "an open policy has no steps"
+        assert self.steps is not None, "open policy"
         return [self.steps] * len(participants)
 
 
 @dataclass(frozen=True)
 class SystemAwareSteps(StepPolicy):
-    """Each worker does as many steps as its speed allows (the paper's method).
+    """As many steps as the speed of each worker allows (the paper's method).
 
-    A worker's own ``given_steps`` come first. Otherwise a fast one does `local_steps_fast`, a slow
-    one `local_steps_slow` or, if that is None, its speed ratio times `local_steps_fast`. A speed
-    ratio that is not known counts as 1.
+    A fast worker does `local_steps_fast` steps. A slow one does `local_steps_slow` or, if that is
+    None, its speed ratio times `local_steps_fast`. An unknown speed ratio counts as 1. The
+    ``given_steps`` of a worker take precedence.
 
     Parameters
     ----------
@@ -214,10 +207,10 @@ class SystemAwareSteps(StepPolicy):
     local_steps_slow : int, optional
         Steps per round of every slow worker; None derives them from the speed ratios.
     shrink_slow_batch : bool (default: True)
-        A worker that is too slow for one step in a round gets a smaller batch; only where its
-        steps come from its speed.
+        A worker that is too slow for one step in a round gets a smaller batch, if its steps follow
+        from its speed.
     all_by_speed : bool (default: False)
-        The steps of fast workers, too, come from their speed: for more than two speeds. The
+        The steps of fast workers follow from their speed, too; for more than two speeds. The
         fastest does `local_steps_fast`, and `local_steps_slow` must be None.
     """
 
@@ -232,17 +225,17 @@ class SystemAwareSteps(StepPolicy):
 
     @property
     def is_open(self) -> bool:
-        """Whether tau_fast is still to be chosen."""
+        """Whether tau_fast is not chosen yet."""
         return self.local_steps_fast is None
 
     @property
     def needs_speeds(self) -> bool:
-        """Whether speed ratios of slow workers are needed."""
+        """Whether the speed ratios of slow workers are needed."""
         return self.local_steps_slow is None or self.is_open
 
     @property
     def needs_fast_speeds(self) -> bool:
-        """Whether speed ratios of fast workers are needed as well."""
+        """Whether the speed ratios of fast workers are needed, too."""
         return self.all_by_speed or self.is_open
 
     def with_local_steps(self, local_steps_fast: int) -> StepPolicy:
@@ -254,7 +247,7 @@ class SystemAwareSteps(StepPolicy):
         return [self._steps_of(participant) for participant in participants]
 
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
-        """Return b_i of each participant: its own or the common one, or a shrunk one."""
+        """Return b_i of each participant: given, common or shrunk."""
         return [
             shrunk_batch(p.speed_ratio, self._tau_fast, p.own_batch)
             if self.shrink_slow_batch and p.speed_ratio is not None and self.goes_by_speed(p)
@@ -270,7 +263,7 @@ class SystemAwareSteps(StepPolicy):
 
     @property
     def _tau_fast(self) -> int:
-        assert self.local_steps_fast is not None, "an open policy has no steps"
+        assert self.local_steps_fast is not None, "open policy"
         return self.local_steps_fast
 
     def _steps_of(self, participant: Participant) -> int:
@@ -289,20 +282,21 @@ def fewest_steps(
 ) -> int:
     """Return the smallest tau_fast of an open policy that wastes little time.
 
-    First the smallest candidate with which no worker waits for more than 10 % of a round because
-    steps are whole numbers, and no batch is shrunk, or its neighbor if that is better; if there is
-    none, the one that comes closest. It is doubled while everything except computing takes more
-    than 4 % of a round. So a gamma near 1/k leads to k, 2 k or 4 k in every start.
+    Steps are whole numbers, so workers wait. The choice starts with the smallest candidate for
+    which every worker waits at most 10 % of a round and no batch is shrunk, or with the best
+    candidate if none qualifies; a slightly larger one replaces it if it is better. The number is
+    then doubled while everything except computing takes more than 4 % of a round. A gamma near 1/k
+    therefore leads to k, 2 k or 4 k in every run.
 
     Parameters
     ----------
     policy : StepPolicy
-        Open: the policy whose steps are chosen.
+        An open policy.
     participants : sequence of Participant
         All workers that train.
     overhead_steps : float, optional
-        Duration of one round without computing, in steps of the fastest worker. None if it is not
-        known: then the default tau_fast is the lower limit, as far as doubling allows.
+        Duration of one round without computing, in steps of the fastest worker. If it is unknown,
+        the default tau_fast is the lower limit.
     """
     least = float(DEFAULT_LOCAL_STEPS)
     if overhead_steps is not None:
@@ -318,7 +312,7 @@ def fewest_steps(
 def _lost_share(
     policy: StepPolicy, local_steps_fast: int, participants: Sequence[Participant]
 ) -> float:
-    """Return the largest share of a round that a worker waits, or of its batch that is shrunk."""
+    """Return the largest share of a round spent waiting, or of a batch cut off."""
     steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
     seconds, cut = [float(local_steps_fast)], 0.0  # in steps of the fastest worker
     for number, batch_size, p in zip(steps, sizes, participants, strict=True):
@@ -330,10 +324,10 @@ def _lost_share(
 
 @dataclass(frozen=True)
 class BalancedBatches(StepPolicy):
-    """One step each, batch sizes by throughput, their sum constant (the policy of ``dlb``).
+    """One step per worker, and batch sizes by throughput with a constant sum (``dlb``).
 
-    The shares follow the throughput of the last epoch; while no speed is known they are equal.
-    A worker whose share would be under 2 samples gets 2.
+    The shares follow the throughput of the last epoch; without known speeds they are equal. The
+    smallest batch is 2 samples.
     """
 
     follows_speeds = True
@@ -344,14 +338,14 @@ class BalancedBatches(StepPolicy):
         return [1] * len(participants)
 
     def batch_sizes(self, participants: Sequence[Participant]) -> list[int]:
-        """Return b_i of each participant; their sum is that of the common batch sizes."""
+        """Return b_i of each participant; the sum is B times the number of participants."""
         speeds = [participant.speed_ratio for participant in participants]
         shares = [1.0 if None in speeds else speed or 1.0 for speed in speeds]
         return balanced_batches(sum(p.batch_size for p in participants), shares)
 
 
 def whole_parts(total: int, shares: Sequence[float]) -> list[int]:
-    """Split a whole number by shares into whole parts that sum exactly (largest remainder).
+    """Split a whole number by shares into whole parts that add up to it (largest remainder).
 
     Ties go to the lowest index.
 
@@ -369,10 +363,7 @@ def whole_parts(total: int, shares: Sequence[float]) -> list[int]:
 
 
 def balanced_batches(total: int, shares: Sequence[float]) -> list[int]:
-    """Split a batch by shares; no part is smaller than 2 samples, and the parts sum exactly.
-
-    It must hold two samples for each.
-    """
+    """Split `total` samples, at least 2 per share, into batches of at least 2 that add up to it."""
     batches = [_SMALLEST_BATCH] * len(shares)
     rest = list(range(len(shares)))
     while rest:
@@ -392,27 +383,27 @@ def speeds_changed(
     measured: Sequence[float | None],
     fall: float,
     rise: float,
-    batch_sizes: Sequence[int] = (),
+    batch_sizes: Sequence[int],
 ) -> bool:
-    """Return whether some worker's gamma left the dead band around the one in use.
+    """Return whether the gamma of some worker left the dead band around the gamma in use.
 
-    The band may be wider upwards: a worker with too many steps makes all others wait, which costs
-    more than one with too few, which only waits itself.
+    The band may be wider upwards: a worker with too many steps makes all others wait, but one with
+    too few only waits itself.
 
     Parameters
     ----------
     used, measured : sequence of float or None
-        Seconds per step of each worker; None where they are not known, which counts as a change.
+        Seconds per step of each worker; None if unknown, which counts as a change.
     fall, rise : float
-        Relative change of gamma, down and up, that is still ignored, >= 0.
+        Relative changes of gamma, down and up, that are ignored, >= 0.
     batch_sizes : sequence of int
-        b_i of each worker, where they differ.
+        b_i of each worker.
 
     Examples
     --------
-    >>> speeds_changed([1.0, 4.0], [2.0, 8.4], 0.1, 0.25)
+    >>> speeds_changed([1.0, 4.0], [2.0, 8.4], 0.1, 0.25, [32, 32])
     False
-    >>> speeds_changed([1.0, 4.0], [1.0, 4.6], 0.1, 0.25)
+    >>> speeds_changed([1.0, 4.0], [1.0, 4.6], 0.1, 0.25, [32, 32])
     True
     """
     return any(

@@ -11,9 +11,9 @@ from .tensor_sum import AnyArray
 
 
 class OuterOptimizer(Protocol):
-    """Computes the next global model from the average of a round. Subclass it and write `step`.
+    """Rule for the next global model, given the average of a round.
 
-    An optimizer with state writes `state_dict` and `load_state_dict` as well.
+    Subclass it and implement `step`; with state, also `state_dict` and `load_state_dict`.
     """
 
     def state_dict(self) -> dict[str, AnyArray]:
@@ -21,7 +21,7 @@ class OuterOptimizer(Protocol):
         return {}
 
     def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
-        """Restore the state; ValueError if it is of another optimizer."""
+        """Restore the state; ValueError if it belongs to another optimizer."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state")
 
@@ -36,17 +36,17 @@ class OuterOptimizer(Protocol):
         Parameters
         ----------
         before : mapping
-            The tensors that the workers began with.
+            The global model at the start of the round.
         averaged : mapping
             The average of their models after the round.
         parameters : collection of str
-            Which tensors are parameters. All others, such as BatchNorm's statistics, and all
-            that are not floating, are taken from `averaged`.
+            Names of the parameters. All other tensors, such as BatchNorm's statistics, and integer
+            tensors are taken from `averaged`.
 
         Returns
         -------
         dict
-            As `averaged`: the same names, shapes and dtypes. Neither argument is changed.
+            Tensors with the names, shapes and dtypes of `averaged`. The arguments are not changed.
         """
         ...
 
@@ -62,7 +62,7 @@ class OuterSGD(OuterOptimizer):
         x <- before + learning_rate (d + momentum v)     (nesterov)
 
     DiLoCo found Nesterov best, with learning rate 0.7 and momentum 0.9, for many local steps
-    per round. The velocity starts at zero, in float32 or the parameter's wider dtype. It belongs to
+    per round. The velocity starts at zero, in float32 or the parameter's wider dtype. It is kept in
     this object, so each run needs a separate one.
 
     Parameters
@@ -72,7 +72,7 @@ class OuterSGD(OuterOptimizer):
     momentum : float (default: 0.0)
         In [0, 1).
     nesterov : bool (default: False)
-        Look one step ahead.
+        Whether it is Nesterov momentum.
     """
 
     learning_rate: float
@@ -103,7 +103,7 @@ class OuterSGD(OuterOptimizer):
         averaged: Mapping[str, AnyArray],
         parameters: Collection[str],
     ) -> dict[str, AnyArray]:
-        """Return the next global model, and keep the velocity for the next step."""
+        """Return the next global model, and update the velocity."""
         return {
             name: self._moved(name, before[name], tensor)
             if name in parameters and tensor.dtype.kind in "fc"
@@ -135,4 +135,4 @@ OUTER_OPTIMIZERS: Mapping[str, Callable[[float, float], OuterOptimizer] | None] 
     "sgd": OuterSGD,
     "nesterov": lambda learning_rate, momentum: OuterSGD(learning_rate, momentum, nesterov=True),
 }
-"""Constructors by the name of the setting, with learning rate and momentum as arguments."""
+"""Constructors by setting name; the arguments are learning rate and momentum."""

@@ -1,159 +1,29 @@
 """Choose the samples of one epoch for fast and slow workers, by their recorded losses.
 
-A sampler makes the sample lists of an epoch, commonly one for each tier: sample indices, and the
-workers that share them. ``epoch_plan`` cuts each list into rounds. To add a sampler, subclass
-`Sampler`, write ``sample_lists``, and pass an instance to the strategy; a built-in one is a row of
+A sampler makes the sample lists of an epoch, usually one per tier: sample indices, and the workers
+that share them. ``epoch_plan`` cuts each list into rounds. To add a sampler, subclass `Sampler`,
+implement ``sample_lists`` and pass an instance to the strategy. Built-in samplers are rows of
 ``SAMPLERS`` in ``catalog.py``.
 """
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .local_steps import Participant
+from .loss_table import FloatArray, IntArray, LossTable
+from .randomness import generator
 
-IntArray = npt.NDArray[np.int32]
-FloatArray = npt.NDArray[np.float32]
 TierName = Literal["fast", "slow"]
 
 HIGH_LOSS_RATIO = 0.5
-"""The default of lambda."""
-
-UNSEEN = np.float32(np.inf)
-"""The loss of a sample that was never seen: it ranks above every number."""
-
-_MOST_FAILURES = 2
-"""After so many failed orders a sample without a recorded loss is ranked at the median."""
+"""Default of lambda."""
 
 _DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
-"""The purpose of each tier's draw, for its random generator."""
-
-
-def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
-    """Return the generator of one draw.
-
-    Every random draw is a pure function of the seed, a purpose and a few counters: a resumed run, a
-    second run and another engine draw the same numbers, and adding a draw for one purpose moves
-    no draw for another.
-
-    Parameters
-    ----------
-    seed : int
-        The run's seed, >= 0.
-    purpose : str
-        What is drawn, such as ``"fast-samples"``; each purpose has a stream of its own.
-    *counters : int
-        Epoch, round or worker index, each >= 0.
-
-    Returns
-    -------
-    numpy.random.Generator
-        A fresh generator; equal arguments give an equal sequence.
-    """
-    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, counters)))
-
-
-def derived_seed(seed: int, purpose: str, *counters: int) -> int:
-    """Return a seed in [0, 2**63) for a library that wants a number, such as torch."""
-    state = _sequence(seed, purpose, counters).generate_state(1, np.uint64)
-    return int(state[0]) & (2**63 - 1)
-
-
-def _sequence(seed: int, purpose: str, counters: tuple[int, ...]) -> np.random.SeedSequence:
-    # As a spawn key, not as entropy: entropy is padded with zeros, so that (0,) and (0, 0) and
-    # () would be the same draw.
-    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters))
-
-
-class LossTable:
-    """The last recorded training loss of each of N samples, and the round that produced it.
-
-    The losses are those of the training forward pass (train mode, before the step), so they
-    cost nothing; a sample that is not drawn keeps its old one.
-
-    Parameters
-    ----------
-    num_samples : int
-        N, >= 1.
-
-    Attributes
-    ----------
-    losses : numpy.ndarray
-        float32 of shape (N,); infinity for a sample that was never seen.
-    rounds : numpy.ndarray
-        int32 of shape (N,); the round of the record, 0 for a sample that was never seen.
-    failures : numpy.ndarray
-        uint8 of shape (N,); how many orders of a sample failed while it was never seen, 2 at most.
-    """
-
-    def __init__(self, num_samples: int) -> None:
-        if num_samples < 1:
-            raise ValueError(f"num_samples = {num_samples} must be at least 1")
-        self.losses: FloatArray = np.full(num_samples, UNSEEN, np.float32)
-        self.rounds: IntArray = np.zeros(num_samples, np.int32)
-        self.failures: npt.NDArray[np.uint8] = np.zeros(num_samples, np.uint8)
-
-    def __len__(self) -> int:
-        return len(self.losses)
-
-    def record(self, indices: IntArray, losses: FloatArray, server_round: int) -> None:
-        """Record one worker's losses of one round.
-
-        Call it in descending worker order: where two workers had the same sample, the lowest
-        worker index is written last and wins. Where one worker had it twice, its later loss
-        wins. Losses that are not finite are left out.
-        """
-        finite = np.isfinite(losses)
-        indices, losses = indices[finite], losses[finite]
-        self.losses[indices] = losses
-        self.rounds[indices] = server_round
-
-    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Return a copy of the three arrays by name."""
-        return {name: getattr(self, name).copy() for name in ("losses", "rounds", "failures")}
-
-    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore the arrays; ValueError if one has another shape or dtype."""
-        for name, own in self.state_dict().items():
-            if (state[name].shape, state[name].dtype) != (own.shape, own.dtype):
-                raise ValueError(f"its loss table is not one of {len(self)} samples")
-            setattr(self, name, state[name].copy())
-
-    def record_failure(self, indices: IntArray) -> None:
-        """Count an order that failed for those of its samples that were never seen."""
-        unseen = indices[self.rounds[indices] == 0]
-        self.failures[unseen] = np.minimum(self.failures[unseen] + 1, _MOST_FAILURES)
-
-    def ranking_losses(self) -> FloatArray:
-        """Return the losses that samples are ranked by, which are not to be changed.
-
-        They are the recorded ones, and infinity for a sample that was never seen. But one whose
-        orders failed twice may be why they fail: it has the median of the recorded losses, lest
-        the same workers get it first in every epoch.
-        """
-        failed = (self.failures == _MOST_FAILURES) & (self.rounds == 0)
-        recorded = self.losses[self.rounds > 0] if failed.any() else ()
-        if not len(recorded):
-            return self.losses
-        return np.where(failed, np.float32(np.median(recorded)), self.losses)
-
-    def subset(self, indices: IntArray) -> "LossTable":
-        """Return a table of these samples alone, a copy."""
-        part = LossTable(len(indices))
-        part.losses, part.rounds = self.losses[indices], self.rounds[indices]
-        part.failures = self.failures[indices]
-        return part
-
-    def mean_age_rounds(self, server_round: int) -> float:
-        """Return the mean age, in rounds, of the losses that are recorded; nan without any."""
-        num_seen = int(np.count_nonzero(self.rounds))
-        if not num_seen:
-            return float("nan")
-        return server_round - int(self.rounds.sum(dtype=np.int64)) / num_seen
+"""Purpose of each tier's draw, for `generator`."""
 
 
 def highest_losses(
@@ -168,12 +38,12 @@ def highest_losses(
     count : int
         How many to mark, in [0, N].
     rng : numpy.random.Generator
-        Breaks the ties.
+        Breaks ties.
 
     Returns
     -------
     numpy.ndarray
-        bool of shape (N,) with exactly `count` True.
+        bool of shape (N,), exactly `count` of them True.
     """
     num_samples = len(losses)
     if count == 0:
@@ -189,10 +59,10 @@ def highest_losses(
 def draw_samples(
     losses: FloatArray, count: int, high_loss_ratio: float, rng: np.random.Generator
 ) -> IntArray:
-    """Draw `count` samples, a share of them those with the highest loss.
+    """Draw `count` samples, a share of them by highest loss.
 
-    Where `count` exceeds N, the result is all N samples shuffled, followed by a list of the
-    excess that the same rule chose: no index comes twice within one such list.
+    If `count` exceeds N, all N samples come first, shuffled; the same rule then draws the rest.
+    Until all N samples are drawn, no index repeats.
 
     Parameters
     ----------
@@ -201,14 +71,14 @@ def draw_samples(
     count : int
         How many to draw, >= 0.
     high_loss_ratio : float
-        Share, in [0, 1], chosen by loss; the rest is uniform among the others.
+        Share chosen by loss, in [0, 1]; the rest is drawn uniformly from the others.
     rng : numpy.random.Generator
         Source of the draw.
 
     Returns
     -------
     numpy.ndarray
-        int32 of shape (count,), each list of it shuffled.
+        int32 of shape (count,), shuffled.
     """
     drawn = np.empty(count, np.int32)
     for start in range(0, count, len(losses)):
@@ -243,9 +113,9 @@ class SampleList:
     Parameters
     ----------
     indices : numpy.ndarray
-        int32; in the order in which they are dealt.
+        int32, in the order of training.
     members : tuple of int
-        Indices of these workers among the participants, ascending.
+        Indices of the workers among the participants, ascending.
     """
 
     indices: IntArray
@@ -263,15 +133,15 @@ class EpochRequest:
     epoch : int
         Counted from 1.
     rounds : int
-        Communication rounds of this epoch, or of the sampler's own horizon.
+        Communication rounds of this epoch, or of the sampler's `horizon`.
     participants : tuple of Participant
-        All workers that take part, in worker order.
+        All workers that train, in worker order.
     samples_per_round : tuple of int
-        tau_i b_i of each of them.
+        tau_i b_i of each participant.
     samples_before : int
-        Samples that were planned in all earlier epochs, and in this one before the first of the
-        rounds. Under a selection those of as many epochs with all that it chose for this one, so
-        that each begins a permutation of its own.
+        Samples that were planned before the first of these rounds, in this epoch and all earlier
+        ones. With a selection: earlier epochs x samples selected for this epoch, so that every
+        epoch begins a new permutation.
     """
 
     seed: int
@@ -286,12 +156,12 @@ class EpochRequest:
         return tuple(i for i, p in enumerate(self.participants) if p.fast is fast)
 
     def set_size(self, members: Sequence[int]) -> int:
-        """Return how many samples these workers take in this epoch."""
+        """Return the number of samples of these workers in all rounds."""
         return self.rounds * sum(self.samples_per_round[i] for i in members)
 
 
 class Sampler(Protocol):
-    """Chooses the samples of one epoch. Subclass it and write `sample_lists`."""
+    """Rule that chooses the samples of one epoch. Subclass it and implement `sample_lists`."""
 
     needs_both_tiers: bool = False
     """Whether a run must start with at least one fast and one slow worker."""
@@ -301,19 +171,19 @@ class Sampler(Protocol):
         ...
 
     def horizon(self, num_samples: int, samples_per_round: int) -> int | None:
-        """Return how many rounds its lists are for, >= 1; None for those of the epoch.
+        """Return the number of rounds that the lists cover, >= 1; None for one epoch.
 
-        Then they are made anew, in the epoch or in a later one; also by an epoch that begins with
-        other workers or steps.
+        After these rounds, in this epoch or a later one, the sampler is called again. An epoch
+        with other workers or steps also begins with new lists.
         """
         return None
 
 
 @dataclass(frozen=True)
 class UniformSampler(Sampler):
-    """All workers read one endless stream of seeded permutations (the unbiased algorithms).
+    """One endless stream of seeded permutations for all workers (the unbiased algorithms).
 
-    An epoch may end inside a permutation; the next one goes on from there.
+    An epoch may end inside a permutation; the next one continues it.
     """
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
@@ -326,22 +196,22 @@ class UniformSampler(Sampler):
 
 @dataclass(frozen=True)
 class SeparatedSampler(Sampler):
-    """One tier gets the hardest samples and a random rest, the other a uniform draw.
+    """Hard samples and a random rest for one tier, a uniform draw for the other (the paper).
 
-    The paper's method, with the fast tier. The two draws are independent, so they may overlap.
+    The two draws are independent, so they may overlap.
 
     Parameters
     ----------
     high_loss_ratio : float (default: HIGH_LOSS_RATIO)
-        lambda: share of that tier's samples that are those with the highest recorded loss, in
-        [0, 1]; the rest of them is drawn uniformly.
+        lambda: share of the tier's samples with the highest recorded losses, in [0, 1]; the rest
+        is drawn uniformly.
     high_loss_to : {"fast", "slow"} (default: "fast")
-        Which tier that is.
+        Tier that gets the hard samples; in the paper the fast one.
     """
 
     needs_both_tiers = True
     disjoint: ClassVar[bool] = False
-    """Whether the other tier gets what is left of all samples, as far as that suffices."""
+    """Whether the other tier gets the remaining samples, as far as they suffice."""
 
     high_loss_ratio: float = HIGH_LOSS_RATIO
     high_loss_to: TierName = "fast"
@@ -381,10 +251,10 @@ class SeparatedSampler(Sampler):
 
 @dataclass(frozen=True)
 class UnifiedSampler(SeparatedSampler):
-    """One tier chooses first, the hardest samples and a random rest; the other gets what is left.
+    """Hard samples and a random rest for one tier, the remaining samples for the other.
 
-    So no sample is trained on by both, as far as N suffices: where what is left is too short,
-    the rest is drawn uniformly from all samples. The parameters are those of `SeparatedSampler`.
+    No sample is in both draws, unless too few remain; the missing ones are then drawn uniformly
+    from all samples. The parameters are those of `SeparatedSampler`.
     """
 
     disjoint: ClassVar[bool] = True

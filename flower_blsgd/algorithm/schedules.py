@@ -1,4 +1,4 @@
-"""The learning rate that the server sends in every order: warm-up, then a schedule downwards."""
+"""Learning rate of each round: warm-up, then a decreasing schedule."""
 
 import math
 from collections.abc import Sequence
@@ -10,26 +10,26 @@ Schedule = Literal["steps", "cosine", "linear"]
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Steps, a cosine or a line over the epochs or the budget, with a linear warm-up.
+    """Step, cosine or linear schedule over the epochs or the budget, with a linear warm-up.
 
-    It is never counted in local steps, so a worker's steps do not change it. A share of the budget
-    is one of epochs, rounds or seconds, whichever it is in, and counts from round to round.
+    It does not depend on local steps. The budget is a number of epochs, rounds or seconds; its
+    used share is updated every round.
 
     Parameters
     ----------
     base : float
         Learning rate before any decay, > 0.
     decay_epochs : sequence of float (default: ())
-        After this many epochs the rate is multiplied by `factor`; plain numbers never scale.
+        Numbers of epochs after which the rate is multiplied by `factor`.
     decay_shares : sequence of float (default: ())
-        The same from the first round past these shares of the budget, in (0, 1).
+        Shares of the budget, in (0, 1), after which the rate is multiplied by `factor`.
     factor : float (default: 0.1)
         Multiplier of each decay.
     warmup_epochs : float (default: 0)
-        Over these the rate grows linearly, round by round.
+        Epochs in which the rate grows linearly, round by round.
     schedule : {"steps", "cosine", "linear"} (default: "steps")
-        ``"steps"`` decays as above. The others fall from `base`, where the warm-up ends, to 0 at
-        the end of the budget; decays have no effect on them.
+        ``"steps"`` uses the decays. The others ignore them, and fall from `base` at the end of the
+        warm-up to 0 at the end of the budget.
     """
 
     base: float
@@ -56,19 +56,19 @@ class LearningRate:
         epoch : int
             Counted from 1.
         budget_share : float
-            Share of the budget that is used when this round begins, in [0, 1].
+            Used share of the budget at the start of this round, in [0, 1].
         rounds_done, rounds_in_epoch : int (default: 0, 1)
-            Rounds of this epoch before this one, and all of them.
+            Completed rounds of this epoch, and all its rounds.
         """
         if self.schedule == "steps":
-            # A hair of tolerance: 60 % of 5 epochs is 3 epochs, whatever the binary fractions say.
+            # The tolerance absorbs rounding: 60 % of 5 epochs is 3 epochs.
             decays = sum(epoch - 1 >= after for after in self.decay_epochs)
             decays += sum(budget_share >= share - 1e-9 for share in self.decay_shares)
             rate = self.base * self.factor**decays
         else:
             left = 1.0 - min(1.0, budget_share)
             if self.warmup_epochs and left:
-                # What share of the budget the warm-up took, the epochs so far say.
+                # The epochs so far give the share of the budget that the warm-up took.
                 done = max(epoch - 1 + rounds_done / rounds_in_epoch, self.warmup_epochs)
                 left *= done / (done - budget_share * self.warmup_epochs)
             cosine = self.schedule == "cosine"
@@ -90,7 +90,7 @@ def parse_decay(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     Raises
     ------
     ValueError
-        If an entry is no positive number, or a share is not below 100 %.
+        If an entry is not a positive number, or a share is not below 100 %.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Choose which samples an epoch has; a sampler then deals these, and no others, to the workers.
+"""Select the samples of an epoch; the sampler then distributes only these to the workers.
 
-A selection goes with every sampler but `UnifiedSampler`, and with every step policy. To add one,
-subclass `Selection`; a built-in one is a row of ``SELECTIONS`` in ``catalog.py``.
+A selection works with every step policy, and with every sampler except `UnifiedSampler`. To add
+one, subclass `Selection`. Built-in selections are rows of ``SELECTIONS`` in ``catalog.py``.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .sampling import FloatArray, IntArray, LossTable, generator
+from .loss_table import FloatArray, IntArray, LossTable
+from .randomness import generator
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class SelectionRequest:
     epoch : int
         Counted from 1.
     budget_share : float
-        Share of the budget that is used when the epoch begins, in [0, 1].
+        Used share of the budget at the start of the epoch, in [0, 1].
     """
 
     seed: int
@@ -39,10 +40,10 @@ class Selected:
     Parameters
     ----------
     indices : numpy.ndarray
-        int32 of shape (M,) with 1 <= M <= N, ascending, each once.
+        int32 of shape (M,) with 1 <= M <= N, ascending, without repetitions.
     weights : numpy.ndarray, optional
-        float32 of shape (N,), >= 0: factor of each sample's loss in the mean of its batch; None
-        where all are 1.
+        float32 of shape (N,), >= 0: factor of each sample's loss in the mean of its batch. None if
+        all are 1.
     """
 
     indices: IntArray
@@ -50,28 +51,28 @@ class Selected:
 
 
 class Selection(Protocol):
-    """Chooses the samples that an epoch has. Subclass it and write `select`."""
+    """Rule that selects the samples of an epoch. Subclass it and implement `select`."""
 
     def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
-        """Return the epoch's samples, a pure function of the arguments; None for all of them."""
+        """Return the epoch's samples, as a pure function of the arguments; None for all."""
         ...
 
 
 @dataclass(frozen=True)
 class InfoBatch(Selection):
-    """Half of the samples with a loss below the mean are left out, the other half weighs twice.
+    """Random pruning of half of the samples with a loss below the mean (InfoBatch).
 
-    So the expected sum of gradients is that of all samples. At the end of the budget all are
-    trained on, with weight 1 (Qin et al., ICLR 2024, arXiv 2303.04947; its numbers are the
-    defaults).
+    The other half has weight 2, so the expected sum of gradients is that of all samples. At the end
+    of the budget all samples are used, with weight 1. Source: Qin et al., ICLR 2024, arXiv
+    2303.04947; the defaults are theirs.
 
     Parameters
     ----------
     prune_ratio : float (default: 0.5)
-        r: share of the samples below the mean that is left out, drawn anew in each epoch, in
-        [0, 1). The others weigh 1 / (1 - r).
+        r: share of the samples below the mean that is pruned, in [0, 1), redrawn in each epoch. The
+        others weigh 1 / (1 - r).
     full_from : float (default: 0.875)
-        From this share of the budget on nothing is left out.
+        Share of the budget after which nothing is pruned.
     """
 
     prune_ratio: float = 0.5
@@ -82,7 +83,7 @@ class InfoBatch(Selection):
             raise ValueError(f"prune_ratio = {self.prune_ratio} must lie in [0, 1)")
 
     def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
-        """Return the epoch's samples; None at the end, and where no loss is below the mean."""
+        """Return the epoch's samples; None at the end, or if no sample would be pruned."""
         losses = table.ranking_losses()
         seen = losses[np.isfinite(losses)]
         if request.budget_share >= self.full_from or not len(seen):
@@ -99,22 +100,22 @@ class InfoBatch(Selection):
 
 @dataclass(frozen=True)
 class ImportanceSampling(Selection):
-    """Samples are drawn the more likely the higher their loss, and weigh as much less.
+    """Sampling by loss, with weights that keep the expected gradient.
 
-    So the expected gradient of a step is that of all samples, if the sampler chooses by no loss.
-    This is the sampling by loss that Katharopoulos and Fleuret compare with (ICML 2018, arXiv
-    1803.00942; their own score bounds the gradient's norm and needs a forward pass), here without
-    replacement: of N samples M are drawn, sample n with probability M p_n, at most 1, where p_n is
-    in proportion to its loss plus the mean loss. It weighs 1 / (N p_n), which is at most 2.
+    M of N samples are drawn without replacement. Sample n is drawn with probability M p_n, at most
+    1, and weighs 1 / (N p_n), at most 2; p_n is proportional to its loss plus the mean loss. The
+    expected gradient of a step is that of all samples, unless the sampler also chooses by loss.
+    Source: the baseline of Katharopoulos and Fleuret (ICML 2018, arXiv 1803.00942). Their own score
+    bounds the norm of the gradient and needs a forward pass.
 
     Parameters
     ----------
     share : float (default: 0.7)
-        M / N, in (0, 1]; the default is about what InfoBatch keeps.
+        M / N, in (0, 1]; InfoBatch keeps about the default.
     """
 
     unbiased: ClassVar[bool] = True
-    """Whether the weights undo the choice."""
+    """Whether weights correct for the choice."""
 
     share: float = 0.7
 
@@ -123,11 +124,11 @@ class ImportanceSampling(Selection):
             raise ValueError(f"share = {self.share} must lie in (0, 1]")
 
     def scores(self, losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return what recorded losses are worth, >= 0: themselves, and 0 if they are below."""
+        """Return the scores of recorded losses, >= 0: the losses, negative ones as 0."""
         return np.maximum(losses, 0)
 
     def select(self, request: SelectionRequest, table: LossTable) -> Selected | None:
-        """Return the epoch's samples; all while no loss is recorded. Unseen have the top score."""
+        """Return the epoch's samples; None without records. Unseen samples have the top score."""
         losses = table.ranking_losses().astype(np.float64)
         seen = np.isfinite(losses)
         if not seen.any():
@@ -139,7 +140,7 @@ class ImportanceSampling(Selection):
         chances = inclusion_probabilities(scores + (scores.mean() or 1.0), count)
         rng = generator(request.seed, type(self).__name__, request.epoch)
         order = rng.permutation(len(chances))
-        # Systematic sampling: each whole number that the running sum passes draws a sample.
+        # Systematic sampling: a sample is drawn when the running sum passes a whole number.
         passed = np.floor(np.cumsum(chances[order]).round(9) + rng.random())
         chosen = order[np.diff(passed, prepend=0.0) > 0]
         weights = (count / len(chances) / chances).astype(np.float32)
@@ -148,12 +149,12 @@ class ImportanceSampling(Selection):
 
 @dataclass(frozen=True)
 class ActiveBias(ImportanceSampling):
-    """Samples are drawn the more likely the less certain the model is of them; all weigh 1.
+    """Sampling by the uncertainty of the model, without weights.
 
     "Threshold closeness" of Chang, Learned-Miller and McCallum (NeurIPS 2017, arXiv 1704.07433):
-    instead of the loss p (1 - p) counts, where p is the probability of the correct class, which is
-    exp(-loss) of a cross entropy. Theirs is the mean p of all epochs, ours that of the last record;
-    their other score, the variance of p, needs a history that is not kept.
+    the score is p (1 - p), where p = exp(-loss) is the probability of the correct class with cross
+    entropy. They use the mean p of all epochs, here it is that of the last record. Their other
+    score, the variance of p, would need a history.
     """
 
     unbiased = False
@@ -165,7 +166,7 @@ class ActiveBias(ImportanceSampling):
 
 
 def inclusion_probabilities(scores: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
-    """Return probabilities in proportion to scores above 0, at most 1, that add up to `count`.
+    """Return probabilities proportional to scores above 0, at most 1, with the sum `count`.
 
     >>> inclusion_probabilities(np.array([6.0, 1.0, 1.0]), 2)
     array([1. , 0.5, 0.5])

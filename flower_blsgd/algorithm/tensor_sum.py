@@ -1,9 +1,8 @@
-"""Sums of models, ``x + sum_i s_i (x_i - x)``, near the bandwidth of the memory.
+"""Sums of models, ``x + sum_i s_i (x_i - x)``, near memory bandwidth.
 
-Tensors are cut into chunks that fit a core's cache, and a few threads work through them. Every
-operation is one of IEEE arithmetic on one element, in a fixed order: each element of the result is
-the same to the bit however the tensors are cut, whatever the number of threads, and on every
-machine.
+Tensors are cut into chunks that fit a core's cache, and a few threads process them. Each element is
+computed by IEEE operations in a fixed order, so the result is bit-identical for all chunk sizes,
+numbers of threads and machines.
 """
 
 import functools
@@ -21,18 +20,18 @@ AnyArray = npt.NDArray[Any]
 _Part = TypeVar("_Part")
 
 CHUNK_BYTES = 1 << 19
-"""Large enough that a call of numpy costs little beside it, small enough for a core's cache."""
+"""Large enough to hide the cost of a numpy call, small enough for a core's cache."""
 
 _MOST_THREADS = 8  # a few cores saturate the memory
 _ONE_THREAD_BYTES = 1 << 25
-"""Below this, a millisecond or two, other threads save little, and cost much on a busy machine."""
+"""Below this size, 1 to 2 ms, threads save little and cost much on a busy machine."""
 
 
 _kept = threading.local()
 
 
 def _scratch(dtype: np.dtype[Any], size: int) -> AnyArray:
-    """Return three rows of `size` elements, at most a chunk: this thread's memory, used again."""
+    """Return three rows of `size` elements, at most a chunk, from this thread's buffer."""
     if not hasattr(_kept, "memory"):
         # An element may be twice as wide as in its chunk: float16 is summed in float32.
         _kept.memory = np.empty((3, 2 * CHUNK_BYTES), np.uint8)
@@ -41,28 +40,27 @@ def _scratch(dtype: np.dtype[Any], size: int) -> AnyArray:
 
 
 def num_threads() -> int:
-    """Return how many threads to use: the cores of this process, or torch's setting if lower."""
+    """Return the number of threads: this process's cores, or torch's setting if lower."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    # Only if torch is loaded: importing it takes seconds.
+    # Only if torch is already loaded, because importing it takes seconds.
     of_torch: Callable[[], int] | None = getattr(sys.modules.get("torch"), "get_num_threads", None)
     return max(1, min(cores, _MOST_THREADS, of_torch() if of_torch else cores))
 
 
 def threads_for(num_bytes: int) -> int:
-    """Return how many threads pay off for a sum that reads and writes so many bytes."""
+    """Return the best number of threads for a sum that reads and writes `num_bytes`."""
     return num_threads() if num_bytes >= _ONE_THREAD_BYTES else 1
 
 
 def share(parts: Iterable[_Part], work: Callable[[_Part], object], threads: int) -> None:
-    """Call `work` with every part once, in several threads, and return when all are done.
+    """Call `work` once with every part, in several threads, and wait for all of them.
 
-    The parts must not depend on one another; each thread takes the next as soon as it is free. The
-    first error of a thread is raised when all threads have ended.
+    The parts must be independent. The error of a thread is raised after all threads have ended.
     """
-    waiting = iter(list(parts))  # a list's iterator may be shared by threads
+    waiting = iter(list(parts))  # threads may share a list's iterator
 
     def work_on() -> None:
         for part in waiting:
@@ -79,12 +77,12 @@ def share(parts: Iterable[_Part], work: Callable[[_Part], object], threads: int)
 
 @functools.lru_cache(maxsize=1)
 def _executor(process: int) -> ThreadPoolExecutor:
-    """Return this process's threads; those of a parent do not exist in its fork."""
+    """Return this process's threads; a fork has none of its parent's threads."""
     return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"average-{process}")
 
 
 def _chunks(flat: Sequence[AnyArray]) -> list[tuple[int, slice]]:
-    """Return parts that cover every element of flat tensors once: the tensor's index, a slice."""
+    """Return chunks that cover flat tensors: the index of the tensor, and a slice."""
     chunks = []
     for i, tensor in enumerate(flat):
         step = CHUNK_BYTES // tensor.itemsize
@@ -105,18 +103,17 @@ def move(
     first : mapping
         x by name.
     others : sequence of mapping
-        x_i by name, at least the same names, with the same shapes and dtypes. Give them in worker
-        order, since sums run in that order.
+        x_i by name, with at least the names of x, and equal shapes and dtypes. Sums run in this
+        order; pass worker order.
     scales : sequence of float
-        s_i >= 0; they need not add up to 1, and a model whose scale is 0 is left out.
+        s_i >= 0. They need not add up to 1; models with scale 0 are ignored.
     out : mapping, optional
-        Tensors that the result is written to, which may not overlap what is read; new ones by
-        default.
+        Tensors to write the result to; they must not overlap the models. New ones by default.
 
     Raises
     ------
     ValueError
-        If a tensor's shapes or dtypes differ, also from those of `out`.
+        If the shapes or dtypes of a tensor differ, including `out`.
     """
     names = list(first)
     counted = [model for model, scale in zip(others, scales, strict=True) if scale > 0]
@@ -147,7 +144,7 @@ def move(
 
     share(_chunks(flat_out), work, threads_for(_num_bytes(flat_out) * (1 + len(models))))
     for tensor, result in zip(moved, flat_out, strict=True):
-        if not tensor.flags.c_contiguous:  # what was written to is a copy
+        if not tensor.flags.c_contiguous:  # ravel made a copy
             tensor[...] = result.reshape(tensor.shape)
     return dict(zip(names, moved, strict=True))
 
@@ -167,7 +164,7 @@ def _num_bytes(tensors: Sequence[AnyArray]) -> int:
 
 
 class _Term(NamedTuple):
-    """One model, or two of the largest scale, and the scale in units of the largest."""
+    """One model, or two with the largest scale, and the scale relative to the largest."""
 
     models: tuple[int, ...]
     factor: float
@@ -204,8 +201,8 @@ def _sum(out: AnyArray, rows: Sequence[AnyArray], terms: Sequence[_Term], unit: 
         if n:
             row = np.add(total, row, out=total)
         if second:
-            # Workers of one kind have equal scales: two of them in three passes. Twice a number
-            # is exact, so that equal models still leave a difference of 0.
+            # Equal workers have equal scales: two models take three passes. Doubling is exact, so
+            # equal models still have a difference of 0.
             row = np.add(row, others[second[0] - 1], out=total)
         np.subtract(row, twice if second else base, out=total)
     np.multiply(total, unit, out=total)
@@ -213,9 +210,9 @@ def _sum(out: AnyArray, rows: Sequence[AnyArray], terms: Sequence[_Term], unit: 
 
 
 def _sum_in_float64(out: AnyArray, rows: Sequence[AnyArray], scales: Sequence[float]) -> None:
-    """Sum again in float64 where the result is not finite, and only there.
+    """Recompute the elements that are not finite in float64.
 
-    Otherwise the bits would depend on how the tensors are cut.
+    All others stay, so that the result does not depend on the chunks.
     """
     wrong = ~np.isfinite(out)
     wide = np.result_type(out.dtype, np.float64)
@@ -227,11 +224,10 @@ def _sum_in_float64(out: AnyArray, rows: Sequence[AnyArray], scales: Sequence[fl
 
 
 def first_not_finite(tensors: Mapping[str, AnyArray]) -> str | None:
-    """Return the name of the first tensor that holds an infinity or nan; None if none does.
+    """Return the name of the first tensor with an infinity or nan; None if all are finite.
 
-    Integers are finite. An infinity or nan makes every sum with it infinite or nan, so a finite sum
-    clears a whole chunk; others are checked element by element, since large finite numbers may
-    also add up to infinity.
+    A finite sum proves that a whole chunk is finite. Otherwise its elements are checked, because
+    large finite numbers may also add up to infinity.
     """
     names = [name for name, tensor in tensors.items() if tensor.dtype.kind in "fc"]
     flat = [tensors[name].ravel() for name in names]

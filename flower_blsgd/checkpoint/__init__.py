@@ -1,1 +1,1 @@
-"""What a run continues from: its whole state, on disk and back."""
+"""Checkpoints: the training state of a run, and its files."""

@@ -1,8 +1,7 @@
-"""Save and restore the training state: the sum of the state of all parts of a run.
+"""Save and restore the training state: the sum of the states of all parts of a run.
 
-After `restore` into a new strategy with new workers the next round has the same orders as without
-the interruption, and each worker its momentum. A damaged file is refused earlier, as its checksum
-is in its name. A checkpoint of other data, another model or another outer optimizer is refused.
+After `restore`, the next round has the same orders as without the interruption, and each worker its
+momentum. A checkpoint of other data, another model or another outer optimizer is rejected.
 """
 
 import functools
@@ -27,10 +26,10 @@ from .store import Checkpoint
 _LOG = logging.getLogger(__name__)
 
 _LEAST_MOMENTUM_SECONDS, _MOST_MOMENTUM_SECONDS = 60.0, 600.0
-"""Workers have as long to send their momentum as for an order, within these bounds."""
+"""Limits of the time to wait for momentum, which is otherwise that of an order."""
 
 _TENSOR = "$tensor"
-"""The key that marks the place of an array in the values of a checkpoint."""
+"""Key that marks the place of an array in the values of a checkpoint."""
 
 Tensors = Mapping[str, AnyArray]
 
@@ -48,24 +47,23 @@ def capture(
 ) -> Checkpoint:
     """Return the state of a run between two rounds.
 
-    Where workers keep momentum, those that the grid reaches quickly are queried for it, except
-    workers whose last order was late: they may hang.
+    With the momentum policy ``"keep"``, workers that the grid reaches quickly are queried for their
+    momentum, except workers whose last order was late.
 
     Parameters
     ----------
     strategy : BiasedLocalSGD
-        At least one round is over.
+        The strategy, after at least one round.
     grid : Grid
         The grid of its workers.
     server_round : int
         The last completed round, counted from 1.
     arrays : ArrayRecord
-        The global model after it; it must not change any more.
+        The global model after it; it must not change.
     with_momentum : bool (default: True)
-        Whether to query the workers. After a failed round their momentum is no longer that of the
-        model.
+        Whether to query the workers. After a failed round their momentum does not fit the model.
     before : Checkpoint, optional
-        A checkpoint of the same round: its momentum is used, and the workers are not queried again.
+        A checkpoint of the same round. Its momentum is used instead of querying the workers.
     """
     if before is None:
         momentum = _momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum)
@@ -90,7 +88,7 @@ def capture(
 
 
 def flattened(state: Mapping[str, Any]) -> Checkpoint:
-    """Return nested mappings and sequences as JSON values and named arrays."""
+    """Convert nested mappings and sequences to JSON values and named arrays."""
     tensors: dict[str, AnyArray] = {}
 
     def plain(value: Any, path: str) -> Any:
@@ -108,7 +106,7 @@ def flattened(state: Mapping[str, Any]) -> Checkpoint:
 
 
 def expanded(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the nested state of a checkpoint: the inverse of `flattened`."""
+    """Return the nested state of a checkpoint, the inverse of `flattened`."""
 
     def whole(value: Any) -> Any:
         if isinstance(value, dict):
@@ -123,16 +121,13 @@ def expanded(checkpoint: Checkpoint) -> dict[str, Any]:
 def _momentum_by_worker(
     strategy: BiasedLocalSGD, grid: Grid, model_shape: ModelShape, query: bool
 ) -> dict[str, Tensors]:
-    """Return the checked momentum of each worker that answers, by worker index.
-
-    Sets `no_momentum` of all workers.
-    """
+    """Return the checked momentum of workers by index, and set `no_momentum` of all workers."""
     if strategy.planner.momentum_buffers != "keep":
         return {}
-    # Momentum that workers have not received yet since the last resume.
+    # Momentum that workers have not received since the last resume.
     resumed = strategy.planner.resumed_momentum.items()
     found: dict[int, Tensors] = {index: tensors_of(record) for index, record in resumed}
-    fast_nodes = features_of(grid).fast_nodes if query else ()  # of others it takes seconds
+    fast_nodes = features_of(grid).fast_nodes if query else ()  # others take seconds
     workers = [
         worker
         for worker in strategy.registry.workers
@@ -170,19 +165,18 @@ def _momentum_by_worker(
 def restore(
     strategy: BiasedLocalSGD, checkpoint: Checkpoint, model: ArrayRecord
 ) -> tuple[ArrayRecord, int]:
-    """Restore the state of a checkpoint into a strategy that has not begun.
+    """Restore the state of a checkpoint into a new strategy.
 
-    Workers are recognized by their identity when they connect; one on the same device as before
-    keeps its speed. Momentum travels with each worker's next order.
+    Momentum travels with each worker's next order.
 
     Parameters
     ----------
     strategy : BiasedLocalSGD
-        New, with the settings of the run.
+        A new strategy with the settings of the run.
     checkpoint : Checkpoint
-        Any content.
+        The checkpoint; its content may be invalid.
     model : ArrayRecord
-        A model with the names, shapes and dtypes that the run's model must have.
+        A model with the names, shapes and dtypes of the run's model.
 
     Returns
     -------
@@ -192,8 +186,8 @@ def restore(
     Raises
     ------
     UsageError
-        If the checkpoint does not fit the strategy or the model, or is not a training state. The
-        strategy cannot be used then.
+        If the checkpoint does not fit the strategy or the model, or is not a training state. Do not
+        use the strategy afterwards.
     """
     try:
         return _restore(strategy, expanded(checkpoint), ModelShape(model))

@@ -1,6 +1,6 @@
-"""Checkpoints on disk: written by a thread of their own, whole or not at all, checked when read.
+"""Checkpoints on disk: written atomically by a background thread, and checked when read.
 
-A checkpoint is one safetensors file, with its checksum in the name and its values, as JSON, in the
+A checkpoint is one safetensors file, with its checksum in the name and its values as JSON in the
 header.
 """
 
@@ -38,16 +38,16 @@ _NAME = re.compile(r"round-([0-9]{9,10})\.([0-9a-f]{64})\.safetensors")
 
 @dataclass
 class Checkpoint:
-    """The state of a run after some round.
+    """State of a run after a round.
 
     Parameters
     ----------
     values : dict
-        What JSON can hold, without nan and infinity.
+        JSON values, without nan and infinity.
     tensors : dict of str to ndarray
-        By name; none of it changes any more.
+        Arrays by name; they must not change.
     source : str (default: "this checkpoint")
-        The file that it comes from, for errors.
+        Path of its file, for errors.
     """
 
     values: dict[str, Any]
@@ -56,55 +56,54 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in ``checkpoint/`` of its folder, and its best model.
+    """Checkpoints of a run, in ``checkpoint/`` of its folder, and its best model.
 
-    A thread writes them, so that training does not wait for the disk; one that waits for it is
-    replaced by a newer one. If writing fails, one line in the log says so, and the last complete
-    checkpoint stays.
+    A background thread writes them. If the disk is slow, a newer checkpoint replaces one that
+    waits. If writing fails, a warning is logged and the last complete checkpoint is kept.
 
     Parameters
     ----------
     folder : Path
         The run's folder.
     keep : int
-        How many stay, the newest ones; with 0 `save` does nothing.
+        Number of checkpoints to keep; with 0 nothing is written.
 
     Attributes
     ----------
     saved_round : int
-        The round of the last checkpoint that was completed here; 0 before the first.
+        Round of the last checkpoint that was written; 0 before the first.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._run_folder, self._folder, self._keep = folder, folder / FOLDER, keep
-        self._writer = ThreadPoolExecutor(1)  # its thread starts with the first
+        self._writer = ThreadPoolExecutor(1)  # starts its thread with the first task
         self._last: dict[str, Future[None]] = {}
         self._failing = False
         self.saved_round = 0
 
     def save(self, checkpoint: Checkpoint, server_round: int) -> None:
-        """Hand a checkpoint over to be written."""
+        """Write a checkpoint in the background."""
         if self._keep:
             self._hand_over(FOLDER, self._write, checkpoint, server_round)
 
     def save_best(self, arrays: ArrayRecord, server_round: int, accuracy: float) -> None:
-        """Hand the best model so far over to be written to ``best_model.safetensors``."""
+        """Write the best model so far to ``best_model.safetensors`` in the background."""
         about = {"round": str(server_round), "accuracy": repr(accuracy)}
         if self._keep:
             self._hand_over(BEST_MODEL, self._write_best, arrays, about)
 
     def discard_best(self) -> None:
-        """Have ``best_model.safetensors`` removed: no model is known to be the best."""
+        """Remove ``best_model.safetensors`` in the background."""
         self._hand_over(BEST_MODEL, (self._run_folder / BEST_MODEL).unlink, True)
 
     def close(self) -> None:
-        """Wait until all that was handed over is written, and take no more. May be called twice."""
+        """Wait until everything is written; may be called twice."""
         self._writer.shutdown()
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole; None if there is none at all.
+        """Return the newest undamaged checkpoint; None without checkpoints.
 
-        UsageError if there are some and all are damaged, or one has another format version.
+        UsageError if all are damaged, or one has another format version.
         """
         reason = ""
         for server_round, path in self._found():
@@ -112,11 +111,11 @@ class CheckpointStore:
                 return _read(path, server_round)
             except UsageError:
                 raise
-            except Exception as error:  # whatever a damaged file makes a reader raise
+            except Exception as error:  # a damaged file may raise anything
                 reason = f"{path} is damaged: {first_line(error)}"
                 _LOG.warning("%s; the checkpoint before it is used", reason)
         if reason:
-            raise UsageError(f"no checkpoint can be read ({reason}); start the run anew")
+            raise UsageError(f"no checkpoint can be read ({reason}); start a new run")
         return None
 
     def _hand_over(self, what: str, write: Callable[..., None], *arguments: Any) -> None:
@@ -128,9 +127,9 @@ class CheckpointStore:
         try:
             write(*arguments)
             self._failing = False
-        except Exception as error:  # training goes on, whatever the disk does
+        except Exception as error:  # training does not depend on the disk
             if not self._failing:
-                failed = "%s could not be written to (%s); training goes on"
+                failed = "cannot write to %s (%s); training continues"
                 _LOG.warning(failed, self._folder, first_line(error))
             self._failing = True
 
@@ -145,7 +144,7 @@ class CheckpointStore:
             path = self._folder / f"round-{server_round:09d}.{digest}.safetensors"
             _complete(part, path)
         self.saved_round = server_round
-        # Those of later rounds are damaged: the run was resumed from one before them.
+        # Checkpoints of later rounds are damaged, because the run was resumed from an earlier one.
         found = self._found()
         before = [other for other_round, other in found if other_round < server_round]
         for _, other in found:
@@ -159,9 +158,9 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _part(self) -> Iterator[Path]:
-        """Yield a path to write to; if it still is there at the end it is removed."""
+        """Yield a temporary path, which is removed if it still exists at the end."""
         self._folder.mkdir(exist_ok=True)
-        for left in self._folder.glob(f"{_PART}*"):  # by a process that was killed
+        for left in self._folder.glob(f"{_PART}*"):  # from a process that was killed
             left.unlink(missing_ok=True)
         part = self._folder / f"{_PART}{uuid.uuid4().hex}"
         try:
@@ -171,14 +170,14 @@ class CheckpointStore:
                 part.unlink(missing_ok=True)
 
     def _found(self) -> list[tuple[int, Path]]:
-        """Return the checkpoints that there are with their rounds, the newest first."""
+        """Return the rounds and paths of all checkpoints, newest first."""
         paths = sorted(self._folder.glob("round-*"), reverse=True)
         named = [(_NAME.fullmatch(path.name), path) for path in paths]
         return [(int(name[1]), path) for name, path in named if name]
 
 
 def _complete(part: Path, path: Path) -> None:
-    """Give a file that is on the disk its name, there as well."""
+    """Rename a file that is on disk, and wait until the name is on disk, too."""
     part.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -190,7 +189,7 @@ def _complete(part: Path, path: Path) -> None:
 def save_tensors(
     path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str] | None = None
 ) -> None:
-    """Write a safetensors file with the mode of any new file; the library's own is 600."""
+    """Write a safetensors file with the default mode of new files; the library uses 600."""
     path.touch()
     mode = path.stat().st_mode
     save_file({name: np.asarray(t, order="C") for name, t in tensors.items()}, path, about)
@@ -198,7 +197,7 @@ def save_tensors(
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str]) -> str:
-    """Write a safetensors file to the disk; return its SHA-256 as text."""
+    """Write a safetensors file, wait until it is on disk, and return its SHA-256."""
     save_tensors(path, tensors, about)
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -206,16 +205,16 @@ def _write_tensors(path: Path, tensors: Mapping[str, AnyArray], about: dict[str,
 
 
 def _read(path: Path, server_round: int) -> Checkpoint:
-    """Read a checkpoint, and check its form; a damaged one raises anything.
+    """Read and check a checkpoint; a damaged one may raise anything.
 
-    UsageError if it is whole, but has another format version.
+    UsageError if it has another format version.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > memory:
-            raise ValueError("it is no plain file, or larger than the memory")
+            raise ValueError("it is not a regular file, or larger than memory")
         if f".{hashlib.file_digest(file, 'sha256').hexdigest()}." not in path.name:
             raise ValueError("its checksum is wrong")
     with safe_open(path, "numpy") as tensors:
@@ -223,10 +222,10 @@ def _read(path: Path, server_round: int) -> Checkpoint:
         if (of_file := about["format_version"]) != str(FORMAT_VERSION):
             raise UsageError(
                 f"{path} has format version {of_file[:20]}, and this flower-blsgd reads "
-                f"{FORMAT_VERSION}; resume with the version that wrote it, or start the run anew"
+                f"{FORMAT_VERSION}; resume with the version that wrote it, or start a new run"
             )
         if about["round"] != str(server_round):
-            raise ValueError("it is of another round")
+            raise ValueError("its round does not match its name")
         values = dict(json.loads(about["values"]))
         found = {name: tensors.get_tensor(name) for name in tensors.offset_keys()}
         return Checkpoint(values, found, str(path))

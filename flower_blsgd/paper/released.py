@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..algorithm.loss_table import LossTable
+from ..algorithm.randomness import generator
 from ..algorithm.sampling import (
     EpochRequest,
-    LossTable,
     SampleList,
     TierName,
     UniformSampler,
     draw_samples,
-    generator,
 )
 
 _PURPOSES = {"fast": "fast-samples", "slow": "slow-samples"}

@@ -27,13 +27,12 @@ from .records import (
     TRAIN_SUM,
     Keys,
 )
+from .sums import SumOrder, SumReport
 from .training import (
     COUNTERS,
     MOMENTUM_POLICIES,
     SLOTS,
     MomentumPolicy,
-    SumOrder,
-    SumReport,
     TrainOrder,
     TrainReport,
     state_copies,

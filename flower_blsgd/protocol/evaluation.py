@@ -1,4 +1,4 @@
-"""A slice of the test set to evaluate, and its exact sums."""
+"""Order to evaluate a slice of the test set, and its report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,10 +45,8 @@ class EvaluateOrder:
     def from_message(cls, message: Message, num_test: int) -> "EvaluateOrder":
         """Read the order in an evaluate message to a worker whose test set has `num_test` samples.
 
-        A message without a slice, as Flower's own strategies send it, stands for the whole test
-        set.
-
-        ProtocolError if there is no model, or no such slice of the test set.
+        A message without a slice, as from Flower's own strategies, means the whole test set.
+        ProtocolError if there is no model, or if the test set has no such slice.
         """
         config = message.content.config_records.get(CONFIG, ConfigRecord())
         arrays = message.content.array_records.get(ARRAYS)
@@ -66,19 +64,18 @@ class EvaluateOrder:
 
 @dataclass(frozen=True)
 class EvaluateReport:
-    """Loss and metric of a slice of the test set, added up.
+    """Sums of the loss and the metric over a slice of the test set.
 
     Parameters
     ----------
     first, last : int
         The slice [first, last) of the test set.
     loss_sums, metric_sums : list of float
-        Of each batch in float64, in their order: however the test set is shared, the total adds
-        up the same numbers. nan if a sample has nan.
+        Sums of the batches in float64, in order, so the total does not depend on the slices.
     metric_in_range : bool (default: True)
-        Whether no value of the metric was outside [0, 1]; only then is it called accuracy.
+        Whether all values of the metric are in [0, 1]; only then it is called accuracy.
     seconds : float (default: 0)
-        How long evaluating took; 0 if that is not known.
+        Duration of the evaluation; 0 if unknown.
     """
 
     first: int
@@ -90,7 +87,7 @@ class EvaluateReport:
 
     @property
     def num_examples(self) -> int:
-        """Samples that were evaluated."""
+        """Number of samples."""
         return self.last - self.first
 
     @property
@@ -104,13 +101,13 @@ class EvaluateReport:
         return sum(self.metric_sums) / self.num_examples
 
     def metrics(self) -> MetricRecord:
-        """Return the means: ``loss``, and ``accuracy`` or else ``metric``."""
+        """Return the means: ``loss``, and ``accuracy`` or ``metric``."""
         name = "accuracy" if self.metric_in_range else "metric"
         return MetricRecord({name: self.metric, "loss": self.loss})
 
     @classmethod
     def total(cls, reports: Sequence["EvaluateReport"]) -> "EvaluateReport":
-        """Return the report of several slices that follow each other."""
+        """Return the report of consecutive slices as one."""
         losses = [loss_sum for r in reports for loss_sum in r.loss_sums]
         metrics = [metric_sum for r in reports for metric_sum in r.metric_sums]
         in_range = all(r.metric_in_range for r in reports)
@@ -119,8 +116,8 @@ class EvaluateReport:
     def to_reply(self, message: Message) -> Message:
         """Return the reply to an evaluate message.
 
-        Its one MetricRecord holds means and ``num-examples``, so Flower's own strategies can
-        average it as well; the sums stand beside it.
+        Its only MetricRecord has the means and ``num-examples``, so Flower's own strategies can
+        average it. The sums are in a ConfigRecord.
         """
         metrics = MetricRecord({NUM_EXAMPLES: self.num_examples, **self.metrics()})
         sums = ConfigRecord(to_wire(self))
@@ -128,10 +125,7 @@ class EvaluateReport:
 
     @classmethod
     def from_content(cls, content: RecordDict, order: EvaluateOrder) -> "EvaluateReport":
-        """Read the content of the reply to an order.
-
-        ProtocolError if it holds no sums, or sums of other samples.
-        """
+        """Read the content of the reply to an order; ProtocolError without its sums."""
         sums = content.config_records.get(SUMS)
         if sums is None:
             raise ProtocolError("the reply holds no sums")

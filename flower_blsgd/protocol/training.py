@@ -1,9 +1,8 @@
-"""Orders to train and their reports; slices of models to add up (parameter-server reduce)."""
+"""Order to train, and its report."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,15 +41,15 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
     "adamw": ("exp_avg", "exp_avg_sq", "step"),
 }
-"""The state that each optimizer keeps of a parameter, as torch names it."""
+"""Torch's names of the state that each optimizer keeps per parameter."""
 
 COUNTERS = frozenset({"step"})
-"""Slots that are one float32, on the CPU; all others have the parameter's shape and dtype."""
+"""Slots with one float32 on the CPU; all others have the parameter's shape and dtype."""
 
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """What one worker has to do in one round, and the model that it starts from.
+    """Order of one worker for one round, including the model to start from.
 
     Parameters
     ----------
@@ -61,11 +60,11 @@ class TrainOrder:
     batch_size : int
         b_i, >= 1.
     learning_rate : float
-        For all steps of this order.
+        Learning rate of all steps.
     seed : int
-        Seeds everything random in it, such as dropout.
+        Seed of all randomness, such as dropout.
     deadline_seconds : float
-        The worker stops after the step in which this time is over; 0 for no deadline.
+        The worker stops after the first step that ends later than this; 0 for no deadline.
     momentum_policy : {"keep", "reset", "average"}
         What happens to the optimizer's state between rounds.
     indices : numpy.ndarray
@@ -73,19 +72,18 @@ class TrainOrder:
     arrays : ArrayRecord
         The global model: every tensor of its state dict.
     momentum : ArrayRecord, optional
-        The state of the optimizer to begin with, names as in `state_name`: for the policy
-        ``"average"`` the averaged one, for ``"keep"`` in the first order of a resumed run the
-        worker's own.
+        Initial state of the optimizer, named by `state_name`: the averaged state for the policy
+        ``"average"``, or for ``"keep"`` the worker's own state after a resume.
     sample_weights : numpy.ndarray, optional
-        float32 like `indices`, >= 0: factor of each sample's loss in the mean of its batch. None,
-        and nothing on the wire, where all are 1.
+        float32 with the shape of `indices`, >= 0: factor of each sample's loss in the mean of its
+        batch. None if all are 1.
     """
 
     round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
     epoch: int = field(metadata={"limits": 0})
     local_steps: int = field(metadata={"limits": 1})
     batch_size: int = field(metadata={"limits": 1})
-    # the key is that which Flower's own clients read
+    # Flower's own clients read this key.
     learning_rate: float = field(metadata={"key": "lr", "limits": 0})
     seed: int = field(metadata={"limits": 0})
     deadline_seconds: float = field(metadata={"limits": 0})
@@ -104,10 +102,7 @@ class TrainOrder:
         arrays: ArrayRecord,
         draw: np.random.Generator,
     ) -> "TrainOrder":
-        """Return an order that takes as long as training does, and changes no weight.
-
-        Its samples are drawn from all `num_samples`, its learning rate is 0.
-        """
+        """Return an order to measure: random samples of all `num_samples`, learning rate 0."""
         return cls(
             round=0,
             epoch=0,
@@ -180,7 +175,7 @@ class TrainOrder:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """The result of an order: the trained model, what was completed, and the losses.
+    """Result of an order: the trained model, the completed steps, and the losses.
 
     Parameters
     ----------
@@ -189,17 +184,17 @@ class TrainReport:
     batch_size : int
         b_i of the order.
     compute_seconds : float
-        Duration of the steps; a deliberate slowdown counts as computing.
+        Duration of the steps, including a deliberate slowdown.
     started_at, ended_at : float
-        Unix time in seconds at the first step's start and the last one's end.
+        Unix time in seconds at the start of the first step and the end of the last one.
     losses : numpy.ndarray
         float32 of shape (completed_steps * batch_size,), in the order of the indices.
     arrays : ArrayRecord
         The worker's model.
     momentum : ArrayRecord, optional
-        The state of its optimizer, for the policy ``"average"`` only.
+        State of the optimizer, only for the policy ``"average"``.
     momentum_zeroed : int (default: 0)
-        1 if that state was not finite, and is zero now.
+        1 if the optimizer's state was not finite and was set to zero.
     """
 
     completed_steps: int
@@ -214,7 +209,7 @@ class TrainReport:
 
     @property
     def num_examples(self) -> int:
-        """Samples that were trained on."""
+        """Number of samples trained on."""
         return self.completed_steps * self.batch_size
 
     @property
@@ -225,8 +220,8 @@ class TrainReport:
     def to_reply(self, message: Message) -> Message:
         """Return the reply to the order's message.
 
-        It has one ArrayRecord and one MetricRecord with ``num-examples``, so Flower's own
-        strategies can average it as well.
+        It has one ArrayRecord and one MetricRecord with ``num-examples``, so that Flower's own
+        strategies can average it.
         """
         metrics = {**to_wire(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
         losses = self.losses.astype(_LOSS_DTYPE).tobytes()
@@ -243,12 +238,11 @@ class TrainReport:
     def from_content(cls, content: RecordDict, order: TrainOrder) -> "TrainReport":
         """Read the content of the reply to an order.
 
-        A ClientApp that knows nothing of this protocol answers as for FedAvg, with one
-        ArrayRecord and one MetricRecord: it is taken to have done all its steps, and brings
-        neither times nor losses.
+        The reply of an ordinary ClientApp, as for FedAvg, has one ArrayRecord and one MetricRecord.
+        It counts as all steps completed, without times and losses.
 
-        ProtocolError if the reply has another form, claims steps that were not ordered, or has a
-        loss that is not finite.
+        ProtocolError if the reply has another form, more steps than ordered, or a loss that is not
+        finite.
         """
         arrays = records_of(content, ArrayRecord)
         momentum = arrays.pop(MOMENTUM, None)
@@ -278,78 +272,6 @@ class TrainReport:
         return report
 
 
-@dataclass(frozen=True)
-class SumOrder:
-    """One worker's slice of all models, of which it computes the weighted sum.
-
-    Parameters
-    ----------
-    weights : sequence of float
-        One per model, >= 0, adding up to 1.
-    slices : sequence of ArrayRecord
-        The slice of each model: flat arrays, the same names in each.
-    """
-
-    weights: Sequence[float] = field(metadata={"limits": 0})
-    slices: Sequence[ArrayRecord] = field(metadata={"wire": False})
-
-    def models(self) -> list[dict[str, npt.NDArray[Any]]]:
-        """Return the slices as arrays by name."""
-        return [{name: a.numpy() for name, a in record.items()} for record in self.slices]
-
-    def to_records(self) -> RecordDict:
-        """Return the content of the order's message; the slices are shared, not copied."""
-        records = RecordDict({CONFIG: ConfigRecord(to_wire(self))})
-        for i, record in enumerate(self.slices):
-            records[f"{ARRAYS}-{i}"] = record
-        return records
-
-    @classmethod
-    def from_message(cls, message: Message) -> "SumOrder":
-        """Read the order in a message to sum.
-
-        ProtocolError if there are no weights that add up to 1, or not a slice for each.
-        """
-        config = message.content.config_records.get(CONFIG, ConfigRecord())
-        values = from_wire(cls, config)
-        arrays = message.content.array_records
-        names = [f"{ARRAYS}-{i}" for i in range(len(values["weights"]))]
-        if not names or set(names) != set(arrays):
-            raise ProtocolError(f"{len(names)} weights came with {len(arrays)} slices")
-        if not math.isclose(sum(values["weights"]), 1.0, rel_tol=1e-6):
-            raise ProtocolError(f"the weights add up to {sum(values['weights'])}, not to 1")
-        return cls(**values, slices=tuple(arrays[name] for name in names))
-
-
-@dataclass(frozen=True)
-class SumReport:
-    """The weighted sum of a slice of all models.
-
-    Parameters
-    ----------
-    arrays : ArrayRecord
-        As in the order.
-    started_at, ended_at : float
-        Unix time in seconds.
-    """
-
-    arrays: ArrayRecord = field(metadata={"wire": False})
-    started_at: float = field(metadata={"limits": 0})
-    ended_at: float = field(metadata={"limits": 0})
-
-    def to_reply(self, message: Message) -> Message:
-        """Return the reply to a message to sum."""
-        times = MetricRecord(to_wire(self))
-        return Message(RecordDict({ARRAYS: self.arrays, METRICS: times}), reply_to=message)
-
-    @classmethod
-    def from_content(cls, content: RecordDict) -> "SumReport":
-        """Read a reply's content; ProtocolError without times. Nothing is known of its arrays."""
-        times = content.metric_records.get(METRICS, MetricRecord())
-        arrays = content.array_records.get(ARRAYS, ArrayRecord())
-        return cls(arrays, **from_wire(cls, times))
-
-
 def _only(records: Mapping[str, Record], kind: type[Record]) -> Record:
     if len(records) != 1:
         raise ProtocolError(f"expected one {kind.__name__} in the reply, found {len(records)}")
@@ -370,7 +292,7 @@ def state_name(slot: str, parameter: str) -> str:
 
 
 def state_copies(optimizer: str, momentum: float) -> int:
-    """Return how many tensors of its own size an optimizer keeps of each parameter."""
+    """Return the number of tensors of a parameter's size in its optimizer state."""
     if optimizer == "sgd" and momentum == 0:
         return 0
     return len(set(SLOTS[optimizer]) - COUNTERS)

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 
-from ..algorithm.epoch_plan import SamplingStats
+from ..algorithm.sampling_stats import SamplingStats
 from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors
 from ..config import RunConfig
 from ..errors import UsageError

@@ -18,7 +18,7 @@ from ..algorithm.catalog import WEIGHTS
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.biased_local_sgd import BiasedLocalSGD
-from ..strategy.cost_model import HARDLY, slow_device_lines
+from ..strategy.cost_model import NEGLIGIBLE, slow_device_lines
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
@@ -368,7 +368,11 @@ class RunRecorder:
             if before is None and not row.trained:
                 self.say(f"  {row.label}: sums its slice of the fast workers' models")
             elif before is None:
-                small = f" (contributes less than {HARDLY:.0%})" if 0 < row.weight < HARDLY else ""
+                small = (
+                    f" (contributes less than {NEGLIGIBLE:.0%})"
+                    if 0 < row.weight < NEGLIGIBLE
+                    else ""
+                )
                 own = self._strategy.registry.workers[row.worker].profile
                 steps = counted(row.local_steps, "step")
                 steps += f" of {own.batch_size} samples" if own.batch_size else ""

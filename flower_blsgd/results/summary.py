@@ -15,7 +15,7 @@ from typing import Any
 from ..config import RunConfig
 from ..protocol import WorkerProfile
 from ..strategy.biased_local_sgd import BiasedLocalSGD
-from ..strategy.cost_model import HARDLY
+from ..strategy.cost_model import NEGLIGIBLE
 from ..strategy.round_metrics import WorkerRound
 from ..tasks import GIVEN_IN_PYTHON
 from .folder import EpochRow, shown_late
@@ -126,7 +126,7 @@ def _worker(
         "tier": "fast" if rows[-1].fast else "slow",
         "local_steps": rows[-1].local_steps,
         "weight": weight,
-        "negligible": weight < HARDLY,
+        "negligible": weight < NEGLIGIBLE,
         "seconds_per_step": compute_seconds / steps if steps else None,
         "seconds_per_step_alone": metrics.seconds_per_step.get(rows[0].worker),
         "samples": sum(row.num_examples for row in rows),

@@ -1,4 +1,4 @@
-"""Average the models of a round into the next global model, and their metrics and momentum."""
+"""Average the models, metrics and momentum of a round."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 
-from ..algorithm.averaging import (
-    AnyArray,
-    Weighting,
-    average_by_load,
-    move,
-    node_weight,
-    weighted_average,
-)
+from ..algorithm.averaging import Weighting, average_by_load, node_weight, weighted_average
 from ..algorithm.outer_optimizer import OuterOptimizer
-from ..algorithm.own_parts import checked_numbers, checked_weights
+from ..algorithm.tensor_sum import AnyArray, move
+from ..algorithm.validation import checked_numbers, checked_weights
 from ..grids.array_records import common_runs, flat_like, tensors_of
 from ..protocol import METRICS, TIMING_KEYS
 from ..protocol.records import unchecked_content, unchecked_record
@@ -37,12 +31,11 @@ class Averaging:
     weighting : Weighting
         Computes the weight of each worker.
     outer_optimizer : OuterOptimizer, optional
-        Moves the parameters along the averaged update; buffers are only averaged.
+        Applies the averaged update to the parameters; buffers are only averaged.
     parameter_names : collection of str, optional
-        Names of the tensors that are parameters. By default all floating-point tensors except the
-        running statistics of BatchNorm, known by their names. Tied weights have several names in a
-        state dict but one in `named_parameters`: a tensor that equals a parameter in all models
-        counts as one.
+        Names of the tensors that are parameters; by default all floating-point tensors except
+        BatchNorm's running statistics. Tied weights have several names in a state dict but only one
+        in `named_parameters`, so a tensor that equals a parameter in all models counts as one.
     """
 
     weighting: Weighting
@@ -54,16 +47,9 @@ class Averaging:
     ) -> tuple[ArrayRecord, list[float]]:
         """Return the next global model, and the weight of each worker.
 
-        Without any completed step it is the model of the round, and all weights are 0. Workers of
-        one node with several devices count as one model with the sum of their weights. On the local
-        grid the average is written into the memory that it is sent from.
-
-        Parameters
-        ----------
-        round : Round
-            The round; its slow workers may compute the sums.
-        outcomes : sequence of Outcome
-            In worker order.
+        Without any completed step this is the model of the round, and all weights are 0. The
+        outcomes are in worker order. On the local grid, the average is written into the memory that
+        it is sent from.
         """
         if not any(outcome.load for outcome in outcomes):
             return round.arrays, [0.0] * len(outcomes)
@@ -80,7 +66,7 @@ class Averaging:
             scales = self.weighting.update_scales(weights, steps)
             scales = checked_numbers(self.weighting, "update_scales", scales, len(weights))
             _, scales = once_per_node(outcomes, scales, lambda reply: reply.tensors)
-            runs = common_runs(out, began, *models)  # a hundred tensors as one
+            runs = common_runs(out, began, *models)  # treats all tensors of a dtype as one
             to, first, *others = runs or (out, began, *models)
             move(first, others, scales, to)
             buffers = [name for name in out if name not in parameters]
@@ -101,14 +87,9 @@ class Averaging:
         return record, weights
 
     def at_nodes(self, model: Mapping[str, Array], longest_steps: int) -> dict[str, Any]:
-        """Return how the models of a node with several devices are averaged, for `HostOrders`.
+        """Return the fields of `HostOrders` for averaging at a node with several devices.
 
-        Parameters
-        ----------
-        model : mapping
-            The global model at the start of the round.
-        longest_steps : int
-            The largest number of local steps in an order to its workers.
+        `model` is the global model, and `longest_steps` the largest number of ordered steps.
         """
         rule: dict[str, Any] = {"worker_weight": node_weight(self.weighting)}
         if self.weighting.scales_updates:
@@ -144,8 +125,8 @@ def average_metrics(
 ) -> MetricRecord:
     """Average the metrics of the successful workers, as Flower does, and add up their samples.
 
-    Empty without a completed step. Times are left out, because their average means nothing, and so
-    are metrics with another shape than those of the first worker.
+    Times are omitted, because their average has no meaning. So are metrics whose shape differs from
+    that of the first worker's.
     """
     if not any(outcome.load for outcome in outcomes):
         return MetricRecord({weighted_by_key: 0})
@@ -161,10 +142,10 @@ def average_metrics(
 
 
 def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
-    """Average the optimizer states that were sent, by load; None if none was.
+    """Average the optimizer states that were sent, by load; None without any.
 
-    Each tensor is averaged over the workers that sent it, as a worker may have trained other
-    parameters. Step counters are averaged too and become fractions, as fits a mixture of states.
+    Each tensor is averaged over the workers that sent it. Step counters are averaged, too, and
+    become fractions.
     """
     counted = [outcome for outcome in outcomes if outcome.load > 0]
     if not counted:
@@ -178,10 +159,10 @@ def once_per_node(
     shares: Sequence[float],
     part: Callable[[CheckedReply], Mapping[str, AnyArray]],
 ) -> tuple[list[Mapping[str, AnyArray]], list[float]]:
-    """Return a part of each reply, in worker order, with its share of a sum.
+    """Return a part of each reply with its share of a sum, in worker order.
 
-    The workers of one node with several devices share one object: it is returned once, with the sum
-    of their shares.
+    Workers of one node with several devices share one object. It is returned once, with the sum of
+    their shares.
     """
     found: dict[int, Mapping[str, AnyArray]] = {}
     sums: dict[int, float] = {}

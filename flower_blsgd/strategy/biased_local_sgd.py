@@ -48,69 +48,76 @@ class BiasedLocalSGD(FedAvg):
     Implementation of "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems"
     (https://arxiv.org/abs/2508.08540).
 
-    Before the first round every node is queried for its profile. In each round each worker gets
-    its own order: the number of steps, and the samples. The models are averaged by the completed
-    load, and the losses that the workers recorded decide the samples of the next epoch.
+    Before the first round every node is queried for its profile. In each round every worker gets a
+    separate order with its number of steps and its samples. The models are averaged by completed
+    load. The losses that the workers record choose the samples of the next epoch.
 
-    A worker that fails, or sends a model or a loss that is not finite or has another shape, has
-    weight 0 in that round; its samples are given up for this epoch. After three failures in a row
-    it is left out, and queried again when the next epoch is planned. A round in which no worker
-    succeeds leaves the model unchanged. ``AggregationError`` is raised by the third such round in a
-    row; by one that uses up the budget before anything was trained; and when an epoch would begin
-    with fewer training workers than ``min_available_nodes``, although at least as many began, and
-    the missing ones do not come back within a minute.
+    A worker has weight 0 in a round in which it fails, or sends a model or a loss that is not
+    finite or has the wrong shape. The samples of its order are then skipped in this epoch. After
+    three failures in a row the worker is left out until the next epoch is planned, when it is
+    queried again. A round without any successful worker leaves the model unchanged.
+    ``AggregationError`` is raised after three such rounds in a row, or if the budget ends before
+    anything was trained. It is also raised if an epoch would begin with fewer training workers than
+    ``min_available_nodes``, the first epoch had at least that many, and the missing ones do not
+    return within a minute.
 
     Parameters
     ----------
     num_samples : int
         N; every worker can read all of them.
     batch_size : int (default: 32)
-        Samples per local step, >= 2, of workers without a batch size of their own.
+        Samples per local step, >= 2; workers may have batch sizes of their own.
     local_steps : int, "auto" or StepPolicy (default: 32)
-        tau_fast, or a policy that chooses the steps of every worker. ``"auto"`` measures before
-        the first round and takes the fewest steps that waste little time (`fewest_steps`).
+        tau_fast, or a policy for the steps of every worker. ``"auto"`` measures before the first
+        round and chooses the smallest tau_fast that wastes little time (`fewest_steps`).
     local_steps_slow : int, optional
-        Steps of every slow worker, where `local_steps` is not a policy; None derives them from
-        speeds that are measured before the first round, unless the nodes know them. A worker whose
-        speed stays unknown does tau_fast steps.
+        Steps of every slow worker; not with a policy. By default they follow from the speeds, which
+        are measured before the first round unless the nodes report them. A worker with an unknown
+        speed does tau_fast steps.
     local_steps_fast : int, optional
-        tau_fast where `local_steps` is a custom policy; only ``epoch = "table"`` needs it.
+        tau_fast of a custom policy; only needed for ``epoch = "table"``.
     high_loss_ratio : float, optional
         lambda: share of the fast workers' samples chosen by highest loss, in [0, 1]; by default
         `HIGH_LOSS_RATIO`. Not with `sampler`.
     learning_rate : float or LearningRate (default: 0.1)
-        Sent in every order.
+        Learning rate of the local steps.
     sampler : Sampler, optional
         Replaces the paper's sampler.
     selection : Selection, optional
         Selects the samples of an epoch; all by default.
     weights : Weighting, optional
-        Replaces weights by completed load.
+        Replaces the weights by completed load.
     epoch : {"samples", "table"} (default: "samples")
-        Length of an epoch: N samples, or the rounds of the paper's table.
+        Length of an epoch: N samples, or the number of rounds in the paper's table.
     momentum_buffers : {"keep", "reset", "average"} (default: "keep")
         What happens to momentum between rounds.
     deadline_seconds : float (default: 0)
-        A worker stops after the step in which this time is over; 0 for no deadline.
+        A worker stops after the first step that ends later than this; 0 for no deadline.
     clock : {"wall", "device"} (default: "wall")
-        Speeds are measured with all workers computing, or each alone (and then always).
+        Whether speeds are measured with all workers computing, or with each alone. ``"device"``
+        always measures.
     train_on : TrainOn, optional
         Which workers train; all by default.
     outer_optimizer : OuterOptimizer, optional
-        Moves the parameters along the averaged update.
+        Applies the averaged update to the parameters.
     parameter_names : collection of str, optional
         Names of the tensors that are parameters; by default all floating-point tensors except
-        BatchNorm's statistics. Of tied weights, which have several names in a state dict, one is
-        enough.
+        BatchNorm's statistics. One name of tied weights is enough.
     rebalance : bool (default: False)
-        Steps that come from speeds follow a moving average of them, with at most one change per
+        Whether steps that follow from speeds are adapted to the measured speeds, at most once per
         epoch.
     fast_threshold : float (default: 0.7)
-        An unnamed worker is fast if its speed ratio is above this.
+        A worker without a named tier is fast if its speed ratio is above this.
     seed : int (default: 0)
         Every draw is a pure function of the seed, the epoch or round, and the worker.
     **fedavg_arguments
-        Arguments of Flower's FedAvg. ``fraction_train`` must be 1: all workers take part.
+        Arguments of Flower's FedAvg, except ``min_train_nodes``. ``fraction_train`` must be 1,
+        because all workers train in every round.
+
+    Raises
+    ------
+    UsageError
+        If an argument is out of range, or two exclude each other.
     """
 
     def __init__(
@@ -140,16 +147,17 @@ class BiasedLocalSGD(FedAvg):
     ) -> None:
         if "min_train_nodes" in fedavg_arguments:
             raise UsageError(
-                "min_train_nodes: all workers take part in every round; use min_available_nodes"
+                "min_train_nodes: all workers train in every round; use min_available_nodes"
             )
         super().__init__(min_train_nodes=1, **fedavg_arguments)
         if self.fraction_train != 1.0:
-            raise ValueError(
-                f"fraction_train = {self.fraction_train}: all workers take part in every round"
+            raise UsageError(
+                f"fraction_train = {self.fraction_train}: must be 1; all workers train in every "
+                "round"
             )
         if sampler is not None and high_loss_ratio is not None:
             raise UsageError(
-                f"high_loss_ratio = {high_loss_ratio} does not go with sampler = "
+                f"high_loss_ratio = {high_loss_ratio} excludes sampler = "
                 f"{type(sampler).__name__}: pass it to the sampler"
             )
         if isinstance(local_steps, int | str):
@@ -157,7 +165,7 @@ class BiasedLocalSGD(FedAvg):
             local_steps = SystemAwareSteps(steps, local_steps_slow)
         elif local_steps_slow is not None:
             raise UsageError(
-                f"local_steps_slow = {local_steps_slow} does not go with local_steps = "
+                f"local_steps_slow = {local_steps_slow} excludes local_steps = "
                 f"{type(local_steps).__name__}: pass it to the step policy"
             )
         if sampler is None:
@@ -175,8 +183,9 @@ class BiasedLocalSGD(FedAvg):
             clock=clock,
             fast_threshold=fast_threshold,
         )
-        _check_epoch(selection, sampler, epoch)
-        _check_parts(local_steps, weights, momentum_buffers, rebalance, clock)
+        _check_parts(
+            local_steps, sampler, selection, weights, epoch, momentum_buffers, rebalance, clock
+        )
         self._dead_band: tuple[float, float] | None = DEAD_BAND if rebalance else None
         if local_steps.follows_speeds and clock == "wall":
             self._dead_band = 0.0, 0.0
@@ -210,7 +219,7 @@ class BiasedLocalSGD(FedAvg):
         self.on_round: Callable[[RoundRecord], None] | None = None
         """Called after every round."""
         self.unevaluated: list[EpochEnd] = []
-        """The models whose async evaluation is outstanding."""
+        """Models whose asynchronous evaluation is not finished."""
         self.round: Round | None = None
         """The current round, from `configure_train` to `aggregate_train`."""
         self._patience, self._rounds_lost = Patience(), 0
@@ -218,10 +227,10 @@ class BiasedLocalSGD(FedAvg):
     def prepare(
         self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None
     ) -> bool:
-        """Connect workers, measure speeds that are needed, and choose open local steps.
+        """Connect workers, measure their speeds if needed, and choose tau_fast if it is open.
 
-        `configure_train` calls it before it plans a round; call it earlier to see the workers
-        before training.
+        `configure_train` calls it before every round. Call it yourself to see the workers before
+        training.
 
         Parameters
         ----------
@@ -230,18 +239,17 @@ class BiasedLocalSGD(FedAvg):
         arrays : ArrayRecord
             The global model.
         overhead_seconds : float, optional
-            Duration of a round without computing, if it is known; otherwise it is measured where it
-            is needed.
+            Duration of a round without computing; measured if needed and not given.
 
         Returns
         -------
         bool
-            Whether local steps were chosen.
+            Whether tau_fast was chosen.
 
         Raises
         ------
         UsageError
-            If the workers do not have the same data and model, or cannot take part.
+            If the workers have different data or models, or one of them cannot take part.
         """
         self.connector.refresh(grid)
         return self.connector.choose_steps(grid, arrays, self.averaging, overhead_seconds)
@@ -249,9 +257,9 @@ class BiasedLocalSGD(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one order per worker, each with a payload of its own.
+        """Return one order per worker.
 
-        Queries new nodes for their profiles, and plans the next epoch when the last one is over.
+        Queries new nodes for their profiles, and plans the next epoch if one is due.
 
         Raises
         ------
@@ -285,9 +293,8 @@ class BiasedLocalSGD(FedAvg):
         Raises
         ------
         AggregationError
-            If no worker completed a usable step, in the third round in a row, or in the last round
-            of a run that trained on nothing. The round counts as over, so a resumed run continues
-            with other samples.
+            If no worker succeeded in three rounds in a row, or in the whole budget. The round is
+            recorded first, so a resumed run continues with other samples.
         """
         assert self.round is not None, "configure_train comes first"
         round = self.round
@@ -311,10 +318,10 @@ class BiasedLocalSGD(FedAvg):
         return arrays, metrics
 
     def patience_seconds(self, most: float = 3600.0) -> float:
-        """Return how many seconds to wait for the replies to this round.
+        """Return the maximum time to wait for the replies of this round, in seconds.
 
-        A multiple of the duration of such orders so far, and at least twice their deadline; but
-        `most` in the first round of a worker, and in its first with another batch size.
+        This is a multiple of the duration of earlier orders, and at least twice their deadline. It
+        is `most` if a worker has its first order, or its first with another batch size.
         """
         orders = self.round.orders if self.round else ()
         known = samples_of(pair for pair in orders if not pair[0].failures_in_a_row)
@@ -324,7 +331,7 @@ class BiasedLocalSGD(FedAvg):
     def _learn_patience(self, round: Round, outcomes: list[Outcome]) -> None:
         seconds = round.reply_seconds
         if any(outcome.failure and outcome.failure.kind == "late" for outcome in outcomes):
-            # The duration says nothing, but workers that computed need not compile again.
+            # The round lasted too long to learn from, but the other workers have compiled.
             seconds = max((o.report.compute_seconds for o in outcomes if o.report), default=0.0)
         answered = ((o.worker, o.order) for o in outcomes if not o.failure)
         self._patience.learn(seconds, samples_of(answered))
@@ -332,10 +339,9 @@ class BiasedLocalSGD(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Have the workers evaluate, as FedAvg does, but only at the end of an epoch.
+        """Return the messages of FedAvg's evaluation, but only at the end of an epoch.
 
-        It does not wait for nodes: the connected ones evaluate or, with a smaller
-        `fraction_evaluate`, the first of them in worker order.
+        Does not wait for nodes. With `fraction_evaluate` < 1, the first connected workers evaluate.
         """
         if not self.planner.epoch_ended or self.fraction_evaluate == 0.0:
             return []
@@ -358,9 +364,9 @@ class BiasedLocalSGD(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run Flower's own loop; the budget of the learning rate is the number of rounds.
+        """Train for a number of rounds with Flower's own loop; see Flower's `Strategy.start`.
 
-        The arguments and the result are those of Flower's `Strategy.start`.
+        The learning rate schedule counts the share of rounds.
         """
         self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
         return super().start(
@@ -372,7 +378,7 @@ class BiasedLocalSGD(FedAvg):
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts, for a checkpoint: plain values and arrays."""
+        """Return the state of all parts as plain values and arrays, for a checkpoint."""
         outer = self.averaging.outer_optimizer
         return {
             "planner": self.planner.state_dict(),
@@ -382,14 +388,9 @@ class BiasedLocalSGD(FedAvg):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of all parts of a strategy that has not begun.
+        """Restore the state, before the first round; ValueError if it does not fit the settings.
 
-        Workers are recognized when they connect; one on the same device as before keeps its speed.
-
-        Raises
-        ------
-        ValueError
-            If the state does not fit the settings.
+        Workers are recognized when they connect. A worker on the same device keeps its speed.
         """
         outer = self.averaging.outer_optimizer
         self.registry.load_state_dict(state["registry"])
@@ -401,45 +402,46 @@ class BiasedLocalSGD(FedAvg):
             raise ValueError("it has the state of an outer optimizer, but this run has none")
 
 
-def _check_epoch(selection: Selection | None, sampler: Sampler | None, epoch: EpochMode) -> None:
-    """Raise UsageError if the sampler, or what an epoch is, does not go with fewer samples."""
-    if not epoch:  # the setting may be empty
-        raise UsageError(f"epoch = {epoch!r} must be one of {', '.join(get_args(EpochMode))}")
-    reason = ""
-    if isinstance(sampler, UnifiedSampler):
-        reason = 'sampler = "unified" gives the second tier all that are left'
-    elif sampler and sampler.horizon(2, 2):
-        reason = f"{type(sampler).__name__} does not choose by the epoch"
-    if selection and reason:
-        raise UsageError(
-            f"selection ({type(selection).__name__}) leaves samples of an epoch out, but {reason}; "
-            'use "separated" or "uniform"'
-        )
-    if epoch == "table" and selection:
-        raise UsageError(
-            'selection makes epochs shorter, but epoch = "table" has as many rounds as the '
-            'paper; use epoch = "samples"'
-        )
-
-
 def _check_parts(
     policy: StepPolicy,
+    sampler: Sampler,
+    selection: Selection | None,
     weighting: Weighting,
+    epoch: EpochMode,
     momentum_buffers: str,
     rebalance: bool,
     clock: Clock,
 ) -> None:
-    """Raise UsageError if the parts of a strategy do not go together."""
-    if not momentum_buffers:  # the setting may be empty, for that of the algorithm
+    """Raise UsageError if two parts of a strategy exclude each other."""
+    # The settings of these names may be empty.
+    if not epoch:
+        raise UsageError(f"epoch = {epoch!r} must be one of {', '.join(get_args(EpochMode))}")
+    if not momentum_buffers:
         raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
+    if selection:
+        reason = ""
+        if isinstance(sampler, UnifiedSampler):
+            reason = 'sampler = "unified" gives all remaining samples to the second tier'
+        elif sampler.horizon(2, 2):
+            reason = f"{type(sampler).__name__} does not choose samples by epoch"
+        if reason:
+            raise UsageError(
+                f"selection ({type(selection).__name__}) leaves out samples of an epoch, but "
+                f'{reason}; use "separated" or "uniform"'
+            )
+        if epoch == "table":
+            raise UsageError(
+                'selection makes epochs shorter, but epoch = "table" has the number of rounds of '
+                'the paper; use epoch = "samples"'
+            )
     if weighting.momentum_buffers not in ("", momentum_buffers):
         raise UsageError(
-            f'momentum-buffers = "{momentum_buffers}" does not go with '
+            f'momentum-buffers = "{momentum_buffers}" does not work with '
             f'{type(weighting).__name__}, which needs "{weighting.momentum_buffers}"'
         )
     if rebalance and not policy.with_local_steps(1).needs_speeds:
         raise UsageError(
-            f"rebalance = true needs steps that come from speeds, not {policy}; use "
+            f"rebalance = true needs steps that follow from speeds, not {policy}; use "
             'local-steps-slow = "auto" or steps = "by-speed"'
         )
     if rebalance and clock == "device":
@@ -452,8 +454,8 @@ def _check_parts(
 def _no_hosts(weighting: Weighting, train_on: TrainOn) -> str:
     """Return why nodes with several devices cannot take part; empty if they can."""
     if not node_weight(weighting):
-        rule = "only the built-in weightings can"
-        return f"{type(weighting).__name__} cannot be averaged there: {rule}"
+        name = type(weighting).__name__
+        return f"{name} cannot be averaged there: only the built-in weightings can"
     if train_on.slow_reduce:
         return "slow workers reduce models in shared memory only"
     return ""

@@ -1,15 +1,14 @@
-"""Predict how long a run takes before it starts, from seconds per step alone.
+"""Predict the duration of a run from seconds per step.
 
-One round lasts as long as its slowest worker computes, and an overhead for moving and averaging
-models. That is all: neither memory nor networks are modelled, so it also serves for hardware
-that is not there.
+A round takes the computing time of its slowest worker, plus an overhead for moving and averaging
+models. Memory and networks are not modelled, so predictions work for hardware that is not present.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..algorithm.averaging import Weighting, best_speed_up
-from ..algorithm.own_parts import checked_weights
+from ..algorithm.validation import checked_weights
 from .biased_local_sgd import BiasedLocalSGD
 from .round_metrics import WorkerRound, waiting_share
 from .workers import Worker
@@ -17,19 +16,19 @@ from .workers import Worker
 
 @dataclass(frozen=True)
 class Prediction:
-    """What to expect of a run: an average round.
+    """Predicted mean round of a run.
 
     Attributes
     ----------
     workers : tuple of WorkerRound
-        The part of each worker that trains: its steps, samples, weight and seconds.
+        Steps, samples, weight and seconds of each worker that trains.
     round_seconds : float
-        With the overhead.
+        Duration of a round, including the overhead.
     rounds_per_epoch : float
-        On average.
+        Mean number of rounds.
     best_speed_up : float, optional
-        How many times sooner than the fast workers alone these may reach a loss at most, by their
-        weights: `averaging.best_speed_up`; None without a fast worker.
+        Upper bound of the speed-up over the fast workers alone, see `averaging.best_speed_up`;
+        None without a fast worker.
     """
 
     workers: tuple[WorkerRound, ...]
@@ -39,26 +38,26 @@ class Prediction:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all workers together."""
+        """Samples per second of all workers together."""
         return sum(row.num_examples for row in self.workers) / self.round_seconds
 
     @property
     def epoch_seconds(self) -> float:
-        """Of an average epoch."""
+        """Mean duration of an epoch."""
         return self.round_seconds * self.rounds_per_epoch
 
     def waiting_share(self, fast: bool) -> float | None:
-        """Return the mean over a tier; None where no worker of it trains."""
+        """Return the share of time that a tier waits; None if none of its workers trains."""
         return waiting_share([(self.round_seconds, self.workers)], fast)
 
 
 def predict_run(
     strategy: BiasedLocalSGD, workers: Sequence[Worker], overhead_seconds: float = 0.0
 ) -> Prediction | None:
-    """Return what to expect of a strategy with these workers; None if a speed is not known.
+    """Predict a run of a strategy with all these workers; None if a speed is unknown.
 
-    The workers are all of them, in worker order; `overhead_seconds` of a round is moving and
-    averaging models. UsageError if a run could not begin with these workers.
+    `overhead_seconds` is the duration of a round without computing. UsageError if a run cannot
+    begin with these workers.
     """
     planner = strategy.planner
     training = planner.training(workers)
@@ -97,7 +96,7 @@ def predict_run(
 
 
 def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | str | None]:
-    """Return what a summary shows beside the same figures as measured."""
+    """Return the predicted figures for a summary, which also has the measured ones."""
     return {
         "clock": clock,
         "round_seconds": prediction.round_seconds,
@@ -109,11 +108,11 @@ def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | s
 
 # --- what a slow device should do ----------------------------------------------------------------
 
-HARDLY = 0.01
-"""A worker whose weight, or gain, is below this hardly takes part."""
+NEGLIGIBLE = 0.01
+"""A worker with a smaller weight, or a smaller gain, contributes too little to matter."""
 
 _OF_CEILING = 0.95
-"""Share of the ceiling that training reaches: ``local-steps-fast = "auto"`` gives up 5 %."""
+"""Share of the upper bound that training reaches; ``local-steps-fast = "auto"`` costs 5 %."""
 
 
 def slow_device_lines(
@@ -122,19 +121,19 @@ def slow_device_lines(
     weighting: Weighting,
     evaluation_share: float,
 ) -> list[str]:
-    """Return for each worker that is slow, or evaluates, the role it is worth, and how much.
+    """Return a line with the best role of each worker that is slow or evaluates.
 
-    If it trains: 0.95 of the ceiling of the weights with it, over that without it. If it evaluates:
-    what this saves the others that train, at most as long as they take for what it can do.
+    The gain from training is 0.95 of the upper bound with the worker, over that without it. The
+    gain from evaluating is the time that it saves the training workers.
 
     Parameters
     ----------
-    speeds : sequence of tuple of Worker and float
-        Each worker and its samples per second in training; 0 if that is not known.
+    speeds : sequence of (Worker, float)
+        Each worker and its samples per second in training; 0 if unknown.
     batch_size, weighting : int, Weighting
-        The run's.
+        Those of the run.
     evaluation_share : float
-        Seconds of evaluating per second of training, by the same workers; 0 if not known.
+        Seconds of evaluating per second of training, by the same workers; 0 if unknown.
     """
 
     def ceiling(group: Sequence[tuple[Worker, float]]) -> float:
@@ -152,7 +151,7 @@ def slow_device_lines(
             relative = speed / sum(speed for _, speed in others)
             gains["role=evaluate"] = 1 + min(evaluation_share, relative)
         best = max(gains, key=gains.__getitem__)
-        use = f"best used for {best}" if gains[best] >= 1 + HARDLY else "best left out"
+        use = f"best used for {best}" if gains[best] >= 1 + NEGLIGIBLE else "best left out"
         figures = ", ".join(f"{name} {gain:.2f}" for name, gain in gains.items())
         lines.append(f"{worker.label}: {use} (expected speed-up: {figures})")
     return lines

@@ -1,4 +1,4 @@
-"""Evaluation of the global model: shared among the workers, or while the others train."""
+"""Evaluation of the global model by the workers, between rounds or while others train."""
 
 import functools
 import heapq
@@ -24,17 +24,17 @@ _FIRST_PATIENCE_SECONDS = 3600.0
 _RAISED = "raised, evaluating"
 
 FORWARD_PER_STEP = 3.0
-"""How many samples a device evaluates in the time of training on one, until that is measured: a
-backward pass takes about twice as long as a forward pass (3.7 with resnet8 and with the CNN of the
-digits, on one core)."""
+"""Default for the samples evaluated in the time of training on one, before it is measured. A
+backward pass takes about twice as long as a forward pass (measured: 3.7 with resnet8 and with the
+CNN of the digits, on one core)."""
 
 Orders = list[tuple[Worker, EvaluateOrder]]
 
 
 def batches_by_speed(num_batches: int, speeds: Sequence[float]) -> list[int]:
-    """Return how many batches each worker gets, so that the last one is ready as early as possible.
+    """Return the number of batches of each worker that minimizes the total time.
 
-    At equal times the first worker gets the batch. One with speed 0 gets none; not all may be 0.
+    Ties go to the first worker. A worker with speed 0 gets none; at least one speed is above 0.
     """
     counts = [0] * len(speeds)
     ready = [(1 / speed, rank) for rank, speed in enumerate(speeds) if speed > 0]
@@ -50,29 +50,28 @@ def batches_by_speed(num_batches: int, speeds: Sequence[float]) -> list[int]:
 class WorkerEvaluation:
     """An ``evaluate_fn`` for `fit`: each worker evaluates a slice of the test set.
 
-    The slices follow each other and are in proportion to the workers' forward speeds, measured in
-    earlier evaluations, else derived from their training speeds; if these are not known either,
-    the fast workers get equal slices. A slice is a number of whole batches, and the sums of batches
-    are added in their order, so no bit depends on who evaluates what, as far as devices compute
-    equal bits.
+    Slices are proportional to the workers' forward speeds. These are measured in earlier
+    evaluations, or derived from training speeds; if both are unknown, the fast workers get equal
+    slices. A slice has whole batches, whose sums are added in order, so the result does not depend
+    on the slices if all devices compute the same bits.
 
-    The slice of a worker that fails, is late or sends a reply that cannot be used is evaluated by
-    the server, with a warning. A worker that raised gets no further slices.
+    If a worker fails, is late or sends an unusable reply, the server evaluates its slice and logs a
+    warning. A worker that raised an exception gets no further slices.
 
-    Workers with ``role=evaluate`` take models from `begin` and evaluate them while the others go
-    on. They take part in a shared evaluation as well if they are idle and their speed is known.
+    Workers with ``role=evaluate`` evaluate the models given to `begin` while the others train. If
+    they are idle and their speed is known, they also get a slice.
 
     Parameters
     ----------
     grid, registry
-        Where the workers are, and who they are.
+        Grid and registry of the workers.
     num_test, batch_size : int
-        Samples of the test set, and of the batches in which workers evaluate it, >= 1.
+        Samples of the test set, and of a batch, >= 1.
     evaluate_slice : callable
-        ``(model, first, last) -> sums`` over a slice, in this process.
+        ``(model, first, last) -> EvaluateReport`` of a slice, in this process.
     unevaluated : list of EpochEnd, optional
-        The models that `begin` took and whose results are outstanding: the one being evaluated
-        and one that waits. Those of a checkpoint are evaluated again.
+        Models given to `begin` without a result: the one being evaluated and one that waits. Those
+        of a checkpoint are evaluated again.
     """
 
     grid: Grid
@@ -86,11 +85,11 @@ class WorkerEvaluation:
         self._patience = Patience()
         self._samples_per_second: dict[int, float] = {}  # forward, by worker index
         self._sent: Orders = []
-        self._ids: list[str] = []  # of the messages; empty if Flower did not take one
+        self._ids: list[str] = []  # message ids; "" if Flower did not accept one
         self._replies: dict[str, Message] = {}
         self._sent_at = self._seconds = 0.0
 
-    # --- shared, while training waits
+    # --- between rounds, by all workers
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         """Return `EvaluateReport.metrics` of a model on the whole test set."""
@@ -113,8 +112,8 @@ class WorkerEvaluation:
             if isinstance(report, Failure):
                 worker.note_failure(f"{report.kind}, evaluating")
                 _LOG.warning(
-                    "worker %s did not evaluate after round %d, so the server does its %d samples: "
-                    "%s",
+                    "worker %s did not evaluate after round %d, so the server evaluates its %d "
+                    "samples: %s",
                     worker.label,
                     order.round,
                     order.last - order.first,
@@ -139,7 +138,7 @@ class WorkerEvaluation:
         ]
 
     def _speeds(self, workers: Sequence[Worker]) -> list[float]:
-        """Return by worker how many samples it evaluates a second; 0 if it gets no slice."""
+        """Return the samples per second of each worker; 0 if it gets no slice."""
         needed = [worker for worker in workers if worker.trains] or workers
         if all(map(self._speed, needed)):
             return [self._speed(worker) for worker in workers]
@@ -164,9 +163,9 @@ class WorkerEvaluation:
     # --- by workers with role=evaluate, while the others train
 
     def begin(self, end: EpochEnd) -> bool:
-        """Have workers with ``role=evaluate`` evaluate a model; return False if there are none.
+        """Have workers with ``role=evaluate`` evaluate a model; return False without any.
 
-        While they are busy the model waits, in place of one that waited before.
+        While they are busy, the model waits. It replaces another waiting model.
         """
         if not self._sent and not self.registry.evaluating:
             return False
@@ -175,14 +174,13 @@ class WorkerEvaluation:
         return True
 
     def take(self) -> EpochEnd | None:
-        """Return the model whose evaluation is over; None if there is none.
+        """Return the model whose evaluation has ended, or None.
 
-        It has no metrics if a worker failed: it died, raised, left or was late. It stays among
-        those that are `unevaluated` until `finish`.
+        It has no metrics if a worker failed. It stays in `unevaluated` until `finish`.
         """
         if not self.unevaluated:
             return None
-        self._send()  # one of a checkpoint
+        self._send()  # a model of a checkpoint
         end = self.unevaluated[0]
         if not self._sent:
             return end
@@ -195,7 +193,7 @@ class WorkerEvaluation:
         is_late = time.monotonic() - self._sent_at > self._seconds
         if left and not is_late and all(i and worker.present for i, worker in left.items()):
             return None
-        # A grid of ours stops a process that hangs.
+        # The local grid stops processes that hang.
         features_of(self.grid).give_up({i: worker.node_id for i, worker in left.items()})
         reports = []
         for worker, order, message_id in sent:
@@ -214,12 +212,12 @@ class WorkerEvaluation:
         return replace(end, metrics=EvaluateReport.total(reports).metrics(), busy_seconds=busy)
 
     def finish(self) -> None:
-        """Drop the model that `take` returned, and have the one that waits evaluated."""
+        """Remove the model that `take` returned, and start with the next one."""
         del self.unevaluated[0]
         self._send()
 
     def _send(self) -> None:
-        """Send the next model to the workers that evaluate, if they are not busy."""
+        """Send the next model to the workers with ``role=evaluate`` if they are idle."""
         if self._sent or not self.unevaluated:
             return
         end = self.unevaluated[0]

@@ -1,4 +1,4 @@
-"""The loop of `BiasedLocalSGD.fit`: epochs or seconds, with evaluation outside the timed part."""
+"""Training loop of `BiasedLocalSGD.fit`."""
 
 import logging
 from collections.abc import Callable
@@ -22,7 +22,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """An epoch that is over.
+    """End of an epoch.
 
     Parameters
     ----------
@@ -31,11 +31,11 @@ class EpochEnd:
     arrays : ArrayRecord
         The global model.
     metrics : MetricRecord, optional
-        What `evaluate_fn` returned; None if it was not called after this epoch.
+        Result of the evaluation; None without one.
     late : bool (default: False)
-        Whether only the metrics are new: they are of an async evaluation.
+        Whether only the metrics are new, from an asynchronous evaluation.
     busy_seconds : float (default: 0)
-        How long workers with ``role=evaluate`` computed them.
+        Computing time of the workers with ``role=evaluate``.
     """
 
     epoch: int
@@ -71,49 +71,48 @@ def fit(
     Parameters
     ----------
     strategy : BiasedLocalSGD
-        Its hooks do the work.
+        The strategy, whose hooks are called.
     grid : Grid
         Any Flower grid.
     initial_arrays : ArrayRecord
-        The global model to begin with.
+        The initial global model.
     epochs : int, optional
-        Stop after this many, >= 1.
+        Number of epochs, >= 1.
     seconds : float, optional
-        Stop after the round in which this much training time is over, > 0. Evaluation does not
-        count. At least one of `epochs` and `seconds` is needed.
+        Training time in seconds, > 0, without evaluation; the round in which it ends is completed.
+        At least one of `epochs` and `seconds` is needed.
     budget_seconds : callable, optional
-        Returns how many of these seconds all rounds so far have used up, after `on_round`; by
-        default the planning and the duration of those of this call.
+        Returns the used part of `seconds`; called after `on_round`. By default the planning and
+        round times of this call.
     should_stop : callable, optional
         ``(server_round, result) -> bool``, called after every round.
     timeout : float (default: 3600)
-        Seconds to wait for the replies of one round at most, and in the first; then it is a
-        multiple of what rounds took (`BiasedLocalSGD.patience_seconds`).
+        Maximum time to wait for the replies of a round, in seconds. After the first round it is a
+        multiple of earlier rounds (`BiasedLocalSGD.patience_seconds`).
     train_config : ConfigRecord, optional
-        Sent along with every order; an order's own keys win.
+        Sent with every order; the keys of the order take precedence.
     evaluate_fn : callable, optional
         ``(server_round, arrays) -> MetricRecord``, as for Flower's `start`.
     evaluate_every_epochs : int (default: 1)
-        Call `evaluate_fn` after every so many epochs, and always at the end.
+        Number of epochs between evaluations; the end is always evaluated.
     async_evaluation : WorkerEvaluation, optional
-        Has workers with ``role=evaluate`` evaluate while the others train; `evaluate_fn` is called
-        if they fail, and at the end. What is outstanding then is dropped, unless it is ready.
+        Workers with ``role=evaluate`` evaluate while the others train. `evaluate_fn` is called if
+        they fail, and at the end of the run, when unfinished evaluations are dropped.
     on_round, on_epoch : callable, optional
-        Called with a RoundRecord, and with an EpochEnd after its evaluation. The workers wait
-        meanwhile. `on_epoch` may return True: that was the last epoch. With an async evaluation
-        it is called when the epoch ends, without metrics, and again, with ``late``, after the
-        round in which they arrived.
+        Called with a RoundRecord, and with an EpochEnd after its evaluation, while the workers
+        wait. `on_epoch` may return True to stop. With `async_evaluation` it is called at the end of
+        the epoch without metrics, and again, with ``late``, when they have arrived.
     between_rounds : callable, optional
         ``(server_round, arrays)``, called after every round, before an evaluation.
     start_round : int (default: 0)
-        The last round of a run that goes on; its state is in `strategy` and `initial_arrays`.
+        Last completed round of a resumed run, whose state is in `strategy` and `initial_arrays`.
     evaluate_first : bool (default: False)
-        That run ended after its last round, or the last of an epoch, before the evaluation.
+        Whether to evaluate before training, because a resumed run ended before its evaluation.
 
     Returns
     -------
     flwr.serverapp.strategy.Result
-        The model and the metrics by round.
+        The model, and the metrics by round.
 
     Raises
     ------
@@ -122,7 +121,7 @@ def fit(
     UsageError
         If the settings do not fit the workers or the data.
     AggregationError
-        If a round had no usable reply.
+        If no worker succeeded in three rounds in a row, or too few workers are left.
     """
     _check_budget(epochs, seconds)
     planner, training_seconds = strategy.planner, 0.0
@@ -146,7 +145,7 @@ def fit(
             on_round(record)
 
     def end_epoch(over: bool) -> bool:
-        """Evaluate the model, where that is due; return whether the run is over."""
+        """Evaluate the model if due, and return whether the run is over."""
         end = EpochEnd(planner.epoch, server_round, result.arrays)
         due = over or planner.epoch % evaluate_every_epochs == 0
         if due and (over or not (async_evaluation and async_evaluation.begin(end))) and evaluate_fn:
@@ -156,7 +155,7 @@ def fit(
         return note(end) or over
 
     def note(end: EpochEnd | None) -> bool:
-        """Report an epoch or its late result, if there is one; return whether the run is over."""
+        """Report an epoch or a late result, and return whether to stop."""
         if end and end.metrics is not None:
             result.evaluate_metrics_serverapp[end.round] = end.metrics
             _LOG.info("epoch %d: %s", end.epoch, end.metrics)
@@ -174,7 +173,7 @@ def fit(
         orders = strategy.configure_train(server_round, result.arrays, config, grid)
         replies = grid.send_and_receive(orders, timeout=strategy.patience_seconds(timeout))
         arrays, metrics = strategy.aggregate_train(server_round, replies)
-        del orders, replies  # they may hold shared memory that the next round can use
+        del orders, replies  # frees shared memory for the next round
         assert arrays is not None
         assert metrics is not None
         result.arrays = arrays
@@ -199,10 +198,10 @@ def _check_budget(epochs: int | None, seconds: float | None) -> None:
 def _late_result(
     evaluation: "WorkerEvaluation | None", instead: EvaluateFn | None
 ) -> EpochEnd | None:
-    """Return the result of an async evaluation that is over; None if there is none.
+    """Return the result of an asynchronous evaluation that has ended, or None.
 
-    `instead` evaluates the model of one that failed. None at the end of the run: what is
-    outstanding then is dropped.
+    `instead` evaluates the model if the workers failed. At the end of the run it is None, and
+    unfinished evaluations are dropped.
     """
     if evaluation is None:
         return None

@@ -1,4 +1,4 @@
-"""Messages to nodes of one or several workers, and the answers of each worker."""
+"""Messages to nodes with one or several workers, and the workers' answers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -19,16 +19,9 @@ def node_messages(
     message_type: str,
     to_host: Callable[[dict[int, RecordDict]], HostOrders] = HostOrders,
 ) -> list[Message]:
-    """Return one message to each node, for all of its workers.
+    """Return one message per node from the contents for its workers.
 
-    Parameters
-    ----------
-    contents : iterable of (Address, RecordDict)
-        Content of each worker's message, in worker order.
-    message_type : str
-        Type of the messages.
-    to_host : callable
-        Builds the message to a node with several devices from the contents by local rank.
+    `to_host` builds the message to a node with several devices from the contents by local rank.
     """
     messages = []
     of_hosts: dict[int, dict[int, RecordDict]] = {}
@@ -51,14 +44,10 @@ def replies_to(
 
 
 def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Failure:
-    """Return one worker's answer to a message to its node, or why there is none.
+    """Return one worker's part of the reply of its node, or its failure.
 
-    Parameters
-    ----------
-    reply : Message, optional
-        Reply of the node; None if it did not answer in time.
-    local_rank : int, optional
-        The worker's rank within a node that has several devices.
+    A node that did not answer in time has no reply. `local_rank` is the worker's rank within a node
+    with several devices.
     """
     if reply is None:
         return Failure("late", "it did not answer in time")
@@ -77,9 +66,9 @@ def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Fai
 def read_answer(
     reply: Message | None, local_rank: int | None, read: Callable[[RecordDict], Read]
 ) -> Read | Failure:
-    """Return one worker's answer as `read` converts it, or why there is none; see `answer_of`.
+    """Return one worker's answer, converted by `read`, or its failure; see `answer_of`.
 
-    An exception in `read` is a failure of this worker only.
+    An exception in `read` is a failure of this worker.
     """
     try:
         answer = answer_of(reply, local_rank)

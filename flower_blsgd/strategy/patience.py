@@ -1,21 +1,21 @@
-"""How long to wait for replies: a multiple of what they took so far, never for ever."""
+"""Time to wait for replies: a multiple of what earlier replies took."""
 
 from collections.abc import Mapping
 from typing import Any
 
 _LEAST_SECONDS, _LEAST_AFTER_FAILURE_SECONDS = 30.0, 120.0
-"""The second where a process may be starting."""
+"""The second if a process may be starting."""
 
 _MULTIPLE_OF_EXPECTED, _MULTIPLE_OF_LONGEST, MULTIPLE_OF_START = 10.0, 2.0, 3.0
 _NEWEST_SHARE = 0.4
 
 
 class Patience:
-    """How long the replies to a group of messages may take.
+    """Maximum time of the replies to a group of messages.
 
-    Ten times what is expected of them, twice the longest so far, at least half a minute. What is
-    expected follows a moving average of the seconds per sample, transfer included, of those that
-    answered. It costs nothing when all is well, so it is generous: only workers that hang are late.
+    Ten times the expected time, twice the longest time so far, and at least 30 s. The expected time
+    follows a moving average of the seconds per sample, including transfer. The limit is generous,
+    because only workers that hang should be late.
     """
 
     def __init__(self) -> None:
@@ -25,18 +25,18 @@ class Patience:
     def seconds(
         self, samples: Mapping[Any, int], most: float, start_seconds: float | None = None
     ) -> float:
-        """Return for how many seconds to wait.
+        """Return the time to wait in seconds.
 
         Parameters
         ----------
         samples : mapping to int
-            Who works on how many samples. Whoever compiles something first, such as a worker with
-            a batch size that is new to it, is another one.
+            Number of samples by receiver. A worker with a new batch size is a new receiver, because
+            it may compile first.
         most : float
-            Never longer; and so long if anybody has not answered before.
+            Upper limit, and the result if a receiver is new.
         start_seconds : float, optional
-            How long a process takes to start, if one of theirs may have to; then it is three times
-            that, and two minutes, at least.
+            Start time of a process, if one may be starting. The result is then at least three times
+            as long, and at least 120 s.
         """
         known = self._seconds_per_sample
         if not samples.keys() <= known.keys():
@@ -49,7 +49,7 @@ class Patience:
         return min(most, max(least, *wanted))
 
     def learn(self, seconds: float, samples: Mapping[Any, int]) -> None:
-        """Note how long it took until all of these had answered."""
+        """Record the time until all of these receivers had answered."""
         if samples:
             self._longest_seconds = max(self._longest_seconds, seconds)
         for key, count in samples.items():
@@ -59,5 +59,5 @@ class Patience:
 
 
 def moving_average(before: float, newest: float) -> float:
-    """Return the moving average with a newest value: after five alike, 92 % of them is in."""
+    """Return the updated moving average; five equal values have a share of 92 %."""
     return before + _NEWEST_SHARE * (newest - before)

@@ -1,4 +1,4 @@
-"""Plan the epochs, cut each into rounds, and record the results of the rounds."""
+"""Plan the epochs and their rounds, and record the results of the rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,22 +13,18 @@ from ..algorithm.epoch_plan import (
     EpochMode,
     EpochPlan,
     RoundShape,
-    SamplingStats,
     plan_epoch,
     round_shape,
-    sampling_stats,
     with_new_lists,
 )
-from ..algorithm.local_steps import (
-    Participant,
-    StepPolicy,
-    fastest_worker,
-    fewest_steps,
-)
-from ..algorithm.own_parts import checked_selected
-from ..algorithm.sampling import EpochRequest, LossTable, SampleList, Sampler, derived_seed
+from ..algorithm.local_steps import Participant, StepPolicy, fewest_steps
+from ..algorithm.loss_table import LossTable
+from ..algorithm.randomness import derived_seed
+from ..algorithm.sampling import EpochRequest, SampleList, Sampler
+from ..algorithm.sampling_stats import SamplingStats, sampling_stats
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection, SelectionRequest
+from ..algorithm.validation import checked_selected
 from ..errors import UsageError
 from ..grids.array_records import tensors_of, view_record
 from ..protocol import Keys, TrainOrder
@@ -45,21 +41,21 @@ _COUNTERS = (
 
 @dataclass(eq=False)
 class Planner:
-    """Plans epochs, cuts them into rounds, and records the results of the rounds.
+    """Plan of the epochs and rounds, and the progress of the run.
 
-    Its parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``, and `keys` are names of
-    records in messages.
+    The parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``, and `keys` are the names
+    of records in messages.
 
     Attributes
     ----------
     table : LossTable
-        The recorded losses; only `record` writes it.
+        The recorded losses; only `record` writes them.
     epoch : int
         The current epoch, counted from 1; 0 before the first.
     plan : EpochPlan
         Plan of the current epoch; unset before the first.
     sampling_stats : SamplingStats
-        Statistics of its samples, from when they were chosen.
+        Statistics of its samples.
     workers : list of Worker
         The workers of the plan.
     rounds_done, rounds_total : int
@@ -67,14 +63,14 @@ class Planner:
     began : int
         Number of workers in the first epoch.
     samples_planned, samples_due : int
-        Samples of all epochs so far, including the whole current one: after and before rounding to
-        whole rounds.
+        Samples of all epochs, including the whole current one: after and before rounding to whole
+        rounds.
     samples_trained, samples_cut_off : int
-        Samples of the completed rounds: trained on, and left untrained because of a deadline.
+        Samples of completed rounds: trained on, and skipped because of a deadline.
     averaged_momentum : ArrayRecord, optional
-        With the policy ``"average"``: sent with every order of the next round.
+        Sent with every order of the next round; for the policy ``"average"``.
     resumed_momentum : dict of int to ArrayRecord
-        With the policy ``"keep"``, after a resume: sent to each worker until an order succeeds.
+        Sent to each worker after a resume until an order succeeds; for the policy ``"keep"``.
     budget_share : callable
         Returns the used share of the budget, in [0, 1]; called in every round.
     """
@@ -107,30 +103,29 @@ class Planner:
 
     @property
     def epoch_ended(self) -> bool:
-        """Whether the epoch has no rounds left (true before the first epoch)."""
+        """Whether the epoch has no rounds left; true before the first epoch."""
         return self.epoch == 0 or self.rounds_done == self.plan.rounds
 
     @property
     def epochs_done(self) -> float:
-        """Completed epochs, the current one by its share of completed rounds."""
+        """Number of completed epochs, including the completed share of the current one."""
         return self.epoch and self.epoch - 1 + self.rounds_done / self.plan.rounds
 
     def plan_is_due(self, active: Sequence[Worker]) -> bool:
-        """Return whether the next round begins an epoch: the last ended, or its workers left."""
+        """Return whether the next round begins an epoch: the last one ended or lost its workers."""
         return self.epoch_ended or not any(worker in active for worker in self.workers)
 
     def next_round(self, server_round: int, active: Sequence[Worker], arrays: ArrayRecord) -> Round:
         """Return the next round, with an order for each worker that trains.
 
-        Plans an epoch if one is due. The samples of planned workers that are gone are given up; if
-        all are gone, a new epoch begins with the active ones.
+        Plans an epoch if one is due. If a planned worker is gone, its samples are skipped.
 
         Parameters
         ----------
         server_round : int
             Number of the round, counted from 1.
         active : sequence of Worker
-            Workers that can have an order, in worker order.
+            Workers that can get an order, in worker order.
         arrays : ArrayRecord
             The global model.
 
@@ -178,15 +173,12 @@ class Planner:
         )
 
     def record(self, outcomes: Sequence[Outcome], momentum: ArrayRecord | None = None) -> None:
-        """Record a round: losses, progress, and the times of the workers.
-
-        A failed order says nothing about the speed of its worker; its samples are marked in the
-        loss table.
+        """Record the losses, the progress and the workers' times of a round.
 
         Parameters
         ----------
         outcomes : sequence of Outcome
-            In worker order. If two trained on one sample, the loss of the first is kept.
+            In worker order. If two workers had one sample, the loss of the first is kept.
         momentum : ArrayRecord, optional
             Averaged momentum for the next round.
         """
@@ -212,15 +204,14 @@ class Planner:
             self.averaged_momentum = momentum
 
     def check(self, workers: Sequence[Worker]) -> RoundShape:
-        """Return the shape of a round with these workers, if a run can begin with them.
+        """Check that a run can begin with these workers, and return the shape of its rounds.
 
-        With an open step policy it is that of the shortest rounds.
+        With an open step policy it is the shape of the shortest rounds.
 
         Raises
         ------
         UsageError
-            If a tier that is needed is missing, a speed is not known, or not one step of every
-            worker fits into the data.
+            If a required tier is missing, or not even one step of every worker fits into the data.
         AggregationError
             If there is no worker.
         """
@@ -236,22 +227,20 @@ class Planner:
         return [w for w in workers if self.train_on.trains(w.participant(self.batch_size))]
 
     def fewest_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> int:
-        """Return tau_fast of an open step policy for these workers; else that of the run.
+        """Return the best tau_fast of an open step policy; else the tau_fast of the run.
 
-        The overhead is the duration of a round without computing; None or 0 if it is not known.
+        `overhead_seconds` is the duration of a round without computing; None or 0 if unknown.
         """
         if not self.step_policy.is_open:
             return self.local_steps_fast
-        training = self.training(workers)
-        seconds = [worker.profile.seconds_per_step or None for worker in training]
-        sizes = [worker.own_batch(self.batch_size) for worker in training]
-        fastest = fastest_worker(seconds, sizes)
-        one_step = None if fastest is None else seconds[fastest]
-        overhead = overhead_seconds / one_step if overhead_seconds and one_step else None
-        return fewest_steps(self.step_policy, self._participants(training), overhead)
+        training, overhead_steps = self.training(workers), None
+        by_speed = sorted(training, key=lambda w: w.samples_per_second(self.batch_size))
+        if overhead_seconds and by_speed and by_speed[-1].profile.seconds_per_step:
+            overhead_steps = overhead_seconds / by_speed[-1].profile.seconds_per_step
+        return fewest_steps(self.step_policy, self._participants(training), overhead_steps)
 
     def take_steps(self, local_steps_fast: int) -> None:
-        """Close an open step policy with this tau_fast."""
+        """Set the tau_fast of an open step policy."""
         if self.step_policy.is_open:
             self.step_policy = self.step_policy.with_local_steps(local_steps_fast)
             self.local_steps_fast = local_steps_fast
@@ -261,12 +250,8 @@ class Planner:
     ) -> RoundShape:
         """Return the shape of a round with this tau_fast.
 
-        `selected` is the number of samples that are selected for the epoch; by default all.
-
-        Raises
-        ------
-        UsageError
-            If not one step of every worker fits into the data.
+        `selected` is the number of samples of the epoch; by default all. UsageError if not even one
+        step of every worker fits into the data.
         """
         try:
             return round_shape(
@@ -282,7 +267,7 @@ class Planner:
             raise UsageError(str(error)) from None
 
     def _participants(self, training: Sequence[Worker]) -> list[Participant]:
-        """Return the workers as policies see them; gamma is relative to the fastest of them."""
+        """Return the workers as step policies see them; gamma is relative to the fastest one."""
         participants = [worker.participant(self.batch_size) for worker in training]
         # The fastest by samples per second; with equal batches the largest gamma.
         speeds = ((p.speed_ratio or 0.0, p.own_batch) for p in participants)
@@ -291,15 +276,12 @@ class Planner:
         return [replace(p, speed_ratio=r) for p, r in zip(participants, ratios, strict=True)]
 
     def mean_rounds_per_epoch(self, shape: RoundShape) -> float:
-        """Return the average number of rounds per epoch: by the paper's table, or N / S.
-
-        Samples that a selection will leave out are not considered.
-        """
+        """Return the mean number of rounds per epoch without a selection."""
         return shape.table_rounds or max(1.0, self.num_samples / sum(shape.samples_per_round))
 
     @property
     def samples_planned_so_far(self) -> int:
-        """Samples of all completed rounds: trained on, given up or cut off."""
+        """Samples of all completed rounds: trained on, skipped or cut off."""
         if self.epoch == 0:
             return 0
         rounds_left = self.plan.rounds - self.rounds_done
@@ -307,13 +289,13 @@ class Planner:
 
     @property
     def samples_given_up(self) -> int:
-        """Planned samples of failed orders, and of workers that were gone."""
+        """Skipped samples: those of failed orders, and of workers that were gone."""
         return self.samples_planned_so_far - self.samples_trained - self.samples_cut_off
 
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, for a checkpoint; at least one round is over."""
+        """Return the state, for a checkpoint after at least one round."""
         plan = self.plan
         return {
             "counters": {name: getattr(self, name) for name in _COUNTERS},
@@ -335,15 +317,9 @@ class Planner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], workers: Sequence[Worker]) -> None:
-        """Restore the state; `workers` are those of the registry.
-
-        Raises
-        ------
-        ValueError
-            If the state does not fit the settings.
-        """
+        """Restore the state, given the registry's workers; ValueError if it does not fit."""
         if state["counters"].keys() != set(_COUNTERS):
-            raise ValueError("its counters are those of another version")
+            raise ValueError("its counters belong to another version")
         self.table.load_state_dict(state["table"])
         for name, value in state["counters"].items():
             setattr(self, name, value)
@@ -371,7 +347,7 @@ class Planner:
             chosen = self.selection.select(request, self.table)
             selected = checked_selected(self.selection, chosen, self.num_samples)
         size = self.num_samples if selected is None else len(selected.indices)
-        goes_on = self.epoch_ended and training == self.workers
+        same_workers = self.epoch_ended and training == self.workers
         self.samples_due += size
         plan = self.plan = plan_epoch(
             seed=self.seed,
@@ -383,10 +359,9 @@ class Planner:
             samples_before=self.samples_planned,
             samples_due=self.samples_due,
             selected=selected,
-            last=self.plan if goes_on else None,
+            last=self.plan if same_workers else None,
         )
-        if not plan.first_round:  # else it continues the lists of the epoch before
-            # Now, because the epoch changes the losses that decided the choice.
+        if not plan.first_round:  # new lists; now, because the epoch changes the losses
             self.sampling_stats = sampling_stats(
                 plan, participants, self.table, server_round - 1, rounds_per_epoch
             )
@@ -397,7 +372,7 @@ class Planner:
         self.workers = training
 
     def _make_new_lists(self, server_round: int) -> None:
-        """Have the sampler choose again within an epoch, for the same workers."""
+        """Call the sampler again within an epoch, for the same workers."""
         plan, workers = self.plan, tuple(self._participants(self.workers))
         before, per_round = self.samples_planned_so_far, plan.shape.samples_per_round
         request = EpochRequest(self.seed, self.epoch, plan.rounds, workers, per_round, before)
@@ -413,22 +388,19 @@ def _refuse_nobody(workers: Sequence[Worker]) -> None:
 
 
 def _refuse_missing_tier(workers: Sequence[Worker], sampler: Sampler, train_on: TrainOn) -> None:
-    """Raise UsageError if a tier is missing that the sampler, or `train_on`, needs."""
+    """Raise UsageError if the sampler or `train_on` needs a tier that is missing."""
     needed = {}
+    # An unnamed worker with an unknown speed may turn out to be slow.
+    unknown = any(not w.profile.tier and w.speed_ratio is None for w in workers)
     if train_on.fast_only:
-        needed["fast"] = "only fast ones are to train; name one fast"
-    elif sampler.needs_both_tiers and not any(_may_be_slow(worker) for worker in workers):
+        needed["fast"] = "only fast workers train; name one fast"
+    elif sampler.needs_both_tiers and not unknown:
         for tier in ("fast", "slow"):
             fix = f'name one {tier}, or use sampler = "uniform"'
             needed[tier] = f"this sampler needs a fast and a slow one; {fix}"
     if train_on.slow_reduce:
-        needed["slow"] = 'slow ones are to sum the models; name one slow, or use train-on = "fast"'
+        needed["slow"] = 'slow workers sum the models; name one slow, or use train-on = "fast"'
     for tier, reason in needed.items():
         if not any(worker.fast is (tier == "fast") for worker in workers):
             present = ", ".join(worker.label for worker in workers)
             raise UsageError(f"workers: no {tier} worker among {present}, and {reason}")
-
-
-def _may_be_slow(worker: Worker) -> bool:
-    """Return whether a worker counts as fast only because its speed is unknown."""
-    return not worker.profile.tier and worker.speed_ratio is None

@@ -1,7 +1,7 @@
-"""Read and check the replies of a round, so that only models that can be averaged count.
+"""Read and check the replies of a round.
 
-A node with a wrong reply loses only the contribution of its own workers; see
-``docs/reliability.md`` for what happens to a worker that fails.
+A wrong reply costs only the contribution of that node's workers. ``docs/reliability.md`` describes
+what happens to a worker that fails.
 """
 
 import itertools
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from ..algorithm.averaging import AnyArray
-from ..algorithm.tensor_sum import first_not_finite
+from ..algorithm.tensor_sum import AnyArray, first_not_finite
 from ..grids.array_records import FlatTensors, flat_of
 from ..protocol import (
     ARRAYS,
@@ -40,7 +39,7 @@ from .workers import Worker
 _LOG = logging.getLogger(__name__)
 
 _MOST_SECONDS = 1e9
-"""Upper limit of the seconds of computing: sums and speeds stay finite."""
+"""Upper limit of the seconds of computing; keeps sums and speeds finite."""
 
 _Kind = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype."""
@@ -54,13 +53,7 @@ Orders = Sequence[tuple[Worker, TrainOrder]]
 
 
 class ModelShape:
-    """Names, shapes and dtypes of a model's tensors, to check replies against.
-
-    Parameters
-    ----------
-    arrays : ArrayRecord
-        The global model.
-    """
+    """Names, shapes and dtypes of the tensors of a model, to check replies."""
 
     def __init__(self, arrays: ArrayRecord) -> None:
         self._tensors: dict[str, _Kind] = {
@@ -71,14 +64,14 @@ class ModelShape:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors together."""
+        """Size of the model in bytes."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._tensors.values())
 
     def checked(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
-        """Return a model's tensors by name.
+        """Return the tensors of a model by name.
 
-        ProtocolError if a tensor is missing, extra, of another shape or dtype, or not finite; the
-        message names the first.
+        ProtocolError names the first tensor that is missing, extra, not finite, or has another
+        shape or dtype.
         """
         flat = flat_of(arrays)
         if flat is not None and flat.layout == self._layout and not first_not_finite(flat.runs()):
@@ -89,12 +82,10 @@ class ModelShape:
         return _checked(arrays, self._tensors, "its model")
 
     def checked_momentum(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
-        """Return the tensors of an optimizer's state, by `state_name`.
+        """Return the tensors of an optimizer's state by `state_name`.
 
-        It may lack those of a parameter altogether, such as a frozen one.
-
-        ProtocolError if some of a parameter's tensors are missing and others not, or a tensor is
-        extra, of another shape or dtype, or not finite; the message names the first.
+        All tensors of a parameter may be missing; it may be frozen. ProtocolError names the first
+        tensor that is missing otherwise, extra, not finite, or has another shape or dtype.
         """
         expected: dict[str, _Kind] = {}
         for slots, (name, kind) in itertools.product(SLOTS.values(), self._tensors.items()):
@@ -108,7 +99,7 @@ class ModelShape:
 
 
 def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> dict[str, AnyArray]:
-    """Return the tensors in the order of those that are expected; some may be missing."""
+    """Return the tensors in the expected order; some may be missing."""
     held = dict(arrays.items())
     extra = sorted(set(held) - set(expected))
     if extra:
@@ -118,7 +109,7 @@ def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> d
         array = held.get(name)
         if array is None:
             continue
-        tensor = array.numpy()  # its header may be wrong
+        tensor = array.numpy()  # the record's own shape and dtype may be wrong
         if (tensor.shape, tensor.dtype) != kind:
             raise ProtocolError(
                 f"its tensor {name!r} is {tensor.dtype} of shape {tensor.shape}, "
@@ -147,10 +138,10 @@ class CheckedReply:
     metrics : MetricRecord
         All metrics of the reply.
     tensors : mapping
-        The model by name. The workers of a node with several devices share one object: the average
-        of their models, empty if none of them completed a step.
+        The model by name. The workers of a node with several devices share the average of their
+        models, one object; it is empty if none of them completed a step.
     momentum : mapping
-        The optimizer's state, if it was sent; for such a node the average.
+        The optimizer's state, or its average for such a node; empty if it was not sent.
     """
 
     report: TrainReport
@@ -162,10 +153,9 @@ class CheckedReply:
 def check_reply(
     content: RecordDict, order: TrainOrder, model_shape: ModelShape, weighted_by_key: str
 ) -> CheckedReply:
-    """Read and check the reply to an order, on the server or on a node with several devices.
+    """Read and check the reply to an order; it must have the metric `weighted_by_key`.
 
-    ProtocolError, with the reason, if it cannot be used, such as without the metric
-    `weighted_by_key`.
+    ProtocolError gives the reason if the reply cannot be used.
     """
     report, metrics = _read_report(content, order, weighted_by_key)
     tensors = model_shape.checked(report.arrays)
@@ -206,14 +196,13 @@ class Outcome:
     failure : Failure, optional
         Why the order failed; None if it succeeded.
     momentum_zeroed : bool
-        Whether the optimizer's state was not finite. The reply also says so if the model is not
-        finite either.
+        Whether the optimizer's state was not finite, even if the order failed.
     report : TrainReport, optional
         The report in the reply.
     load : float
         Completed steps times batch size; 0 if the order failed.
     cut_off : int
-        Samples of the order that a deadline left untrained; 0 if the order failed.
+        Samples of the order that a deadline cut off; 0 if the order failed.
     """
 
     worker: Worker
@@ -242,13 +231,13 @@ def read_replies(
     weighted_by_key: str = NUM_EXAMPLES,
     message_ids: Mapping[int, str] | None = None,
 ) -> list[Outcome]:
-    """Match replies with orders and check them; count the failures of each worker.
+    """Match replies with orders, check them, and record the failures of each worker.
 
     Parameters
     ----------
     replies : iterable of Message
-        In any order. Replies of nodes without an order are ignored; second replies, and replies to
-        other messages, are dropped and counted.
+        In any order. Replies of nodes without an order are ignored. Second replies, and replies to
+        other messages, are dropped and recorded.
     orders : sequence of (Worker, TrainOrder)
         One per worker. The workers of one node share one reply.
     model_shape : ModelShape
@@ -256,7 +245,7 @@ def read_replies(
     weighted_by_key : str (default: "num-examples")
         A metric that every reply must have.
     message_ids : mapping of int to str, optional
-        By node id: the message that it must answer, where known.
+        Id of the message to each node, by node id, if known.
 
     Returns
     -------
@@ -299,10 +288,9 @@ def read_replies(
 def _read_host(
     given: Orders, content: RecordDict, model_shape: ModelShape, weighted_by_key: str
 ) -> list[Outcome]:
-    """Read the reply of a node with several devices: one model, and each worker's report.
+    """Read the reply of a node with several devices: one model, and a report per worker.
 
-    ProtocolError if any part of it is wrong. Then none of its workers count, because the content of
-    the average is unknown.
+    ProtocolError if any part is wrong, because the content of the average is then unknown.
     """
     host = HostReply.from_content(content)
     orders = {worker.local_rank or 0: order for worker, order in given}
@@ -345,7 +333,7 @@ def _says_zeroed(content: RecordDict) -> bool:
 
 
 def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outcome]:
-    """Count failed orders, log the first of each kind, and return their outcomes."""
+    """Record failed orders, log the first of each kind, and return their outcomes."""
     first = [w for w, _ in given if w.note_failed_order(failure.kind, failure.brief)]
     if first:
         raised = failure.in_app
@@ -361,7 +349,7 @@ def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outco
 
 
 def _drop(given: Orders, kind: str) -> None:
-    """Count an unexpected reply; ignore it if its node has no order."""
+    """Record an unexpected reply, unless its node has no order."""
     for worker, order in given:
         if worker.note_failure(kind):
             _LOG.warning("worker %s in round %d: %s, dropped", worker.label, order.round, kind)

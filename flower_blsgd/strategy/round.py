@@ -1,4 +1,4 @@
-"""One training round: its orders, the messages that carry them, and the replies."""
+"""One training round: orders, messages and replies."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -22,24 +22,24 @@ class Round:
     Parameters
     ----------
     orders : sequence of (Worker, TrainOrder)
-        One for each worker that trains, in worker order.
+        One per worker that trains, in worker order.
     arrays : ArrayRecord
         The global model at the start of the round.
     keys : Keys
         Names of the records in the messages.
     batch_size : int
-        Samples per step of a worker without a batch size of its own.
+        The run's samples per step.
     epoch, round_in_epoch, rounds_in_epoch : int
         Position of the round; the first two are counted from 1.
+    planning_seconds : float
+        Time that the workers waited for the plan of the round.
+    slow_reduce : SlowWorkerReduce, optional
+        Sums the models, if slow workers do that.
 
     Attributes
     ----------
     model_shape : ModelShape
-        Names, shapes and dtypes of the model, to check replies against.
-    planning_seconds : float
-        How long the workers waited for the plan of the round.
-    slow_reduce : SlowWorkerReduce, optional
-        Sums the models, if slow workers do that.
+        Names, shapes and dtypes of the model, to check replies.
     sent_at : float
         Unix time in seconds of the first message.
     reply_seconds : float
@@ -74,19 +74,19 @@ class Round:
         config: ConfigRecord | None = None,
         patience_seconds: float = 600.0,
     ) -> list[Message]:
-        """Return the messages with the orders; the time of the round starts now.
+        """Return the messages with the orders, and start the clock of the round.
 
-        A node that is one worker gets the order of that worker. A node with several devices gets
-        the model once, the orders of all its workers, and how to average their models.
+        A node with several devices gets the model once, the orders of all its workers, and the
+        rule to average their models.
 
         Parameters
         ----------
         averaging : Averaging
-            How models are averaged.
+            The averaging of the run.
         config : ConfigRecord, optional
-            Sent with every order; the keys of an order take precedence.
+            Sent with every order; the keys of the order take precedence.
         patience_seconds : float (default: 600)
-            How long the server waits for the replies.
+            Time that the server waits for the replies.
         """
         contents = []
         for worker, order in self.orders:

@@ -1,4 +1,4 @@
-"""The record of a round: each worker's work, weight and times, and who waited for whom."""
+"""Record of a round: the work, weight and times of each worker."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,39 +11,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerRound:
-    """One worker's part of one round.
+    """One worker's part of a round.
 
     Parameters
     ----------
     worker : int
         Worker index.
     label : str
-        Such as ``fast-0 (cpu:0)``.
+        Name, such as ``fast-0 (cpu:0)``.
     fast : bool
-        Its tier.
+        Tier.
     local_steps, completed_steps : int
-        Ordered and done.
+        Ordered and completed steps.
     batch_scale : float
-        b_i over the batch size that the worker's seconds per step are of: its own, else B.
+        b_i over the batch size of the worker's ``seconds_per_step``.
     num_examples : int
-        Samples that it trained on.
+        Samples trained on.
     weight : float
-        Its share of the average.
+        Weight in the average.
     loss : float
         Mean training loss; nan without a step.
     start_seconds : float
-        First order sent to the start of its computing.
+        Time from the first order sent to the start of computing.
     summing_seconds : float
-        How long it summed models of others, instead of training; from `start_seconds` on.
+        Duration of summing the models of other workers, from `start_seconds` on.
     compute_seconds, waiting_seconds, transfer_seconds : float
-        They add up to the time from the first order sent to the last reply received. Waiting
-        is the last worker's end of computing minus the own one.
+        Parts of the time from the first order sent to the last reply received. Waiting ends when
+        the last worker has computed.
     momentum_zeroed : bool
-        Whether its optimizer's state was not finite at the end, and is zero now.
-    failure : str
-        Why its weight is 0; empty if the order did not fail.
-    failure_kind : str
-        What that is counted as, such as ``"died"`` or ``"late"``.
+        Whether the optimizer's state was not finite and was set to zero.
+    failure, failure_kind : str
+        Reason of a failed order, and its kind, such as ``"died"`` or ``"late"``; else empty.
     """
 
     worker: int
@@ -66,7 +64,7 @@ class WorkerRound:
 
     @property
     def trained(self) -> bool:
-        """Whether the worker had an order to train, also one that failed."""
+        """Whether the worker had an order to train, even if it failed."""
         return self.local_steps > 0
 
 
@@ -79,17 +77,17 @@ class RoundRecord:
     round, epoch : int
         Both counted from 1.
     rounds_in_epoch, round_in_epoch : int
-        How many there are, and which one this is, counted from 1.
+        Number of rounds of the epoch, and position of this one, counted from 1.
     learning_rate : float
-        That all workers used.
+        Learning rate of all workers.
     planning_seconds : float
-        How long the workers waited for the choice of samples, before the first order.
+        Time that the workers waited for the plan, before the first order.
     round_seconds : float
-        First order sent to new global model ready.
+        Time from the first order sent to the new global model.
     averaging_seconds : float
-        The last part of it: replies received to new global model ready.
+        Its last part, from the last reply received.
     bytes_moved : int
-        Bytes of model tensors sent and received.
+        Size of the model tensors sent and received.
     train_loss : float
         Mean over the samples of all workers.
     workers : tuple of WorkerRound
@@ -112,10 +110,9 @@ class RoundRecord:
 def waiting_share(
     rounds: Iterable[tuple[float, Iterable[WorkerRound]]], fast: bool
 ) -> float | None:
-    """Return a tier's waiting seconds / (round seconds x its workers in that round), summed.
+    """Return the share of time that the workers of a tier waited; None without any.
 
-    Each round is its seconds and its rows. A worker counts in the tier that it had in that round.
-    None if no worker of the tier trains.
+    Each round is its duration in seconds and its rows; a worker may change its tier between rounds.
     """
     waited = available = 0.0
     for round_seconds, rows in rounds:
@@ -133,17 +130,15 @@ def split_times(
     Parameters
     ----------
     seconds : float
-        First order sent to last reply received.
+        Time from the first order sent to the last reply received.
     computing : mapping of int to (float, float)
-        When each worker started to compute, after the first order, and for how many seconds it
-        computed. Clocks of other hosts may be off, and any clock may be set meanwhile: the start
-        moves as far as needed for all of it to lie within `seconds`.
+        Start of computing after the first order, and its duration, for each worker. Clocks of other
+        hosts may be wrong, so the start is moved until computing lies within `seconds`.
 
     Returns
     -------
     dict of int to dict
-        The times in seconds by their names in `WorkerRound`. Compute, waiting and transfer add up
-        to `seconds`.
+        Seconds by the names of `WorkerRound`; compute, waiting and transfer add up to `seconds`.
     """
     clamped = {}
     for worker, (said_start, said_seconds) in computing.items():
@@ -165,11 +160,7 @@ def split_times(
 def round_record(
     round: "Round", outcomes: Sequence["Outcome"], weights: Sequence[float], round_seconds: float
 ) -> RoundRecord:
-    """Return the record of a round whose next model is ready.
-
-    Outcomes and weights are in worker order. `round_seconds` is the time from the first message to
-    the new model.
-    """
+    """Return the record of a round, given its outcomes and weights in worker order."""
     sent_at, reply_seconds = round.sent_at, round.reply_seconds
     summing = round.slow_reduce.summing if round.slow_reduce else ()
     computing = {
@@ -198,7 +189,7 @@ def round_record(
     ]
     samples = sum(row.num_examples for row in workers)
     loss = sum(row.loss * row.num_examples for row in workers if row.num_examples)
-    sent = {outcome.worker.node_id for outcome in outcomes}  # one model for all behind a node
+    sent = {outcome.worker.node_id for outcome in outcomes}  # one model per node
     answered = {outcome.worker.node_id for outcome in outcomes if not outcome.failure}
     sums = [
         WorkerRound(

@@ -1,4 +1,4 @@
-"""Parameter-server reduce: each slow worker sums its slice of the fast ones' models (BytePS)."""
+"""Parameter-server reduce: each slow worker sums a slice of the fast workers' models (BytePS)."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,8 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ..algorithm.averaging import AnyArray, weighted_average
+from ..algorithm.averaging import weighted_average
+from ..algorithm.tensor_sum import AnyArray
 from ..grids.array_records import view_record
 from ..protocol import TRAIN_SUM, Failure, SumOrder, SumReport
 from .messages import read_answer, replies_to
@@ -20,17 +21,17 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class SlowWorkerReduce:
-    """Averages models in the slow workers' processes.
+    """Average of models, computed in the processes of the slow workers.
 
-    Every slow worker gets an equal slice of each tensor or, where the models lie in one piece of
-    memory each, of the few long arrays that they are then. The result is that of `weighted_average`
-    to the bit. A slice whose worker fails, or takes longer than `patience_seconds`, is summed here.
-    The grid should share memory, or the models would travel twice.
+    Every slow worker gets an equal slice of each tensor, or of each memory block if the tensors of
+    a model are contiguous. The result is bit-identical to `weighted_average`. If a worker fails or
+    takes longer than `patience_seconds`, its slice is summed here. The grid should share memory,
+    or the models travel twice.
 
     Attributes
     ----------
     summing : list of (Worker, (float, float))
-        Of the last call: who summed, and the Unix time in seconds of its start and its end.
+        Workers that summed in the last call, with the Unix times of their start and end.
     """
 
     grid: Grid

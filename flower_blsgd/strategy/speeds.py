@@ -1,4 +1,4 @@
-"""Connect workers, measure their speeds and choose local steps: what happens before planning."""
+"""Connect workers, measure their speeds and choose local steps, before planning."""
 
 import logging
 import time
@@ -41,10 +41,10 @@ _NOT_MEASURED = "its ClientApp does not measure; set seconds-per-step in its nod
 
 _POLL_SECONDS = 0.5
 _FIRST_QUERY_SECONDS, _QUERY_AGAIN_SECONDS = 600.0, 60.0
-"""How long to wait for profiles; later at least a multiple of the duration of the first query."""
+"""Time to wait for profiles. Later queries wait at least a multiple of the first one's duration."""
 
 _RETURN_SECONDS = 60.0
-"""How long to wait for nodes to come back, where too few workers are left."""
+"""Time to wait for nodes to return if too few workers are left."""
 
 _FIRST_ROUND_SECONDS = 3600.0
 _MEASURED_SECONDS = 3.0
@@ -52,20 +52,20 @@ _MEASURED_SECONDS = 3.0
 
 @dataclass(eq=False)
 class Connector:
-    """Connects the workers of a run and measures them, before a round is planned.
+    """Connection and measurement of the workers, before a round is planned.
 
     Parameters
     ----------
     registry : WorkerRegistry
         The workers; new ones are added.
     planner : Planner
-        Its step policy says whose speeds are needed.
+        Its step policy decides whose speeds are needed.
     min_workers : int
-        Nodes to wait for before the first round, >= 1; and workers that must be left when an epoch
-        is planned, if at least as many began.
+        Number of nodes to wait for before the first round, >= 1. Also the minimum of workers at
+        the start of an epoch, if the first epoch had that many.
     clock : {"wall", "device"} (default: "wall")
-        ``"wall"`` measures all workers at once, as they train; ``"device"`` one after another, and
-        always.
+        ``"wall"`` measures all workers together, as in training; ``"device"`` measures one after
+        another, and always.
     """
 
     registry: WorkerRegistry
@@ -79,23 +79,22 @@ class Connector:
         self._silent_nodes: set[int] = set()
 
     def refresh(self, grid: Grid) -> None:
-        """Notice nodes that came or went.
+        """Update which workers are connected.
 
-        The first call waits until enough nodes are connected, queries them, and measures speeds
-        that are needed. Later a new node is queried at once if it may be a worker that comes back;
-        other new nodes are queried by `prepare_epoch`.
+        The first call waits for enough nodes, queries them, and measures speeds if needed. Later
+        calls query a new node only if it may be a worker that returns; `prepare_epoch` queries the
+        others.
 
         Raises
         ------
         UsageError
-            If, at the start, two nodes have other data or another model, or a node with several
-            devices cannot take part.
+            If, in the first call, a worker cannot take part or has different data or another model.
         """
         registry = self.registry
         online = set(grid.get_node_ids()) if registry.begun else self._wait(grid)
         for worker in registry.workers:
             if worker.present and worker.node_id not in online:
-                worker.forget_times()  # it may come back on another device
+                worker.forget_times()  # it may return on another device
                 _LOG.warning("%s is gone", worker.label)
             elif not worker.present and worker.node_id in online:
                 _LOG.warning("%s is back", worker.label)
@@ -111,7 +110,7 @@ class Connector:
             began = time.monotonic()
             self._query(grid, new)
             seconds = time.monotonic() - began
-            if seconds < _FIRST_QUERY_SECONDS:  # else a node did not answer
+            if seconds < _FIRST_QUERY_SECONDS:  # all nodes answered
                 registry.start_seconds = seconds
             least = MULTIPLE_OF_START * registry.start_seconds
             self._query_seconds = max(_QUERY_AGAIN_SECONDS, least)
@@ -120,12 +119,9 @@ class Connector:
             self._query(grid, new)
 
     def prepare_epoch(self, grid: Grid) -> None:
-        """Query new nodes and excluded workers before an epoch; wait if too few workers are left.
+        """Query new nodes and excluded workers before an epoch.
 
-        Raises
-        ------
-        AggregationError
-            If too few workers that train are left.
+        Waits if too few training workers are left; AggregationError if they do not return.
         """
         registry, began = self.registry, self.planner.began
         training = self.planner.training
@@ -162,11 +158,10 @@ class Connector:
         averaging: Averaging,
         overhead_seconds: float | None = None,
     ) -> bool:
-        """Choose tau_fast if the step policy is open; return whether it was.
+        """Choose tau_fast if the step policy is open; return whether it was open.
 
-        The overhead is the duration of a round without computing. Unless it is given, it is
-        measured in the shortest rounds, together with the speeds of workers whose speed was
-        measured.
+        `overhead_seconds` is the duration of a round without computing. If it is not given, rounds
+        with the smallest tau_fast measure it. They also replace the speeds measured by the run.
         """
         planner, workers = self.planner, self.registry.active
         if not planner.step_policy.is_open:
@@ -185,7 +180,7 @@ class Connector:
                 return [outcome.report for outcome in outcomes]
 
             if rows := measure_rounds(do_round, arrays, shape, planner.num_samples):
-                # Lower quartiles: disturbances make a round longer, and medians vary more.
+                # Lower quartiles, because disturbances only lengthen a round and medians vary more.
                 *speeds, overhead_seconds = (
                     sorted(c)[len(c) // 4] for c in zip(*rows, strict=True)
                 )
@@ -201,11 +196,11 @@ class Connector:
         return True
 
     def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
-        """Query nodes: register new workers, and readmit excluded ones that answer."""
+        """Query nodes, register new workers, and readmit excluded workers that answer."""
         registry = self.registry
         known = self._silent_nodes | {worker.node_id for worker in registry.workers}
         level = logging.ERROR if set(nodes) - known else logging.DEBUG
-        found = query_profiles(grid, nodes, seconds=self._query_seconds, level=level)
+        found = query_profiles(grid, nodes, self._query_seconds, level)
         self._silent_nodes |= set(nodes)
         for worker in registry.workers:
             profile = found.pop(worker.address, None)
@@ -232,7 +227,7 @@ class Connector:
         if not due or not (needed or self.clock == "device"):
             return
         unknown = [w for w in known if not w.profile.seconds_per_step]
-        if self.clock == "wall":  # workers that were measured before compute as well, as in a round
+        if self.clock == "wall":  # workers measured before compute, too, as in a round
             groups = [[*unknown, *(w for w in registry.active if w.measured)]] if unknown else []
         else:
             groups = [[worker] for worker in unknown]
@@ -256,7 +251,7 @@ class Connector:
         registry.assign_tiers(first_new)
 
     def _decides_steps(self, profile: WorkerProfile) -> bool:
-        """Return whether the steps of a worker whose tier is named follow from its speed."""
+        """Return whether the steps of a worker with a named tier follow from its speed."""
         policy = self.planner.step_policy
         if not policy.needs_speeds or profile.steps:
             return False
@@ -267,14 +262,13 @@ class Connector:
 
 
 def query_profiles(
-    grid: Grid, node_ids: Sequence[int], *, seconds: float = 600.0, level: int = logging.ERROR
+    grid: Grid, node_ids: Sequence[int], seconds: float, level: int
 ) -> dict[Address, WorkerProfile]:
-    """Query the profiles of nodes, and return those of the workers found.
+    """Query the profiles of nodes, and return those of their workers.
 
-    A worker that fails, does not answer within `seconds` or sends no profile is logged, at this
-    level, and left out. A ClientApp without a handler for the query counts as one fast worker, with
-    a warning. A node whose process died is queried once more: the process restarts under the same
-    node id.
+    A worker that fails, does not answer within `seconds` or sends no profile is logged at `level`
+    and left out. A ClientApp without a handler for the query counts as one fast worker, with a
+    warning. A node whose process died is queried again, because the process restarts.
     """
     content = ProfileQuery().to_records()
     replies: dict[int, Message] = {}
@@ -308,7 +302,7 @@ def query_profiles(
 
 
 def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Failure]:
-    """Return the profile of each worker behind a node, by local rank, or why there is none."""
+    """Return the profile of each worker of a node, or its failure, by local rank."""
     answer = answer_of(reply, None)
     ranks: Iterable[int | None] = (None,)
     if isinstance(answer, RecordDict) and HOST in answer.config_records:
@@ -319,28 +313,27 @@ def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Fail
 def query_speeds(
     grid: Grid, batch_sizes: Mapping[Address, int], seconds: float = 1.0
 ) -> dict[Address, float | str]:
-    """Have workers measure their seconds per step, all at the same time.
+    """Measure the seconds per step of workers, all at the same time.
 
     Parameters
     ----------
     grid : Grid
         Any Flower grid.
-    batch_sizes : mapping of (int, int or None) to int
+    batch_sizes : mapping of Address to int
         Samples per step of each worker.
     seconds : float (default: 1.0)
         Approximate duration of the measurement.
 
     Returns
     -------
-    dict
-        By worker: the seconds per step, or why they are unknown.
+    dict of Address to float or str
+        Seconds per step, or the reason why they are unknown.
     """
     contents = {
         size: ProfileQuery(True, size, seconds).to_records() for size in batch_sizes.values()
     }
     queries = [(address, contents[size]) for address, size in batch_sizes.items()]
-    messages = node_messages(queries, QUERY_PROFILE)
-    replies = replies_to(grid, messages)
+    replies = replies_to(grid, node_messages(queries, QUERY_PROFILE))
     speeds: dict[Address, float | str] = {}
     for node_id, rank in batch_sizes:
         profile = read_answer(replies.get(node_id), rank, WorkerProfile.from_content)
@@ -359,20 +352,24 @@ def measure_rounds(
     fewest: int = 4,
     most: int = 30,
 ) -> list[list[float]]:
-    """Return the seconds per step of each worker in each round, and last its overhead seconds.
+    """Measure rounds: return the seconds per step of each worker, then the overhead in seconds.
 
-    All workers compute at once, with cold caches after every wait and their slowdown; only the
-    learning rate is 0. After one warm-up round, rounds are measured for about three seconds. The
-    list ends early, and may be empty, if an order fails.
+    The rounds are those of training, with learning rate 0. After one warm-up round, rounds are
+    measured for about three seconds. There are fewer rows, or none, if an order fails.
 
     Parameters
     ----------
     do_round : callable
         Sends the orders, averages the models, and returns the reports in worker order.
     arrays, shape, num_samples
-        The global model, the steps and batch size of each worker, and N.
+        The global model, the shape of the rounds, and N.
     fewest, most : int (default: 4, 30)
-        Rounds to measure.
+        Limits of the number of rounds.
+
+    Returns
+    -------
+    list of list of float
+        One row per round.
     """
     rows: list[list[float]] = []
     until = time.perf_counter() + _MEASURED_SECONDS
@@ -380,7 +377,7 @@ def measure_rounds(
         orders, began = [], time.perf_counter()
         for rank, steps in enumerate(shape.local_steps):
             size = shape.batch_sizes[rank]
-            draw = np.random.default_rng([rank, len(rows)])  # samples that are not cached yet
+            draw = np.random.default_rng([rank, len(rows)])  # other samples in every round
             orders.append(TrainOrder.to_measure(steps, size, num_samples, arrays, draw))
         seconds = [report.compute_seconds if report else 0.0 for report in do_round(orders)]
         if not all(seconds):
@@ -391,9 +388,9 @@ def measure_rounds(
 
 
 def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
-    """Fill in tiers and speeds that are unknown before the start, so that little is refused.
+    """Fill in unknown tiers and speeds, so that a check before the start refuses little.
 
-    An unnamed worker may turn out to be of either tier, but the fastest of all is fast.
+    An unnamed worker may be of either tier, but the fastest worker is fast.
     """
     named = {profile.tier for profile in profiles if profile.role == "train"}
     tiers: tuple[Tier, ...] = ("fast", "slow")

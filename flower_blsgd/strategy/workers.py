@@ -1,6 +1,6 @@
-"""The workers of a run: ranked once, recognized when they come back.
+"""Workers of a run: ranked once, and recognized when they return.
 
-A worker whose node is gone keeps its index and gets no order until it is back.
+A worker whose node is gone keeps its index. It gets no order until it returns.
 """
 
 import logging
@@ -24,8 +24,8 @@ from .patience import moving_average
 _LOG = logging.getLogger(__name__)
 
 MOST_FAILURES = 3
-"""After this many failed orders in a row a worker is left out: it gets no order until the next
-epoch is planned, and then only if it answers a query."""
+"""A worker with this many failed orders in a row gets no order until the next epoch is planned, and
+then only if it answers a query."""
 
 _MUST_BE_EQUAL = (
     ("data_fingerprint", "has other training data", "point both at the same data set"),
@@ -33,7 +33,7 @@ _MUST_BE_EQUAL = (
 )
 
 DEAD_BAND = 0.1, 0.25
-"""With ``rebalance``, a gamma that fell or rose by no more than these shares is kept."""
+"""With ``rebalance``, falls and rises of gamma up to these shares are ignored."""
 
 UNKNOWN_NODE = -1
 
@@ -47,31 +47,31 @@ class Worker:
     index : int
         Rank in every sum and every draw; it never changes.
     node_id : int
-        Current Flower node; a SuperNode gets a new id when it restarts, unless its key is
-        registered. `UNKNOWN_NODE` for a worker of a checkpoint until it is back.
+        Current Flower node. A SuperNode gets a new id when it restarts, unless its key is
+        registered. `UNKNOWN_NODE` for a worker of a checkpoint until it connects.
     profile : WorkerProfile
         Last answer to a profile query.
     present : bool
         Whether the node is connected.
     excluded : str
-        Why the worker is excluded; empty if it is not.
+        Reason why the worker is excluded; empty if it is not.
     fast : bool
         Tier: as named, else by speed.
     speed_ratio : float, optional
         gamma, if the speeds are known.
     measured : bool
-        Whether the seconds per step were measured by the run, not given.
+        Whether the run measured the seconds per step.
     training_seconds_per_step : float
         Seconds per step of its orders: a moving average or, for a policy that follows speeds, the
-        average of the last epoch with an order; 0 before the first.
+        mean of the last epoch with an order; 0 before the first.
     epoch_samples, epoch_seconds : int, float
-        Samples of this epoch that it trained on, and the seconds of computing.
+        Samples trained on in this epoch, and seconds of computing.
     local_rank : int, optional
         Rank within a node with several devices; None if the node is this worker.
     no_momentum : str
-        Why the last checkpoint lacks its momentum; empty if it does not.
+        Reason why the last checkpoint lacks its momentum; empty if it does not.
     failures : list of str
-        Kinds of its failures, in the order in which they occurred.
+        Kinds of its failures, in order of time.
     failures_in_a_row : int
         Failed orders since the last successful one.
     fresh : bool
@@ -96,13 +96,13 @@ class Worker:
     fresh: bool = field(default=False, metadata={"wire": False})
 
     def note_failure(self, kind: str) -> bool:
-        """Count a failure; return whether it is the first of its kind."""
+        """Record a failure, and return whether it is the first of its kind."""
         self.fresh = True
         self.failures.append(kind)
         return self.failures.count(kind) == 1
 
     def note_time(self, seconds: float, samples: int, batch_size: int, per_epoch: bool) -> None:
-        """Record the seconds of computing of one order, for so many samples.
+        """Record the seconds of computing of one order with this number of samples.
 
         `per_epoch` averages over the epoch instead of the last orders.
         """
@@ -122,7 +122,7 @@ class Worker:
         self.epoch_samples = 0
 
     def note_failed_order(self, kind: str, reason: str) -> bool:
-        """Count a failed order, and leave the worker out after too many in a row."""
+        """Record a failed order, and exclude the worker after too many in a row."""
         self.failures_in_a_row += 1
         if self.failures_in_a_row >= MOST_FAILURES:
             self.excluded = reason
@@ -133,28 +133,28 @@ class Worker:
 
     @property
     def trains(self) -> bool:
-        """Whether it trains; else it evaluates."""
+        """Whether the worker trains; otherwise it evaluates."""
         return self.profile.role == "train"
 
     @property
     def is_left_out(self) -> bool:
-        """Whether it is excluded because too many of its orders failed."""
+        """Whether the worker is excluded because its orders failed."""
         return bool(self.excluded) and self.failures_in_a_row >= MOST_FAILURES
 
     @property
     def address(self) -> Address:
-        """The node id and the local rank of the worker, as they are now."""
+        """Current node id and local rank."""
         return self.node_id, self.local_rank
 
     @property
     def label(self) -> str:
-        """The worker's name in logs and results, such as ``fast-0 (cpu:0)``."""
+        """Name in logs and results, such as ``fast-0 (cpu:0)``."""
         kind = ("fast" if self.fast else "slow") if self.trains else "evaluate"
         return f"{self.profile.name or f'{kind}-{self.index}'} ({self.profile.device})"
 
     @property
     def speed(self) -> str:
-        """Speed as text; empty if it is not known."""
+        """Speed as text; empty if unknown."""
         if self.speed_ratio is None:
             return ""
         source = "measured" if self.measured else "given"
@@ -163,7 +163,7 @@ class Worker:
         return f"{seconds}, gamma {self.speed_ratio:.2f}"
 
     def is_described_by(self, profile: WorkerProfile) -> bool:
-        """Return whether a profile equals its own, except for a speed that the run measured."""
+        """Return whether a profile is that of this worker, except for a measured speed."""
         if self.measured:
             profile = replace(
                 profile,
@@ -173,11 +173,11 @@ class Worker:
         return profile == self.profile
 
     def own_batch(self, batch_size: int) -> int:
-        """Return its samples per step: its own batch size, else that of the run."""
+        """Return the worker's batch size, by default that of the run."""
         return self.profile.batch_size or batch_size
 
     def samples_per_second(self, batch_size: int) -> float:
-        """Return its samples per second of training; 0 if its speed is not known."""
+        """Return the samples per second of training; 0 if unknown."""
         seconds = self.profile.seconds_per_step
         return self.own_batch(batch_size) / seconds if seconds else 0.0
 
@@ -190,11 +190,11 @@ class Worker:
 def rank_key(
     profile: WorkerProfile, local_rank: int | None = None
 ) -> tuple[int, int, float, str, int]:
-    """Return the sort key of a worker: never a node id, never a measured speed.
+    """Return the sort key of a worker, independent of node ids and measured speeds.
 
-    Named slow workers come after the others, and workers that evaluate come last, so that they do
-    not change the draws of the others. Then by partition id, else by name, else by device; then by
-    the rank within a node with several devices.
+    Named slow workers follow the others. Workers that evaluate are last, so that they do not change
+    the draws of the others. Within these groups the order is by partition id, then name, then
+    device, then the rank within a node with several devices.
     """
     group, local_rank = int(profile.tier == "slow"), local_rank or 0
     if profile.role == "evaluate":
@@ -208,21 +208,21 @@ def rank_key(
 
 @dataclass(eq=False)
 class WorkerRegistry:
-    """The workers of a run in worker order: which are there, their tiers and speeds.
+    """Workers of a run in worker order, with their presence, tiers and speeds.
 
     Parameters
     ----------
     fast_threshold : float (default: 0.7)
-        An unnamed worker is fast if its samples per second are more than this share of the
-        fastest worker's.
+        A worker without a named tier is fast if its samples per second are more than this share of
+        the fastest worker's.
     batch_size : int (default: 1)
-        Samples per step of a worker without a batch size of its own.
+        The run's samples per step.
     chooses_batches : bool (default: False)
-        Whether the step policy chooses every batch size, so that no worker can have its own.
+        Whether the step policy chooses all batch sizes; then no worker can set one.
     no_hosts : str (default: "")
-        Why nodes with several devices cannot take part; empty if they can.
+        Reason why nodes with several devices cannot take part; empty if they can.
     num_samples : int (default: 0)
-        N, into which the batch of every worker must fit; 0 if it is not known.
+        N, the limit of every batch size; 0 if unknown.
     data_fingerprint, model_fingerprint : str (default: "")
         Fingerprints of the server's data and model, which every worker must match; empty if
         unknown.
@@ -232,11 +232,11 @@ class WorkerRegistry:
     workers : list of Worker
         All workers so far, in worker order.
     begun : bool
-        Whether the workers of the start are registered.
+        Whether the first workers are registered.
     refused_nodes : set of int
         Nodes with other data or another model.
     start_seconds : float
-        How long the first query took, which includes the start of processes.
+        Duration of the first query, including the start of processes.
     """
 
     fast_threshold: float = FAST_SPEED_RATIO
@@ -268,26 +268,26 @@ class WorkerRegistry:
 
     @property
     def active(self) -> list[Worker]:
-        """The workers that can be given an order to train now, in worker order."""
+        """Workers that can train now, in worker order."""
         return [w for w in self.workers if w.present and not w.excluded and w.trains]
 
     @property
     def evaluating(self) -> list[Worker]:
-        """The workers with ``role=evaluate`` that can be given a model now, in worker order."""
+        """Workers with ``role=evaluate`` that can evaluate now, in worker order."""
         return [w for w in self.workers if w.present and not w.excluded and not w.trains]
 
     @property
     def restart_seconds(self) -> float | None:
-        """How long a process takes to start, if that of an active worker may have to."""
+        """Start time of a process, if the process of an active worker may be starting."""
         return self.start_seconds if any(worker.fresh for worker in self.active) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all workers, for a checkpoint."""
+        """Return the state of all workers for a checkpoint."""
         rows = ({**to_wire(w), "profile": to_wire(w.profile)} for w in self.workers)
         return {"workers": list(rows)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the workers; each is absent until its node connects."""
+        """Restore the workers. They are absent until their nodes connect."""
         self.workers = [
             Worker(
                 **from_wire(Worker, row),
@@ -299,9 +299,10 @@ class WorkerRegistry:
         ]
 
     def register(self, found: Mapping[Address, WorkerProfile]) -> None:
-        """Add workers, or recognize those that come back: they keep their index.
+        """Add new workers, and recognize workers that return; these keep their index.
 
-        A worker of a checkpoint keeps its speed as well, unless its device has changed.
+        A worker of a checkpoint also keeps its speed, unless its profile has changed. UsageError if
+        a worker cannot take part and is one of the first, or one of a checkpoint.
         """
         first_new = len(self.workers)
         started, resumed = self.begun, first_new > 0 and not self.begun
@@ -344,9 +345,9 @@ class WorkerRegistry:
                     raise UsageError(f"worker {worker.label} {reason}")
 
     def follow_speeds(self, fall: float, rise: float) -> None:
-        """Adopt the speeds measured in training if some gamma left its dead band.
+        """Adopt the speeds measured in training if some gamma left the dead band.
 
-        Call it between epochs: steps and tiers follow.
+        Call it between epochs, because it changes steps and tiers.
         """
         for worker in self.workers:
             worker.epoch_samples, worker.epoch_seconds = 0, 0.0
@@ -358,7 +359,7 @@ class WorkerRegistry:
             return
         for worker in timed:
             known = worker.profile
-            # A given speed is that of the worker alone; keep it.
+            # Keep a given speed, which is that of the worker alone.
             given = 0.0 if worker.measured else known.seconds_per_step
             worker.profile = replace(
                 known,
@@ -370,7 +371,7 @@ class WorkerRegistry:
         _LOG.info("speeds changed: %s", "; ".join(f"{w.label}: {w.speed}" for w in timed))
 
     def mismatch(self, profile: WorkerProfile, local_rank: int | None) -> str:
-        """Return why a worker cannot train with the others; empty if it can."""
+        """Return the reason why a worker cannot train with the others; empty if it can."""
         if self.no_hosts and local_rank is not None:
             return (
                 f"is behind a node with several devices, and {self.no_hosts}; "
@@ -387,19 +388,19 @@ class WorkerRegistry:
                     f"has batch={own_batch}, but this algorithm chooses every worker's batch by "
                     "its speed; remove it"
                 )
-        for fingerprint, difference, way_out in _MUST_BE_EQUAL:
+        for fingerprint, difference, fix in _MUST_BE_EQUAL:
             own, known = getattr(profile, fingerprint), [("the server", getattr(self, fingerprint))]
             known += [(w.label, getattr(w.profile, fingerprint)) for w in self.workers]
             first, theirs = next((pair for pair in known if pair[1]), ("", own))
             if own and own != theirs:
-                return f"{difference} than {first}; {way_out}"
+                return f"{difference} than {first}; {fix}"
         return ""
 
     def assign_tiers(self, first: int = 0) -> None:
-        """Set tier and speed ratio of the active workers from index `first` on.
+        """Set the tier and the speed ratio of active workers from index `first` on.
 
-        An unnamed worker's tier follows its samples per second. Call it for all workers when an
-        epoch is planned, and within an epoch for new ones only.
+        A tier that is not named follows from the samples per second. Call it for all workers when
+        an epoch is planned, and within an epoch only for new ones.
         """
         there = self.active
         seconds = [worker.profile.seconds_per_step or None for worker in there]
@@ -410,7 +411,7 @@ class WorkerRegistry:
                 continue
             worker.speed_ratio = ratio
             named = worker.profile.tier
-            # Without a known speed an unnamed worker counts as gamma 1.
+            # An unknown speed counts as gamma 1.
             worker.fast = named == "fast" or (
                 not named and (ratio is None or ratio * (size / of_fastest) > self.fast_threshold)
             )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from ..algorithm.sampling import generator
+from ..algorithm.randomness import generator
 from ..data.cache import Prepared, UnusableError, open_entry
 from ..errors import UsageError, nearest
 from ..worker.batches import BatchSource, Samples, num_samples, tensor_parts

@@ -13,10 +13,8 @@ from flower_blsgd.algorithm.epoch_plan import (
     EpochMode,
     EpochPlan,
     RoundShape,
-    SamplingStats,
     plan_epoch,
     round_shape,
-    sampling_stats,
 )
 from flower_blsgd.algorithm.local_steps import (
     BalancedBatches,
@@ -25,15 +23,16 @@ from flower_blsgd.algorithm.local_steps import (
     StepPolicy,
     SystemAwareSteps,
 )
+from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.sampling import (
     EpochRequest,
-    LossTable,
     SampleList,
     Sampler,
     SeparatedSampler,
     UniformSampler,
     permutation_stream,
 )
+from flower_blsgd.algorithm.sampling_stats import SamplingStats, sampling_stats
 from flower_blsgd.errors import UsageError
 
 from .workers import by_speed, distinct_losses, share_left_out, table_of, workers

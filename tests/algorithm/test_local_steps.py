@@ -31,10 +31,10 @@ _ratios = st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=10)
 
 def test_speed_ratios_compare_with_the_fastest_that_is_known() -> None:
     # fastest 0.1 s: 0.1/0.2, 0.1/0.1, 0.1/0.4
-    assert speed_ratios([0.2, 0.1, 0.4]) == pytest.approx([0.5, 1.0, 0.25])
-    assert speed_ratios([None, 0.2, None, 0.1]) == [None, 0.5, None, 1.0]
-    assert speed_ratios([None, None]) == [None, None]
-    assert speed_ratios([]) == []
+    assert speed_ratios([0.2, 0.1, 0.4], [8] * 3) == pytest.approx([0.5, 1.0, 0.25])
+    assert speed_ratios([None, 0.2, None, 0.1], [8] * 4) == [None, 0.5, None, 1.0]
+    assert speed_ratios([None, None], [8] * 2) == [None, None]
+    assert speed_ratios([], []) == []
     # each with its own batch: 640, 320 and 200 samples a second; the first is the fastest, though
     # its steps are not the shortest
     assert speed_ratios([0.1, 0.2, 0.08], [64, 64, 16]) == pytest.approx([1.0, 0.5, 1.25])
@@ -340,8 +340,8 @@ def test_dlb_is_one_step_each_and_the_sum_of_the_common_batches() -> None:
 def test_dead_band_of_a_tenth_down_and_a_quarter_up(
     measured: list[float | None], changed: bool
 ) -> None:
-    assert speeds_changed([1.0, 4.0], measured, 0.1, 0.25) is changed
-    assert speeds_changed([1.0, None], [1.0, 4.0], 0.1, 0.25)
+    assert speeds_changed([1.0, 4.0], measured, 0.1, 0.25, [1, 1]) is changed
+    assert speeds_changed([1.0, None], [1.0, 4.0], 0.1, 0.25, [1, 1])
     # The first has 8 times the batch and is the fastest: the second's gamma rose by a quarter.
     assert not speeds_changed([1.0, 0.5], [1.0, 0.4], 0.1, 0.25, [8, 1])
     assert speeds_changed([1.0, 0.5], [1.0, 0.4], 0.1, 0.25, [1, 1])  # the first's fell by a fifth

@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.randomness import derived_seed, generator
 from flower_blsgd.algorithm.sampling import (
     EpochRequest,
-    LossTable,
     Sampler,
     SeparatedSampler,
     TierName,
     UnifiedSampler,
     UniformSampler,
-    derived_seed,
     draw_samples,
-    generator,
     highest_losses,
     permutation_stream,
 )

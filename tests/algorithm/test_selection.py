@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.catalog import SELECTIONS
 from flower_blsgd.algorithm.epoch_plan import EpochPlan, RoundShape, plan_epoch
-from flower_blsgd.algorithm.sampling import (
-    LossTable,
-    Sampler,
-    SeparatedSampler,
-    UniformSampler,
-)
+from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.sampling import Sampler, SeparatedSampler, UniformSampler
 from flower_blsgd.algorithm.selection import (
     ActiveBias,
     ImportanceSampling,

@@ -6,7 +6,7 @@ import numpy as np
 
 from flower_blsgd.algorithm.epoch_plan import EpochPlan
 from flower_blsgd.algorithm.local_steps import Participant
-from flower_blsgd.algorithm.sampling import LossTable
+from flower_blsgd.algorithm.loss_table import LossTable
 
 
 def workers(num_fast: int, num_slow: int, batch_size: int = 32) -> tuple[Participant, ...]:

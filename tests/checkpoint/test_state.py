@@ -15,13 +15,9 @@ from flwr.serverapp import Grid
 from flower_blsgd import BiasedLocalSGD, LocalSGD
 from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.algorithm.epoch_plan import RoundShape
+from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer
-from flower_blsgd.algorithm.sampling import (
-    EpochRequest,
-    LossTable,
-    SampleList,
-    UniformSampler,
-)
+from flower_blsgd.algorithm.sampling import EpochRequest, SampleList, UniformSampler
 from flower_blsgd.checkpoint.state import capture, expanded, restore
 from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
 from flower_blsgd.config import RunConfig

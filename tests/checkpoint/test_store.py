@@ -234,8 +234,8 @@ def test_failure_to_write_is_one_line_and_leaves_the_last_checkpoint_whole(
         store.close()
     line, other = log.lines(30)  # one of each store
     assert line == (
-        f"{tmp_path}/checkpoint could not be written to ([Errno 28] No space left on device); "
-        "training goes on"
+        f"cannot write to {tmp_path}/checkpoint ([Errno 28] No space left on device); "
+        "training continues"
     )
     assert "JSON" in other
     assert names(tmp_path) == before

@@ -9,8 +9,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import Participant
+from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.outer_optimizer import OuterSGD
-from flower_blsgd.algorithm.sampling import EpochRequest, LossTable, UniformSampler
+from flower_blsgd.algorithm.sampling import EpochRequest, UniformSampler
 
 from ..in_process_grid import (
     InProcessGrid,

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.randomness import generator
 from flower_blsgd.algorithm.sampling import (
-    LossTable,
     SeparatedSampler,
     TierName,
     draw_samples,
-    generator,
     permutation_stream,
 )
 from flower_blsgd.paper.released import CandidateSampler, ReshuffledSampler

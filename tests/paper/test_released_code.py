@@ -11,7 +11,8 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD
-from flower_blsgd.algorithm.sampling import draw_samples, generator
+from flower_blsgd.algorithm.randomness import generator
+from flower_blsgd.algorithm.sampling import draw_samples
 from flower_blsgd.config import RunConfig
 from flower_blsgd.run import make_strategy
 from flower_blsgd.tasks import load_task

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from flower_blsgd.algorithm.epoch_plan import SamplingStats
+from flower_blsgd.algorithm.sampling_stats import SamplingStats
 from flower_blsgd.results.folder import EpochRow
 from flower_blsgd.strategy.round_metrics import RoundRecord, WorkerRound
 

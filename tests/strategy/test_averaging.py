@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD
 from flower_blsgd.algorithm.averaging import (
-    AnyArray,
     EqualWeighting,
     LoadWeighting,
     NormalizedWeighting,
@@ -21,6 +20,7 @@ from flower_blsgd.algorithm.averaging import (
     Weighting,
 )
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer, OuterSGD
+from flower_blsgd.algorithm.tensor_sum import AnyArray
 from flower_blsgd.grids.array_records import tensors_of, view_record
 from flower_blsgd.protocol import Keys
 from flower_blsgd.strategy.averaging import Averaging

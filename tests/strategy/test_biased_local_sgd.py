@@ -22,9 +22,9 @@ from flower_blsgd.algorithm.local_steps import (
     SameSteps,
     SystemAwareSteps,
 )
+from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.sampling import (
     EpochRequest,
-    LossTable,
     SampleList,
     UnifiedSampler,
     UniformSampler,
@@ -576,18 +576,21 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
     [
         (
             {"weights": FEDNOVA},
-            'momentum-buffers = "keep" does not go with NormalizedWeighting, which needs "reset"',
+            'momentum-buffers = "keep" does not work with NormalizedWeighting, which needs "reset"',
         ),
         ({"weights": FEDNOVA, "momentum_buffers": "reset"}, ""),
         ({"rebalance": True}, "local_steps_slow=1, shrink"),  # `strategy_of` gives a number
-        (FROM_SPEEDS | {"local_steps": SameSteps(4)}, "needs steps that come from speeds, not Sam"),
+        (
+            FROM_SPEEDS | {"local_steps": SameSteps(4)},
+            "needs steps that follow from speeds, not Sam",
+        ),
         (FROM_SPEEDS | {"local_steps": BalancedBatches()}, 'use local-steps-slow = "auto" or'),
         (FROM_SPEEDS | {"clock": "device"}, 'rebalance = true follows .*use clock = "wall"'),
         (FROM_SPEEDS, ""),
         ({"sampler": UnifiedSampler(), "selection": InfoBatch()}, r'InfoBatch.*use "separated"'),
         (
             {"sampler": CandidateSampler(), "selection": InfoBatch()},
-            r'InfoBatch.*CandidateSampler does not choose by the epoch; use "separated"',
+            r'InfoBatch.*CandidateSampler does not choose samples by epoch; use "separated"',
         ),
         ({"epoch": "table", "selection": InfoBatch()}, 'selection makes .*use epoch = "samples"'),
         (FROM_SPEEDS | {"local_steps": SystemAwareSteps(16, all_by_speed=True)}, ""),

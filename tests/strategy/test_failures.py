@@ -247,7 +247,7 @@ def test_error_of_the_users_code_on_all_workers_is_named_in_one_line() -> None:
         assert f"{worker}: RuntimeError: the fan stands still" in line
     nodes = three()
     for node in nodes.values():
-        node.steps = 0  # type: ignore[attr-defined]  # nobody completed a step
+        node.steps = 0  # type: ignore[attr-defined]  # no worker completed a step
     with pytest.raises(AggregationError, match="no worker succeeded"):
         Run(InProcessGrid(nodes)).play(epochs=1)
 

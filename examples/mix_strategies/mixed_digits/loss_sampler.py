@@ -4,13 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_blsgd.algorithm.sampling import (
-    EpochRequest,
-    LossTable,
-    SampleList,
-    Sampler,
-    generator,
-)
+from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.randomness import generator
+from flower_blsgd.algorithm.sampling import EpochRequest, SampleList, Sampler
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Check what a sampler, a step policy or a weighting of one's own returns, before it is used.
+"""Checks of what custom samplers, selections, step policies and weightings return.
 
-Each check raises UsageError, which names the class and what is wrong.
+Each check raises UsageError with the name of the class and the fault.
 """
 
 import math
@@ -18,7 +18,7 @@ from .selection import Selected, Selection
 def checked_numbers(
     part: object, method: str, numbers: Any, count: int, minimum: int = 0, whole: bool = False
 ) -> list[Any]:
-    """Return what a method returned: `count` numbers, finite or whole, of at least `minimum`."""
+    """Return `numbers` as a list if they are `count` finite or whole numbers >= `minimum`."""
     found = list(numbers) if isinstance(numbers, list | tuple | np.ndarray) else []
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     good = all(isinstance(number, kinds) and minimum <= number < math.inf for number in found)
@@ -31,10 +31,7 @@ def checked_numbers(
 
 
 def checked_weights(weighting: Weighting, completed_loads: Sequence[float]) -> list[float]:
-    """Return a weighting's weights, which add up to 1.
-
-    One that it gave to a worker that completed nothing goes to the others.
-    """
+    """Return a weighting's weights, which add up to 1; 0 for workers that completed nothing."""
     given = weighting.weights(completed_loads)
     weights = checked_numbers(weighting, "weights", given, len(completed_loads))
     counted = [w if load > 0 else 0.0 for w, load in zip(weights, completed_loads, strict=True)]
@@ -48,7 +45,7 @@ def checked_weights(weighting: Weighting, completed_loads: Sequence[float]) -> l
 
 
 def checked_selected(selection: Selection, selected: Any, num_samples: int) -> Selected:
-    """Return what a selection returned, and all samples for None."""
+    """Return the result of a selection; all samples for None."""
     if selected is None:
         return Selected(np.arange(num_samples, dtype=np.int32))
     name = f"{type(selection).__name__}.select"
@@ -75,7 +72,7 @@ def checked_selected(selection: Selection, selected: Any, num_samples: int) -> S
 def checked_lists(
     sampler: Sampler, sample_lists: Any, request: EpochRequest, num_samples: int
 ) -> tuple[SampleList, ...]:
-    """Return a sampler's lists; linear in their length. A sample may come twice in one."""
+    """Return a sampler's lists; linear in their length. A list may repeat a sample."""
     lists = tuple(sample_lists) if isinstance(sample_lists, list | tuple) else (None,)
     try:
         if not all(isinstance(each, SampleList) for each in lists):
@@ -90,7 +87,7 @@ def checked_lists(
 def _check_lists(
     lists: Sequence[SampleList], rounds: int, samples_per_round: Sequence[int], num_samples: int
 ) -> None:
-    """Raise ValueError unless these are lists for so many rounds of these participants."""
+    """Raise ValueError unless the lists have the samples of each participant for `rounds`."""
     number = len(samples_per_round)
     members = [worker for each in lists for worker in each.members]
     if sorted(members) != list(range(number)):

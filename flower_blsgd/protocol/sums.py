@@ -1,0 +1,84 @@
+"""Order to add up slices of models, and its report (parameter-server reduce)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from .failure import ProtocolError
+from .records import ARRAYS, CONFIG, METRICS, from_wire, to_wire
+
+
+@dataclass(frozen=True)
+class SumOrder:
+    """Order to compute the weighted sum of a slice of all models.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        One per model, >= 0; they add up to 1.
+    slices : sequence of ArrayRecord
+        The slice of each model: flat arrays with the same names.
+    """
+
+    weights: Sequence[float] = field(metadata={"limits": 0})
+    slices: Sequence[ArrayRecord] = field(metadata={"wire": False})
+
+    def models(self) -> list[dict[str, npt.NDArray[Any]]]:
+        """Return the slices as arrays by name."""
+        return [{name: a.numpy() for name, a in record.items()} for record in self.slices]
+
+    def to_records(self) -> RecordDict:
+        """Return the content of the order's message; the slices are shared, not copied."""
+        records = RecordDict({CONFIG: ConfigRecord(to_wire(self))})
+        for i, record in enumerate(self.slices):
+            records[f"{ARRAYS}-{i}"] = record
+        return records
+
+    @classmethod
+    def from_message(cls, message: Message) -> "SumOrder":
+        """Read the order in a message to sum.
+
+        ProtocolError without weights that add up to 1, and one slice for each.
+        """
+        config = message.content.config_records.get(CONFIG, ConfigRecord())
+        values = from_wire(cls, config)
+        arrays = message.content.array_records
+        names = [f"{ARRAYS}-{i}" for i in range(len(values["weights"]))]
+        if not names or set(names) != set(arrays):
+            raise ProtocolError(f"{len(names)} weights came with {len(arrays)} slices")
+        if not math.isclose(sum(values["weights"]), 1.0, rel_tol=1e-6):
+            raise ProtocolError(f"the weights add up to {sum(values['weights'])}, not to 1")
+        return cls(**values, slices=tuple(arrays[name] for name in names))
+
+
+@dataclass(frozen=True)
+class SumReport:
+    """Weighted sum of a slice of all models.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        The sum, named as in the order.
+    started_at, ended_at : float
+        Unix time in seconds.
+    """
+
+    arrays: ArrayRecord = field(metadata={"wire": False})
+    started_at: float = field(metadata={"limits": 0})
+    ended_at: float = field(metadata={"limits": 0})
+
+    def to_reply(self, message: Message) -> Message:
+        """Return the reply to a message to sum."""
+        times = MetricRecord(to_wire(self))
+        return Message(RecordDict({ARRAYS: self.arrays, METRICS: times}), reply_to=message)
+
+    @classmethod
+    def from_content(cls, content: RecordDict) -> "SumReport":
+        """Read the content of a reply; ProtocolError without times. Its arrays are not checked."""
+        times = content.metric_records.get(METRICS, MetricRecord())
+        arrays = content.array_records.get(ARRAYS, ArrayRecord())
+        return cls(arrays, **from_wire(cls, times))
