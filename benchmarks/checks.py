@@ -18,7 +18,7 @@ from flower_blsgd.algorithm import epoch_plan
 from flower_blsgd.config import RunConfig
 from flower_blsgd.protocol import TrainOrder, TrainReport
 from flower_blsgd.run import make_local_grid, train_on
-from flower_blsgd.strategy import aggregation
+from flower_blsgd.strategy import averaging
 from flower_blsgd.strategy.replies import ModelShape
 from flower_blsgd.worker import local_sgd
 
@@ -72,7 +72,7 @@ def measure(data: Path | None, images: int, epochs: int) -> Measured:
 
 _OF_SERVER: tuple[tuple[Any, str], ...] = (
     (epoch_plan, "checked_lists"),
-    (aggregation, "checked_weights"),
+    (averaging, "checked_weights"),
     (TrainReport, "from_content"),
     (ModelShape, "checked"),
     (ModelShape, "checked_momentum"),

@@ -1,8 +1,8 @@
 """The ClientApp: a message in, a library call, a reply out.
 
-Nothing here imports torch at module level: the device is known only inside a handler, and
-pinning comes before torch. In Flower's simulation one process serves several nodes in turn, so
-what belongs to a node is kept in its context, and pinning is undone after every message.
+Nothing here imports torch at module level: the device is known only inside a handler, which must
+pin the process before it imports torch. In Flower's simulation one process serves several nodes in
+turn. So the state of a node is kept in its context, and pinning is undone after every message.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ serve_sessions(app)
 
 @app.query("profile")
 def profile(message: Message, context: Context) -> Message:
-    """Reply with the worker's profile, and with its measured speed if the query wants it."""
+    """Reply with the worker's profile and, if queried, its measured speed."""
     config = _config(context)
     worker = worker_of(context)
     query = ProfileQuery.from_message(message)
     seconds = 0.0
     with pinned(worker, config.threads):
         task = _task(config)
-        sgd = _local_sgd(config, worker)  # where the process lives on, round 1 finds it ready
+        sgd = _local_sgd(config, worker)  # cached for round 1
         if query.calibrate and not worker.seconds_per_step:
             from flower_blsgd.worker.local_sgd import seconds_per_step
 
@@ -63,14 +63,14 @@ def profile(message: Message, context: Context) -> Message:
 
 @app.query("momentum")
 def momentum(message: Message, context: Context) -> Message:
-    """Reply with the momentum that is kept in the node's state, for a checkpoint."""
+    """Reply with the momentum in the node's state, for a checkpoint."""
     kept = context.state.array_records.get(MOMENTUM, ArrayRecord())
     return Message(RecordDict({MOMENTUM: kept}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Do the steps of one order; momentum is kept in the node's state."""
+    """Run the steps of one order. Momentum is kept in the node's state."""
     config = _config(context)
     worker = worker_of(context)
     with pinned(worker, config.threads):
@@ -90,14 +90,14 @@ def train(message: Message, context: Context) -> Message:
 
 @app.train("sum")
 def reduce(message: Message, context: Context) -> Message:
-    """Average a slice of the other workers' models, where this one does not train."""
+    """Average a slice of the other workers' models."""
     with pinned(worker_of(context), _config(context).threads):
         return answer_sum(message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate a slice of the test set, or all of it where none is ordered."""
+    """Evaluate a slice of the test set, or all of it if the order has no slice."""
     config = _config(context)
     worker = worker_of(context)
     with pinned(worker, config.threads):
@@ -122,7 +122,7 @@ def _config(context: Context) -> RunConfig:
     return _checked(tuple(context.run_config.items()))
 
 
-@functools.lru_cache(maxsize=8)  # every message brings the same settings
+@functools.lru_cache(maxsize=8)  # all messages have the same settings
 def _checked(settings: tuple[tuple[str, bool | float | int | str], ...]) -> RunConfig:
     return RunConfig.from_run_config(dict(settings))
 
@@ -136,7 +136,7 @@ def _task(config: RunConfig) -> "Task":
 
 @functools.lru_cache(maxsize=8)
 def _samples(config: RunConfig, device: str) -> "BatchSource":
-    """Return the training data, on an accelerator once for all nodes that this process serves."""
+    """Return the training data, one copy on the device for all nodes of this process."""
     import torch
 
     from flower_blsgd.worker.batches import BatchSource
@@ -144,7 +144,7 @@ def _samples(config: RunConfig, device: str) -> "BatchSource":
     return BatchSource(_task(config).train, torch.device(device))
 
 
-@functools.lru_cache(maxsize=128)  # equal nodes take turns with one: momentum is in their context
+@functools.lru_cache(maxsize=128)  # equal nodes share one: momentum is in their context
 def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
     from flower_blsgd.worker.local_sgd import LocalSGD
 
@@ -172,5 +172,5 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
 
 @functools.lru_cache(maxsize=8)
 def _evaluation_model(config: RunConfig, device: str) -> "nn.Module":
-    """Return a model beside the one that trains, so that evaluating leaves that alone."""
+    """Return a second model, so that evaluation does not change the one that trains."""
     return _task(config).model()

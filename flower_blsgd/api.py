@@ -23,7 +23,7 @@ from .grids.machine import this_machine
 from .grids.worker_spec import cores_note
 from .results.folder import MODEL, EpochRow, read_config
 from .results.metrics import RunMetrics
-from .results.recorder import ProgressView
+from .results.progress import ProgressView
 from .run import make_local_grid, train_on
 from .settings import Settings
 from .strategy.round_metrics import RoundRecord

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from .algorithm.catalog import SAMPLERS, SELECTIONS, STEPS, TRAIN_ON, WEIGHTS
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
+from .checkpointing import Checkpoints
 from .config import RunConfig
 from .errors import UsageError, first_line
 from .grids.features import features_of
@@ -23,9 +24,10 @@ from .grids.worker_spec import WorkerSpec, parse_workers
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
-from .results.recorder import ProgressView, RunRecorder
+from .results.progress import ProgressView
+from .results.recorder import RunRecorder
 from .results.speed_profile import SpeedProfile, with_profile
-from .resume import Checkpoints, Past, past_of
+from .resume import ResumedRun, open_run_to_resume
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.cost_model import predict_run, predicted_figures
 from .strategy.evaluation import WorkerEvaluation
@@ -43,10 +45,10 @@ from .worker.step import use_precision
 def train_on(
     grid: Grid, config: RunConfig, view: ProgressView | None = None, task: Task | None = None
 ) -> RunRecorder:
-    """Train as the settings say, and leave a results folder.
+    """Train as the settings say, and write a results folder.
 
-    Everything that can be refused is refused before anything is written, and on the local grid
-    before it starts a process. Nodes of other grids must first be queried for their profiles.
+    Invalid settings are refused before anything is written, and on the local grid before a process
+    is started. Nodes of other grids are queried for their profiles first.
 
     Parameters
     ----------
@@ -55,42 +57,44 @@ def train_on(
     config : RunConfig
         The settings.
     view : ProgressView, optional
-        Where progress is shown.
+        Shows the progress; on standard output by default.
     task : Task, optional
-        Instead of the one that the settings name; the workers still load theirs by that name.
+        Replaces the task that the settings name on the server; workers load theirs by name.
 
     Returns
     -------
     RunRecorder
-        What was measured; its folder holds the rest.
+        The figures of the run, and its folder.
 
     Raises
     ------
     UsageError
-        If the settings do not fit together, the data or the workers.
+        If settings, data and workers do not fit together.
     AggregationError
-        If a round had no usable reply. What was reached before is in the folder.
+        If a round had no usable reply. Results so far are in the folder.
     KeyboardInterrupt
-        Likewise.
+        On Ctrl-C. Results so far are in the folder.
     """
-    with past_of(config, complete=isinstance(grid, LocalGrid)) as past:
-        return _train(grid, past.config if past else config, view, past, task)
+    with open_run_to_resume(config, complete=isinstance(grid, LocalGrid)) as resumed:
+        return _train(grid, resumed.config if resumed else config, view, resumed, task)
 
 
 def _train(
     grid: Grid,
     config: RunConfig,
     view: ProgressView | None,
-    past: Past | None,
+    resumed: ResumedRun | None,
     given: Task | None,
 ) -> RunRecorder:
-    began, last_round = time.monotonic(), 0
+    began = time.monotonic()
+
+    # Check and load: nothing is written, and no process is started.
     if config.tensorboard:
         require_tensorboard()
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
     task, is_accuracy = load_own_task(config, given)
     model = task.initial_model(derived_seed(config.seed, "model"))
-    arrays = state_record(model)
+    arrays, last_round = state_record(model), 0
     workers = grid.workers if isinstance(grid, LocalGrid) else ()
     strategy = make_strategy(
         config,
@@ -101,79 +105,90 @@ def _train(
     if workers:
         check_workers(config, workers, task.num_train)
         _require_buffers(config, len(workers), arrays)
-    elif strategy.planner.train_on.slow_reduce:
-        raise UsageError(
-            f'train-on = "{config.choices.train_on}" ({config.algorithm}): slow workers sum '
-            'models in shared memory, on the local grid only; use blsgd run, or train-on = "fast"'
-        )
-    if config.trace and not workers:
-        raise UsageError(
-            "trace = true: workers write their traces on the local grid only; use blsgd run"
-        )
-    if not past:
+    else:
+        _refuse_without_local_grid(config, strategy)
+    if not resumed:
         RunFolder.refuse_unusable(config.out)
-
     view = view or ProgressView(config.epochs, seconds=config.seconds)
-    report = RunRecorder(config, strategy, view, began)
-    if past:
-        arrays, last_round = past.take_up(strategy, report, arrays)
-    report.metric_is_accuracy &= is_accuracy
-    evaluate, evaluation = _evaluation(grid, config, task, strategy, report)
+    recorder = RunRecorder(config, strategy, view, began, is_accuracy)
+    if resumed:
+        arrays, last_round = resumed.restore(strategy, recorder, arrays)
+    evaluate, async_evaluation = _evaluation(grid, config, task, strategy, recorder)
     strategy.registry.data_fingerprint = task.fingerprint()
     strategy.registry.model_fingerprint = model_fingerprint(model)
-    with report.recording(task):
+
+    with recorder.recording(task):  # which saves the results at the end
+        # Connect, measure speeds, and choose local steps by them.
         # Other grids ignore a profile, and may not have the file.
         profile = config.profile if workers else ""
         overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
         chosen = strategy.prepare(grid, arrays, overhead)
-        if strategy.registry.active or not past:  # else all are left out until an epoch is planned
+        if strategy.registry.active or not resumed:  # else all are left out until the next epoch
             strategy.planner.check(strategy.registry.active)
-        report.open_folder(RunFolder(past.folder) if past else None)
+        recorder.open_folder(RunFolder(resumed.folder) if resumed else None)
         if not workers:
-            _note_ignored_settings(config, strategy.registry, report)
+            _note_ignored_settings(config, strategy.registry, recorder)
         if chosen:
-            report.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
-        _predict(strategy, report, overhead)
-        traces = report.folder.path / "trace"
+            recorder.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
+        _predict(strategy, recorder, overhead)
+
+        # Train and evaluate.
+        traces = recorder.folder.path / "trace"
         train_config = ConfigRecord({TRACE_FOLDER: str(traces.resolve())} if config.trace else {})
-        checkpoints = Checkpoints(grid, strategy, report)
-        with checkpoints.written(locked=past is not None):
-            if not report.why_over:  # else it was killed before its results were written
+        checkpoints = Checkpoints(grid, strategy, recorder)
+        with checkpoints.written(locked=resumed is not None):
+            if not recorder.why_over:  # else it was killed before its results were written
                 strategy.fit(
                     grid,
                     arrays,
                     epochs=config.epochs,
                     seconds=config.seconds or None,
-                    budget_seconds=report.budget_seconds,
+                    budget_seconds=recorder.budget_seconds,
                     train_config=train_config,
                     evaluate_fn=checkpoints.evaluated_by(evaluate),
                     evaluate_every_epochs=config.evaluate_every_epochs,
-                    async_evaluation=evaluation,
-                    should_stop=lambda *_: report.stopped_early is not None,
-                    on_round=report.add_round,
+                    async_evaluation=async_evaluation,
+                    should_stop=lambda *_: recorder.stopped_early is not None,
+                    on_round=recorder.add_round,
                     on_epoch=checkpoints.end_epoch,
                     between_rounds=checkpoints.between_rounds,
                     start_round=last_round,
-                    evaluate_first=report.evaluation_missing,
+                    evaluate_first=recorder.evaluation_missing,
                 )
-        if config.trace and traces.is_dir():  # it is of round 2
-            report.say(f"traces of one round: {traces} (open them in ui.perfetto.dev)")
-        _note_wire_errors(grid, report)
-    return report
+        if config.trace and traces.is_dir():  # written in round 2
+            recorder.say(f"traces of one round: {traces} (open them in ui.perfetto.dev)")
+        _note_wire_errors(grid, recorder)
+    return recorder
 
 
-def _predict(strategy: BiasedLocalSGD, report: RunRecorder, overhead_seconds: float) -> None:
-    """Say how fast the workers are, and keep what is to be expected of them."""
+def _refuse_without_local_grid(config: RunConfig, strategy: BiasedLocalSGD) -> None:
+    if strategy.planner.train_on.slow_reduce:
+        raise UsageError(
+            f'train-on = "{config.choices.train_on}" ({config.algorithm}): slow workers sum '
+            "models in shared memory, which only the local grid has; use blsgd run, or "
+            'train-on = "fast"'
+        )
+    if config.trace:
+        raise UsageError(
+            "trace = true: workers write their traces on the local grid only; use blsgd run"
+        )
+
+
+def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder, overhead_seconds: float) -> None:
+    """Print the speeds of the workers, and keep a prediction for the summary."""
     active = strategy.registry.active
     for worker in active:
         if worker.speed:
-            report.say(f"  {worker.label}: {worker.speed}")
+            recorder.say(f"  {worker.label}: {worker.speed}")
     for worker in strategy.registry.evaluating:
-        report.say(f"  {worker.label}: evaluates while the others train")
+        recorder.say(f"  {worker.label}: evaluates while the others train")
     if any(worker.profile.seconds_per_step for worker in active):
         prediction = predict_run(strategy, active, overhead_seconds)
-        if prediction is not None:  # the speeds of all that train are known
-            report.predicted = predicted_figures(prediction, report.config.clock)
+        if prediction is not None:  # all speeds are known
+            recorder.predicted = predicted_figures(prediction, recorder.config.clock)
+
+
+# --- the parts of a run, as the settings describe them --------------------------------------------
 
 
 def make_local_grid(
@@ -181,16 +196,16 @@ def make_local_grid(
     setup: Callable[[], object] | None = None,
     workers: Sequence[WorkerSpec] | None = None,
 ) -> LocalGrid:
-    """Return the grid of our own app's workers; its processes start with the first message.
+    """Return the grid of the built-in app's workers; processes start with the first message.
 
     Parameters
     ----------
     config : RunConfig
-        Names the workers, and perhaps a profile with their speeds.
+        Names the workers, and optionally a profile with their speeds.
     setup : callable, optional
         Called in every process before it loads the app.
     workers : sequence of WorkerSpec, optional
-        Instead of those that the settings name.
+        Replaces the workers that the settings name.
 
     Raises
     ------
@@ -209,22 +224,22 @@ def make_local_grid(
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(
-            f"task: it cannot be sent to the workers ({reason}); make locks, open files and the "
+            f"task: it cannot be sent to the workers ({reason}); create locks, open files and the "
             "like inside its functions, or name it as module:function"
         ) from error
 
 
 def load_own_task(config: RunConfig, given: Task | None = None) -> tuple[Task, bool]:
-    """Return the given task, or the one of the settings, and whether its metric is an accuracy.
+    """Return the given task, or that of the settings, and whether its metric is an accuracy.
 
-    UsageError if there is no such task, or it is not what a task must be.
+    UsageError if there is no such task, or the object is not a valid task.
     """
     task = load_task(**config.task_settings, given=given)
     is_accuracy = check_task(task, config.task, config.micro_batch_size)
     for key in ("patience", "stop-at-accuracy"):
         if (value := getattr(config, key.replace("-", "_"))) and not is_accuracy:
             raise UsageError(
-                f"{key} = {value:g}: needs a metric in [0, 1], and that of the task has other "
+                f"{key} = {value:g}: needs a metric in [0, 1], and the task's metric has other "
                 "values; leave the setting out"
             )
     return task, is_accuracy
@@ -238,7 +253,7 @@ def make_strategy(
 ) -> BiasedLocalSGD:
     """Return the strategy that the settings describe.
 
-    UsageError if the batch size is larger than the data, or settings do not go together.
+    UsageError if the batch size is larger than the data, or settings exclude each other.
     """
     if config.batch_size > num_samples:
         raise UsageError(
@@ -273,7 +288,7 @@ def make_strategy(
 
 
 def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples: int) -> None:
-    """Raise UsageError if a run with these settings could not begin with these workers."""
+    """Raise UsageError if a run with these settings cannot start with these workers."""
     if len(workers) < config.min_workers != RunConfig.min_workers:
         raise UsageError(
             f"min-workers = {config.min_workers}: workers names {len(workers)}; name more, or use "
@@ -286,7 +301,7 @@ def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples:
 
 
 def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -> None:
-    """Refuse more workers than there is memory for their shared buffers."""
+    """Raise UsageError if the shared buffers of the workers do not fit into memory."""
     model_bytes = ModelShape(arrays).num_bytes
     each = model_bytes * (1 + state_copies(config.optimizer, config.momentum))
     require_bytes(
@@ -300,10 +315,10 @@ def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -
 
 
 def _evaluation(
-    grid: Grid, config: RunConfig, task: Task, strategy: BiasedLocalSGD, report: RunRecorder
+    grid: Grid, config: RunConfig, task: Task, strategy: BiasedLocalSGD, recorder: RunRecorder
 ) -> tuple[EvaluateFn, WorkerEvaluation]:
-    """Return the function that evaluates, and counts its time; and the evaluation by workers."""
-    # Made only if this process has to evaluate, without drawing from the caller's generator.
+    """Return a function that evaluates and records its time, and the evaluation on workers."""
+    # Made only if this process evaluates, without drawing from the caller's generator.
     model = functools.cache(functools.partial(task.fresh_model, 0))
 
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
@@ -329,21 +344,21 @@ def _evaluation(
                 f"task = {config.task!r}: evaluating after round {server_round} raised "
                 f"{type(error).__name__}: {first_line(error)}"
             ) from error
-        report.evaluation_seconds += time.perf_counter() - began
+        recorder.durations.evaluation_seconds += time.perf_counter() - began
         return metrics
 
     return evaluate, on_workers
 
 
-# --- what is worth a line about other grids than the local one ----------------------------------
+# --- notes ----------------------------------------------------------------------------------------
 
 
 def _note_ignored_settings(
-    config: RunConfig, registry: WorkerRegistry, report: RunRecorder
+    config: RunConfig, registry: WorkerRegistry, recorder: RunRecorder
 ) -> None:
-    """SuperNodes name their own device; only Flower's simulation reads ``workers``."""
+    """Print which settings a grid ignores: SuperNodes name their own devices."""
     if config.profile:
-        report.say(
+        recorder.say(
             f'profile = "{config.profile}" is ignored: only blsgd run reads it; give each node '
             "seconds-per-step in its node config"
         )
@@ -354,13 +369,13 @@ def _note_ignored_settings(
     named = Counter((spec.device_with_cores, spec.tier) for spec in specs)
     there = Counter((w.profile.device, w.profile.tier) for w in registry.workers)
     if config.workers != "auto" and there - named:
-        report.say(f'workers = "{config.workers}" is ignored: each SuperNode names its own device')
+        recorder.say(f'workers = "{config.workers}" is ignored: SuperNodes name their own devices')
 
 
-def _note_wire_errors(grid: Grid, report: RunRecorder) -> None:
-    """Say how far the nodes' models were from the true ones, where they travelled in 16 bits."""
+def _note_wire_errors(grid: Grid, recorder: RunRecorder) -> None:
+    """Print the error of models that travelled with 16 bits per value."""
     for name, error in features_of(grid).wire_errors.items():
-        report.say(
-            f"{name} travelled as {report.config.wire_dtype}: on the nodes they were "
-            f"{100 * error:.2g} % off the true ones (root mean square, mean of all rounds)"
+        recorder.say(
+            f"{name} travelled as {recorder.config.wire_dtype}, with an error of "
+            f"{100 * error:.2g} % (root mean square, mean of all rounds)"
         )

@@ -17,7 +17,7 @@ PARTS = {
     ],
     "failures and the stream": ["tests/faults", "tests/grids/stream"],
     "the local grid, checkpoints, benchmarks and the Python interface": [
-        *("tests/grids", "tests/checkpoint", "tests/benchmarks", "tests/test_paper_configs.py"),
+        *("tests/grids", "tests/checkpoint", "tests/benchmarks", "tests/paper"),
         *("tests/test_api.py", "--ignore=tests/grids/stream"),
     ],
 }

@@ -1,4 +1,4 @@
-"""The ServerApp: run config -> strategy -> fit, and a results folder."""
+"""The ServerApp: train with the run config's settings, and write a results folder."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -11,7 +11,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train on whatever grid Flower, or ``blsgd run``, gives us."""
+    """Train on the grid of Flower or ``blsgd run``."""
     config = RunConfig.from_run_config(context.run_config)
 
     from flower_blsgd.run import train_on

@@ -12,7 +12,8 @@ import pytest
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.results.metrics import RunMetrics
-from flower_blsgd.results.recorder import ProgressView, RunRecorder
+from flower_blsgd.results.progress import ProgressView
+from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import make_local_grid, train_on
 from flower_blsgd.strategy.round_metrics import RoundRecord
 

@@ -37,14 +37,17 @@ ARROWS = {
     "results": {"strategy", "protocol", "algorithm", "grids", "tasks", "config", "errors"}
     | {"checkpoint"},
     "resume": {"checkpoint", "results", "strategy", "tasks", "config", "errors"},
+    "checkpointing": {"resume", "checkpoint", "results", "strategy"},
     "run": {"results", "strategy", "protocol", "algorithm", "grids", "tasks", "worker"}
-    | {"resume", "config", "errors"},
+    | {"resume", "checkpointing", "config", "errors"},
     "experiments": {"run", "results", "strategy", "protocol", "algorithm", "grids", "tasks"}
     | {"worker", "config", "errors"},
+    # only the command line imports it; others name it as "module:name"
+    "paper": {"experiments", "results", "strategy", "algorithm", "grids", "config", "errors"},
     "settings": set(),  # written by make format
     "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
     | {"settings"},
-    "cli": {"api", "experiments", "run", "results", "grids", "tasks", "worker"}
+    "cli": {"api", "experiments", "paper", "results", "grids", "tasks", "worker"}
     | {"config", "errors"},
     "clients": {"hosts", "worker", "protocol", "tasks", "grids", "config"},
     "server": {"run", "grids", "config"},

@@ -34,7 +34,8 @@ from flower_blsgd import Task
 from flower_blsgd.config import CHANGEABLE, RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.folder import RunFolder, alone_in
-from flower_blsgd.results.recorder import ProgressView, RunRecorder
+from flower_blsgd.results.progress import ProgressView
+from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import train_on
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.speeds import Connector
@@ -289,7 +290,7 @@ def test_signal_in_an_evaluation_ends_it_and_loses_nothing_before_it(
             train(view, resume=resume)
         (command,) = ended.value.__notes__
         assert command.endswith("run --resume run")
-        assert wait_until(functools.partial(said, view, "leaving the evaluation; again to end"))
+        assert wait_until(functools.partial(said, view, "abandoning the evaluation; press again"))
         summary = json.loads(Path("run/summary.json").read_text())
         assert (summary["epochs"], summary["rounds"]) == (epochs, rounds)
         assert Path("run/model.safetensors").exists()
@@ -428,7 +429,7 @@ def test_without_checkpoints_nothing_of_it_is_done() -> None:
     assert left - {"run.log"} == {
         *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors")
     }
-    assert "holds no checkpoint" in refusal(train, resume="run")
+    assert "has no checkpoint" in refusal(train, resume="run")
 
 
 def test_budget_in_seconds_goes_on_within_an_epoch() -> None:
@@ -437,7 +438,7 @@ def test_budget_in_seconds_goes_on_within_an_epoch() -> None:
     train(seconds=1050, out="whole", **settings)
     train(seconds=450, **settings)
     line = refusal(train, seconds=450, resume="run", **settings)
-    assert "of 450 seconds of training are over; for more, " in line
+    assert "of 450 seconds of training are used; to continue, " in line
     assert line.endswith(" --resume run -s seconds=N")
     view = View(9, lambda: signal.raise_signal(signal.SIGINT))  # 900 of 850 s, before evaluating
     with pytest.raises(KeyboardInterrupt):
@@ -486,7 +487,7 @@ def test_metric_that_is_no_accuracy_is_refused_by_what_needs_one(settings: dict[
 def test_finished_run_goes_on_with_more_epochs_and_says_what_changed() -> None:
     train(epochs=2)
     line = refusal(train, epochs=2, resume="run")
-    assert line.startswith("run is finished: 2 of 2 epochs done; for more, ")
+    assert line.startswith("run is finished: 2 of 2 epochs done; to continue, ")
     assert line.endswith("run --resume run -s epochs=N")
     view = View()
     summary = train(view, epochs=3, evaluate_on="server", resume="run").summary
@@ -510,8 +511,22 @@ def test_run_that_stopped_early_names_the_setting_that_lets_it_go_on(
     register_task(task, "points")
     train(epochs=9, **setting)
     line = refusal(train, epochs=9, resume="run", **setting)
-    assert f"({key} = {value}); for more, " in line
+    assert f"({key} = {value}); to continue, " in line
     assert line.endswith(f" --resume run -s {key}=0")
+
+
+def test_run_that_ended_by_patience_stays_ended_when_it_is_resumed() -> None:
+    """Also if it was killed before its summary was written: no round is added."""
+    task = replace(points(), metric=lambda outputs, targets: torch.ones(len(targets)))
+    register_task(task, "points")
+    before = train(epochs=9, patience=2).summary
+    Path("run/summary.json").unlink()
+    rounds = Path("run/rounds.jsonl").read_bytes()
+    after = train(epochs=9, patience=2, resume="run").summary
+    assert Path("run/rounds.jsonl").read_bytes() == rounds
+    assert after["stopped_early"] == before["stopped_early"] is not None
+    assert (after["epochs"], after["resumed"]) == (3, [before["rounds"]])
+    assert "is finished: 2 evaluations" in refusal(train, epochs=9, patience=2, resume="run")
 
 
 def test_settings_that_would_make_it_another_run_are_refused() -> None:
@@ -521,7 +536,7 @@ def test_settings_that_would_make_it_another_run_are_refused() -> None:
     assert line.startswith(
         "run cannot be resumed with learning-rate = 0.1 instead of 0.3, seed = 4 instead of 0; "
     )
-    assert line.endswith(f"what may change: {', '.join(CHANGEABLE)}")
+    assert line.endswith(f"only these may change: {', '.join(CHANGEABLE)}")
     assert "out = 'other' instead of 'run'" in refusal(train, out="other", epochs=9, resume="run")
     # A setting that may change, and that was not given, is that of the run; `out` too.
     line = refusal(train, threads=0, out="", epochs=1, resume="run")
@@ -531,17 +546,17 @@ def test_settings_that_would_make_it_another_run_are_refused() -> None:
 
 
 def test_what_cannot_be_resumed_is_refused_in_one_line() -> None:
-    assert "runs/latest is no run" in refusal(train, resume="runs/latest")
+    assert "runs/latest is not a run" in refusal(train, resume="runs/latest")
     with pytest.raises(KeyboardInterrupt):
         train(View(2, interrupt))
     line = refusal(train, resume="run")
-    assert line.startswith("run holds no checkpoint: it ended before the first one")
+    assert line.startswith("run has no checkpoint: it ended before the first one")
     assert f"run -c {Path('run').resolve()}/config.toml -s out=" in line
     shutil.rmtree("run")
     with pytest.raises(KeyboardInterrupt):
         train(View(7, interrupt))
     with alone_in(Path("run/checkpoint"), "busy"):
-        assert refusal(train, resume="run").startswith("run is in use by a run that is under way")
+        assert refusal(train, resume="run").startswith("run is in use by a run; wait")
     (newest,) = Path("run/checkpoint").glob("round-*")
     newest.write_bytes(newest.read_bytes()[:-1])
     assert "no checkpoint can be read" in refusal(train, resume="run")
@@ -551,7 +566,7 @@ def test_python_interface_takes_the_settings_of_the_run() -> None:
     train(epochs=1)
     values = {"resume": "run", "learning_rate": 0.1}
     line = refusal(flower_blsgd.train, **values)
-    assert line.startswith("run cannot be resumed with learning-rate = 0.1 instead of 0.3; ")
+    assert line.startswith("run cannot be resumed with learning_rate = 0.1 instead of 0.3; ")
     line = refusal(flower_blsgd.train, "digits", resume=Path("run"))
     assert line.startswith("run cannot be resumed with task = 'digits' instead of 'points'; ")
     train(epochs=1, task=register_task(points()), out="given")
@@ -640,6 +655,6 @@ def test_rounds_and_versions_that_differ_are_said(monkeypatch: pytest.MonkeyPatc
     view = View()
     summary = train(view, resume="run").summary
     assert (summary["rounds"], summary["samples"]) == (10, 10 * 12)
-    assert "warning: 2 rounds are missing in rounds.jsonl and all figures" in view.lines
-    (line,) = (line for line in view.lines if line.startswith("  the checkpoint is of "))
-    assert line == f"  the checkpoint is of {{'torch': '{torch.__version__}'}}: bits may differ"
+    assert "warning: 2 rounds are missing in rounds.jsonl and the figures" in view.lines
+    (line,) = (line for line in view.lines if line.startswith("  written with "))
+    assert line == f"  written with {{'torch': '{torch.__version__}'}}: results may differ in bits"

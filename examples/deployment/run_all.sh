@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every line of docs/deployment.md for a SuperLink and SuperNodes, on one
-# machine. A test compares the lines: change them there and here. README.md says more.
+# Run every command of docs/deployment.md for a SuperLink and SuperNodes on one machine.
+# A test compares the commands, so change them in both places. See README.md.
 # PARTS="here" or "lab" runs one half, without or with TLS.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

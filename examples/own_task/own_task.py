@@ -1,4 +1,4 @@
-"""A task of one's own: telling two spirals apart."""
+"""A custom task: classify points of two spirals."""
 
 import math
 
@@ -11,7 +11,7 @@ TRAIN, TEST = 2_000, 500
 
 
 def task() -> Task:
-    """Return data and model; blsgd calls this in every process that needs them."""
+    """Return data and model; called in every process that needs them."""
     points, labels = spirals(TRAIN + TEST, seed=0)
     return Task(
         model=network,
@@ -22,7 +22,7 @@ def task() -> Task:
 
 
 def spirals(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return points of shape (count, 2) and their spiral, 0 or 1; equal in every process."""
+    """Return points of shape (count, 2) and their class, 0 or 1; equal in every process."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 2, (count,), generator=generator)
     turn = 2.5 * math.pi * torch.rand(count, generator=generator).sqrt()
@@ -32,7 +32,7 @@ def spirals(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network() -> nn.Module:
-    """Return a fresh model."""
+    """Return a new model."""
     return nn.Sequential(
         nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
     )

@@ -4,6 +4,7 @@
 algorithm is adding a row.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,6 @@ from .local_steps import (
     SystemAwareSteps,
 )
 from .sampling import (
-    CandidateSampler,
-    ReshuffledSampler,
     Sampler,
     SeparatedSampler,
     UnifiedSampler,
@@ -106,6 +105,12 @@ Settings = Any
 """`config.RunConfig`, which is built on this module."""
 
 
+def _of_paper(name: str) -> Any:
+    """Return ``"module:name"`` of the package `paper`, which is imported only for this."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f"flower_blsgd.paper.{module}"), attribute)
+
+
 def _tau_fast(settings: Settings) -> int | None:
     """Return tau_fast of the settings; None for "auto", which leaves a policy open."""
     steps = settings.choices.local_steps_fast
@@ -130,8 +135,10 @@ SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
     "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.choices.high_loss_to),
     "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.choices.high_loss_to),
     "uniform": lambda _: UniformSampler(),
-    "candidates": lambda s: CandidateSampler(s.candidate_factor, s.choices.high_loss_to),
-    "reshuffled": lambda _: ReshuffledSampler(),
+    "candidates": lambda s: _of_paper("released:CandidateSampler")(
+        s.candidate_factor, s.choices.high_loss_to
+    ),
+    "reshuffled": lambda _: _of_paper("released:ReshuffledSampler")(),
 }
 
 SELECTIONS: Mapping[str, Callable[[], Selection]] = {

@@ -7,7 +7,7 @@ implement ``sample_lists`` and pass an instance to the strategy. Built-in sample
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -258,64 +258,3 @@ class UnifiedSampler(SeparatedSampler):
     """
 
     disjoint: ClassVar[bool] = True
-
-
-# --- what the authors' released code does, which is not what their paper says ------------------
-
-
-@dataclass(frozen=True)
-class ReshuffledSampler(UniformSampler):
-    """All workers share a permutation, and a new one as soon as no whole round is left of it.
-
-    The baseline of the released code. That is after floor(N / S) rounds of S samples, while an
-    epoch of the paper's table has floor(N / (B P tau_fast)).
-    """
-
-    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
-        """Return one list, shared by all workers."""
-        first = request.samples_before * len(table)  # so each begins a permutation of its own
-        return super().sample_lists(replace(request, samples_before=first), table)
-
-    def horizon(self, num_samples: int, samples_per_round: int) -> int:
-        """Return how many whole rounds there are in N samples."""
-        return max(1, num_samples // samples_per_round)
-
-
-@dataclass(frozen=True)
-class CandidateSampler(ReshuffledSampler):
-    """One tier gets the highest losses of a uniform list of candidates, the other a uniform draw.
-
-    The method of the released code, with the slow tier; its horizon is that of its baseline.
-
-    Parameters
-    ----------
-    candidate_factor : int (default: 4)
-        Candidates per sample that is taken of them, >= 1; all N where there are fewer.
-    high_loss_to : {"fast", "slow"} (default: "slow")
-        Which tier that is.
-    """
-
-    needs_both_tiers = True
-
-    candidate_factor: int = 4
-    high_loss_to: TierName = "slow"
-
-    def __post_init__(self) -> None:
-        if self.candidate_factor < 1 or self.high_loss_to not in _DRAWS:
-            raise ValueError(f"{self}: candidate_factor must be >= 1, high_loss_to fast or slow")
-
-    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
-        """Return the fast workers' list and the slow workers' list."""
-        sample_lists = []
-        losses = table.ranking_losses()
-        for tier, purpose in _DRAWS.items():
-            if members := request.tier(tier == "fast"):
-                rng = generator(request.seed, purpose, request.samples_before)
-                count = request.set_size(members)
-                factor = self.candidate_factor if tier == self.high_loss_to else 1
-                drawn = draw_samples(losses, max(count, min(factor * count, len(table))), 0.0, rng)
-                if tier == self.high_loss_to:  # the candidates are in random order, so ties are
-                    drawn = drawn[np.argsort(losses[drawn], kind="stable")[-count:]]
-                    rng.shuffle(drawn)
-                sample_lists.append(SampleList(drawn, members))
-        return sample_lists

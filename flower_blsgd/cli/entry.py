@@ -1,4 +1,4 @@
-"""Entry point of the command: import it while Ctrl-C waits, and run it."""
+"""Entry point of the command, which defers Ctrl-C while libraries are imported."""
 
 import signal
 from types import FrameType
@@ -7,7 +7,7 @@ _LIBRARIES = {"flower_blsgd", "flwr", "torch"}
 
 
 def main() -> int:
-    """Run the command; Ctrl-C waits while libraries are imported, since torch would abort."""
+    """Run the command; torch would abort if Ctrl-C interrupted its import."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGALRM, _interrupt)

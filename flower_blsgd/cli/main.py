@@ -1,6 +1,6 @@
 """The command ``blsgd``.
 
-What a command needs is imported when that command runs: the others start without it.
+A command imports what it needs when it runs, so the other commands start without it.
 """
 
 import argparse
@@ -30,21 +30,21 @@ _INTERRUPTED = 130
 
 COMMANDS = {
     "run": ("main", "train, with one pinned process per device"),
-    "devices": ("main", "show this machine's devices and workers"),
-    "prepare": ("main", "make a task's data ready, so that runs start at once"),
-    "evaluate": ("main", "test a run's model on the whole test set"),
-    "calibrate": ("experiments", "measure what each device can do"),
-    "plan": ("experiments", "say what to expect of each algorithm, without training"),
-    "compare": ("experiments", "train several algorithms: one table, one picture of who wins"),
-    "reproduce": ("reproduce", "repeat a table or a figure of the paper, beside what it printed"),
-    "report": ("experiments", "turn a results folder into one page of HTML"),
-    "supernode": ("supernode", "be a node of a SuperLink, with this machine's devices"),
+    "devices": ("main", "show the devices and workers of this machine"),
+    "prepare": ("main", "prepare the data of a task, so that runs start immediately"),
+    "evaluate": ("main", "test the model of a run on the whole test set"),
+    "calibrate": ("experiments", "measure the speed of each device"),
+    "plan": ("experiments", "predict each algorithm without training"),
+    "compare": ("experiments", "train several algorithms; write one table and one picture"),
+    "reproduce": ("reproduce", "repeat a table or a figure of the paper and compare the numbers"),
+    "report": ("experiments", "write one HTML page of a results folder"),
+    "supernode": ("supernode", "connect the devices of this machine to a SuperLink"),
 }
-"""Each command's module, whose function ``add_<command>`` adds its arguments, and its help."""
+"""Each command's module, whose function ``add_<command>`` adds the arguments, and its help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``blsgd`` and return its exit code: 0, 1 for a failed run, 2 for a user's mistake."""
+    """Run ``blsgd``; return its exit code: 0, 1 if a run failed, 2 for a user error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options = _parser(arguments).parse_args(arguments)
@@ -73,11 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(reason: object, code: int, error: BaseException) -> int:
-    """Print why a command ends, and last the command that a run may have left as a note."""
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends it no sooner
+    """Print why a command ends, and the notes of the error, such as the command that resumes."""
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Ctrl-C no longer matters
     print(f"blsgd: {reason}", file=sys.stderr)
     cause: BaseException | None = error
-    while cause is not None:  # the note is on the first, where Ctrl-C came again
+    while cause is not None:  # after a second Ctrl-C the note is on the first error
         for note in getattr(cause, "__notes__", ()):
             print(note, file=sys.stderr)
         cause = cause.__context__
@@ -86,17 +86,17 @@ def _fail(reason: object, code: int, error: BaseException) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError instead of printing the usage: every mistake is one line."""
+        """Raise UsageError instead of printing the usage: every error is one line."""
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser: it lists all commands, and knows the arguments of that which is given."""
+    """Return the parser, which has all commands, but arguments only for the given one."""
     from importlib.metadata import version
 
     parser = _Parser(
         prog="blsgd",
-        description="Train on fast and slow devices at once: each does as many steps as it can.",
+        description="Train on fast and slow devices together: each does as many steps as it can.",
     )
     parser.add_argument("--version", action="version", version=version("flower-blsgd"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -114,7 +114,9 @@ def add_run(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd run``."""
     command.set_defaults(command=_run)
     command.add_argument(
-        "app", nargs="?", help="folder of a Flower app (default: this one, else the built-in app)"
+        "app",
+        nargs="?",
+        help="folder of a Flower app (default: the current folder, else the built-in app)",
     )
     add_settings(command)
     add_workers(command)
@@ -123,12 +125,12 @@ def add_run(command: argparse.ArgumentParser) -> None:
         metavar="RUN",
         nargs="?",
         const="runs/latest",
-        help="go on with a run that ended early, in its folder (default: runs/latest)",
+        help="continue a run in its folder (default: runs/latest)",
     )
     command.add_argument(
         "--trace",
         action="store_true",
-        help="let every worker write torch's profiler trace of one round into the results folder",
+        help="write torch's profiler trace of one round of every worker into the results folder",
     )
 
 
@@ -155,12 +157,12 @@ def _run(options: argparse.Namespace) -> None:
         config["trace"] = options.trace or config["trace"]
         config["name"] = config["name"] or config_name(file_name)
     elif options.trace:
-        raise UsageError(f"--trace: {app.name} has no setting trace, so its workers write none")
+        raise UsageError(f"--trace: {app.name} has no setting trace")
     elif options.resume:
-        raise UsageError(f"--resume: {app.name} has no setting resume, so it goes on with none")
-    # Ours is checked here, before the machine is looked at; another app checks its own.
+        raise UsageError(f"--resume: {app.name} has no setting resume")
+    # Our settings are checked here; another app checks its own.
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
-    if not is_ours:  # its log is all that it shows, as with `flwr run`
+    if not is_ours:  # its log is its only output, as with `flwr run`
         logging.getLogger("flwr").setLevel(logging.INFO)
     elif config["profile"]:
         from ..results.speed_profile import with_profile
@@ -215,14 +217,16 @@ def _devices(options: argparse.Namespace) -> None:
 def add_evaluate(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd evaluate``."""
     command.set_defaults(command=_evaluate)
-    command.add_argument("run", help="a run's folder, such as runs/latest")
-    command.add_argument("--data", default="", help="where the data is, if no longer there")
-    command.add_argument("--device", default="", help="such as cuda:0 (default: the first)")
+    command.add_argument("run", help="folder of a run, such as runs/latest")
+    command.add_argument("--data", default="", help="folder of the data, if it has moved")
+    command.add_argument(
+        "--device", default="", help="such as cuda:0 (default: the first accelerator)"
+    )
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from ..api import evaluate_run
-    from ..results.metrics import shown_metric
+    from ..results.summary import shown_metric
 
     find_modules_here()
     result = evaluate_run(options.run, data=options.data, device=options.device)
@@ -235,7 +239,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def add_prepare(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd prepare``."""
     command.set_defaults(command=_prepare)
-    command.add_argument("--again", action="store_true", help="also if it is ready")
+    command.add_argument("--again", action="store_true", help="even if they are prepared")
     add_settings(command)
 
 
@@ -250,7 +254,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to whatever stderr is now: the live progress line replaces it while it is shown."""
+    """Writes to the current stderr, which the live progress line replaces temporarily."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a log record to the current stderr."""
@@ -259,7 +263,7 @@ class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def _set_up_logging(verbose: bool) -> None:
-    import flwr.app  # noqa: F401  # first: it gives its logger a level of its own
+    import flwr.app  # noqa: F401  # first: it sets the level of its logger
 
     level = logging.INFO if verbose else logging.WARNING
     handler = _CurrentStderr()

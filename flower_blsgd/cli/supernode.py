@@ -1,9 +1,9 @@
 """The command ``blsgd supernode``: run Flower's SuperNodes with the right devices and keys.
 
-Flower's own ``flower-supernode`` does the work, and its output is shown; what it says of a flag or
-a key is not said here again. This command chooses its arguments, pins it to the worker's cores,
-looks whether the SuperLink answers (Flower would try for ever, in silence), and ends it with all
-that it started.
+The command starts Flower's ``flower-supernode`` and shows its output, including its messages about
+flags and keys. It chooses the arguments, pins the SuperNode to the worker's cores, and checks that
+the SuperLink answers (Flower would retry silently without end). Finally it ends the SuperNode and
+all processes that the SuperNode started.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from .options import add_workers, terminated_like_interrupted
 
 KEY_FLAG = "--auth-supernode-private-key"
 GRACE_SECONDS = 10.0
-"""How long a SuperNode and its ClientApp may take to end; Flower itself takes up to 5 s."""
+"""Time for a SuperNode and its ClientApp to end. Flower takes up to 5 s."""
 
 _TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -43,20 +43,10 @@ _NOT_REGISTERED = re.compile(r"\[code: 200[14]\]")  # of Flower's SuperLink
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """The command line of one SuperNode.
+    """The command line of one SuperNode, with all its environment variables.
 
-    Parameters
-    ----------
-    label : str
-        Its name in what the user reads.
-    arguments : tuple of str
-        Program and arguments.
-    cores : tuple of int
-        The CPU cores that it is pinned to; empty: all.
-    environment : mapping
-        All its environment variables.
-    key : str (default: "KEY")
-        The file with its private key, for messages.
+    It is pinned to `cores`; empty for all. `label` is its name in the output, and `key` the file of
+    its private key in messages.
     """
 
     label: str
@@ -69,18 +59,18 @@ class NodeCommand:
 def add_supernode(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd supernode``."""
     command.set_defaults(command=_supernode)
-    command.epilog = "What follows -- is handed to flower-supernode as it is."
+    command.epilog = "Arguments after -- are passed to flower-supernode."
     command.add_argument("--superlink", metavar="HOST:PORT", required=True)
     add_workers(command)
     command.add_argument(
         "--one-node-per-device",
         action="store_true",
-        help="a SuperNode for each worker, instead of one for all (always with role=evaluate)",
+        help="start one SuperNode per worker instead of one for all (always with role=evaluate)",
     )
     command.add_argument(
         "--name",
         default="",
-        help="name in logs, by which it is known again; several get a number behind it",
+        help="name in logs, by which it is recognised on return; several get a number appended",
     )
     security = command.add_mutually_exclusive_group(required=True)
     security.add_argument(
@@ -97,7 +87,7 @@ def add_supernode(command: argparse.ArgumentParser) -> None:
         type=_file,
         action="append",
         default=[],
-        help="the key that is registered; with several SuperNodes once for each",
+        help="the registered private key; give it once per SuperNode",
     )
     command.add_argument(
         "--node-config",
@@ -111,7 +101,7 @@ def add_supernode(command: argparse.ArgumentParser) -> None:
 def _file(text: str) -> Path:
     path = Path(text).expanduser().absolute()
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{path} is no file")
+        raise argparse.ArgumentTypeError(f"{path} is not a file")
     return path
 
 
@@ -126,34 +116,34 @@ def _supernode(options: argparse.Namespace) -> None:
 
 
 def _show(line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the reader has gone; the nodes work on
+    with contextlib.suppress(BrokenPipeError):  # without a reader the nodes continue
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
 
-# --- what is started ----------------------------------------------------------------------------
+# --- commands -----------------------------------------------------------------------------------
 
 
 def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) -> list[NodeCommand]:
-    """Return the flower-supernode command of one node with all workers, or of one for each.
+    """Return the flower-supernode commands: one for all workers, or one per worker.
 
-    The workers of ``"auto"`` that train have a node together, and one that evaluates has its own.
+    With ``"auto"``, the workers that train share a node, and a worker that evaluates gets another
+    one.
 
-    UsageError if there are more or fewer keys than nodes, or a value holds what a node config
-    cannot.
+    UsageError if the numbers of keys and nodes differ, or a value cannot be in a node config.
     """
     devices = " ".join((options.workers or "auto").split())
     evaluating = [worker for worker in workers if worker.role == "evaluate"]
     if options.one_node_per_device or (evaluating and devices != "auto"):
         groups = [[worker] for worker in workers]
-    else:  # the others behind a node would wait for one that evaluates
+    else:  # on a shared node, the other workers would wait for one that evaluates
         training = [worker for worker in workers if worker.role == "train"]
         groups = [training, *([worker] for worker in evaluating)]
     keys: list[Path] = options.keys
     if keys and len(keys) != len(groups):
         raise UsageError(
             f"{len(keys)} {KEY_FLAG} for {len(groups)} SuperNodes; give it once per SuperNode, "
-            "each with a key of its own, in the order of --workers"
+            "each with a separate key, in the order of --workers"
         )
     security = ["--insecure"]
     if options.root_certificates is not None:
@@ -175,7 +165,7 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
             *("--node-config", f"{node_config_text(config)} {options.node_config}".strip()),
             *options.further,
         ]
-        # Several devices behind one node are pinned, each by its own process, when they start.
+        # With several devices, each worker process is pinned separately as well.
         cores = {core for worker in group for core in worker.cores}
         pinned = sorted(cores) if all(worker.cores for worker in group) else []
         commands.append(
@@ -198,8 +188,8 @@ def _environment(pinning: Mapping[str, str]) -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that are free and differ."""
-    with contextlib.ExitStack() as probes:  # all open at once
+    """Return different free ports of the loopback interface."""
+    with contextlib.ExitStack() as probes:  # all are open together
         opened = [probes.enter_context(create_server((_LOOPBACK, 0))) for _ in range(count)]
         return [int(probe.getsockname()[1]) for probe in opened]
 
@@ -222,13 +212,13 @@ def node_config_text(values: Mapping[str, object]) -> str:
 
 
 def check_superlink(address: str, root_certificates: Path | None) -> None:
-    """Look whether a SuperLink answers, by the way that Flower would take (a proxy, if any).
+    """Check that a SuperLink answers, over the same proxy as Flower.
 
-    UsageError if none does, or its certificate does not verify: one line with the reason.
+    UsageError if it does not, or its certificate cannot be verified.
     """
     context = None
     if root_certificates is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts these only, as Flower does
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts only these, as Flower does
         try:
             context.load_verify_locations(root_certificates)
         except OSError as error:
@@ -244,8 +234,8 @@ def check_superlink(address: str, root_certificates: Path | None) -> None:
         reason = " ".join(str(getattr(error, "reason", error)).split())
         raise UsageError(
             f"no SuperLink answers at {url} ({reason}); check HOST:PORT, that flower-superlink "
-            "is run there with --host 0.0.0.0, and TLS: --insecure if it has no certificate, else "
-            "--root-certificates FILE, in which is what signed it for this name"
+            "runs there with --host 0.0.0.0, and TLS: --insecure if it has no certificate, else "
+            "--root-certificates FILE with the authority that signed it for this name"
         ) from None
 
 
@@ -253,20 +243,20 @@ def check_superlink(address: str, root_certificates: Path | None) -> None:
 
 
 def run_nodes(commands: Sequence[NodeCommand]) -> None:
-    """Start SuperNodes, show what they print, and stay until all have ended; leave none behind.
+    """Start SuperNodes, show their output, and wait until all have ended; leave none behind.
 
     Raises
     ------
     UsageError
         If the SuperLink does not know a node's key; the other nodes are ended first.
     SystemExit
-        If one ends with another error; likewise.
+        If a node ends with another error; the other nodes are ended first.
     """
     running: list[_Node] = []
     try:
         for command in commands:
             running.append(_Node(command, len(commands) > 1))
-        for node in running:  # only now: no process is forked beside a thread
+        for node in running:  # after all forks, since these are threads
             node.output.start()
         while running:
             time.sleep(_POLL_SECONDS)
@@ -280,9 +270,11 @@ def run_nodes(commands: Sequence[NodeCommand]) -> None:
 
 
 def _end(nodes: Sequence["_Node"]) -> None:
-    """End nodes and all that they started; kill what is left of it after the grace time."""
+    """End nodes with all their processes; kill them after the grace time."""
     for node in nodes:
-        node.signal(signal.SIGTERM)  # once: the second would kill it, without leaving the SuperLink
+        node.signal(
+            signal.SIGTERM
+        )  # once: a second one would kill it before it leaves the SuperLink
     deadline = time.monotonic() + GRACE_SECONDS
     while any(node.is_alive() for node in nodes) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -294,7 +286,7 @@ def _end(nodes: Sequence["_Node"]) -> None:
 
 
 class _Node:
-    """A SuperNode and what it started: one process group."""
+    """A SuperNode and its child processes, as one process group."""
 
     def __init__(self, command: NodeCommand, prefixed: bool) -> None:
         self.command = command
@@ -302,7 +294,7 @@ class _Node:
         self._prefix = f"[{command.label}] " if prefixed else ""
         self._not_registered = False
         _show(f"{self._prefix}{shlex.join(command.arguments)}")
-        # Pinned before it exists, so that all that it starts is.
+        # Pinned from the start, so that its children are pinned, too.
         with on_cores_of(WorkerSpec("cpu", command.cores)):
             self.process = subprocess.Popen(
                 command.arguments,
@@ -328,7 +320,7 @@ class _Node:
             os.killpg(self.process.pid, number)
 
     def is_alive(self) -> bool:
-        """Whether the SuperNode, or anything that it started, has not ended."""
+        """Return whether the SuperNode or one of its child processes still runs."""
         if self.process.poll() is None:
             return True
         with contextlib.suppress(ChildProcessError):  # inherited, as by a container's first process
@@ -340,22 +332,22 @@ class _Node:
         return True
 
     def check(self) -> None:
-        """Raise an error if the SuperNode ended with one."""
+        """Raise an error if the SuperNode failed."""
         code, who = self.process.returncode, f"SuperNode {self.command.label}"
         if code and self._not_registered:
             key = self.command.key
             raise UsageError(
-                f"{who}: the SuperLink does not take its key; register it with `flwr supernode "
-                f"register {key}.pub NAME`, and give {KEY_FLAG} {key} (one that is registered may "
-                "be in use, or its SuperNode was killed less than a minute ago)"
+                f"{who}: the SuperLink rejects its key; register it with `flwr supernode "
+                f"register {key}.pub NAME`, and give {KEY_FLAG} {key} (a registered key may be in "
+                "use, or its SuperNode was killed less than a minute ago)"
             )
         if code:
-            raise SystemExit(f"blsgd: {who} ended with exit code {code}; it says above why")
+            raise SystemExit(f"blsgd: {who} ended with exit code {code}; see the output above")
 
 
 def _set_up_child() -> None:
-    # A shell starts what it puts into the background with Ctrl-C ignored. Flower's programs end
-    # themselves with that signal, and would inherit it.
+    # A shell starts background jobs with SIGINT ignored. Flower's programs would inherit that, and
+    # they use the signal to end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":  # ends with this process, even if that is killed
+    if sys.platform == "linux":  # so that it ends with this process in any case
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,1 +1,1 @@
-"""Data sets: where they come from, and how they become arrays that processes share."""
+"""Data sets: their sources, and their conversion to arrays that processes share."""

@@ -1,9 +1,8 @@
 """Data prepared once per machine: folders of arrays that all processes map into their memory.
 
-A cache entry is written into a folder with a temporary name and renamed when it is complete, so
-that whatever has an entry's name was written to its end. An interrupted preparation leaves
-nothing that is used: it begins anew. One process prepares, under a lock that the kernel releases
-if its owner dies; others wait for it and use what it made.
+A cache entry is written to a folder with a temporary name and renamed when it is complete. An
+interrupted preparation is therefore never used and starts again. One process prepares the data
+under a lock that the kernel releases if the process dies. Others wait for it and use its result.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ from .source import DataSource
 _LOG = logging.getLogger(__name__)
 
 _FORMAT = 5
-"""Version of what an entry looks like; changes when an older one must not be read any more."""
+"""Format version of an entry; entries of other versions are not read."""
 
 _MANIFEST = "manifest.json"
 _KINDS = ("inputs", "labels")
@@ -40,9 +39,9 @@ Pair = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 Write = Callable[[Path, Path], Mapping[str, Any]]
 """``(folder, scratch) -> facts``: writes ``{train,test}_{inputs,labels}.npy`` into an empty folder.
 
-Libraries may write into `scratch`, which is removed. The facts are ``num_classes``, ``skipped``
-and, of texts, ``vocabulary``, as of `Prepared`. Raises UsageError if the data cannot be used,
-OSError if the folder cannot be written.
+Libraries may write to `scratch`, which is removed. The facts are ``num_classes``, ``skipped`` and,
+for texts, ``vocabulary``, see `Prepared`. Raises UsageError if the data are invalid, OSError if the
+folder cannot be written.
 """
 
 
@@ -50,26 +49,25 @@ OSError if the folder cannot be written.
 class Prepared:
     """Data that are ready for training.
 
-    The arrays are memory maps: all processes share their pages, and what one writes into them
-    stays its own.
+    The arrays are copy-on-write memory maps, whose pages all processes share.
 
     Parameters
     ----------
     train, test : pair of numpy.ndarray
-        Inputs, of images uint8 of shape (N, 3, side, side), of texts int32 of shape
-        (N, longest text), and labels, int64 of shape (N,).
+        Inputs and labels. Images are uint8 of shape (N, 3, side, side), texts int32 of shape
+        (N, longest text), and labels int64 of shape (N,).
     folder : Path
         The cache entry.
     noun : str
-        What they are, such as ``"images"``.
+        Kind of samples, such as ``"images"``.
     fingerprint : str
-        16 hex digits of the content of `train`.
+        16 hex digits that depend on the content of `train`.
     num_classes : int
-        Labels are below it.
+        Number of classes.
     skipped : mapping
-        How many samples of each part were left out.
+        Number of skipped samples in each part.
     vocabulary : int (default: 0)
-        Of texts: how many tokens their tokenizer knows.
+        Vocabulary size of the tokenizer, for texts.
     """
 
     train: Pair
@@ -83,40 +81,40 @@ class Prepared:
 
 
 class UnusableError(Exception):
-    """A cache entry is damaged, as the message says."""
+    """Damaged cache entry."""
 
 
 def prepared(
     source: DataSource, options: Mapping[str, Any], write: Write, again: bool = False
 ) -> Prepared:
-    """Return the arrays of a data set, preparing them if that was not done yet.
+    """Return the arrays of a data set, and prepare them if necessary.
 
-    Files of a folder that changed count as another source: they are prepared anew, and what was
-    made of them before stays, since a run may use it.
+    A folder whose files have changed is a different source. It is prepared again, and the old entry
+    is kept, because a run may be using it.
 
     Parameters
     ----------
     source : DataSource
-        Where the data come from; cache entries begin with its name.
+        Source of the data; its name is the prefix of the cache entry.
     options : mapping
-        All else that changes the outcome, as JSON writes it.
+        Everything else that affects the result, serializable as JSON.
     write : callable
-        Prepares them; see `Write`.
+        Function that prepares the data; see `Write`.
     again : bool (default: False)
-        Prepare them even if that was done.
+        Prepare the data even if they are ready.
 
     Raises
     ------
     UsageError
-        If there are no such data, or the cache cannot be read or written.
+        If the data are not available, or the cache cannot be read or written.
     """
     cache = cache_folder()
     if source.folder is not None and cache.resolve().is_relative_to(source.folder):
-        raise UsageError(  # every preparation would make another source of it
+        raise UsageError(  # every preparation would change the source
             f"{source.setting}: the cache {cache} lies inside it; set BLSGD_CACHE to another folder"
         )
     identity = f"{_FORMAT} {json.dumps(options, sort_keys=True)} {source.state()}"
-    digest = hashlib.sha256(identity.encode(errors="surrogateescape"))  # as names of files are
+    digest = hashlib.sha256(identity.encode(errors="surrogateescape"))  # like file names
     entry = cache / f"{source.name}-{digest.hexdigest()[:16]}"
     try:
         if entry.exists() and not again:
@@ -132,34 +130,34 @@ def prepared(
         with held:
             if entry.exists() and not again:
                 try:
-                    return open_entry(entry)  # another process has made it meanwhile
+                    return open_entry(entry)  # made by another process
                 except UnusableError as error:
                     _LOG.warning("%s is damaged (%s); preparing it again", entry, error)
             _prepare(entry, source, write)
             return open_entry(entry)
-    except (OSError, NotImplementedError) as error:  # the latter: a disk without locks
+    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
         raise UsageError(
-            f"the cache {cache} cannot be used ({error}); make room, or set BLSGD_CACHE to "
+            f"the cache {cache} cannot be used ({error}); free some space, or set BLSGD_CACHE to "
             "another folder"
         ) from None
 
 
 def cache_folder() -> Path:
-    """Return ``$BLSGD_CACHE``, else ``flower-blsgd`` in the user's folder of caches."""
+    """Return ``$BLSGD_CACHE``, else ``flower-blsgd`` in the user's cache folder."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = os.environ.get("BLSGD_CACHE") or f"{caches}/flower-blsgd"
     return Path(os.path.expanduser(folder)).absolute()
 
 
 def open_entry(entry: Path, content: bool = False) -> Prepared:
-    """Open a cache entry, comparing its files with the manifest: their sizes, or their content.
+    """Open a cache entry and compare its files with the manifest, by size or by checksum.
 
     Raises
     ------
     UnusableError
-        If one of them is missing or has changed.
+        If a file is missing or has changed.
     UsageError
-        If one cannot be read, which does not mean that it is damaged.
+        If a file cannot be read for another reason.
     """
     try:
         manifest = json.loads((entry / _MANIFEST).read_text())
@@ -168,9 +166,9 @@ def open_entry(entry: Path, content: bool = False) -> Prepared:
             path = entry / name
             same = path.stat().st_size == file["bytes"]
             if not same or (content and _sha256(path) != file["sha256"]):
-                raise UnusableError(f"{name} is not as it was written")
+                raise UnusableError(f"{name}: size or checksum mismatch")
         train, test = (
-            # Copy on write: torch warns of arrays that may not be written.
+            # Copy-on-write, because torch warns about read-only arrays.
             tuple(np.load(entry / f"{part}_{kind}.npy", mmap_mode="c") for kind in _KINDS)
             for part in ("train", "test")
         )
@@ -181,20 +179,20 @@ def open_entry(entry: Path, content: bool = False) -> Prepared:
         raise UnusableError(first_line(error)) from None
     except OSError as error:
         raise UsageError(
-            f"the cache entry {entry} cannot be read ({error}) and stays as it is; repair that, or "
-            "set BLSGD_CACHE to another folder"
+            f"the cache entry {entry} cannot be read ({error}) and was left unchanged; repair "
+            "it, or set BLSGD_CACHE to another folder"
         ) from None
 
 
 def _prepare(entry: Path, source: DataSource, write: Write) -> None:
     """Write an entry under a temporary name, and rename it when it is complete.
 
-    Only under the lock: whatever else has a temporary name was left by a process that is gone.
+    The caller holds the lock, so folders with temporary names were left by dead processes.
     """
     for leftover in entry.parent.glob(f".part.{source.name}.*"):
         shutil.rmtree(leftover, ignore_errors=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
-    console.print(f"preparing the {source.noun} of {source}, once, in {entry}")
+    console.print(f"preparing the {source.noun} of {source} (once) in {entry}")
     with tempfile.TemporaryDirectory(
         prefix=f".part.{source.name}.", dir=entry.parent, ignore_cleanup_errors=True
     ) as temporary:
@@ -209,9 +207,9 @@ def _prepare(entry: Path, source: DataSource, write: Write) -> None:
         (new / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         for path in new.iterdir():
             with path.open("rb") as file:
-                os.fsync(file)  # later only sizes are compared
+                os.fsync(file)  # runs compare sizes only
         if entry.exists():
-            entry.rename(Path(temporary) / "old")  # arrays that are open stay readable
+            entry.rename(Path(temporary) / "old")  # open arrays stay readable
         new.rename(entry)
 
 

@@ -1,4 +1,4 @@
-"""Image data sets: those we know by name, their published archives, and their images as arrays."""
+"""Image data sets: the built-in ones, their published archives, and their images as arrays."""
 
 import functools
 import io
@@ -18,20 +18,19 @@ from .splits import Convert, prepared_rows
 
 @dataclass(frozen=True, kw_only=True)
 class ImageData(DataSource):
-    """A data set of images: of the HF hub, or a folder, which may also be the published archive.
+    """Image data set of the HF hub or of a folder, which may be the published archive.
 
     Parameters
     ----------
     side : int
-        Height and width of the images as they are stored, in pixels.
+        Height and width of the stored images, in pixels.
     archive, mark : str
-        The folder that the archive of its authors unpacks to, and a file within that no other
-        form has.
+        Folder name of the unpacked archive, and a file that identifies it.
     read : callable
-        ``(folder) -> splits`` of the archive, each a ``datasets.Dataset`` of ``image`` and
-        ``label``, by name.
+        ``(folder) -> splits`` of the archive, by name, each a ``datasets.Dataset`` of ``image`` and
+        ``label``.
     others
-        As of `DataSource`.
+        See `DataSource`.
     """
 
     columns: tuple[tuple[str, ...], tuple[str, ...]] = (("img", "image"), ("fine_label", "label"))
@@ -41,15 +40,15 @@ class ImageData(DataSource):
     read: Callable[[Path], Mapping[str, Any]]
 
     def tables(self, scratch: Path) -> Mapping[str, Any]:
-        """Return all splits, also of an archive or of the folder that holds one.
+        """Return all splits, including those of an archive or of its parent folder.
 
-        UsageError if its files are missing, damaged or contradict each other, as of any other.
+        UsageError if the data cannot be read.
         """
         for folder in (self.folder, self.folder / self.archive) if self.folder else ():
             if (folder / self.mark).is_file():
                 try:
                     return self.read(folder)
-                except Exception as error:  # numpy and scipy raise anything of damaged files
+                except Exception as error:  # numpy and scipy raise any kind for damaged files
                     raise UsageError(
                         f"{self.setting} cannot be read ({first_line(error)}); unpack the "
                         "archive again, or name another folder"
@@ -57,7 +56,7 @@ class ImageData(DataSource):
         return super().tables(scratch)
 
 
-# --- archives as their authors publish them, which no library reads
+# --- published archives, which no library reads
 
 
 def _read_cifar(
@@ -65,25 +64,24 @@ def _read_cifar(
 ) -> Mapping[str, Any]:
     """Return ``train`` and ``test`` of the binary version.
 
-    Its files are rows of `num_labels` labels, of which the last counts, and of pixels of shape
-    (3, 32, 32), all of one byte, without a header.
-    Source: https://www.cs.toronto.edu/~kriz/cifar.html
+    The files have no header. A row has `num_labels` labels, of which the last one counts, and
+    pixels of shape (3, 32, 32), one byte each. Source: https://www.cs.toronto.edu/~kriz/cifar.html
     """
     splits = {}
     for split, names in (("train", train), ("test", test)):
         read = [np.fromfile(folder / name, np.uint8) for name in names]
         rows = np.concatenate(read).reshape(-1, num_labels + 3 * 32 * 32)
         images = rows[:, num_labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        # As image files of the simplest kind, portable pixmaps.
+        # Encode as portable pixmaps, the simplest image format.
         encoded = (b"P6 32 32 255\n" + image.tobytes() for image in images)
         splits[split] = _table(zip(encoded, rows[:, num_labels - 1], strict=True))
     return splits
 
 
 def _read_flowers(folder: Path) -> Mapping[str, Any]:
-    """Return ``train``, ``validation`` and ``test`` of Oxford Flowers-102, as torchvision keeps it.
+    """Return the splits of Oxford Flowers-102 from torchvision's folder.
 
-    Images are in the order of the published lists; labels 1 to 102 become 0 to 101.
+    Images are in the order of the published lists. Labels 1 to 102 become 0 to 101.
     Source: https://www.robots.ox.ac.uk/~vgg/data/flowers/102/
     """
     from scipy.io import loadmat
@@ -99,11 +97,11 @@ def _read_flowers(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_tiny_imagenet(folder: Path) -> Mapping[str, Any]:
-    """Return ``train`` and ``validation`` of Tiny ImageNet, as its archive unpacks.
+    """Return ``train`` and ``validation`` of Tiny ImageNet, from its unpacked archive.
 
-    Labels count the WordNet ids in alphabetical order, as the copy on the Hugging Face hub does;
-    images of a class and of the validation split are in the order of their names.
-    Source: http://cs231n.stanford.edu/tiny-imagenet-200.zip
+    Labels number the WordNet ids in alphabetical order, like the copy on the HF hub. Images of a
+    class and of the validation split are sorted by name. Source:
+    http://cs231n.stanford.edu/tiny-imagenet-200.zip
     """
     names = sorted(set((folder / "wnids.txt").read_text().split()))
     train = []
@@ -121,7 +119,7 @@ def _read_tiny_imagenet(folder: Path) -> Mapping[str, Any]:
 
 
 def _table(rows: Iterable[tuple[str | bytes, int]]) -> Any:
-    """Return a split of images, encoded or as paths of files, with their labels."""
+    """Return a split of images, encoded or as file paths, with labels."""
     from datasets import Dataset, Features, Image, Value
 
     images, labels = zip(*rows, strict=True)
@@ -133,7 +131,7 @@ def _table(rows: Iterable[tuple[str | bytes, int]]) -> Any:
 
 _FORMS = (
     "{tables} with columns img or image, and label or fine_label, or image folders {folders}, or "
-    "what datasets' save_to_disk wrote, or the "
+    "the output of datasets' save_to_disk, or the "
 )
 
 CIFAR10 = ImageData(
@@ -150,7 +148,7 @@ CIFAR10 = ImageData(
         test=["test_batch.bin"],
     ),
 )
-"""50,000 + 10,000 photographs of ten things, or one's own in its layout."""
+"""50,000 + 10,000 photographs of ten classes, or custom images in the same layout."""
 
 CIFAR100 = ImageData(
     name="cifar100",
@@ -162,7 +160,7 @@ CIFAR100 = ImageData(
     mark="train.bin",
     read=functools.partial(_read_cifar, num_labels=2, train=["train.bin"], test=["test.bin"]),
 )
-"""50,000 + 10,000 photographs of a hundred things; of its two kinds of labels the fine one."""
+"""50,000 + 10,000 photographs of 100 classes, with the fine labels."""
 
 TINY_IMAGENET = ImageData(
     name="tiny-imagenet",
@@ -175,7 +173,7 @@ TINY_IMAGENET = ImageData(
     mark="wnids.txt",
     read=_read_tiny_imagenet,
 )
-"""100,000 + 10,000 photographs of 200 things; what it calls test has no labels."""
+"""100,000 + 10,000 photographs of 200 classes; its test split has no labels."""
 
 _FLOWERS102 = ImageData(
     name="flowers102",
@@ -192,22 +190,22 @@ FLOWERS102: Mapping[str, ImageData] = {
     "official": _FLOWERS102,
     "paper": replace(_FLOWERS102, train=("train", "test"), test=("validation",)),
 }
-"""8,189 photographs of flowers, cut into 1,020 + 6,149 as published (validation is not used), or
-into 7,169 + 1,020 as the paper must have cut them. The Hugging Face hub's copy keeps them as PNG:
-3.4 GB, ten times the published files."""
+"""8,189 photographs of flowers, split into 1,020 + 6,149 as published (without validation), or into
+7,169 + 1,020 as in the paper (our reconstruction). The HF hub's copy is PNG: 3.4 GB, ten times the
+published files."""
 
 
 def prepared_images(images: ImageData, data: str = "", **rows: Any) -> Prepared:
-    """Return the decoded images of a data set, preparing them if that was not done yet.
+    """Return the decoded images of a data set, and prepare them if necessary.
 
-    `data` is a folder, or empty for the Hugging Face hub; `rows` are `skip_bad`, `max_samples` and
-    `again` of `prepared_rows`, whose errors these are.
+    `data` is a folder, or empty for the HF hub. `rows` are `skip_bad`, `max_samples` and `again` of
+    `prepared_rows`, which also documents the errors.
     """
 
     def converter(*_: object) -> tuple[Convert, Mapping[str, Any]]:
         from PIL.Image import init
 
-        init()  # here: not every thread on its own
+        init()  # once, not in every thread
         return functools.partial(decoded, side=images.side), {}
 
     options = {"side": images.side, "train": images.train, "test": images.test}
@@ -216,35 +214,35 @@ def prepared_images(images: ImageData, data: str = "", **rows: Any) -> Prepared:
 
 
 def decoded(stored: Any, side: int) -> npt.NDArray[np.uint8]:
-    """Return the middle of an image, as RGB of shape (3, side, side).
+    """Return the center of an image, as RGB of shape (3, side, side).
 
-    The shorter side is made `side` long, bilinearly and without aliasing, and of the longer one
-    the middle is kept.
+    The shorter side is resized to `side`, bilinearly with antialiasing, and the longer one is
+    center-cropped.
 
     Parameters
     ----------
     stored : bytes or mapping
-        The content of a file of any kind that PIL reads, or a mapping with that as ``bytes`` or
-        else its ``path``. Grey of 16 bits is scaled, and transparency dropped.
+        Content of a file in any format of PIL, or a mapping with the content as ``bytes`` or with
+        its ``path``. 16-bit gray values are scaled, and transparency is dropped.
     side : int
         Height and width in pixels.
 
     Raises
     ------
     Exception
-        Whatever PIL raises of a damaged file; ValueError if nothing says which of its values is
-        white, or the path is relative.
+        Any error of PIL for a damaged file; ValueError if the white level is undefined or the path
+        is relative.
     """
     import PIL.Image
     import PIL.ImageOps
 
     content = stored if isinstance(stored, bytes) else stored["bytes"]
     if content is None and not Path(stored["path"]).is_absolute():
-        raise ValueError("it is only a relative path, which may mean any file")
+        raise ValueError("a relative path is ambiguous")
     with PIL.Image.open(stored["path"] if content is None else io.BytesIO(content)) as image:
         if image.mode in ("I", "F"):
-            raise ValueError(f"its kind {image.mode} (32 bits) does not say what is white")
-        if image.mode.startswith("I;16"):  # PIL would cut values off at 255
+            raise ValueError(f"the white level of mode {image.mode} (32 bits) is undefined")
+        if image.mode.startswith("I;16"):  # PIL would clip values at 255
             grey = np.rint(np.asarray(image) / 257).astype(np.uint8)
             colours = PIL.Image.fromarray(grey).convert("RGB")
         else:

@@ -1,4 +1,4 @@
-"""Where data come from: a folder, or a data set of the Hugging Face hub, read by ``datasets``."""
+"""Sources of data: a folder or a data set of the HF hub, read by ``datasets``."""
 
 import functools
 import importlib
@@ -14,45 +14,45 @@ from typing import Any
 from ..errors import UsageError, first_line, pip_install
 
 _LIBRARIES = {"images": ("vision", "PIL"), "texts": ("text", "tokenizers")}
-"""Which extra of this package brings the libraries that read them, and one beside ``datasets``."""
+"""Extra of this package with the libraries that read each kind, and one library besides
+``datasets``."""
 
 _VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
-"""What the split for validation may be called."""
+"""Names of the validation split."""
 
 _PATTERN_SIGNS = ("*", "?", "[", "]", "::")
-"""What ``datasets`` takes for a pattern in a path, which may fit another folder."""
+"""Characters that ``datasets`` interprets as a pattern in a path."""
 
 _TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """A data set of the Hugging Face hub, or a folder in its layout.
+    """Data set of the HF hub, or a folder in its layout.
 
     Parameters
     ----------
     name : str
-        The task, such as ``"cifar10"``.
+        Name of the task, such as ``"cifar10"``.
     hf_hub_name : str
-        Such as ``"uoft-cs/cifar10"``.
+        Name on the HF hub, such as ``"uoft-cs/cifar10"``.
     noun : str (default: "images")
-        What is read: ``"images"`` or ``"texts"``.
+        Kind of samples: ``"images"`` or ``"texts"``.
     forms : str
-        What a folder must look like, for messages; in it ``{tables}`` and ``{folders}`` stand
-        for the names of the splits.
+        Description of valid folders for messages, with placeholders ``{tables}`` and ``{folders}``.
     columns : pair of tuple of str
-        What the columns of samples and of labels may be called; the first that exists counts.
+        Possible names of the sample column and of the label column; the first existing one is used.
     num_classes : int, optional
-        How many it must have; None for any number.
+        Required number of classes; None: any number.
     train, test : tuple of str (default: ("train",), ("test",))
-        The splits to train and to test on; several are joined in this order.
+        Training and test splits; several are joined in this order.
     data : str (default: "")
-        A folder that is read instead of the HF hub.
+        Folder to read instead of the HF hub.
 
     Raises
     ------
     UsageError
-        If there is no such folder.
+        If the folder does not exist.
     """
 
     name: str
@@ -70,14 +70,14 @@ class DataSource:
         remedy += f", or leave data empty for the HF hub's {self.hf_hub_name}"
         try:
             found = self.folder is None or self.folder.is_dir()
-        except (OSError, RuntimeError, ValueError) as error:  # too long, links in a circle, a NUL
-            raise UsageError(f"data = {data!r} is no folder's path ({error}); {remedy}") from None
+        except (OSError, RuntimeError, ValueError) as error:  # too long, a link cycle, a NUL
+            raise UsageError(f"data = {data!r} is not a valid path ({error}); {remedy}") from None
         if not found:
             raise UsageError(f"data = {data!r} is not a folder, or does not exist; {remedy}")
         if signs := [sign for sign in _PATTERN_SIGNS if self.folder and sign in str(self.folder)]:
             raise UsageError(
-                f"data = {data!r}: the path {self.folder} holds {' '.join(signs)}, which the "
-                "library that reads it takes for a pattern; rename the folder"
+                f"data = {data!r}: the path {self.folder} contains {' '.join(signs)}, which the "
+                "library datasets interprets as a pattern; rename the folder"
             )
 
     def __str__(self) -> str:
@@ -85,12 +85,12 @@ class DataSource:
 
     @functools.cached_property
     def folder(self) -> Path | None:
-        """The whole path of the folder; None for the HF hub."""
+        """Absolute path of the folder; None for the HF hub."""
         return Path(os.path.expanduser(self.data)).resolve() if self.data else None
 
     @property
     def layout(self) -> str:
-        """What a folder must look like."""
+        """Description of a valid folder."""
         names = (*self.train, *self.test)
         return self.forms.format(
             tables=" and ".join(f"{name}-*.parquet" for name in names),
@@ -99,11 +99,11 @@ class DataSource:
 
     @property
     def setting(self) -> str:
-        """The key and value that name the source, as messages begin."""
+        """Key and value of the source, the beginning of messages."""
         return f"data = {str(self.folder or '')!r}"
 
     def state(self) -> str:
-        """Return a text that changes with any path, size or time of a file of the folder.
+        """Return a string that changes with any path, size or time of a file in the folder.
 
         Raises
         ------
@@ -121,17 +121,17 @@ class DataSource:
         return "\n".join([f"folder {self.folder}", *files])
 
     def tables(self, scratch: Path) -> Mapping[str, Any]:
-        """Return all splits, each a ``datasets.Dataset``; validation goes by this name.
+        """Return all splits by name, each a ``datasets.Dataset``.
 
         Parameters
         ----------
         scratch : Path
-            Where the library may write; must live as long as the tables do.
+            Folder for the library's files; must exist as long as the tables.
 
         Raises
         ------
         UsageError
-            If there are no data, or the HF hub is out of reach.
+            If there are no data, or the HF hub is not reachable.
         """
         import datasets
         import huggingface_hub.constants as hf_hub
@@ -139,8 +139,8 @@ class DataSource:
         reachable = self.folder is not None or hf_hub_reachable()
         level = datasets.logging.get_verbosity()
         offline = hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what is wrong is said here
-        if not reachable:  # offline it reads what it has downloaded before
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our message replaces its own
+        if not reachable:  # offline, it uses its downloads
             hf_hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
         try:
             tables = self._read(datasets, scratch)
@@ -151,7 +151,7 @@ class DataSource:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            why = first_line(cause) if reachable else "out of reach"
+            why = first_line(cause) if reachable else "not reachable"
             raise UsageError(
                 f"{self.setting}: {self} cannot be read ({why}); name a folder with {self.layout}"
             ) from error
@@ -177,8 +177,8 @@ class DataSource:
             return dict(datasets.load_dataset(self.hf_hub_name))
         if (self.folder / "dataset_dict.json").is_file():
             return dict(datasets.load_from_disk(str(self.folder)))
-        # datasets looks for the names of splits at any depth: without patterns, CIFAR-100's class
-        # "train" of the folder "test" would belong to both. A data set card may name the files.
+        # datasets searches for names of splits at any depth. Without patterns, CIFAR-100's class
+        # "train" in the folder "test" would belong to both. A data set card may name the files.
         card = self.folder / "README.md"
         names_files = card.is_file() and DatasetCard.load(card).data.get("configs")
         names = () if names_files else ("train", "test", *_VALIDATION)
@@ -191,16 +191,16 @@ class DataSource:
         files = [file for split in (builder.config.data_files or {}).values() for file in split]
         if len(set(files)) < len(files):
             raise UsageError(
-                f"{self.setting}: some files belong by their names to two splits; put the splits "
-                "into folders train and test at the top"
+                f"{self.setting}: the names of some files match two splits; put the splits into "
+                "top-level folders train and test"
             )
-        # A data set card may speak of more files than this folder has.
+        # A data set card may list more files than the folder has.
         builder.download_and_prepare(verification_mode="no_checks")
         return dict(builder.as_dataset())
 
 
 def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield path, size and time of every file; hidden ones are not data."""
+    """Yield path, size and time of every file that is not hidden."""
     with os.scandir(folder) as entries:
         for entry in entries:
             path = f"{prefix}{entry.name}"
@@ -214,9 +214,9 @@ def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
 
 
 def hf_hub_reachable() -> bool:
-    """Return whether the hub is not switched off (``HF_HUB_OFFLINE``), and answers at all.
+    """Return whether the HF hub answers within seconds and is not disabled (``HF_HUB_OFFLINE``).
 
-    Its own library tries for half a minute before it gives up.
+    The hub's own library tries for half a minute.
     """
     import huggingface_hub.constants as hf_hub
 
@@ -229,8 +229,8 @@ def hf_hub_reachable() -> bool:
             head = urllib.request.Request(str(hf_hub.ENDPOINT), method="HEAD")
             urllib.request.urlopen(head, timeout=_TIMEOUT_SECONDS).close()
         except urllib.error.HTTPError:
-            pass  # an answer all the same
-        except Exception:  # there is no network, no such address, or something else answers
+            pass  # also an answer
+        except Exception:  # no network, no such address, or no HTTP
             return
         answered.set()
 

@@ -1,4 +1,4 @@
-"""From the tables of a data set to arrays of samples and labels, prepared once."""
+"""Conversion of a data set's tables to arrays of samples and labels."""
 
 import logging
 import os
@@ -20,10 +20,10 @@ from .source import DataSource
 _LOG = logging.getLogger(__name__)
 
 _CHUNK = 32
-"""Rows that a thread converts at a time."""
+"""Rows per unit of work of a thread."""
 
 Convert = Callable[[Any], npt.ArrayLike]
-"""Makes an array of a sample; raises anything if that is bad."""
+"""Converts a sample to an array; raises any error for a bad one."""
 
 
 def prepared_rows(
@@ -38,30 +38,30 @@ def prepared_rows(
     max_samples: int = 0,
     again: bool = False,
 ) -> Prepared:
-    """Return a data set as arrays, preparing them if that was not done yet.
+    """Return a data set as arrays, and prepare them if necessary.
 
     Parameters
     ----------
     source : DataSource
-        Which, and from where.
+        Source of the data.
     options : mapping
-        What the outcome depends on besides the other arguments, as JSON writes it.
+        Everything else that affects the result, serializable as JSON.
     converter : callable
-        ``(training rows, folder) -> (convert, facts)``: what makes an array of one sample, and
-        the facts of `Write` that it knows. May write into the folder.
+        ``(training rows, folder) -> (convert, facts)``: returns the `Convert` function and facts of
+        `Write`. May write to the folder.
     shape, dtype, filler
-        Of one row of inputs; see `write_part`.
+        Largest shape, dtype and padding of one input; see `write_part`.
     skip_bad : bool (default: False)
-        Leave samples out that cannot be read.
+        Skip unreadable samples.
     max_samples : int (default: 0)
-        Only the first so many rows for training and for testing; 0: all.
+        Use only the first N rows of each part; 0: all.
     again : bool (default: False)
-        Prepare them even if that was done.
+        Prepare the data even if they are ready.
 
     Raises
     ------
     UsageError
-        If there are no such data, or the cache cannot be written.
+        If the data are invalid or not available, or the cache cannot be written.
     """
 
     def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
@@ -81,17 +81,17 @@ def prepared_rows(
 def read_parts(
     source: DataSource, tables: Mapping[str, Any], max_samples: int = 0
 ) -> tuple[dict[str, Any], int]:
-    """Return the rows of each part of a data set, and how many classes all its splits have.
+    """Return the rows of each part of a data set, and the number of classes of all splits.
 
-    A part is a ``datasets.Dataset`` of two columns, ``sample`` and ``label``; images are encoded.
-    The tables are those of `DataSource.tables`; `max_samples` is as of `prepared_rows`.
+    A part is a ``datasets.Dataset`` with the columns ``sample`` and ``label``; images are encoded.
+    The tables are those of `DataSource.tables`. `max_samples` is that of `prepared_rows`.
 
     Raises
     ------
     UsageError
-        If a split or column is missing or empty, splits name different classes, labels are no
-        whole numbers or lie beyond the names, the number of classes is wrong, or splits to be
-        joined have columns of different types.
+        If a split or column is missing or empty, splits have different classes, labels are not
+        integers or out of range, the number of classes is wrong, or splits to join have columns of
+        different types.
     """
     from datasets import Image, concatenate_datasets
 
@@ -112,7 +112,7 @@ def read_parts(
         renamed = {names[0]: name for names, name in zip(known, ("sample", "label"), strict=True)}
         splits[split] = table.select_columns(list(renamed)).rename_columns(renamed)
         if isinstance(splits[split].features["sample"], Image):
-            # One damaged image would fail all that are read with it.
+            # Otherwise one damaged image makes its whole chunk unreadable.
             splits[split] = splits[split].cast_column("sample", Image(decode=False))
     num_classes = _count_classes(source, splits)
     joined = {}
@@ -146,12 +146,12 @@ def _count_classes(source: DataSource, splits: Mapping[str, Any]) -> int:
         highest = max(int(_labels_of(split).max()) for split in splits.values())
     except ArrowException as error:
         raise UsageError(
-            f"{source.setting}: labels must be whole numbers that count the classes from 0 "
+            f"{source.setting}: labels must be integers that number the classes from 0 "
             f"({first_line(error)})"
         ) from None
     names = next(iter(named), ())
     count = len(names) or highest + 1
-    # Labels that count with gaps, up to any number, make more classes than there are samples.
+    # Labels with gaps can imply more classes than samples.
     most = max(len(names), sum(map(len, splits.values())))
     least, most = (expected, expected) if expected else (2, most)
     if highest >= count or not least <= count <= most:
@@ -174,41 +174,43 @@ def write_part(
     skip_bad: bool,
     filler: int = 0,
 ) -> int:
-    """Write ``<part>_inputs.npy`` and ``<part>_labels.npy``; return how many rows are left out.
+    """Write ``<part>_inputs.npy`` and ``<part>_labels.npy``; return the number of skipped rows.
 
-    Labels are int64 of shape (rows,). `convert` makes an array of at most `shape` of one sample,
-    and is called by many threads; a row for which it raises anything is bad, as is one without a
-    sample or a label. `filler` stands behind the end of a shorter array. If all arrays are shorter
-    in the first dimension, so are the rows.
+    Labels are int64 of shape (rows,). `convert` converts a sample to an array of at most `shape`
+    and is called by many threads. A row is bad if `convert` raises an error, or if it has no sample
+    or no label. Shorter arrays are padded with `filler`. If all arrays are shorter in the first
+    dimension, the result is too.
 
     Raises
     ------
     UsageError
-        If a row is bad, and with `skip_bad`, which leaves bad rows out, if all are.
+        If a row is bad; with `skip_bad`, which skips bad rows, if all rows are bad.
     OSError
-        If the folder cannot be written, or there is no room for the array, which is reserved.
+        If the folder cannot be written, or has too little space for the array.
     """
     path, labels = folder / f"{part}_inputs.npy", _labels_of(rows)
     inputs: np.memmap[Any, np.dtype[Any]] = open_memmap(
         path, mode="w+", dtype=dtype, shape=(len(rows), *shape)
     )
-    if hasattr(os, "posix_fallocate"):  # not on macOS; a map that outgrows its disk would kill us
+    if hasattr(
+        os, "posix_fallocate"
+    ):  # not on macOS; on a full disk, a memory map would kill the process
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     lengths = np.zeros(len(rows), np.int64)
 
     def convert_chunk(first: int) -> list[tuple[int, str]]:
-        """Fill some rows, and return which of them are bad, and why."""
+        """Fill some rows; return the bad ones with the reason."""
         bad = []
         for row, sample in enumerate(rows[first : first + _CHUNK]["sample"], first):
             try:
                 if sample is None or labels[row] < 0:
-                    raise ValueError("it has no sample or no label")
+                    raise ValueError("no sample or no label")
                 array = np.asarray(convert(sample))
                 inputs[row, : len(array)] = array
                 inputs[row, len(array) :] = filler
                 lengths[row] = len(array)
-            except Exception as error:  # libraries raise anything of damaged samples
+            except Exception as error:  # libraries raise any kind for damaged samples
                 bad.append((row, first_line(error)))
         return bad
 
@@ -222,8 +224,8 @@ def write_part(
             if bad and not skip_bad:
                 row, reason = bad[0]
                 raise UsageError(
-                    f"data: row {row} of {part} cannot be used ({reason}); skip-bad = true leaves "
-                    "such rows out"
+                    f"data: row {row} of {part} cannot be used ({reason}); skip-bad = true skips "
+                    "such rows"
                 )
     finally:
         pool.shutdown(cancel_futures=True)
@@ -232,9 +234,9 @@ def write_part(
     if skipped == len(rows):
         raise UsageError(f"data: none of the {skipped} rows of {part} can be used")
     if skipped:
-        _LOG.warning("left out %d of %d rows of %s that cannot be used", skipped, len(rows), part)
+        _LOG.warning("skipped %d of %d rows of %s that cannot be used", skipped, len(rows), part)
     if skipped or lengths.max() < shape[0]:
-        kept = path.with_suffix(".kept.npy")  # beside the file that is mapped still
+        kept = path.with_suffix(".kept.npy")  # the original is still mapped
         np.save(kept, inputs[good, : lengths.max()])
         kept.replace(path)
     np.save(folder / f"{part}_labels.npy", labels[good])
@@ -242,9 +244,10 @@ def write_part(
 
 
 def _labels_of(split: Any) -> npt.NDArray[np.int64]:
-    """Return the labels of a split, negative where there is none.
+    """Return the labels of a split, -1 for a missing label.
 
-    A csv file with an empty cell has decimals in the whole column: they are taken if whole.
+    A CSV file with an empty cell yields a float column, which is accepted if its values are
+    integers.
     """
     column = split.select_columns(["label"]).with_format("arrow")[:].column("label")
     labels: npt.NDArray[np.int64] = column.cast("int64").fill_null(-1).to_numpy()

@@ -1,4 +1,4 @@
-"""Labelled texts, cut into tokens once per machine."""
+"""Labeled texts, tokenized once per machine."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -12,10 +12,10 @@ from .source import DataSource
 from .splits import Convert, prepared_rows
 
 TOKENIZER_FILE = "tokenizer.json"
-"""In a cache entry: the tokenizer that its tokens come from."""
+"""File name of the tokenizer in a cache entry."""
 
 LARGEST_VOCABULARY = 30_522
-"""As large as BERT's."""
+"""The size of BERT's vocabulary."""
 
 NUM_CLASSES = 4
 AG_NEWS = DataSource(
@@ -26,24 +26,24 @@ AG_NEWS = DataSource(
     columns=(("text",), ("label",)),
     num_classes=NUM_CLASSES,
 )
-"""120,000 + 7,600 beginnings of news, of four kinds."""
+"""120,000 + 7,600 beginnings of news articles in four classes."""
 
 
 class TokenizerSource(NamedTuple):
-    """Where a tokenizer comes from: what is prepared with another identity is not used."""
+    """Source of a tokenizer, with an identity that is part of the cache key."""
 
     identity: str
-    """Equal only for sources that give equal tokens of equal training rows."""
+    """Equal only for sources that produce equal tokens for equal training rows."""
     make: Callable[[Iterable[str]], Any]
-    """``(training texts) -> tokenizers.Tokenizer``. Called only where texts must be prepared."""
+    """``(training texts) -> tokenizers.Tokenizer``; called only when texts are prepared."""
 
 
 def vocabulary_of_rows(marked: bool = False) -> TokenizerSource:
-    """Return the tokenizer that knows the words of the training rows.
+    """Return a tokenizer source for the words of the training rows.
 
-    Texts become lower case without accents; a word or a punctuation mark is a token if it occurs
-    at least twice, of these the 30,522 most frequent, ties in alphabetical order. So equal rows
-    give an equal tokenizer on every machine, which the library's WordPiece does not.
+    Texts are lowercased without accents. The tokens are the 30,522 most frequent words and
+    punctuation marks that occur at least twice, ties in alphabetical order. Unlike the library's
+    WordPiece, equal rows give an equal tokenizer on every machine.
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ def vocabulary_of_rows(marked: bool = False) -> TokenizerSource:
 def prepared_texts(
     tokenizer: TokenizerSource, data: str = "", *, max_tokens: int = 128, **rows: Any
 ) -> Prepared:
-    """Return the tokens of AG News, or of one's own texts, prepared if that was not done yet.
+    """Return the tokens of AG News or of custom texts, and prepare them if necessary.
 
-    Its inputs are int32 of shape (N, longest text): token numbers, and -1 behind the end of a text,
-    which is cut to `max_tokens`, with the tokenizer's marks within. In its folder is also the
-    tokenizer (`TOKENIZER_FILE`). `data` is a folder, or empty for the Hugging Face hub; `rows` are
-    `skip_bad`, `max_samples` and `again` of `prepared_rows`, whose errors these are.
+    Inputs are int32 of shape (N, longest text): token ids, padded with -1. Texts are truncated to
+    `max_tokens`, including special tokens. The folder also contains the tokenizer
+    (`TOKENIZER_FILE`). `data` is a folder, or empty for the HF hub. `rows` are `skip_bad`,
+    `max_samples` and `again` of `prepared_rows`, which also documents the errors.
     """
 
     def converter(rows: Any, folder: Path) -> tuple[Convert, Mapping[str, Any]]:
@@ -91,7 +91,7 @@ def prepared_texts(
         path = str(folder / TOKENIZER_FILE)
         texts = (text for text in rows["sample"] if isinstance(text, str))
         tokenizer.make(texts).save(path)
-        saved = Tokenizer.from_file(path)  # as whoever reads it will have it
+        saved = Tokenizer.from_file(path)  # as readers will load it
         saved.no_padding()
         saved.enable_truncation(max_length=max_tokens)
         marks = saved.num_special_tokens_to_add(is_pair=False)
@@ -99,7 +99,7 @@ def prepared_texts(
         def tokens_of(text: str) -> list[int]:
             tokens: list[int] = saved.encode(text).ids
             if len(tokens) == marks:
-                raise ValueError("it has no token that could be read")
+                raise ValueError("no tokens")
             return tokens
 
         return tokens_of, {"vocabulary": saved.get_vocab_size()}

@@ -1,1 +1,1 @@
-"""Several runs side by side: which algorithm does best, and can that be claimed."""
+"""Experiments: measure speeds, predict runs, compare algorithms, and report results."""

@@ -1,10 +1,9 @@
-"""Train several algorithms, or other arms, with several seeds in one folder."""
+"""Train several algorithms, or other arms, with several seeds in one folder, and compare them."""
 
-import re
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,81 +15,99 @@ from flwr.serverapp.exception import AggregationError
 from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
+from ..grids.worker_spec import WorkerSpec, parse_workers
 from ..results.folder import RunFolder, written_whole
-from ..results.recorder import ProgressView
-from ..run import make_local_grid, train_on
-from .comparison import Run, read_run, run_folder
-from .comparison_report import accuracy_name
+from ..results.progress import ProgressView
+from ..results.speed_profile import SpeedProfile, profile_key
+from ..run import check_workers, load_own_task, make_local_grid, train_on
+from .calibration import measure_speeds
+from .comparison import Comparison, Run, compare_runs, read_run, run_folder
+from .comparison_report import accuracy_name, write_comparison
 
 SETTINGS = "comparison.toml"
 PROFILE = "profile.json"
+REPEATED = tuple(name for name, row in ALGORITHMS.items() if row.epoch == "samples")
+"""The algorithms that are compared by default: an epoch of each has N samples."""
 
 _VARIED = ("algorithm", "seed", "out", "name", "profile")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
 
 Arm = Mapping[str, Any]
-"""The settings that an arm of a comparison has instead of those in common, in snake_case."""
+"""Settings of an arm of a comparison, in snake_case; they replace the common ones."""
 
 _ALGORITHM_PARTS = ("steps", "sampler", "weights", "train-on", "momentum-buffers")
-_UNLIMITED_EPOCHS = 100_000
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|s|min|h)")
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-# --- what is typed
+def compare(
+    config: RunConfig,
+    algorithms: Sequence[str] = REPEATED,
+    seeds: Sequence[int] = (0, 1, 2),
+    folder: Path | None = None,
+    target: float | None = None,
+    log: Callable[[str], object] = print,
+) -> Comparison:
+    """Train several algorithms with several seeds on this machine, and compare them.
 
+    A finished run is not repeated: the same call continues a comparison that was interrupted, and
+    one with more algorithms or seeds extends it. Unknown speeds are measured once for all runs.
+    Several processes may share the work in one folder.
 
-def with_budget(config: RunConfig, budget: str) -> RunConfig:
-    """Return the settings with a budget such as ``"10epochs"``, ``"60s"`` or ``"5min"``.
+    Parameters
+    ----------
+    config : RunConfig
+        Settings of all runs; `algorithm` and `seed` are replaced.
+    algorithms : sequence of str
+        Names in the catalog. The first one with a finished run is the reference.
+    seeds : sequence of int
+        Each algorithm is trained with each seed.
+    folder : Path, optional
+        Where the runs and the comparison are written; ``runs/compare-<name>`` by default.
+    target : float, optional
+        Accuracy in (0, 1] whose time is compared; by default the highest that every run reached.
+    log : callable
+        Takes lines of progress.
 
-    UsageError if the text cannot be read.
+    Returns
+    -------
+    Comparison
+        Figures of the finished runs; `Comparison.failed` names the others.
+
+    Raises
+    ------
+    UsageError
+        If an argument or a setting cannot be used, or the folder holds something else.
+    AggregationError
+        If no run finished.
     """
-    found = _BUDGET.fullmatch(budget.strip())
-    amount = float(found[1]) if found else 0.0
-    if found and found[2] in _SECONDS and amount > 0:
-        return replace(config, epochs=_UNLIMITED_EPOCHS, seconds=amount * _SECONDS[found[2]])
-    if not amount or not amount.is_integer():
-        raise UsageError(f"--budget {budget}: write it like 10epochs, 60s or 5min")
-    return replace(config, epochs=int(amount), seconds=0.0)
+    refuse_unknown(algorithms)
+    for key, values in (("algorithms", algorithms), ("seeds", seeds)):
+        if not values or len({*values}) < len(values):
+            raise UsageError(f"{key} = {[*values]}: name at least one, and each only once")
+    if target is not None and not 0 < target <= 1:
+        raise UsageError(f"target = {target} must be an accuracy in (0, 1]")
+    refuse_overrides(config)
+    folder = folder or Path(f"runs/compare-{config.name}")
+    arms = {name: {"algorithm": name} for name in algorithms}
+    config = prepare(replace(config, algorithm=algorithms[0]), arms, folder, log)
+    runs, failed = train_all(config, arms, seeds, folder, log)
+    if not runs:
+        raise AggregationError("no run finished, so there is nothing to compare")
+    trained = {run["arm"] for run in runs}
+    reference = next(name for name in algorithms if name in trained)
+    comparison = compare_runs(runs, reference, target, failed)
+    write_comparison(comparison, folder)
+    return comparison
 
 
-def read_algorithms(text: str) -> list[str]:
-    """Read names with commas between them; ``"all"`` stands for those with epochs of N samples.
-
-    UsageError if one is not known (the nearest names are offered), or comes twice.
-    """
-    if text.strip() == "all":
-        return [name for name, row in ALGORITHMS.items() if row.epoch == "samples"]
-    names = _words("--algorithms", text)
-    for name in names:
+def refuse_unknown(algorithms: Sequence[str]) -> None:
+    """Raise UsageError if a name is not in the catalog."""
+    for name in algorithms:
         if name not in ALGORITHMS:
-            raise UsageError(f"--algorithms {name}: not known; {nearest(name, ALGORITHMS)}")
-        if names.count(name) > 1:
-            raise UsageError(f"--algorithms: {name} comes twice")
-    return names
-
-
-def read_seeds(text: str) -> list[int]:
-    """Read whole numbers with commas between them; UsageError if one is none, or comes twice."""
-    words = _words("--seeds", text)
-    for word in words:
-        if not word.isdecimal():
-            raise UsageError(f"--seeds {text}: {word!r} is not a whole number; write 0,1,2")
-    seeds = [int(word) for word in words]
-    if len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds {text}: a seed comes twice")
-    return seeds
-
-
-def _words(option: str, text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise UsageError(f"{option} names nothing")
-    return words
+            raise UsageError(f"algorithms: {name!r} is unknown; {nearest(name, ALGORITHMS)}")
 
 
 def overridden(config: RunConfig) -> str:
-    """Return which setting would make the algorithms alike, in words; empty if none does."""
+    """Return which setting overrides that part of every algorithm; empty if none does."""
     values = config.to_run_config()
     for part in _ALGORITHM_PARTS:
         if value := values[part]:
@@ -98,13 +115,69 @@ def overridden(config: RunConfig) -> str:
     return ""
 
 
-# --- the folder
+def refuse_overrides(config: RunConfig) -> None:
+    """Raise UsageError if a setting would make the algorithms alike."""
+    if note := overridden(config):
+        raise UsageError(f"{note}; leave it empty to compare them")
+
+
+# --- the folder and the speeds that all runs share
+
+
+def prepare(
+    config: RunConfig, arms: Mapping[str, Arm], folder: Path, log: Callable[[str], object]
+) -> RunConfig:
+    """Make the folder of a comparison, or check an existing one; return the settings of its runs.
+
+    Unknown speeds are read from the folder, else from the profile in the settings, else measured.
+    All runs share them.
+
+    Raises
+    ------
+    UsageError
+        If an arm cannot run, the profile does not apply, or the folder cannot be used. Nothing has
+        been written then.
+    """
+    check_folder(folder, config)
+    config, given, own = replace(config, profile=""), config.profile, folder / PROFILE
+    workers, num_samples = parse_workers(config.workers), load_own_task(config)[0].num_train
+    _refuse_unable(config, arms, workers, num_samples)  # before anything is measured
+    if all(worker.seconds_per_step for worker in workers):
+        open_folder(folder, config)
+        return config
+    path = own if own.exists() else Path(given)
+    if own.exists() or given:
+        profile = SpeedProfile.read(path)
+        if reason := profile.mismatch(profile_key(config), workers):
+            raise UsageError(
+                f"the speeds in {path} do not apply: {reason}; choose another folder, or measure "
+                "with blsgd calibrate"
+            )
+    else:
+        profile = measure_speeds(config, log)
+    _refuse_unable(config, arms, profile.given_to(workers, config.clock), num_samples)
+    open_folder(folder, config)
+    if not own.exists():
+        profile.write(own)
+    return replace(config, profile=str(own))
+
+
+def _refuse_unable(
+    config: RunConfig, arms: Mapping[str, Arm], workers: Sequence[WorkerSpec], num_samples: int
+) -> None:
+    for name, changes in arms.items():
+        try:
+            check_workers(replace(config, **changes), workers, num_samples)
+        except UsageError as error:
+            raise UsageError(
+                f"{name} cannot run with these settings: {error}; change them, or leave it out"
+            ) from None
 
 
 def check_folder(folder: Path, config: RunConfig) -> None:
-    """Raise UsageError if this comparison can neither begin nor go on in a folder; writes nothing.
+    """Raise UsageError if a comparison can neither start nor continue in a folder; write nothing.
 
-    Because it holds something else, or a comparison with other settings, or cannot be made.
+    The folder may hold something else, or a comparison with other settings, or be read-only.
     """
     settings = folder / SETTINGS
     if not folder.exists():
@@ -112,7 +185,7 @@ def check_folder(folder: Path, config: RunConfig) -> None:
         return
     if not settings.is_file():
         if not folder.is_dir() or any(folder.iterdir()):
-            raise UsageError(f"{folder} exists and holds no comparison; name another with --out")
+            raise UsageError(f"{folder} exists and holds no comparison; choose another folder")
         return
     try:
         theirs = _shared(RunConfig.from_run_config(tomllib.loads(settings.read_text())))
@@ -122,12 +195,12 @@ def check_folder(folder: Path, config: RunConfig) -> None:
         if ours != theirs[key]:
             raise UsageError(
                 f"{folder} holds a comparison with {key} = {theirs[key]!r}, not {ours!r}; "
-                "name another folder with --out"
+                "choose another folder"
             )
 
 
 def open_folder(folder: Path, config: RunConfig) -> None:
-    """Make a comparison's folder, if it is not there; UsageError if it cannot be made."""
+    """Make the folder of a comparison if it is missing; UsageError if that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / SETTINGS).exists():
@@ -149,43 +222,41 @@ def train_all(
     arms: Mapping[str, Arm],
     seeds: Sequence[int],
     folder: Path,
-    train: Callable[[RunConfig], object],
     log: Callable[[str], object],
-    shared: bool = False,
 ) -> tuple[list[Run], list[str]]:
-    """Train every arm with every seed; what is finished is not repeated.
+    """Train every arm with every seed; a finished run is not repeated.
 
-    All arms are trained with one seed before the next seed, so that the runs which an
-    interruption leaves are paired.
+    All arms are trained with one seed before the next seed, so that an interruption leaves runs
+    that are paired. Other processes may do the same in this folder at the same time: each trains
+    the runs that no other process is training, and waits for those at the end.
 
     Parameters
     ----------
     config : RunConfig
-        What all have in common.
+        Settings of all runs.
     arms, seeds : mapping of str to Arm, sequence of int
-        What differs.
+        What differs between the runs.
     folder : Path
         From `open_folder`.
-    train : callable
-        Trains with the settings it is given. A run of which it raises AggregationError counts as
-        failed and the next one begins; any other error ends the comparison.
     log : callable
         Takes a line before and after each run.
-    shared : bool (default: False)
-        Whether other processes may do the same in this folder at the same time: each trains what
-        no other does, and waits for them at the end.
 
     Returns
     -------
     list of Run
-        What the runs left that finished.
+        The finished runs.
     list of str
-        Why each of the others failed, or is of no use, a line each.
+        One line for each other run: why it failed or cannot be used.
+
+    Raises
+    ------
+    UsageError
+        If the settings of a run cannot be used.
     """
     runs = [(arm, seed) for seed in seeds for arm in arms]
 
     def one(number: int, arm: str, seed: int) -> Run | str:
-        """Return what a run left, or why it failed."""
+        """Return a finished run, or the reason for its absence."""
         head = f"[{number}/{len(runs)}] {arm}, seed {seed}: "
         out = run_folder(folder, arm, seed)
         try:
@@ -198,15 +269,19 @@ def train_all(
             log(f"{head}left out: {error}")
             return f"{arm}, seed {seed}: {error}"
         if run is None:
-            shutil.rmtree(out, ignore_errors=True)  # what an interruption left
+            shutil.rmtree(out, ignore_errors=True)  # left by an interruption
             log(f"{head}training")
             try:
-                train(replace(config, **arms[arm], seed=seed, out=str(out)))
+                train_quietly(replace(config, **arms[arm], seed=seed, out=str(out)))
             except AggregationError as error:
                 log(f"{head}failed: {error}")
                 return f"{arm}, seed {seed} failed: {error}"
+            except (KeyboardInterrupt, SystemExit) as error:
+                # It replaces the note of the run, which cannot be resumed.
+                error.__notes__ = ["repeat the command to continue; finished runs are kept"]
+                raise
             run, state = read_run(out), "done"
-        assert run is not None, "a run that raised nothing went to its end"
+        assert run is not None, "a run that raises nothing is finished"
         name = accuracy_name(run).removeprefix("test ")
         reached = "" if run["accuracy"] is None else f", {name} {run['accuracy']:.2%}"
         log(f"{head}{state}{reached} after {run['training_seconds']:.1f} s of training")
@@ -214,10 +289,10 @@ def train_all(
 
     results: dict[tuple[int, str, int], Run | str] = {}
     waiting = [(number, *run) for number, run in enumerate(runs, 1)]
-    for timeout in (0, -1):  # at first those that no other process has
+    for timeout in (0, -1):  # first the runs that no other process is training
         for each in [run for run in waiting if run not in results]:
             lock = FileLock(folder / ".{1}-seed{2}.lock".format(*each), timeout=timeout)
-            with suppress(Timeout), lock if shared else nullcontext():
+            with suppress(Timeout), lock:
                 results[each] = one(*each)
     found = [result for _, result in sorted(results.items())]
     failures = [result for result in found if isinstance(result, str)]
@@ -225,22 +300,18 @@ def train_all(
 
 
 def train_quietly(config: RunConfig) -> None:
-    """Train on this machine as the settings say; show nothing but the live line.
+    """Train on this machine and show only the live line.
 
-    UsageError if the settings do not fit, AggregationError if a round had no usable reply.
+    UsageError if the settings cannot be used, AggregationError if a round had no usable reply.
     """
-    config = replace(config, keep_checkpoints=0)  # a run that is not finished is repeated
+    config = replace(config, keep_checkpoints=0)  # an unfinished run is repeated
     with make_local_grid(config) as grid:
-        try:
-            train_on(grid, config, _LiveLine(config.epochs, seconds=config.seconds))
-        except (KeyboardInterrupt, SystemExit) as error:
-            error.__notes__ = ["the same command goes on with the comparison"]  # not with the run
-            raise
+        train_on(grid, config, _LiveLine(config.epochs, seconds=config.seconds))
 
 
 class _LiveLine(ProgressView):
-    """Shows the line that is rewritten after every round, and no line that stays."""
+    """Shows the line that is rewritten after every round, and no permanent lines."""
 
     def say(self, line: str) -> None:
-        """Print nothing."""
+        """Write a line to the log of the run only."""
         self.log(line)

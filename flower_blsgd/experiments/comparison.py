@@ -17,14 +17,14 @@ from ..errors import UsageError
 
 _CONFIDENCE = 0.95
 _ROUNDING = 1e-9
-"""Accuracies that differ by less are equal but for rounding."""
+"""Accuracies that differ by less are equal up to rounding."""
 
 
 Run = Mapping[str, Any]
-"""A finished run: its ``summary.json`` (what was not measured is None), and beside that
+"""A finished run: the content of ``summary.json`` (None where not measured), and in addition
 
-``settings``: as in ``config.toml``, ``rows``: ``epochs.csv`` as numbers, ``folder``: of all this,
-``arm``: what it is compared as: its algorithm unless its folder is called ``<arm>-seed<n>``.
+``settings``, the content of ``config.toml``; ``rows``, the numbers in ``epochs.csv``; ``folder``,
+the results folder; ``arm``, from a folder named ``<arm>-seed<n>``, else the algorithm.
 """
 
 _NUMBERS = ("epoch", "training_seconds", "device_seconds", "accuracy", "samples")
@@ -36,14 +36,14 @@ _NEEDED = {
 
 
 def run_folder(folder: Path, arm: str, seed: int) -> Path:
-    """Return where a comparison's folder has a run, from whose name `read_run` takes the arm."""
+    """Return the folder of a run within that of a comparison; `read_run` takes the arm from it."""
     return folder / f"{arm}-seed{seed}"
 
 
 def read_run(folder: Path) -> Run | None:
-    """Read a results folder; None if it holds no run that went to its end.
+    """Read a results folder; None if it holds no finished run.
 
-    UsageError if a run did go to its end, and left figures that cannot be read.
+    UsageError if the figures of a finished run cannot be read.
     """
     try:
         summary = json.loads((folder / "summary.json").read_text())
@@ -70,17 +70,17 @@ def read_run(folder: Path) -> Run | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference between pairs of runs with equal seeds, and its confidence interval.
+    """Mean difference between pairs of runs with equal seeds, and its confidence interval.
 
     Attributes
     ----------
     mean : float
-        Of the accuracies' differences.
+        Mean of the differences in accuracy.
     pairs : int
-        How many.
+        Number of pairs.
     half_width : float, optional
-        Of the 95 % confidence interval of the mean; None where the pairs cannot tell it: there is
-        only one, or all differ by the same, which says nothing of how much a further one would.
+        Half of the 95 % confidence interval of the mean. None with one pair, or if all pairs
+        differ by the same: then the spread of further pairs is unknown.
     """
 
     mean: float
@@ -94,27 +94,32 @@ class Difference:
 
     @property
     def in_words(self) -> str:
-        """Whether the interval shows better, worse or no difference, in words."""
+        """``"better"``, ``"worse"`` or ``"no difference shown"``."""
         if self.shown:
             return "better" if self.mean > 0 else "worse"
-        return "no difference shown" + (" (one pair of runs cannot)" if self.pairs == 1 else "")
+        return "no difference shown" + (" (needs two seeds)" if self.pairs == 1 else "")
+
+    def text(self, sign: int = 1) -> str:
+        """Return ``"+0.28 ± 0.58"``, in points; with `sign` -1 the opposite difference."""
+        half = "" if self.half_width is None else f" ± {100 * self.half_width:.2f}"
+        return f"{sign * 100 * self.mean:+z.2f}{half}"
 
 
 @dataclass(frozen=True)
 class AlgorithmFigures:
-    """The runs of one algorithm, or of another arm, and what they show.
+    """The runs of one algorithm, or of another arm, and their figures.
 
     Attributes
     ----------
     algorithm : str
-        Its name, or the arm's.
+        Name of the algorithm or the arm.
     runs : list of Run
-        One for each seed.
+        One run for each seed.
     reached : list of mappings
-        The first evaluated epoch with the target accuracy, of the runs that reached it.
+        For each run that reached the target accuracy, the first evaluated epoch that did.
     difference : Difference, optional
         Accuracy minus that of the reference, over the seeds that both have; None for the
-        reference itself, and without such seeds.
+        reference itself, and without common seeds.
     """
 
     algorithm: str
@@ -124,17 +129,17 @@ class AlgorithmFigures:
 
     @property
     def accuracies(self) -> list[float]:
-        """The final accuracies of those runs that were evaluated, in [0, 1]."""
+        """Final accuracies of the runs that were evaluated, in [0, 1]."""
         return [run["accuracy"] for run in self.runs if run["accuracy"] is not None]
 
     @property
     def accuracy(self) -> float | None:
-        """The mean of the final accuracies; None if no run was evaluated."""
+        """Mean of the final accuracies; None if no run was evaluated."""
         return known_mean(self.accuracies)
 
     @property
     def accuracy_deviation(self) -> float | None:
-        """The sample standard deviation of the final accuracies; None of less than two."""
+        """Sample standard deviation of the final accuracies; None for fewer than two."""
         return stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     def mean(self, figure: str) -> float | None:
@@ -144,24 +149,27 @@ class AlgorithmFigures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The figures of several algorithms side by side.
+    """Figures of several algorithms.
 
     Attributes
     ----------
     reference : str
-        The algorithm that the others are compared with.
+        Algorithm that the others are compared with.
     target : float, optional
-        The accuracy whose time is asked for; None if no run was evaluated.
+        Accuracy whose time is compared; None if a run was never evaluated.
     target_given : bool
-        Whether the user chose it; else it is the highest that every run reached.
+        Whether the user chose the target; else it is the highest that every run reached.
     algorithms : tuple of AlgorithmFigures
-        The highest mean accuracy first; of equal ones that which was named first.
+        By mean accuracy, the highest first; ties in the given order.
+    failed : tuple of str
+        One line for each run without figures: why it failed or cannot be used.
     """
 
     reference: str
     target: float | None
     target_given: bool
     algorithms: tuple[AlgorithmFigures, ...]
+    failed: tuple[str, ...] = ()
 
     @property
     def runs(self) -> list[Run]:
@@ -169,18 +177,25 @@ class Comparison:
         return [run for one in self.algorithms for run in one.runs]
 
 
-def compare(runs: Sequence[Run], reference: str, target: float | None = None) -> Comparison:
-    """Compare the runs of several algorithms, or other arms.
+def compare_runs(
+    runs: Sequence[Run],
+    reference: str,
+    target: float | None = None,
+    failed: Iterable[str] = (),
+) -> Comparison:
+    """Compare finished runs of several algorithms, or other arms.
 
     Parameters
     ----------
     runs : sequence of Run
-        All seeds of all arms, in the order in which they were named; at least one, and none twice.
+        At least one, each arm and seed once; ties in accuracy keep this order.
     reference : str
-        One of their arms.
+        Arm that the others are compared with.
     target : float, optional
-        An accuracy in (0, 1]; None for the highest that every run reached, down to a tenth of a
-        point: 0.9833 and 0.9789 give 0.978. There is none if one was never evaluated.
+        Accuracy in (0, 1]. The default is the highest that every run reached, rounded down to a
+        tenth of a point: 0.9833 and 0.9789 give 0.978.
+    failed : iterable of str
+        Why other runs have no figures, one line each.
     """
     aim, best = target, [run["best_accuracy"] for run in runs]
     if aim is None and None not in best:
@@ -196,22 +211,20 @@ def compare(runs: Sequence[Run], reference: str, target: float | None = None) ->
         found = paired_difference(differences if name != reference else [])
         algorithms.append(AlgorithmFigures(name, its, reached, found))
     algorithms.sort(key=lambda one: -1.0 if one.accuracy is None else one.accuracy, reverse=True)
-    return Comparison(reference, aim, target is not None, tuple(algorithms))
+    return Comparison(reference, aim, target is not None, tuple(algorithms), tuple(failed))
 
 
 def reached_at(run: Run, target: float) -> Mapping[str, Any] | None:
-    """Return the first evaluated epoch with at least this accuracy; None if there is none.
+    """Return the first evaluated epoch with at least this accuracy; None without one.
 
-    Not interpolated: between two evaluations nobody knows.
+    Nothing is interpolated between evaluations.
     """
     evaluated = (row for row in run["rows"] if row["accuracy"] is not None)
     return next((row for row in evaluated if row["accuracy"] >= target - _ROUNDING), None)
 
 
 def paired_difference(differences: Sequence[float]) -> Difference | None:
-    """Return mean and confidence interval of differences, one per pair; None without a pair.
-
-    The interval is Student's, for the mean of paired differences.
+    """Return mean and Student's confidence interval of paired differences; None without a pair.
 
     Examples
     --------
@@ -232,6 +245,6 @@ def paired_difference(differences: Sequence[float]) -> Difference | None:
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of what is known; None if nothing is."""
+    """Return the mean of the values that are not None; None without one."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

@@ -1,4 +1,4 @@
-"""Draw a comparison: accuracy over time, the final ranking, and how long the fast devices wait."""
+"""Draw a comparison: accuracy over time, final accuracy, and how long the fast devices wait."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,17 +15,17 @@ from .comparison import Comparison, Run
 from .comparison_report import accuracy_name, accuracy_text, headline
 
 _LOG_FROM_RATIO = 10
-"""From this ratio of the longest to the shortest training on, time is drawn logarithmically."""
+"""Ratio of the longest to the shortest training from which the axis of time is logarithmic."""
 
 _LEAST_SPAN = 0.5
-"""Points of accuracy that an axis shows at least; less would enlarge noise."""
+"""Smallest range of an axis in points of accuracy; a smaller one would enlarge noise."""
 
 _CURVES_BELOW_FINALS = 2.5
-"""How many times the range of final accuracies the curves' axis shows."""
+"""Range of the curves' axis over the range of final accuracies."""
 
 
 _MOST_BANDS = 4
-"""With more algorithms than this their bands would hide the curves."""
+"""Largest number of algorithms whose bands do not hide the curves."""
 
 _COLORS = (
     plots.GREEN,
@@ -42,9 +42,9 @@ Style = Mapping[str, Any]
 
 
 def styles_of(arms: Iterable[str]) -> Mapping[str, Style]:
-    """Return how each arm is drawn, whatever it is called; the same arms always look alike.
+    """Return the style of each arm; the same arms always have the same styles.
 
-    Seven colours can be told apart with any kind of colour vision; after that come dashes.
+    Seven colours are distinct with any kind of colour vision; further arms get dashes.
     """
     return {
         arm: {"color": _COLORS[i % 7], "marker": "os^DvPX"[i % 7], "linestyle": _DASHES[i // 7 % 3]}
@@ -55,7 +55,7 @@ def styles_of(arms: Iterable[str]) -> Mapping[str, Style]:
 def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Draw accuracy over seconds, final accuracy and waiting of several algorithms.
 
-    The panel with seconds on simulated devices is left out unless all runs have them.
+    There is a panel with seconds on simulated devices if all runs have them.
     """
     devices = all(run["device_seconds"] is not None for run in comparison.runs)
     rows = len(comparison.algorithms)
@@ -87,8 +87,8 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     band = ", band from the lowest to the highest" if rows <= _MOST_BANDS else ""
     figure.supxlabel(
         f"curves: mean of the seeds at each epoch{band}\n"
-        "final accuracy: small dots are seeds, the large mark their mean ± standard deviation; "
-        f"hollow: no difference to {comparison.reference} (dotted) is shown; <: left of the axis",
+        "final accuracy: dots are seeds, marks their mean ± standard deviation; hollow marks: no "
+        f"difference to {comparison.reference} (dotted) is shown; <: left of the axis",
         fontsize=9,
     )
     plots.save(figure, path)
@@ -100,9 +100,9 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np.float64]:
     """Average the curves of several runs, epoch by epoch.
 
-    Only epochs that all runs evaluated count, and one point more: the last of each run, even if
-    some have more epochs than others. So the band ends at the mean of what was reached at last. A
-    curve maps evaluated epochs to seconds and accuracy; none is empty.
+    Only epochs that all runs evaluated count, and one more point: the last epoch of each run, even
+    if the runs have different numbers of epochs. The band ends at the mean final accuracy. A curve
+    maps evaluated epochs to seconds and accuracy; none is empty.
 
     Returns
     -------
@@ -140,7 +140,7 @@ def draw_curve(
 ) -> tuple[float, float] | None:
     """Draw an arm's mean and band over a column of ``epochs.csv``.
 
-    Returns when it ends, and its highest accuracy in percent; None if nothing was evaluated.
+    Return the end of the curve and its highest accuracy in percent; None without an evaluation.
     """
     curves = [
         {
@@ -159,7 +159,7 @@ def draw_curve(
     return float(at[-1]), float((highest if band else mean).max())
 
 
-# --- final accuracy and waiting, a row per algorithm, the best on top
+# --- final accuracy and waiting: a row per algorithm, the best on top
 
 
 def _draw_ranking(
@@ -210,10 +210,10 @@ def _draw_waiting(axes: Axes, comparison: Comparison) -> None:
 
 
 def final_range(finals: Sequence[float]) -> tuple[float, float]:
-    """Return the part of the axis that shows the final accuracies of all runs, in percent.
+    """Return the range of the axis for the final accuracies of all runs, in percent.
 
-    But for those so far below the rest (three times the distance of the quartiles below the lower
-    one: Tukey's "far out") that the others would become one point, such as a run that diverged.
+    Runs far below the rest, such as one that diverged, are left out: those more than three times
+    the distance of the quartiles below the lower one (Tukey's "far out").
     """
     lower, upper = np.percentile(finals, [25, 75])
     fence = lower - 3 * max(upper - lower, _LEAST_SPAN)
@@ -223,7 +223,7 @@ def final_range(finals: Sequence[float]) -> tuple[float, float]:
 
 
 def _start_below(percent: float) -> float:
-    """Return where an axis starts: at a tenth of a point, since it is written out, from 0 on."""
+    """Return the start of an axis: a multiple of a tenth of a point, at least 0."""
     return max(0.0, math.floor(10 * percent) / 10)
 
 

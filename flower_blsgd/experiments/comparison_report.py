@@ -1,144 +1,108 @@
-"""Write a comparison: a table to read, a table to compute with, a picture, and their wording."""
+"""Write a comparison: a table to read, a table to compute with, and a picture."""
 
-import csv
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from textwrap import fill
-from typing import Any
 
-from rich import box
-from rich.table import Table
+from rich.console import RenderableType
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..results.folder import counted, written_whole
-from .comparison import AlgorithmFigures, Comparison, Run, compare, known_mean, reached_at
-
-_UNKNOWN = "-"
+from ..results.folder import written_whole
+from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
+from .comparison import AlgorithmFigures, Comparison, Run, known_mean, reached_at
 
 _HOW_TO_READ = (
-    "**accuracy**: of the final model, mean ± sample standard deviation over n seeds.",
-    "**difference**: to the reference, seed by seed, ± half of the 95 % confidence interval of its "
-    "mean (Student's t, paired). *No difference shown*: the interval contains 0, "
-    "or there is none, since one pair of runs, or pairs that all differ by the same, cannot tell "
-    "how much the next would. That is not a proof of equality: more seeds may show one. With "
-    "many algorithms about one interval in twenty misses 0 by chance.",
-    "**training**: rounds and planning as measured, without set-up and evaluation; "
-    "it depends on the machine and on what else ran there.",
-    "**to target**: training seconds up to the end of the first evaluated epoch that "
-    "reached it, mean over the seeds that did; in brackets how many did, if not all.",
-    "**wait**: share of the round time that workers of a tier wait for the slowest one; "
-    'computed with clock = "device", else measured.',
-    "**simulated**: on simulated devices: not measured, but computed from each worker's speed "
-    "alone, as if each had its own device.",
+    "**accuracy**: accuracy of the final model, mean ± sample standard deviation over n seeds.",
+    "**difference**: difference to the reference, seed by seed, ± half of the 95 % confidence "
+    "interval of its mean (Student's t, paired). *No difference shown*: the interval contains 0, "
+    "or cannot be computed (one seed, or the same difference with all seeds). More seeds may "
+    "still show a difference. With many algorithms, about one interval in twenty misses 0 by "
+    "chance.",
+    "**training**: measured time of rounds and planning, without set-up and evaluation. It depends "
+    "on the machine and its load.",
+    "**to target**: training time until the end of the first evaluated epoch that reached the "
+    "target, mean over the seeds that did. Their number is in brackets if not all did.",
+    "**wait**: share of the round time that the workers of a tier wait for the slowest worker. "
+    'Computed with clock = "device", else measured.',
+    "**simulated**: computed from the speed of each worker alone, as if each had its own device. "
+    "Not measured.",
 )
 
 _NOT_SHOWN = ("algorithm", "seed", "out", "name", "data", "profile")
 """Settings that differ between the runs, or are paths."""
 
 
-def write_comparison(
-    runs: Sequence[Run],
-    folder: Path,
-    reference: str,
-    target: float | None = None,
-    failed: Sequence[str] = (),
-) -> Comparison:
-    """Compare runs, and write ``comparison.md``, ``comparison.csv`` and ``comparison.png``.
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Write ``comparison.md``, ``comparison.csv`` and ``comparison.png``.
 
-    Each file is written whole or not at all; one of an earlier comparison is replaced. UsageError
-    if the folder cannot be written to.
-
-    Parameters
-    ----------
-    runs, folder, reference, target
-        See `compare`; the folder is made if it is not there.
-    failed : sequence of str
-        Why other runs did not finish, a line each; they are in no figure.
+    Each file is written whole or not at all and replaces an older one. UsageError if the folder
+    cannot be made or written to.
     """
     from .comparison_plot import draw_comparison  # importing matplotlib takes a second
 
-    comparison = compare(runs, reference, target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("csv", csv_text(comparison)), ("md", markdown(comparison, failed))):
+        for name, text in (("csv", csv_text(comparison)), ("md", markdown(comparison))):
             with written_whole(folder / f"comparison.{name}") as part:
                 part.write_text(text, encoding="utf-8", newline="\n")
         with written_whole(folder / "comparison.png") as part:
             draw_comparison(comparison, part)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written to: {error.strerror}") from None
-    return comparison
 
 
-# --- the table to read, in a file and in a terminal
+# --- the table to read, in a file, on a page and in a terminal
 
 
-def table_columns(comparison: Comparison) -> dict[str, Callable[[AlgorithmFigures], str]]:
-    """Return the table's columns: their headers, and the cell of each algorithm."""
+def table_of(comparison: Comparison) -> Table:
+    """Return the table with a row for each algorithm, the best first."""
     held_out = accuracy_name(comparison.runs[0]).startswith("validation")
     columns: dict[str, Callable[[AlgorithmFigures], str]] = {
         "algorithm": lambda one: one.algorithm,
         "n": lambda one: str(len(one.accuracies)),
         "validation\naccuracy (%)" if held_out else "accuracy\n(%)": accuracy_text,
         "difference\n(points)": lambda one: _difference_text(one, comparison.reference),
-        "training\n(s)": lambda one: _seconds(one.mean("training_seconds")),
-        "simulated\n(s)": lambda one: _seconds(one.mean("device_seconds")),
+        "training\n(s)": lambda one: seconds_text(one.mean("training_seconds")),
+        "simulated\n(s)": lambda one: seconds_text(one.mean("device_seconds")),
         "to target\n(s)": lambda one: _target_text(one, "training_seconds"),
         "to target\nsimulated": lambda one: _target_text(one, "device_seconds"),
-        "fast\nwait": lambda one: _share(one.mean("fast_waiting_share")),
-        "slow\nwait": lambda one: _share(one.mean("slow_waiting_share")),
+        "fast\nwait": lambda one: share_text(one.mean("fast_waiting_share")),
+        "slow\nwait": lambda one: share_text(one.mean("slow_waiting_share")),
     }
     if all(run["device_seconds"] is None for run in comparison.runs):
         del columns["simulated\n(s)"], columns["to target\nsimulated"]
-    return columns
+    rows = [[cell(one) for cell in columns.values()] for one in comparison.algorithms]
+    return Table(list(columns), rows)
 
 
-def markdown(comparison: Comparison, failed: Sequence[str] = ()) -> str:
+def markdown(comparison: Comparison) -> str:
     """Return the text of ``comparison.md``."""
-    columns = table_columns(comparison)
-    table = [[header.replace("\n", " ") for header in columns]]
-    table.append(["---"] + ["---:"] * (len(columns) - 1))
-    table += [[cell(one) for cell in columns.values()] for one in comparison.algorithms]
-    lines = [f"# {headline(comparison.runs)}", ""]
-    lines += [*(f"| {' | '.join(cells)} |" for cells in table), "", verdict(comparison), ""]
-    for line in failed:
-        lines += [f"In no figure: {line}.", ""]
-    lines += ["![the same as a picture](comparison.png)", "", "## Conditions", ""]
+    lines = [f"# {headline(comparison.runs)}", "", *table_of(comparison).markdown(), ""]
+    lines += [verdict(comparison), ""]
+    for line in comparison.failed:
+        lines += [f"Not included: {line}.", ""]
+    lines += ["![the table as a picture](comparison.png)", "", "## Conditions", ""]
     lines += [f"- {name}: {value}" for name, value in conditions(comparison).items()]
     lines += [f"- {_target_line(comparison)}", "", "## How to read", ""]
     lines += [f"- {note}" for note in _HOW_TO_READ]
-    return "\n".join([*lines, "", "`comparison.csv` has every run.", ""])
+    return "\n".join([*lines, "", "`comparison.csv` lists every run.", ""])
 
 
-def terminal_table(comparison: Comparison) -> Table:
+def terminal_table(comparison: Comparison) -> RenderableType:
     """Return the table for a terminal of 100 columns."""
-    table = Table(
-        title=headline(comparison.runs),
-        title_justify="left",
-        caption=f"{verdict(comparison)}\nAccuracy: mean ± standard deviation over n seeds; "
-        f"difference to the reference: mean ± half of its 95 % interval; "
-        f"{_target_line(comparison)}",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
+    caption = (
+        f"{verdict(comparison)}\nAccuracy: mean ± standard deviation over n seeds; "
+        "difference to the reference: mean ± half of its 95 % interval; "
+        f"{_target_line(comparison)}"
     )
-    columns = table_columns(comparison)
-    for header in columns:
-        first = header == "algorithm"
-        table.add_column(header, justify="left" if first else "right", no_wrap=first)
-    for one in comparison.algorithms:
-        name, *cells = (cell(one) for cell in columns.values())
-        table.add_row(fill(name, 20), *cells)
-    return table
+    return table_of(comparison).terminal(title=headline(comparison.runs), caption=caption)
 
 
 # --- the table to compute with
 
 
 def csv_text(comparison: Comparison) -> str:
-    """Return the text of ``comparison.csv``: one line per run; empty where not measured."""
+    """Return the text of ``comparison.csv``: one line per run, empty cells where not measured."""
     target = comparison.target
     rows = []
     for run in comparison.runs:
@@ -164,18 +128,7 @@ def csv_text(comparison: Comparison) -> str:
                 "failures": len(run["failures"]),
             }
         )
-    return csv_of(rows)
-
-
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows, at least one, as CSV; numbers with six figures, None as nothing."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        cells = row.items()
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in cells})
-    return text.getvalue()
+    return csv_of(rows, digits=6)
 
 
 def percent(share: float | None) -> float | None:
@@ -183,7 +136,7 @@ def percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-# --- wording, alike in a file, in a terminal and in the picture
+# --- phrases that files, terminal and picture share
 
 
 def accuracy_name(run: Run) -> str:
@@ -201,56 +154,39 @@ def accuracy_text(one: AlgorithmFigures) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence on what the differences to the reference show."""
+    """Return a sentence on which algorithms are better or worse than the reference."""
     by_words: dict[str, list[str]] = {}
     for one in comparison.algorithms:
         if one.algorithm != comparison.reference:
             found = one.difference
-            words = found.in_words if found else "no seed in common that was evaluated"
+            words = found.in_words if found else "no evaluated seed in common"
             by_words.setdefault(words, []).append(one.algorithm)
     if not by_words:
-        return f"Only {comparison.reference} was run: nothing to compare it with."
+        return f"Only {comparison.reference} has runs, so there is nothing to compare it with."
     parts = "; ".join(f"{words}: {', '.join(names)}" for words, names in by_words.items())
-    return f"Against {comparison.reference} - {parts}."
+    return f"Compared with {comparison.reference}, {parts}."
 
 
 def _difference_text(one: AlgorithmFigures, reference: str) -> str:
-    """Return ``"+0.28 ± 0.58"``, in points."""
     if one.algorithm == reference:
         return "reference"
-    if one.difference is None:
-        return _UNKNOWN
-    mean, half_width = one.difference.mean, one.difference.half_width
-    half = "" if half_width is None else f" ± {100 * half_width:.2f}"
-    return f"{100 * mean:+z.2f}{half}"
+    return one.difference.text() if one.difference else UNKNOWN
 
 
 def _target_text(one: AlgorithmFigures, figure: str) -> str:
-    """Return ``"12.5"``, with how many of the seeds reached it where that is not all."""
+    """Return ``"12.5"``, or ``"12.5 (1/3)"`` if one of three seeds reached the target."""
     if not one.reached:
         return "never"
-    text = _seconds(known_mean(row[figure] for row in one.reached))
+    text = seconds_text(known_mean(row[figure] for row in one.reached))
     all_did = len(one.reached) == len(one.runs)
     return text if all_did else f"{text} ({len(one.reached)}/{len(one.runs)})"
 
 
 def _target_line(comparison: Comparison) -> str:
     if comparison.target is None:
-        return "no target: not every run was evaluated"
-    why = "as given" if comparison.target_given else "the highest that every run reached"
+        return "no target accuracy: not every run was evaluated"
+    why = "given" if comparison.target_given else "the highest that every run reached"
     return f"target accuracy {100 * comparison.target:.4g} % ({why})"
-
-
-def _seconds(seconds: float | None) -> str:
-    """Return seconds with about three figures."""
-    if seconds is None:
-        return _UNKNOWN
-    digits = 2 if seconds < 10 else 1 if seconds < 100 else 0
-    return f"{seconds:,.{digits}f}"
-
-
-def _share(share: float | None) -> str:
-    return _UNKNOWN if share is None else f"{share:.0%}"
 
 
 # --- the conditions under which the runs were made
@@ -271,13 +207,13 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def conditions(comparison: Comparison) -> dict[str, str]:
-    """Return the conditions by name, with the algorithms that have them where they differ.
+    """Return the conditions of the runs by name, with the algorithms where they differ.
 
-    Neither paths nor host names are among the conditions.
+    Paths and host names are left out.
     """
 
     def of_each(describe: Callable[[Run], str]) -> str:
-        """Return what holds of every algorithm's runs, with their names where that differs."""
+        """Return the description of all runs; where it differs, with the algorithms."""
         names: dict[str, list[str]] = {}
         for one in comparison.algorithms:
             text = ", ".join(dict.fromkeys(describe(run) for run in one.runs))
@@ -303,18 +239,18 @@ def conditions(comparison: Comparison) -> dict[str, str]:
         if run["failures"]
     ]
     return {
-        "settings that are not the defaults": ", ".join(changed) or "none",
+        "settings that differ from the defaults": ", ".join(changed) or "none",
         **differ,
         "workers": of_each(_workers),
         "seeds": of_each(lambda run: str(run["seed"])),
-        "accuracy measured on": f"{share:.0%} of the training data, held out (not on the test set)"
+        "accuracy measured on": f"{share:.0%} of the training data, held out (not the test set)"
         if share
         else "the whole test set",
         "samples trained on": of_each(lambda run: str(run["samples"])),
         "versions": of_each(
             lambda run: " / ".join(f"{name} {version}" for name, version in run["versions"].items())
         ),
-        "replies of workers that did not count": ", ".join(failed) or "none",
+        "failed orders of workers": ", ".join(failed) or "none",
     }
 
 

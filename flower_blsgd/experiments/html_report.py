@@ -1,14 +1,14 @@
 """Write one HTML page of a results folder: a run, a comparison, or a reproduction of the paper.
 
-It opens without a network: pictures are inside, and all text from files is escaped.
+The page opens without a network: it contains its pictures, and all text from files is escaped.
 """
 
 import base64
+import importlib
 import re
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -19,67 +19,81 @@ import matplotlib
 
 from ..errors import UsageError, first_line
 from ..results.folder import read_config, written_whole
-from ..results.metrics import last_lines, metrics_of, versions
-from ..results.plots import draw_timeline
+from ..results.metrics import metrics_of
+from ..results.summary import last_lines, versions
+from ..results.tables import UNKNOWN, Table
 from . import comparison_report as words
-from .compare import SETTINGS
-from .comparison import Comparison, Run, compare, read_run, run_folder
+from .comparison import Comparison, Run, compare_runs, read_run, run_folder
 from .comparison_plot import draw_comparison
-from .figures import FIGURES, draw_learning_curves
-from .reproduction_report import FILE, read_rows, table_of
 
+_PAGES = {
+    "reproduction.csv": "flower_blsgd.paper.report:page_of_reproduction",
+    "comparison.toml": f"{__name__}:page_of_comparison",
+    "config.toml": f"{__name__}:page_of_run",
+}
+"""For each kind of results folder a file that only it has, and the function that reads it."""
+
+_PICTURES = ("learning_curve", "timeline", "sampling")
 _WORKER = (
     *("device", "name", "tier", "local_steps", "batch_size", "weight", "samples"),
     *("seconds_per_step", "compute_seconds", "waiting_seconds", "transfer_seconds", "failures"),
 )
 
-# Of an SVG file, inside a page.
+# Parts of an SVG file that a page does not need.
 _NOT_NEEDED = re.compile(
     r'<metadata>.*?</metadata>|<!--.*?-->| xmlns(:xlink)?="[^"]*"| id="[A-Za-z.0-9]+_\d+"', re.S
 )
-Page = tuple[str, str, list[str], list[str]]  # headline, sentences below, warnings, sections
+
+
+@dataclass(frozen=True)
+class Page:
+    """Content of a page: headline, sentences below it, warnings as text; sections as HTML."""
+
+    title: str
+    lead: str
+    warnings: list[str]
+    sections: list[str]
 
 
 def write_report(folder: Path, out: Path) -> str:
     """Write the page of a results folder to a file, whole or not at all; return its headline.
 
-    What is missing of several runs is named there. UsageError if the folder holds no results that
-    this version can read, or the file cannot be written.
+    The page names runs of a comparison that are missing. UsageError if the folder holds no results
+    that this version can read, or the file cannot be written.
     """
-    makers = {FILE: _of_reproduction, SETTINGS: _of_comparison, "config.toml": _of_run}
-    make = next((make for name, make in makers.items() if (folder / name).is_file()), None)
-    if make is None:
-        raise UsageError(f"{folder} holds none of {', '.join(makers)}; name a folder under runs/")
+    reader = next((name for file, name in _PAGES.items() if (folder / file).is_file()), None)
+    if reader is None:
+        raise UsageError(f"{folder} holds none of {', '.join(_PAGES)}; name a folder under runs/")
+    module, _, function = reader.partition(":")
     folder = folder.resolve()  # runs/latest is a link
     try:
-        title, lead, warnings, sections = make(folder)
+        page: Page = getattr(importlib.import_module(module), function)(folder)
     except UsageError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{type(error).__name__} {first_line(error)}"
-        way_out = "use the version of flower-blsgd that made it"
-        raise UsageError(f"{folder} cannot be read ({reason}); {way_out}") from error
-    page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
-    texts = {"title": title, "lead": lead, "folder": folder.name, **versions()}
+        raise UsageError(
+            f"{folder} cannot be read ({type(error).__name__} {first_line(error)}); use the "
+            "version of flower-blsgd that wrote it"
+        ) from error
+    template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
+    texts = {"title": page.title, "lead": page.lead, "folder": folder.name, **versions()}
     texts = {name.replace("-", "_"): escape(text) for name, text in texts.items()}
-    texts["warnings"] = "".join(f"<li>{escape(line)}</li>" for line in warnings)
-    text = page.substitute(texts, body="\n".join(sections))
+    texts["warnings"] = "".join(f"<li>{escape(line)}</li>" for line in page.warnings)
+    text = template.substitute(texts, body="\n".join(page.sections))
     try:
         with written_whole(out) as part:
             part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     except OSError as error:
-        raise UsageError(f"--out {out} cannot be written: {error.strerror}") from None
-    return title
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+    return page.title
 
 
-# --- what each kind of folder says
-
-
-def _of_run(folder: Path) -> Page:
+def page_of_run(folder: Path) -> Page:
+    """Return the page of a finished run."""
     config, run = read_config(folder), read_run(folder)
     if run is None:
-        way_out = f"blsgd run --resume {folder} goes on with it"
-        raise UsageError(f"the run in {folder} did not go to its end; {way_out}")
+        command = f"blsgd run --resume {folder}"
+        raise UsageError(f"the run in {folder} is not finished; {command} continues it")
     metrics, label = metrics_of(folder, run), run["arm"]
     config = replace(config, out=config.out and folder.name)  # no paths of this machine
     lines = last_lines(run, metrics, config, Path(folder.name))[1:]
@@ -90,60 +104,31 @@ def _of_run(folder: Path) -> Page:
         "" if run["accuracy"] is None else f"{words.accuracy_name(run)} {run['accuracy']:.2%} "
     )
     title = f"{label} on {run['task']}: {reached}after {run['training_seconds']:.1f} s of training"
-    pictures = [_svg("accuracy in training", partial(draw_learning_curves, {label: [run]}))]
-    if metrics.records:
-        timeline = partial(draw_timeline, metrics.records, f"{label}, seed {run['seed']}")
-        pictures += [_svg("who works when, as measured", timeline), *_images(folder, "sampling")]
     workers = [[_text(worker.get(key)) for key in _WORKER] for worker in run["workers"]]
-    sections = _sections(compare([run], label), _table(workers, _WORKER), *pictures)
-    return title, ". ".join(line for line in lines if line not in warnings), warnings, sections
+    pictures = [picture(folder / f"{name}.png") for name in _PICTURES]
+    sections = sections_of(compare_runs([run], label), Table(_WORKER, workers).html(), *pictures)
+    lead = ". ".join(line for line in lines if line not in warnings)
+    return Page(title, lead, warnings, sections)
 
 
-def _of_comparison(folder: Path) -> Page:
-    comparison, warnings = _compared(folder)
+def page_of_comparison(folder: Path) -> Page:
+    """Return the page of a comparison; the best of its algorithms is the reference."""
+    comparison = read_comparison(folder)
     best, *others = comparison.algorithms
     title = f"{best.algorithm}: {words.accuracy_name(best.runs[0])} {words.accuracy_text(best)}"
     title += " %" * (best.accuracy is not None)
     if others and (found := others[0].difference):
-        half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
         shown = "the 95 % interval shows it" if found.shown else found.in_words
-        title += f", {-100 * found.mean:+z.2f}{half} points to the next of {1 + len(others)}: "
-        title += shown
+        title += f", {found.text(-1)} points to the next of {1 + len(others)}: {shown}"
     lead = f"{words.headline(comparison.runs)}. {words.verdict(comparison)}"
-    return title, lead, warnings, _sections(comparison, _drawn(comparison))
+    sections = sections_of(comparison, drawing(comparison))
+    return Page(title, lead, [f"not included: {line}" for line in comparison.failed], sections)
 
 
-def _of_reproduction(folder: Path) -> Page:
-    rows = read_rows(folder)
-    cells = {row["cell"]: [one for one in rows if one["cell"] == row["cell"]] for row in rows}
-    verdicts = Counter(row["verdict"] for row in rows if row["accuracy_percent"])
-    reference = next((row["arm"] for row in rows if row["verdict"] == "reference"), "no reference")
-    rivals = verdicts.total() - verdicts["reference"]
-    title = (
-        f"{folder.name}: {reference} is shown better than {verdicts['worse']} of {rivals} rivals, "
-        f"worse than {verdicts['better']}"
-    )
-    lead = "Counted in each cell. To the others the 95 % interval shows no difference."
-    warnings, sections = [], []
-    for cell, its in cells.items():
-        header, *lines = table_of(its)
-        pictures = [part for name in FIGURES for part in _images(folder / Path(cell).name, name)]
-        table = _table(lines, header)
-        sections.append(_section(f"{cell}, {its[0]['mode']} mode", table, *pictures))
-        try:
-            comparison, missing = _compared(folder / Path(cell).name)
-        except UsageError as error:
-            warnings.append(f"{cell}: {error}")
-            continue
-        warnings += [f"{cell}: {line}" for line in missing]
-        sections += _sections(comparison, _drawn(comparison))
-    return title, lead, warnings, sections
+def read_comparison(folder: Path) -> Comparison:
+    """Return the runs in a folder, compared with the best of its arms.
 
-
-def _compared(folder: Path) -> tuple[Comparison, list[str]]:
-    """Compare the runs of a folder with the best of its arms, and say which are missing, and why.
-
-    UsageError if no run can be read.
+    UsageError if it holds no finished run.
     """
     matches = [re.fullmatch(r"(.+)-seed(\d+)", path.name) for path in sorted(folder.glob("*"))]
     found = [(match[1], int(match[2])) for match in matches if match]
@@ -151,51 +136,52 @@ def _compared(folder: Path) -> tuple[Comparison, list[str]]:
     missing = []
     for seed in sorted({seed for _, seed in found}):
         for arm in dict.fromkeys(arm for arm, _ in found):
-            reason = "it did not go to its end" if (arm, seed) in found else "it is not there"
+            reason = "not finished" if (arm, seed) in found else "missing"
             try:
                 if run := read_run(run_folder(folder, arm, seed)):
                     runs.append(run)
                     continue
             except UsageError as error:
                 reason = str(error)
-            missing.append(f"in no figure: {arm}, seed {seed}: {reason}")
+            missing.append(f"{arm}, seed {seed}: {reason}")
     if not runs:
         raise UsageError("; ".join([f"{folder} holds no finished run", *missing[:1]]))
-    return compare(runs, compare(runs, runs[0]["arm"]).algorithms[0].algorithm), missing
+    best = compare_runs(runs, runs[0]["arm"]).algorithms[0].algorithm
+    return compare_runs(runs, best, failed=missing)
 
 
-# --- pieces of a page
+# --- parts of a page
 
 
-def _sections(comparison: Comparison, *pictures: str) -> list[str]:
-    columns = words.table_columns(comparison)
-    rows = [[cell(one) for cell in columns.values()] for one in comparison.algorithms]
+def sections_of(comparison: Comparison, *parts: str) -> list[str]:
+    """Return the sections that each comparison has: its figures and its conditions."""
+    conditions = Table((), list(words.conditions(comparison).items()))
     return [
-        _section("Figures", _table(rows, list(columns)), *pictures),
-        _section("Conditions", _table(words.conditions(comparison).items())),
+        section("Figures", words.table_of(comparison).html(), *parts),
+        section("Conditions", conditions.html()),
     ]
 
 
-def _drawn(comparison: Comparison) -> str:
-    return _svg(words.headline(comparison.runs), partial(draw_comparison, comparison))
-
-
-def _section(heading: str, *parts: str) -> str:
+def section(heading: str, *parts: str) -> str:
+    """Return a section of these parts."""
     return "\n".join([f"<section><h2>{escape(heading)}</h2>", *parts, "</section>"])
 
 
-def _table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Return a table of numbers; without a header one of texts."""
-    head = "".join(f"<th>{escape(cell.replace('_', ' '))}</th>" for cell in header)
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    opening = f'<div class="wide"><table class="{"numbers" if header else "texts"}">'
-    return f"{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+def drawing(comparison: Comparison) -> str:
+    """Return the picture of a comparison."""
+    return _svg(words.headline(comparison.runs), partial(draw_comparison, comparison))
+
+
+def picture(file: Path) -> str:
+    """Return a PNG file as part of the page; nothing if it does not exist."""
+    if not file.is_file():
+        return ""
+    data = base64.b64encode(file.read_bytes()).decode()
+    return _figure(f'<img alt="" src="data:image/png;base64,{data}">', file.stem)
 
 
 def _svg(caption: str, draw: Callable[[Path], None]) -> str:
-    """Return what a function draws; letters are paths, so that the page needs no font."""
-    # With the caption as salt no id comes twice in a page.
+    # Letters are paths, so the page needs no font. The salt keeps ids unique within the page.
     look = matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": caption})
     with tempfile.TemporaryDirectory() as folder, look:
         draw(path := Path(folder) / "picture.svg")
@@ -203,17 +189,11 @@ def _svg(caption: str, draw: Callable[[Path], None]) -> str:
     return _figure(_NOT_NEEDED.sub("", svg[svg.index("<svg") :]), caption)
 
 
-def _images(folder: Path, name: str) -> list[str]:
-    """Return a picture of a folder; nothing if it is not there."""
-    if not (path := folder / f"{name}.png").is_file():
-        return []
-    data = base64.b64encode(path.read_bytes()).decode()
-    return [_figure(f'<img alt="" src="data:image/png;base64,{data}">', name)]
-
-
-def _figure(picture: str, caption: str) -> str:
-    return f"<figure>{picture}<figcaption>{escape(caption)}</figcaption></figure>"
+def _figure(content: str, caption: str) -> str:
+    return f"<figure>{content}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def _text(value: Any) -> str:
-    return "-" if value in (None, "") else f"{value:.4g}" if type(value) is float else str(value)
+    if value in (None, ""):
+        return UNKNOWN
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -3,43 +3,102 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from textwrap import fill
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.worker_spec import WorkerSpec
-from ..results.speed_profile import SpeedProfile, Spread
-from ..run import make_strategy
+from ..grids.worker_spec import WorkerSpec, parse_workers
+from ..results.speed_profile import SpeedProfile, Spread, with_profile
+from ..results.tables import UNKNOWN, Table, share_text
+from ..run import load_own_task, make_strategy
 from ..strategy.cost_model import Prediction, predict_run, slow_device_lines
 from ..strategy.evaluation import FORWARD_PER_STEP
 from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import Worker, WorkerRegistry
 from ..worker.profile import profile_of
+from .calibration import profile_path
+from .compare import REPEATED, refuse_unknown
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to expect of several algorithms.
+    """Predictions for several algorithms.
 
     Attributes
     ----------
     workers : tuple of Worker
         All workers, with tier and speed ratio.
     expected : dict of str to Prediction or str
-        By algorithm, in the order in which they were named; or in one line why its settings are
+        By algorithm, in the given order: a prediction, or one line on why the settings are
         refused.
     slow_devices : sequence of str
-        What each is worth with the first algorithm that is not refused.
+        What each slow device is best used for, by the first algorithm that is not refused.
+    source : str
+        Where the speeds are from, and what else the predictions depend on.
     """
 
     workers: tuple[Worker, ...]
     expected: dict[str, Prediction | str]
     slow_devices: Sequence[str]
+    source: str = ""
+
+
+def plan(
+    config: RunConfig, algorithms: Sequence[str] = REPEATED, num_samples: int | None = None
+) -> Plan:
+    """Predict runs of several algorithms with these settings.
+
+    Speeds come from the settings' ``workers``, which may name devices that are not here. If one is
+    missing, they come from the profile that `calibrate` wrote.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings; the algorithm is replaced by each in turn.
+    algorithms : sequence of str
+        Names in the catalog.
+    num_samples : int, optional
+        N, >= 1; the size of the task's training set by default.
+
+    Raises
+    ------
+    UsageError
+        If a speed is unknown, or an argument or a setting cannot be used.
+    """
+    refuse_unknown(algorithms)
+    if num_samples is not None and num_samples < 1:
+        raise UsageError(f"num_samples = {num_samples} must be at least 1")
+    workers = parse_workers(config.workers, anywhere=True)
+    unknown = [worker for worker in workers if not worker.seconds_per_step]
+    overhead, source = 0.0, "the given seconds per step"
+    if unknown:
+        path = profile_path(config)
+        if not path.exists():
+            raise UsageError(
+                f"the speed of {unknown[0].device_with_cores} is unknown: {path} does not exist; "
+                "measure it with blsgd calibrate, or give every worker seconds-per-step="
+            )
+        with_path = replace(config, profile=str(path))
+        workers, profile = with_profile(parse_workers(config.workers), with_path)
+        assert profile is not None
+        overhead, source = profile.overhead_seconds.median, str(path)
+    num_test = 0
+    if num_samples is None:
+        task, _ = load_own_task(config)
+        num_samples, num_test = task.num_train, task.num_test
+    found = plan_runs(config, workers, num_samples, algorithms, overhead, num_test)
+    source += f"; clock = {config.clock}, {num_samples:,} samples per epoch"
+    return replace(found, source=source)
+
+
+def plan_with(profile: SpeedProfile, config: RunConfig) -> Plan:
+    """Predict a run with the speeds of a profile."""
+    task, _ = load_own_task(config)
+    workers = profile.given_to(parse_workers(config.workers), config.clock)
+    overhead = profile.overhead_seconds.median
+    return plan_runs(config, workers, task.num_train, [config.algorithm], overhead, task.num_test)
 
 
 def plan_runs(
@@ -50,22 +109,10 @@ def plan_runs(
     overhead_seconds: float = 0.0,
     num_test: int = 0,
 ) -> Plan:
-    """Predict runs of several algorithms, which replace that of the settings in turn.
+    """Predict runs on workers whose speeds are all known.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The settings; its algorithm is replaced by each in turn.
-    workers : sequence of WorkerSpec
-        All with seconds per step.
-    num_samples : int
-        N.
-    algorithms : sequence of str
-        Names of the catalog.
-    overhead_seconds : float (default: 0)
-        Of one round.
-    num_test : int (default: 0)
-        Samples of the test set; 0 if that is not known.
+    `overhead_seconds` is the time of a round in addition to computing; `num_test` the size of the
+    test set, 0 if unknown. See `plan` for the rest.
     """
     profiles = [profile_of(worker, position) for position, worker in enumerate(workers)]
     size = config.batch_size
@@ -80,7 +127,7 @@ def plan_runs(
             strategy = make_strategy(replace(config, algorithm=name), num_samples, num_training)
             strategy.registry.register({(i, None): p for i, p in enumerate(profiles)})
             found = predict_run(strategy, strategy.registry.active, overhead_seconds)
-            expected[name] = found or "a speed is not known"
+            expected[name] = found or "a speed is unknown"
             weighting = strategy.averaging.weighting
             devices = devices or slow_device_lines(speeds, size, weighting, evaluated)
         except UsageError as error:
@@ -88,91 +135,81 @@ def plan_runs(
     return Plan(tuple(registry.workers), expected, devices)
 
 
-def plan_table(plan: Plan, source: str) -> RenderableType:
-    """Return a table of what to expect of every algorithm, for a terminal.
+# --- tables for a terminal
 
-    The source says in words where the speeds are from.
-    """
-    headers = ("local\nsteps", "slow:\nweight", "rounds\n/epoch", "s/round", "s/epoch")
-    table = _table(0, "algorithm", *headers, "fast\nwaits", "slow\nwaits", "samples\n/s")
-    lines = []
+
+def plan_table(plan: Plan) -> RenderableType:
+    """Return a table with the prediction for each algorithm."""
+    header = ("algorithm", "local\nsteps", "slow:\nweight", "rounds\n/epoch", "s/round", "s/epoch")
+    rows, refused = [], []
     for name, found in plan.expected.items():
         if isinstance(found, str):
-            table.add_row(fill(name, 20), "refused", *["-"] * 7)
-            lines.append(f"{name}: {found}")
+            rows.append([name, "refused", *[UNKNOWN] * 7])
+            refused.append(f"{name}: {found}")
             continue
         same = len({_batch_size(row) for row in found.workers}) == 1
-        steps = [  # "32 of 16": steps of so many samples
+        steps = [  # "32 of 16": 32 steps, each with 16 samples
             str(row.local_steps) if same else f"{row.local_steps} of {_batch_size(row)}"
             for row in found.workers
         ]
         slow = [row.weight for row in found.workers if not row.fast]
-        table.add_row(
-            fill(name, 20),
-            _join_equal(steps),
-            f"{sum(slow):.1%}" if slow else "-",
-            f"{found.rounds_per_epoch:.1f}",
-            f"{found.round_seconds:.3g}",
-            f"{found.epoch_seconds:.3g}",
-            _share(found.waiting_share(fast=True)),
-            _share(found.waiting_share(fast=False)),
-            f"{found.samples_per_second:,.0f}",
+        rows.append(
+            [
+                *(name, _join_equal(steps), f"{sum(slow):.1%}" if slow else UNKNOWN),
+                *(f"{found.rounds_per_epoch:.1f}", f"{found.round_seconds:.3g}"),
+                *(f"{found.epoch_seconds:.3g}", share_text(found.waiting_share(fast=True))),
+                share_text(found.waiting_share(fast=False)),
+                f"{found.samples_per_second:,.0f}",
+            ]
         )
-    lines += slow_device_notes(plan)
-    return Group(Text(f"expected, from {source}"), table, *map(Text, lines))
+    table = Table((*header, "fast\nwaits", "slow\nwaits", "samples\n/s"), rows)
+    lines = [*refused, *slow_device_notes(plan)]
+    return Group(Text(f"expected, from {plan.source}"), table.terminal(), *map(Text, lines))
 
 
 def speed_table(profile: SpeedProfile, plan: Plan, clock: str) -> RenderableType:
-    """Return a table of each worker's measured speed and what it will do, for a terminal.
+    """Return a table with each worker's measured speed and what it will do in a run.
 
-    The plan is made with this profile, of the one algorithm that will run; `clock` says which of
-    the two speeds counts.
+    The plan is made with this profile, for one algorithm; `clock` names the speeds that count.
     """
-    table = _table(1, "worker", "alone", "all at once", "gamma", "steps", "weight", "waits")
     ((algorithm, found),) = plan.expected.items()
-    rows, seconds = ((), 0.0) if isinstance(found, str) else (found.workers, found.round_seconds)
-    trains = {row.worker: row for row in rows}
+    planned, seconds = ((), 0.0) if isinstance(found, str) else (found.workers, found.round_seconds)
+    by_worker, rows = {row.worker: row for row in planned}, []
     for worker in plan.workers:
         measured = profile.workers[worker.profile.partition_id]
-        cells = ["-", "-", "-"]
-        if row := trains.get(worker.index):
+        cells = [UNKNOWN] * 3
+        if row := by_worker.get(worker.index):
             batch = _batch_size(row)
             shrunk = "" if batch == profile.key["batch_size"] else f" of {batch}"
             waits = row.waiting_seconds / seconds
             cells = [f"{row.local_steps}{shrunk}", f"{row.weight:.1%}", f"{waits:.0%}"]
         speeds = _milliseconds(measured.alone), _milliseconds(measured.loaded)
-        table.add_row(worker.label, *speeds, f"{worker.speed_ratio or 0:.3g}", *cells)
+        rows.append([worker.label, *speeds, f"{worker.speed_ratio or 0:.3g}", *cells])
+    header = ("worker", "alone", "all together", "gamma", "steps", "weight", "waits")
+    speeds_of = "each worker alone" if clock == "device" else "all workers together"
     lines = [
-        f"{algorithm}, clock = {clock}: gamma, steps, weight and waiting come from "
-        + ("each worker alone" if clock == "device" else "all computing at once"),
-        f"beside computing a round takes {_milliseconds(profile.overhead_seconds)} ms",
+        f"{algorithm}, clock = {clock}: gamma, steps, weight and waiting follow from "
+        f"the speeds of {speeds_of}",
+        f"overhead of a round: {_milliseconds(profile.overhead_seconds)} ms",
         *([found] if isinstance(found, str) else []),
         *slow_device_notes(plan),
     ]
-    return Group("milliseconds per step: median (lowest to highest)", table, *map(Text, lines))
+    title = "milliseconds per step: median (lowest to highest)"
+    return Group(title, Table(header, rows).terminal(gap=1), *map(Text, lines))
 
 
 def slow_device_notes(plan: Plan) -> list[str]:
-    """Return lines that say what the slow devices can add, and what each is best used for."""
+    """Return lines on what the slow devices can add, and what each is best used for."""
     by_weights: dict[str, list[str]] = {}
     for name, found in plan.expected.items():
         if isinstance(found, Prediction) and len({row.fast for row in found.workers}) == 2:
             by_weights.setdefault(f"{found.best_speed_up:.2f}", []).append(name)
     each = "; ".join(f"{times} ({', '.join(names)})" for times, names in by_weights.items())
-    ceiling = (
-        "ceiling of the weights: how many times sooner a given loss can be reached than with the "
-        f"fast devices alone, each at its best learning rate: {each}"
+    bound = (
+        "largest speed-up over the fast devices alone that the weights allow, each at its best "
+        f"learning rate: {each}"
     )
-    return [*([ceiling] if each else []), *plan.slow_devices]
-
-
-def _table(gap: int, first: str, *headers: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, gap, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for header in headers:  # the steps of many workers may take two lines
-        steps = header.endswith("steps")
-        table.add_column(header, justify="right", no_wrap=not steps, min_width=6 if steps else None)
-    return table
+    return [*([bound] if each else []), *plan.slow_devices]
 
 
 def _join_equal(cells: Sequence[str]) -> str:
@@ -187,10 +224,6 @@ def _join_equal(cells: Sequence[str]) -> str:
 
 def _batch_size(row: WorkerRound) -> int:
     return row.num_examples // row.local_steps
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
 
 
 def _milliseconds(spread: Spread) -> str:

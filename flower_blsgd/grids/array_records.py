@@ -1,7 +1,6 @@
-"""Flower arrays as views on memory, and records of them that lie in one piece.
+"""Flower arrays as views on memory, and records whose arrays are contiguous.
 
-A record whose arrays lie one behind the other, `flat_record`, is copied, checked
-and averaged as one array of each dtype, and its place is named in one line.
+A contiguous record (`flat_record`) is copied, checked and averaged as one array per dtype.
 """
 
 import functools
@@ -21,24 +20,22 @@ from .flower_internals import filled_unchecked
 
 AnyArray = npt.NDArray[Any]
 
-_NUMPY = "numpy.ndarray"  # Flower's name of the form that its arrays are serialised in
+_NUMPY = "numpy.ndarray"  # Flower's name of its serialised form
 
 
 class ArrayView(Array):
-    """An array of a record whose memory is somebody's ndarray, without a copy.
+    """A Flower array that refers to an ndarray without copying it.
 
-    Flower's own Array holds serialised bytes: two copies to make one, two to read it. This one
-    makes the bytes only where they are needed, on a wire, and then they are the same bytes.
-    `numpy` returns the memory itself, so whoever writes to it changes the array.
-
-    Pickled or copied it becomes a plain Array.
+    Flower's own Array holds serialised bytes, which cost two copies to write and two to read. This
+    class serialises, to the same bytes, only when the array goes over a wire. `numpy` returns the
+    memory itself, so writing to it changes the array. A pickle or a copy is a plain Array.
 
     Parameters
     ----------
     ndarray : numpy.ndarray
-        Must not change while the record is in use.
+        Memory of the array. It must not change while the record is in use.
     dtype : str, optional
-        The name of its dtype, where it is known already: asking numpy takes longer than all else.
+        Name of its dtype, if known. Querying numpy for it takes longer than the rest.
     """
 
     def __init__(self, ndarray: AnyArray, dtype: str = "") -> None:
@@ -53,20 +50,20 @@ class ArrayView(Array):
 
     @property
     def memory(self) -> AnyArray:
-        """The array's memory itself, also where `numpy` returns a copy."""
+        """The array's memory itself, even if `numpy` returns a copy."""
         memory: AnyArray = self.__dict__["_memory"]
         return memory
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """The serialised bytes, made anew."""
+        """The serialised bytes, computed on each access."""
         buffer = io.BytesIO()
         np.save(buffer, self.memory, allow_pickle=False)
         return buffer.getvalue()
 
     @property
     def is_dirty(self) -> bool:
-        """Always: a change of the memory is not noticed."""
+        """Always True, since changes of the memory cannot be detected."""
         return True
 
     @is_dirty.setter
@@ -86,19 +83,19 @@ class ArrayView(Array):
 
 
 class PrivateArray(ArrayView):
-    """An array that behaves as Flower's own: every `numpy` is a copy."""
+    """An `ArrayView` that behaves like Flower's own arrays: `numpy` returns a copy."""
 
     def numpy(self) -> AnyArray:
         """Return a copy of the memory."""
         return self.memory.copy()
 
 
-# The type that Flower writes on the wire is the class's name.
+# Flower writes the name of the class on the wire.
 ArrayView.__qualname__ = PrivateArray.__qualname__ = Array.__qualname__
 
 
 def view_record(tensors: Mapping[str, AnyArray]) -> ArrayRecord:
-    """Return a record of views. ``ArrayRecord({...})`` would make plain arrays of them."""
+    """Return a record of views; ``ArrayRecord({...})`` would convert them to plain arrays."""
     return record_of({name: ArrayView(tensor) for name, tensor in tensors.items()})
 
 
@@ -108,17 +105,17 @@ def record_of(arrays: dict[str, Array]) -> ArrayRecord:
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether elements of this dtype are numbers, times or texts: it is in a short name."""
+    """Return whether elements of this dtype are numbers, times or texts."""
     return dtype.kind in "biufcmMSU"
 
 
 def memory_of(array: Array) -> AnyArray | None:
-    """Return an array's elements, contiguous, without a copy where that is possible.
+    """Return an array's elements, contiguous, without a copy where possible.
 
     Returns
     -------
     ndarray or None
-        None if it is not what it says it is, or its elements are no plain numbers.
+        None if the payload does not match dtype and shape, or `is_plain` is False.
     """
     if isinstance(array, ArrayView):
         memory = array.memory
@@ -141,7 +138,7 @@ def memory_of(array: Array) -> AnyArray | None:
 
 @functools.lru_cache(maxsize=4096)
 def _header(dtype: str, shape: Sequence[int]) -> bytes:
-    """Return what ``numpy.save`` writes before the elements."""
+    """Return the header that ``numpy.save`` writes before the elements."""
     if np.dtype(dtype).hasobject:
         raise TypeError(f"{dtype} has no plain bytes")
     buffer = io.BytesIO()
@@ -150,10 +147,10 @@ def _header(dtype: str, shape: Sequence[int]) -> bytes:
     return buffer.getvalue()
 
 
-# --- records in one piece of memory -----------------------------------------------------------
+# --- contiguous records -----------------------------------------------------------------------
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and what vector instructions like."""
+"""Alignment of arrays in bytes: a cache line, which suits vector instructions."""
 
 _FLAT = "_blsgd_flat"
 
@@ -163,19 +160,13 @@ Kind = tuple[str, str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array of a record is: one behind the other, each at the start of a cache line.
-
-    Parameters
-    ----------
-    kinds : tuple of Kind
-        Of the arrays, in the record's order.
-    """
+    """Positions of a record's arrays in one piece of memory, each at the start of a cache line."""
 
     kinds: tuple[Kind, ...]
 
     @classmethod
     def of(cls, kinds: Iterable[Kind]) -> "Layout":
-        """Return the layout of these arrays; the same object for the same arrays."""
+        """Return the layout of these arrays. Equal arguments give the same object."""
         return _layout_of(tuple(kinds))
 
     @functools.cached_property
@@ -193,18 +184,18 @@ class Layout:
 
     @functools.cached_property
     def ends(self) -> list[int]:
-        """Where the cache lines of each array end, in bytes."""
+        """Offset of the end of each array's last cache line, in bytes."""
         sizes = [math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in self.kinds]
         return list(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that this layout needs."""
+        """Size of the memory in bytes."""
         return self.ends[-1] if self.kinds else 0
 
     @functools.cached_property
     def runs(self) -> list[tuple[np.dtype[Any], int, int]]:
-        """Neighbours of one dtype as one array: dtype, offset and number of elements."""
+        """Neighbours of the same dtype as one array: dtype, offset and number of elements."""
         runs = []
         arrays = zip(self.places, self.ends, strict=True)
         for dtype, group in itertools.groupby(arrays, lambda array: array[0][2]):
@@ -218,23 +209,15 @@ _layout_of = functools.lru_cache(maxsize=256)(Layout)
 
 
 NewMemory = Callable[[Layout], AnyArray]
-"""Returns uint8 for a record of this layout, or a few more; zero where no array is."""
+"""Returns memory (uint8) of at least this layout's size, with zeros between the arrays."""
 
 
 @dataclass(slots=True, eq=False)
 class Flat:
-    """The memory of a record that lies in one piece.
+    """The memory of a contiguous record.
 
-    Parameters
-    ----------
-    layout : Layout
-        Where each array is.
-    memory : numpy.ndarray of uint8
-        What they lie in; it may be longer.
-    arrays : tuple of Array
-        The record's arrays when it was made.
-    new_memory : callable, optional
-        Where another such record is to be.
+    `memory` (uint8) may be longer than the layout. `arrays` are those of the record when it was
+    created. `new_memory` allocates memory of the same kind for another record.
     """
 
     layout: Layout
@@ -244,19 +227,19 @@ class Flat:
 
     @property
     def bytes(self) -> AnyArray:
-        """The memory of the arrays, uint8."""
-        # Not a slice: of a view of its own class numpy keeps the owner only.
+        """The memory of the arrays as uint8."""
+        # Not a slice: numpy would skip `memory` and keep only its owner alive.
         return np.ndarray(self.layout.num_bytes, np.uint8, self.memory)
 
     def runs(self) -> dict[str, AnyArray]:
-        """Return neighbours of one dtype as one array each; the gaps between them hold zeros."""
+        """Return neighbours of the same dtype as one array; the gaps between them hold zeros."""
         return {
             str(offset): np.ndarray(count, dtype, self.memory, offset)
             for dtype, offset, count in self.layout.runs
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a record that is pickled or copied has arrays of its own
+        return type(None), ()  # a pickled or copied record has plain arrays
 
 
 def flat_record(
@@ -265,18 +248,18 @@ def flat_record(
     new_memory: NewMemory | None = None,
     kind: type[ArrayView] = ArrayView,
 ) -> ArrayRecord:
-    """Return a record of views on a piece of memory.
+    """Return a record of views on one piece of memory.
 
     Parameters
     ----------
     layout : Layout
-        Names, dtypes, shapes and places of the arrays.
+        Names, dtypes, shapes and positions of the arrays.
     memory : numpy.ndarray of uint8, optional
-        Where they are; by default new memory.
+        Memory of the arrays; by default it is allocated.
     new_memory : callable, optional
-        Makes the memory; `flat_like` asks it for more of the same kind.
+        Allocates the memory; `flat_like` uses it again.
     kind : type (default: ArrayView)
-        Of the arrays.
+        Class of the arrays.
     """
     if memory is None:
         memory = (new_memory or _own_memory)(layout)
@@ -291,15 +274,15 @@ def flat_record(
 
 
 def flat_like(record: ArrayRecord, layout: Layout | None = None) -> ArrayRecord:
-    """Return a record to be filled, in memory of the kind that another one lies in.
+    """Return an uninitialised record in the same kind of memory as another record.
 
     Parameters
     ----------
     record : ArrayRecord
-        The other one, such as the global model of an order; on the local grid it lies in shared
-        memory, and what is to be sent next is best written there.
+        The other record, such as the global model of an order. On the local grid it is in shared
+        memory, from which a reply is sent without a copy.
     layout : Layout, optional
-        By default that of the other one.
+        Layout of the new record; by default that of `record`.
     """
     flat = flat_of(record)
     kinds = ((name, array.dtype, tuple(array.shape)) for name, array in record.items())
@@ -308,7 +291,7 @@ def flat_like(record: ArrayRecord, layout: Layout | None = None) -> ArrayRecord:
 
 
 def flat_of(record: ArrayRecord) -> Flat | None:
-    """Return where a record lies; None if it does not lie in one piece, or was changed since."""
+    """Return the memory of a contiguous record; None for other records and changed ones."""
     flat: Flat | None = record.__dict__.get(_FLAT)
     if flat is None or len(record) != len(flat.arrays):
         return None
@@ -317,15 +300,7 @@ def flat_of(record: ArrayRecord) -> Flat | None:
 
 
 class FlatTensors(dict[str, AnyArray]):
-    """The tensors of a flat record by name, without a copy.
-
-    Parameters
-    ----------
-    record : ArrayRecord
-        Not to be changed meanwhile.
-    flat : Flat
-        Where it lies.
-    """
+    """The tensors of a contiguous record by name, without a copy. The record must not change."""
 
     def __init__(self, record: ArrayRecord, flat: Flat) -> None:
         super().__init__({name: array.memory for name, array in record.items()})  # type: ignore[attr-defined]  # all are views
@@ -333,7 +308,7 @@ class FlatTensors(dict[str, AnyArray]):
 
 
 def tensors_of(record: ArrayRecord) -> dict[str, AnyArray]:
-    """Return a record's tensors by name; `FlatTensors` where it lies in one piece."""
+    """Return a record's tensors by name; `FlatTensors` if it is contiguous."""
     flat = flat_of(record)
     if flat is not None:
         return FlatTensors(record, flat)
@@ -341,9 +316,9 @@ def tensors_of(record: ArrayRecord) -> dict[str, AnyArray]:
 
 
 def common_runs(*models: Mapping[str, AnyArray]) -> list[dict[str, AnyArray]] | None:
-    """Return all models as a few long arrays each, if all lie in the same way in one piece.
+    """Return each model as a few long arrays if all are contiguous with the same layout.
 
-    What is done to every element alike can then be done to them instead of to the tensors.
+    Elementwise operations are faster on these arrays than on the tensors.
     """
     first = models[0]
     if not isinstance(first, FlatTensors):

@@ -6,7 +6,7 @@ from flwr.serverapp import Grid
 
 
 class GridFeatures:
-    """What a grid may offer in addition to Flower's `Grid`; each default means "nothing".
+    """Methods that a grid may have in addition to Flower's; the defaults do nothing.
 
     Flower's own grids (plain messages, simulation) have the defaults; see `features_of`.
     """

@@ -167,17 +167,8 @@ class LocalGrid(MailboxGrid):
 class WorkerNode:
     """The worker process of a node, restarted when it ends; every message gets a reply.
 
-    A thread handles one message after another.
-
-    Parameters
-    ----------
-    job : Job
-        Arguments of the process.
-    mailbox : Mailbox
-        Receives all replies and error replies. A message whose reply is no longer expected is
-        skipped.
-    idle_deaths : SimpleQueue
-        Receives the node's id whenever its process died between two messages.
+    A thread handles one message after another, and skips those whose reply is no longer expected.
+    `idle_deaths` receives the node's id whenever its process died between two messages.
     """
 
     def __init__(self, job: Job, mailbox: Mailbox, idle_deaths: "queue.SimpleQueue[int]") -> None:

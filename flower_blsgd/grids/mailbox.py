@@ -95,13 +95,7 @@ class Mailbox:
 
 
 class MailboxGrid(Grid, GridFeatures):
-    """Base class of grids that wait for replies at a mailbox instead of polling.
-
-    Parameters
-    ----------
-    mailbox : Mailbox
-        Receives the replies to the messages of `push_messages`.
-    """
+    """Base class of grids that wait for replies at a mailbox instead of polling."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox

@@ -1,12 +1,12 @@
-"""Messages between our own processes: small things pickled, arrays in shared memory.
+"""Messages between our own processes: pickles in a pipe, and arrays in shared memory.
 
-Each process makes blocks of shared memory for what it sends. In the pipe goes, instead of a
-record's arrays, the number of the block that they lie in. With every message an end says which of
-the other end's blocks it still refers to: a block is used again when neither end does. Ends take
-turns, so nothing is ever on its way while that is said.
+Each process allocates blocks of shared memory for the arrays that it sends. The pipe carries the
+number of the block instead of the arrays. With every message, an end lists the other end's blocks
+that it still refers to. A block is reused when neither end refers to it. The ends take turns, so no
+message is under way while the list is made.
 
-Both ends are processes of one run, on one machine, started by one another; nothing is unpickled
-that came from anywhere else.
+Both ends are processes of one run on one machine, one started by the other. Nothing else is
+unpickled.
 """
 
 import copyreg
@@ -44,40 +44,33 @@ from .array_records import (
 from .machine import require_bytes
 
 _INLINE_BYTES = 4096
-"""Records smaller than this are pickled: a block would be a page and an open file at least."""
+"""Smaller records are pickled: a block needs at least a page and an open file."""
 
 _INLINE_TENSOR_BYTES = 1 << 16
-"""Shipped tensors smaller than this travel within what refers to them."""
+"""Smaller tensors are pickled with the object that `ship` sends."""
 
 _SPARE_BYTES = 1 << 20
-"""A free block may be this much larger than needed, or twice as large."""
+"""A free block is reused if it is at most this much, or twice, larger than needed."""
 
 _numbers = itertools.count(1)
 
 
 class BlockMemory(np.ndarray[Any, Any]):
-    """All bytes of a block, in use for as long as this array or any view on it lives.
+    """All bytes of a block, which is in use as long as this array or any view on it exists.
 
-    numpy keeps the owner of a view's memory alive: it goes from array to array, past those of the
-    view's own class, and stops here because this class is another and owns a map, not an array.
+    The base of a numpy view is the first array in the chain of bases that has another class or owns
+    its memory. So every view keeps this array alive.
     """
 
     block: "Block"
-    """Whose bytes they are."""
+    """The block of these bytes."""
 
 
 class Block:
-    """A piece of shared memory, mapped.
+    """A mapped piece of shared memory.
 
-    The kernel frees it when the last process that has it is gone, however it ended: it has no
-    name that could be left behind.
-
-    Parameters
-    ----------
-    number : int
-        Its name between two processes.
-    fd : int
-        A file descriptor of the memory; taken over.
+    It has no name in the file system, so the kernel frees it with the last process that uses it.
+    Two processes identify it by its number. It closes its file descriptor.
     copy_on_write : bool (default: False)
         What is written here stays here.
     """
@@ -89,44 +82,41 @@ class Block:
         self._map = mmap.mmap(fd, self.size, mode)
         self._memory: weakref.ref[BlockMemory] | None = None
         self.layout: Layout | None = None
-        """What it was last used for: there are zeros between these arrays."""
+        """Layout of the last record: there are zeros between its arrays."""
         self.peers: set[object] = set()
-        """The channels whose other end may refer to it."""
+        """Channels whose other end may refer to this block."""
         self.given_up = False
-        """Whether its pool uses it no more: the other ends should unmap it."""
+        """Whether the pool has dropped this block, so that the other ends should unmap it."""
 
     @property
     def referred_to(self) -> bool:
-        """Whether anything in this process refers to its memory."""
+        """Whether this process refers to its memory."""
         return self._memory is not None and self._memory() is not None
 
     @property
     def in_use(self) -> bool:
-        """Whether this process or the other end may still read the block."""
+        """Whether this process or another end may still read the block."""
         return bool(self.peers) or self.referred_to
 
     def memory(self) -> BlockMemory:
-        """Return all bytes of the block; the same array as long as anything refers to it."""
+        """Return all bytes of the block; the same array as long as it is referred to."""
         memory = self._memory() if self._memory is not None else None
         if memory is None:
-            # On the map itself: of an array on another array numpy would keep that one only.
+            # Directly on the map, so that this array is the base of all views.
             memory = BlockMemory((self.size,), np.uint8, buffer=self._map)
             memory.block = self
             self._memory = weakref.ref(memory)
         return memory
 
     def copy_on_write(self) -> "Block":
-        """Return the same memory, mapped once more: what is written there stays there."""
+        """Return a second mapping of the memory, whose writes stay private."""
         return Block(self.number, os.dup(self.fd), copy_on_write=True)
 
 
 class BufferPool:
-    """The blocks that this process makes for what it sends; safe between threads.
+    """Thread-safe pool of the blocks that this process sends.
 
-    Parameters
-    ----------
-    purpose : str (default: "sharing arrays between processes")
-        What they are for, for the refusal when memory is short.
+    The error when memory is short names the `purpose`.
     """
 
     def __init__(self, purpose: str = "sharing arrays between processes") -> None:
@@ -135,7 +125,7 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def new_memory(self, layout: Layout) -> BlockMemory:
-        """Return memory for a record of this layout, with zeros between its arrays.
+        """Return memory for a record, with zeros between its arrays.
 
         UsageError if there is not enough free memory.
         """
@@ -161,7 +151,7 @@ class BufferPool:
         fitting = [block for block in free if size <= block.size <= largest]
         if fitting:
             return min(fitting, key=lambda block: block.size)
-        for block in free:  # of a model that is sent no more
+        for block in free:  # of models that are no longer sent
             self._blocks.pop(block.number).given_up = True
         require_bytes(size, self._purpose)
         block = Block(next(_numbers), _anonymous_file(size))
@@ -183,20 +173,14 @@ def _anonymous_file(size: int) -> int:
     return fd
 
 
-# --- what is sent -----------------------------------------------------------------------------
+# --- sending ----------------------------------------------------------------------------------
 
 
 @dataclass
 class Payload:
-    """An object, ready to be sent.
+    """A pickled object and the blocks that it refers to, by number.
 
-    Parameters
-    ----------
-    content : bytes
-        The pickled object.
-    memories : dict of int to BlockMemory
-        The blocks that the receiver must have, by number. None of it changes while the payload
-        lives.
+    The blocks do not change while the payload exists.
     """
 
     content: bytes
@@ -206,21 +190,21 @@ class Payload:
 _Placed = tuple[Layout, BlockMemory]
 
 PlacedRecords = dict[int, tuple[ArrayRecord, _Placed | None]]
-"""By the id of a record: the record, so that no other gets its id, and where its arrays are."""
+"""The record, which keeps its id in use, and the position of its arrays, by id of the record."""
 
 
 def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None) -> Payload:
-    """Return an object, ready to be sent, with the arrays of its records in a pool.
+    """Pack an object, with the arrays of its records in a pool.
 
-    `placed` has the records of the objects packed before, which stay as they are: one that several
-    objects share is placed once.
+    `placed` has the records of objects that were packed before, so that a record in several
+    objects is placed only once. These records must not change meanwhile.
 
     Raises
     ------
     UsageError
         If there is not enough memory.
     Exception
-        Whatever pickling raises.
+        Any exception of pickling.
     """
     known = {} if placed is None else placed
     memories: dict[int, BlockMemory] = {}
@@ -237,7 +221,7 @@ def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None)
         memories[memory.block.number] = memory
         return _record_at, (memory.block.number, _pickled(layout))
 
-    # By a table of types, not by `persistent_id`, which is asked of every text and number.
+    # A table of types is faster than `persistent_id`, which is called for every object.
     pickler.dispatch_table = {**copyreg.dispatch_table, ArrayRecord: reduce}
     pickler.dump(content)
     return Payload(buffer.getvalue(), memories)
@@ -254,9 +238,9 @@ def _unpickled(kinds: bytes) -> Layout:
 
 
 def _place(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
-    """Return where in a pool a record's arrays lie; they are copied there unless they do already.
+    """Return the position of a record's arrays in a pool, after copying them there if needed.
 
-    None if not all of them are plain numbers, or there are too few bytes for a block.
+    None if not all of them are plain numbers, or they are too small for a block.
     """
     flat = flat_of(record)
     if flat is None:
@@ -266,7 +250,7 @@ def _place(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
     if pool.owns(flat.memory):
         return flat.layout, flat.memory
     if not isinstance(flat.memory, BlockMemory):
-        flat.new_memory = pool.new_memory  # where `flat_like` makes more of its kind
+        flat.new_memory = pool.new_memory  # `flat_like` then allocates in the pool
     memory = pool.new_memory(flat.layout)
     memory[: flat.layout.num_bytes] = flat.bytes
     return flat.layout, memory
@@ -286,18 +270,18 @@ def _place_arrays(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
 
 
 def ship(content: object, pool: BufferPool) -> Payload:
-    """Return functions and data of the user, ready to be sent by value to worker processes.
+    """Pack functions and data of the user by value, for worker processes.
 
     A worker process does not import the user's ``__main__``, so functions and classes from there
-    travel whole (cloudpickle). Large tensors and arrays travel as shared memory, once for all
-    processes, and copy-on-write: a worker that changes them changes its own copy only.
+    are pickled by value (cloudpickle). Large tensors and arrays travel in shared memory, once for
+    all processes. They are copy-on-write, so a worker's changes stay private.
 
     Raises
     ------
     UsageError
-        If there is not enough memory for its tensors.
+        If there is not enough memory for the tensors.
     Exception
-        Whatever cloudpickle raises of something that cannot travel, such as an open file.
+        Any exception of cloudpickle, such as for an open file.
     """
     buffer = io.BytesIO()
     pickler = _ByValue(buffer, pool)
@@ -312,7 +296,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         self._pool = pool
 
     def reducer_override(self, content: Any) -> Any:
-        """Put a large tensor or array into shared memory; everything else as cloudpickle does."""
+        """Put large tensors and arrays into shared memory, and leave the rest to cloudpickle."""
         is_array = type(content) in (np.ndarray, np.memmap)
         array = content if is_array else _elements_of_tensor(content)
         if array is None or array.nbytes < _INLINE_TENSOR_BYTES or not is_plain(array.dtype):
@@ -332,7 +316,7 @@ def _elements_of_tensor(content: Any) -> AnyArray | None:
         return None
     try:
         elements: AnyArray = content.numpy()
-    except (TypeError, RuntimeError):  # numpy does not know bfloat16, conjugate views and others
+    except (TypeError, RuntimeError):  # numpy lacks bfloat16, conjugate views and others
         return None
     return elements
 
@@ -343,35 +327,29 @@ def _elements_of_tensor(content: Any) -> AnyArray | None:
 class Channel:
     """One end of the pipe between a server and a worker process.
 
-    The ends take turns, but for what the server sends before its first message.
-
-    Parameters
-    ----------
-    connection : Connection
-        Of a duplex pipe; taken over.
-    new_memory : callable, optional
-        Where this end puts records that are to be sent, see `flat_like`.
+    The ends take turns, except before the server's first message. The channel closes the duplex
+    pipe. `new_memory` allocates the memory of replies, see `flat_like`.
     """
 
     def __init__(self, connection: Connection, new_memory: NewMemory | None = None) -> None:
         self._connection = connection
         self.views = True
-        """Whether `numpy` of an array that arrives is its shared memory, or a copy of it."""
+        """Whether `numpy` of a received array returns the shared memory or a copy."""
         self.new_memory = new_memory
         self._sent: dict[int, Block] = {}
         self.attached: dict[int, Block] = {}
-        """The other end's blocks that are mapped here, by number."""
+        """Blocks of the other end that are mapped here, by number."""
 
     def send(self, payload: Payload) -> None:
         """Send an object.
 
-        OSError if it cannot be sent. The way is broken then: `receive` fails on both ends.
+        OSError if that fails. Then `receive` fails on both ends.
         """
         blocks = {number: memory.block for number, memory in payload.memories.items()}
         new = [block for number, block in blocks.items() if number not in self._sent]
         given_up = [number for number, block in self._sent.items() if block.given_up]
         referred_to = {number for number, block in self.attached.items() if block.referred_to}
-        self._sent |= blocks  # first: `close` must find them also if sending fails
+        self._sent |= blocks  # first, so that `close` releases them if sending fails
         for block in blocks.values():
             block.peers.add(self)
         numbers = [block.number for block in new]
@@ -381,7 +359,7 @@ class Channel:
             for block in new:
                 send_handle(self._connection, block.fd, None)
         except OSError:
-            self._connection.close()  # so that both ends notice
+            self._connection.close()  # both ends notice this
             raise
         for number in given_up:
             del self._sent[number]
@@ -392,9 +370,9 @@ class Channel:
         Raises
         ------
         EOFError, OSError
-            If the other end is gone, or what it sent cannot be taken in: it must be closed then.
+            If the other end has gone, or the pipe cannot be read. The channel must be closed.
         Exception
-            Whatever unpickling an object raises; the next one can be received.
+            Any exception of unpickling an object. The next one can be received.
         """
         try:
             envelope = pickle.loads(self._connection.recv_bytes())
@@ -408,7 +386,7 @@ class Channel:
                 self.attached[number] = Block(number, recv_handle(self._connection))
         except (EOFError, OSError):
             raise
-        except Exception as error:  # half an envelope was read: nothing that follows makes sense
+        except Exception as error:  # after half an envelope the pipe cannot be read further
             raise OSError(f"the pipe is out of step: {type(error).__name__}: {error}") from error
         return _Unpickler(io.BytesIO(content), self).load()
 
@@ -417,20 +395,20 @@ class Channel:
         return self._connection.fileno()
 
     def close(self) -> None:
-        """Close this end; what the other end referred to no longer keeps our blocks in use."""
+        """Close this end; blocks that the other end referred to are free again."""
         self._connection.close()
         for block in self._sent.values():
             block.peers.discard(self)
 
 
-# --- what is received -------------------------------------------------------------------------
+# --- receiving --------------------------------------------------------------------------------
 
 
 def _record_at(channel: Channel, number: int, kinds: bytes) -> ArrayRecord:
     """Return the record in a block of the other end."""
     memory = channel.attached[number].memory()
     views = channel.views
-    # A private array is a copy each time that it is asked for, and not before.
+    # A private array copies on each access, not before.
     memory.flags.writeable = views
     kind = ArrayView if views else PrivateArray
     return flat_record(_unpickled(kinds), memory, channel.new_memory, kind)
@@ -439,7 +417,7 @@ def _record_at(channel: Channel, number: int, kinds: bytes) -> ArrayRecord:
 def _tensor_at(
     channel: Channel, number: int, dtype: str, shape: tuple[int, ...], is_torch: bool
 ) -> Any:
-    """Return the shipped tensor, or array, in a block of the other end."""
+    """Return the shipped tensor or array in a block of the other end."""
     memory = channel.attached[number].copy_on_write().memory()
     array: AnyArray = np.ndarray(shape, dtype, memory)
     if not is_torch:
@@ -455,8 +433,8 @@ class _Unpickler(pickle.Unpickler):
         self._channel = channel
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a payload names; the channel knows where arrays are."""
+        """Return the named global; the functions that find arrays get the channel."""
         found = super().find_class(module, name)
         placed = found in (_record_at, _tensor_at)
-        # No method: the unpickler remembers it, and would keep itself and the records alive.
+        # Not a bound method: the unpickler would keep itself and the records alive.
         return functools.partial(found, self._channel) if placed else found

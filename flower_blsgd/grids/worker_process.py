@@ -54,19 +54,9 @@ class Job:
 
 
 class WorkerProcess:
-    """A started worker process.
+    """A started worker process; OSError if the system cannot start it.
 
-    Parameters
-    ----------
-    job : Job
-        Its arguments.
-    on_line : callable
-        Called from a thread with every line that the process prints.
-
-    Raises
-    ------
-    OSError
-        If the system cannot start the process.
+    `on_line` is called from a thread with every line that the process prints.
     """
 
     def __init__(self, job: Job, on_line: Callable[[str], None]) -> None:

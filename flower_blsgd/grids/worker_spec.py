@@ -124,12 +124,12 @@ class WorkerOptions:
     )  # fmt: skip
     slowdown: float = _row(1.0, "slowdown", "emulate a device that is slower by this factor", 1)
     seconds_per_step: float = _row(
-        0.0, "seconds-per-step", "seconds per step of its own batch; by default they are measured"
+        0.0, "seconds-per-step", "seconds per step with its batch size; measured by default"
     )
     seconds_per_step_alone: float = _row(
         0.0, "seconds-per-step-alone", "the same while no other worker computes"
     )
-    name: str = _row("", "name", "name in logs and results, by which it is recognised on return")
+    name: str = _row("", "name", "name in logs and results, by which it is recognized on return")
 
     def given_options(self) -> dict[str, bool | float | int | str]:
         """Return the options that are given, by key."""
@@ -267,7 +267,7 @@ def parse_workers(
         _check_device(worker, machine)
     for name, count in Counter(worker.name for worker in workers).items():
         if name and count > 1:
-            raise UsageError(f'workers: name={name} comes twice in "{text}"; names must differ')
+            raise UsageError(f'workers: name={name} appears twice in "{text}"; names must differ')
     return workers
 
 
@@ -397,7 +397,7 @@ def _cards(group: _Group) -> list[str]:
     names = [f"{kind}:{number}" for number in group.ids] if group.ids else [kind]
     if len(names) > group.count:
         raise UsageError(
-            f"workers: {group.count} worker cannot hold {len(names)} devices; "
+            f"workers: {group.count} worker cannot use {len(names)} devices; "
             f"write {len(names)}x {kind}:{format_ids(group.ids)}"
         )
     return [names[part * len(names) // group.count] for part in range(group.count)]
@@ -406,9 +406,11 @@ def _cards(group: _Group) -> list[str]:
 def _check_device(worker: WorkerSpec, machine: Machine) -> None:
     if missing := [core for core in worker.cores if core not in machine.cores]:
         raise UsageError(
-            f"workers: core {missing[0]} of cpu:{missing[0]} is not there; "
+            f"workers: core {missing[0]} of cpu:{missing[0]} is not available; "
             f"this process may use cores {format_ids(machine.cores)}"
         )
     if worker.device != "cpu" and not machine.has_accelerator(worker.device):
         have = ", ".join(["cpu", *machine.accelerators])
-        raise UsageError(f"workers: device {worker.device} is not there; this machine has {have}")
+        raise UsageError(
+            f"workers: device {worker.device} is not available; this machine has {have}"
+        )

@@ -1,6 +1,6 @@
-"""A Flower mod for nodes with several devices: train on each of them, and average the models.
+"""A Flower mod for nodes with several devices: train on each device, and average the models.
 
-Behind such a node is a local grid: one worker process for each device, with a rank from 0 on.
+Such a node has a local grid with one worker process per device. The ranks start at 0.
 """
 
 import logging
@@ -59,16 +59,16 @@ _SHARE_OF_PATIENCE = 0.8
 def several_devices(client_app: str, app_dir: Path) -> Mod:
     """Return a mod for a ClientApp whose node may have ``devices='4x cuda:0; 2x cpu'``.
 
-    Such a node starts a worker process for each device, with this same app. They live as long as
-    the node's session: without a session each message would start them all, and is answered with
-    an error of one line. Every other node is left as it is.
+    Such a node starts a worker process for each device, with the same app. The processes live as
+    long as the node's session. Without a session, each message would start all of them, so it is
+    answered with an error of one line. Other nodes are not affected.
 
     Parameters
     ----------
     client_app : str
-        The app that it is for, as ``module:attribute``.
+        The app with this mod, as ``module:attribute``.
     app_dir : Path
-        Where that module is.
+        Folder of that module.
 
     Examples
     --------
@@ -85,17 +85,17 @@ def several_devices(client_app: str, app_dir: Path) -> Mod:
             return call_next(message, context)
         try:
             return node.answer(message, context)
-        except UsageError as error:  # in one line, without a traceback
+        except UsageError as error:  # without a traceback
             return Message(Error(RAISED, str(error)), reply_to=message)
 
     return answer_or_call_next
 
 
 class _Node:
-    """The local grid behind this process's node, as long as the node's session lasts."""
+    """The local grid of this process's node, which exists until the node's session ends."""
 
-    # A session may end while a message is handled. Not the object's own: Flower's simulation sends
-    # the app to its actors by value, and a lock cannot travel.
+    # A session may end during a message. A class attribute, since Flower's simulation pickles the
+    # app, and a lock cannot be pickled.
     _lock = threading.Lock()
 
     def __init__(self, client_app: str, app_dir: Path) -> None:
@@ -105,9 +105,8 @@ class _Node:
     def answer(self, message: Message, context: Context) -> Message:
         if not in_session():
             raise UsageError(
-                f"devices = {context.node_config[DEVICES]!r} in the node config: its workers live "
-                'as long as a session does, and this run has none; use transport = "stream", or '
-                "start one SuperNode for each device"
+                f"devices = {context.node_config[DEVICES]!r} in the node config needs a session, "
+                'and this run has none; use transport = "stream", or start one SuperNode per device'
             )
         with self._lock:
             if self._grid is None:
@@ -124,14 +123,14 @@ class _Node:
 
 
 def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
-    """Return the local grid of the workers that a node's config names.
+    """Return the local grid of the workers in a node config.
 
     UsageError if the devices cannot be used.
     """
     workers = node_workers(context.node_config)
     if Path(sysconfig.get_path("purelib")) != _PACKAGE_ROOT:
-        # In a SuperNode it may be the app's bundle that holds this package: the processes of the
-        # workers would not find it.
+        # In a SuperNode, this package may be part of the app's bundle, which the worker processes
+        # would not find.
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if str(_PACKAGE_ROOT) not in paths:
             paths.insert(0, str(_PACKAGE_ROOT))
@@ -142,8 +141,8 @@ def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
 def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> list[WorkerSpec]:
     """Return the workers of a node with ``devices='4x cuda:0; 2x cpu'``.
 
-    Of ``"auto"`` those that train. Where the node has a name, that of each begins with it:
-    ``box-1/0``, or ``box-1/quick`` for one with a name of its own.
+    ``"auto"`` stands for the workers that train. If the node has a name, it precedes the name or
+    the rank of each worker: ``box-1/quick``, ``box-1/0``.
 
     UsageError if the text cannot be read, a device is missing, or another key contradicts it.
     """
@@ -151,8 +150,8 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
     for key in ("device", *OPTIONS):
         if key in node_config and key != "name":
             raise UsageError(
-                f"{key} = {node_config[key]!r} in the node config does not go with devices = "
-                f"{node_config[DEVICES]!r}; write it into the group that it is for"
+                f"{key} = {node_config[key]!r} in the node config cannot be combined with "
+                f"devices = {node_config[DEVICES]!r}; write it into a group of devices"
             )
     try:
         workers = parse_workers(str(node_config[DEVICES]), machine)
@@ -162,7 +161,7 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
         workers = [worker for worker in workers if worker.role == "train"]
     if any(worker.role == "evaluate" for worker in workers):
         raise UsageError(
-            "devices in the node config: role=evaluate needs a node of its own; start another one"
+            "devices in the node config: role=evaluate needs a separate node; start a SuperNode"
         )
     name = str(node_config.get("name", ""))
     if not name:
@@ -175,24 +174,24 @@ def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> lis
 
 
 def answer(message: Message, context: Context, grid: Grid) -> Message:
-    """Answer a message for the workers behind this node: the nodes on `grid`, in order of rank.
+    """Answer a message for the workers of this node, which are the nodes of `grid` in rank order.
 
-    One that is not meant for several, as Flower's own strategies send it, goes to the first.
+    A message for a single worker, as from Flower's own strategies, goes to the first one.
 
-    ProtocolError if the message is not what it must be.
+    ProtocolError if the message is invalid.
     """
     kind = message.metadata.message_type
     if HOST in message.content.config_records:
         orders = HostOrders.from_message(message)
         reply = _send(grid, kind, orders.contents, orders.patience_seconds)
-        # What each answers to anything but an order to train goes back as it is.
+        # Only replies to training orders are averaged.
         passes = kind in (EVALUATE, QUERY_MOMENTUM, QUERY_PROFILE)
         return (reply if passes else _with_average(reply, orders)).to_reply(message)
     if kind == QUERY_PROFILE:
         contents = {rank: message.content for rank, _ in enumerate(grid.get_node_ids())}
         reply = _send(grid, kind, contents, _QUERY_SECONDS)
         for part in reply.parts.values():
-            # A worker's own number is its rank here, and other hosts have such workers as well.
+            # The number on the local grid is the rank, which is not unique among hosts.
             if profile := part.config_records.get(PROFILE):
                 profile["partition-id"] = int(context.node_config.get("partition-id", -1))
         return reply.to_reply(message)
@@ -205,10 +204,10 @@ def answer(message: Message, context: Context, grid: Grid) -> Message:
 def _send(
     grid: Grid, kind: str, contents: Mapping[int, RecordDict], patience_seconds: float = 0.0
 ) -> HostReply:
-    """Send a message of a kind to each of these workers, all at once, and wait for the replies.
+    """Send a message to each of these workers, and wait for the replies.
 
-    The server waits for so many seconds, 0 for ever; here it is less, so that the others' replies
-    reach it.
+    The server waits for `patience_seconds` (0 for no limit). The node waits for a shorter time, so
+    that the server gets the other workers' replies.
     """
     nodes = dict(enumerate(grid.get_node_ids()))
     messages = [Message(c, nodes[rank], kind) for rank, c in contents.items() if rank in nodes]
@@ -227,10 +226,9 @@ def _send(
 
 
 def _with_average(reply: HostReply, host_orders: HostOrders) -> HostReply:
-    """Return the workers' reports on their training with the average of their models.
+    """Return the workers' training reports with the average of their models.
 
-    Their replies are checked as the server would: the worker of one that cannot be used
-    has weight 0.
+    The replies are checked as on the server. A worker whose reply cannot be used has weight 0.
     """
     keys = host_orders.arrays_key, host_orders.config_key
     orders = {
@@ -244,7 +242,7 @@ def _with_average(reply: HostReply, host_orders: HostOrders) -> HostReply:
     for rank, part in reply.parts.items():
         try:
             checked[rank] = check_reply(part, orders[rank], model_shape, host_orders.weighted_by)
-        except Exception as error:  # whatever a worker sends, it costs only its own share
+        except Exception as error:  # an invalid reply only costs this worker's contribution
             failures[rank] = Failure.of(error)
         else:
             own = {n: r for n, r in part.items() if n not in part.array_records}
@@ -255,7 +253,7 @@ def _with_average(reply: HostReply, host_orders: HostOrders) -> HostReply:
 
 
 def _averaged(checked: Mapping[int, CheckedReply], rule: HostOrders) -> RecordDict:
-    """Return the host's own records: the averages, and the samples behind them."""
+    """Return the records of the node: the averages, and the number of samples in them."""
     counted = [reply for reply in checked.values() if reply.report.num_examples]
     loads = [float(reply.report.num_examples) for reply in counted]
     records = RecordDict({METRICS: MetricRecord({NUM_EXAMPLES: int(sum(loads))})})

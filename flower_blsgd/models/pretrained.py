@@ -1,4 +1,4 @@
-"""Published models: find their folders, read configs, weights and tokenizers with transformers."""
+"""Published models: folders, configs, weights and tokenizers, read with transformers."""
 
 import contextlib
 import importlib
@@ -22,10 +22,10 @@ HF_HUB_NAMES: Mapping[str, str] = {
     "vit-b-16": "google/vit-base-patch16-224",
     "distilbert": "distilbert/distilbert-base-uncased",
 }
-"""The models that are published with weights, and what the Hugging Face hub calls them."""
+"""Models with published weights, and their names on the HF hub."""
 
 _FRESH = re.compile("encoder|resnet(8|20)|wrn.*|distilbert-micro|vit-micro-16")
-"""Names of models that begin with fresh weights; a folder of such a name is not looked at."""
+"""Names of models without published weights; a folder of such a name is ignored."""
 
 _WEIGHTS = "*.safetensors"
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
@@ -33,7 +33,7 @@ _EXPECTED = "a Hugging Face folder with config.json, *.safetensors and, for text
 
 
 def import_transformers(model: str, extra: str) -> ModuleType:
-    """Return transformers, which a model needs and an extra of ours brings, "vision" or "text".
+    """Return the module transformers, which is part of our extras "vision" and "text".
 
     UsageError if it is not installed.
     """
@@ -44,7 +44,7 @@ def import_transformers(model: str, extra: str) -> ModuleType:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from logging and drawing progress bars; its settings return afterwards."""
+    """Disable logging and progress bars of transformers within the block."""
     settings = importlib.import_module("transformers.utils.logging")
     level, bars = settings.get_verbosity(), settings.is_progress_bar_enabled()
     settings.set_verbosity(logging.CRITICAL)
@@ -59,7 +59,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(what: str, remedy: str = "") -> Iterator[None]:
-    """Raise UsageError ``what (reason)remedy`` of whatever transformers raises, and be `quiet`."""
+    """Convert errors of transformers to UsageError ``what (reason)remedy``; also `quiet`."""
     try:
         with quiet():
             yield
@@ -71,24 +71,23 @@ def reading(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def is_published(model: str) -> bool:
-    """Return whether a model comes with weights: from the HF hub, or as a folder."""
+    """Return whether a model has weights, on the HF hub or in a folder."""
     if model in HF_HUB_NAMES or _FRESH.fullmatch(model):
         return model in HF_HUB_NAMES
     return _is_complete(Path(model).expanduser())
 
 
 def model_folder(model: str, weights: bool = True) -> Path:
-    """Return the whole path of the Hugging Face folder of a published model.
+    """Return the absolute path of the Hugging Face folder of a published model.
 
-    One of `HF_HUB_NAMES` is downloaded if that was not done yet, without pickles, which may run
-    anything when they are opened; what was downloaded is found without a network too. Without
-    `weights` config and tokenizer are enough.
+    Models in `HF_HUB_NAMES` are downloaded if necessary, without pickles, which can execute code.
+    Downloads are found without a network. Without `weights`, config and tokenizer are sufficient.
 
     Raises
     ------
     UsageError
-        If the folder has no config.json or no weights as safetensors, or the HF hub is out of
-        reach or refuses the model.
+        If the folder has no config.json or no weights as safetensors, or the HF hub is not
+        reachable or refuses the model.
     """
     if model in HF_HUB_NAMES:
         return _downloaded(model, weights)
@@ -105,17 +104,17 @@ def model_folder(model: str, weights: bool = True) -> Path:
 
 
 def _downloaded(model: str, weights: bool) -> Path:
-    import_transformers(model, "text")  # it brings the hub's library
+    import_transformers(model, "text")  # installs the hub's library too
     from huggingface_hub import snapshot_download
 
     reachable = hf_hub_reachable()
-    reason = "refused it" if reachable else "is out of reach"
+    reason = "refused it" if reachable else "is not reachable"
     try:
         folder = Path(
             snapshot_download(
                 HF_HUB_NAMES[model],
                 allow_patterns=["*.json", "*.txt", *([_WEIGHTS] if weights else [])],
-                ignore_patterns="*/*",  # below the top of a repository are other formats
+                ignore_patterns="*/*",  # subfolders contain other formats
                 local_files_only=not reachable,
             )
         )
@@ -138,12 +137,12 @@ def _is_complete(folder: Path, weights: bool = False) -> bool:
 
 
 def folder_config(model: str, num_classes: int) -> Any:
-    """Return the config that a Hugging Face folder's config.json describes, for so many classes.
+    """Return the config in a Hugging Face folder, for this number of classes.
 
     Raises
     ------
     UsageError
-        If transformers is not installed, or does not know it.
+        If transformers is not installed or does not know the architecture.
     """
     transformers = import_transformers(model, "text")
     folder = model_folder(model, weights=False)
@@ -154,28 +153,28 @@ def folder_config(model: str, num_classes: int) -> Any:
 
 
 def load_weights(model: nn.Module, name: str) -> None:
-    """Put published weights into the network of a model, in place, as float32.
+    """Load published weights into the network of a model, in place, as float32.
 
-    A head, or a pooler, that the folder lacks or has in another size is drawn anew from torch's
-    generator, and one line in the log names it. What the network has no part for is left out.
+    A head or pooler that is missing or has another size is initialized from torch's generator, with
+    one line in the log. Weights without a counterpart in the network are ignored.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Its `network` is a transformers.PreTrainedModel of the architecture of the weights.
+        Model whose `network` is a transformers.PreTrainedModel of the weights' architecture.
     name : str
-        The setting; see `model_folder`.
+        The setting ``model``; see `model_folder`.
 
     Raises
     ------
     UsageError
-        If there are no weights, they cannot be read, or are not all those of the network's body.
+        If there are no weights, they cannot be read, or weights of the network's body are missing.
     """
     folder = model_folder(name)
     network: Any = model.network
     with reading(
         f"model = {name!r}: the weights in {folder} cannot be read",
-        "; only safetensors can, or begin without: pretrained = false",
+        "; use safetensors, or set pretrained = false",
     ):
         loaded, found = type(network).from_pretrained(
             folder,
@@ -188,29 +187,28 @@ def load_weights(model: nn.Module, name: str) -> None:
         )
     mismatched = {key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]}
     fresh = sorted(set(found["missing_keys"]) | mismatched)
-    # Weights that were trained on words alone are published without a pooler.
+    # Weights from masked language modeling are published without a pooler.
     body = [key for key in fresh if key.startswith(f"{loaded.base_model_prefix}.")]
     if lacking := [key for key in body if "pooler" not in key.split(".")]:
         raise UsageError(
             f"model = {name!r}: its weights lack {len(lacking)} tensors of the "
-            f"{network.config.model_type} that its config.json describes, or have them in another "
-            f"size, such as {lacking[0]}; name a folder that was saved whole, or set pretrained = "
-            "false for fresh ones"
+            f"{network.config.model_type} in its config.json, or have them in another size, such "
+            f"as {lacking[0]}; name a complete folder, or set pretrained = false"
         )
     network.load_state_dict(loaded.state_dict())
     if fresh:
-        _LOG.warning("model = %r begins with fresh weights in %s", name, ", ".join(fresh))
+        _LOG.warning("model = %r: new random weights for %s", name, ", ".join(fresh))
 
 
 def folder_tokenizer(model: str) -> Any:
-    """Return the tokenizer of a published model as one of the library `tokenizers`.
+    """Return the tokenizer of a published model as a ``tokenizers.Tokenizer``.
 
-    Code that a folder brings along is never run.
+    Code in the folder is never executed.
 
     Raises
     ------
     UsageError
-        If there is none, or transformers cannot make a fast tokenizer of it.
+        If there is no tokenizer, or transformers cannot load it as a fast one.
     """
     transformers = import_transformers(model, "text")
     folder = model_folder(model, weights=False)

@@ -1,4 +1,4 @@
-"""ResNets and wide ResNets for images that are kept as bytes."""
+"""ResNets and wide ResNets for uint8 images."""
 
 import functools
 import re
@@ -24,15 +24,14 @@ _WIDE_NAME = re.compile(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,2})")
 
 
 class PixelNormalize(nn.Module):
-    """Normalise images of 0 to 255, so that they can be kept as bytes.
+    """Normalization layer for images with values from 0 to 255.
 
     Parameters
     ----------
     mean, std : sequence of float
-        Of each channel, for values in [0, 1].
+        Mean and standard deviation per channel, for values in [0, 1].
     crop : int (default: 0)
-        Above 0: of larger images only a square of so many pixels in the middle is taken; smaller
-        sides stay.
+        Center-crop larger images to this side, in pixels; 0: no cropping.
     """
 
     mean: Tensor
@@ -41,7 +40,7 @@ class PixelNormalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float], crop: int = 0) -> None:
         super().__init__()
         self._crop = crop
-        # Not persistent: the state dict stays that of the plain network.
+        # Not persistent, so that the state dict is that of the plain network.
         for name, values in (
             ("mean", torch.tensor(mean) * 255),
             ("inverse_std", 1 / (torch.tensor(std) * 255)),
@@ -58,19 +57,19 @@ class PixelNormalize(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """ResNet of 6 n + 2 layers for images of any small size, bytes in NCHW.
+    """ResNet with 6 n + 2 layers for small uint8 images in NCHW.
 
-    Of He et al. 2016, section 4.2, with shortcut A: where the width changes, every second pixel,
-    and zeros for the new channels.
+    Source: He et al. 2016, section 4.2, with shortcut A: where the width changes, every second
+    pixel and zeros for the new channels.
 
     Parameters
     ----------
     blocks : int
-        n, the blocks of each of the three stages.
+        n, the number of blocks in each of the three stages.
     num_classes : int (default: 10)
-        Outputs.
+        Number of outputs.
     pixels : torch.nn.Module, optional
-        Makes normalised floats of the bytes; by default with mean and deviation of CIFAR-10.
+        Normalization of the images; by default that of CIFAR-10.
     """
 
     def __init__(self, blocks: int, num_classes: int = 10, pixels: nn.Module | None = None) -> None:
@@ -96,10 +95,10 @@ class CifarResNet(nn.Module):
 
 
 resnet20 = functools.partial(CifarResNet, 3)
-"""For ten classes 269,722 parameters."""
+"""ResNet20; 269,722 parameters for ten classes."""
 
 resnet8 = functools.partial(CifarResNet, 1)
-"""For ten classes 75,290 parameters."""
+"""ResNet8; 75,290 parameters for ten classes."""
 
 
 class _Block(nn.Module):
@@ -130,12 +129,12 @@ class _SubsampleAndPad(nn.Module):
 
 
 def depth_and_width(name: str) -> tuple[int, int]:
-    """Return what the name of a wide ResNet, such as ``"wrn-28-10"``, says.
+    """Return depth and width from the name of a wide ResNet, such as ``"wrn-28-10"``.
 
     Raises
     ------
     UsageError
-        If it is no such name, or the depth is not 6 n + 4.
+        If the name is invalid or the depth is not 6 n + 4.
     """
     match = _WIDE_NAME.fullmatch(name)
     if match is None:
@@ -150,27 +149,27 @@ def depth_and_width(name: str) -> tuple[int, int]:
 
 
 class WideResNet(nn.Module):
-    """WRN-depth-width of Zagoruyko and Komodakis 2016, as in the authors' code, for bytes in NCHW.
+    """WRN-depth-width of Zagoruyko and Komodakis 2016, as in the authors' code, for uint8 images.
 
-    The paper has them for images of 32x32. For images of 224x224 (`stem` "7x7") the first layer
-    is that of the ResNets for ImageNet: a 7x7 convolution and max pooling, each with stride 2,
-    after which the first stage works on 56x56 as theirs does. Nothing else changes; the first
-    block begins with BatchNorm and ReLU, so the stem has none of its own.
+    The paper uses images of 32x32. For images of 224x224 (`stem` "7x7"), the first layer is that of
+    the ResNets for ImageNet: a 7x7 convolution and max pooling, each with stride 2, so that the
+    first stage works on 56x56. The stem has no BatchNorm or ReLU, because the first block begins
+    with them.
 
     Parameters
     ----------
     depth : int
         6 n + 4, with n blocks in each of the three stages.
     width : int
-        Times the channels of a ResNet: 16, 32 and 64.
+        Factor for the channels of a ResNet (16, 32 and 64).
     num_classes : int
-        Outputs.
+        Number of outputs.
     pixels : torch.nn.Module
-        Makes normalised floats of the bytes.
+        Normalization of the images.
     dropout : float (default: 0.0)
-        Share of the values that are dropped between the two convolutions of a block.
+        Dropout rate between the two convolutions of a block.
     stem : {"3x3", "7x7"} (default: "3x3")
-        The first layer: for small images, or for those of 224x224.
+        First layer: for small images, or for images of 224x224.
     """
 
     def __init__(
@@ -197,7 +196,9 @@ class WideResNet(nn.Module):
         self.bn = nn.BatchNorm2d(64 * width)
         self.linear = nn.Linear(64 * width, num_classes)
         for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):  # He's, over outputs as the authors have it
+            if isinstance(
+                layer, nn.Conv2d
+            ):  # He initialization over outputs, as in the authors' code
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.linear.bias)
 
@@ -224,9 +225,9 @@ class _WideBlock(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         active = functional.relu(self.bn1(inputs))
         out = self.dropout(functional.relu(self.bn2(self.conv1(active))))
-        # A new shape is made of the activated input, an old one kept as it came.
-        beside = inputs if self.shortcut is None else self.shortcut(active)
-        added: Tensor = self.conv2(out) + beside
+        # A projection shortcut uses the activated input, an identity shortcut the original one.
+        skipped = inputs if self.shortcut is None else self.shortcut(active)
+        added: Tensor = self.conv2(out) + skipped
         return added
 
 

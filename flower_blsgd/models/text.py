@@ -1,4 +1,4 @@
-"""Classifiers of texts as token arrays: a small encoder, and the encoders of transformers."""
+"""Text classifiers for token arrays: a small encoder, and the encoders of transformers."""
 
 import copy
 from collections.abc import Mapping
@@ -11,44 +11,44 @@ from ..errors import UsageError
 from .pretrained import folder_config, import_transformers, quiet
 
 DISTILBERTS: Mapping[str, Mapping[str, int]] = {
-    "distilbert": {},  # uncased, as transformers' own defaults describe it
+    "distilbert": {},  # uncased, the defaults of transformers
     "distilbert-micro": {"n_layers": 2, "dim": 64, "n_heads": 4, "hidden_dim": 256},
 }
-"""How each differs from DistilBERT as published."""
+"""DistilBERT configs by name, as differences from the published one."""
 
 _READY_MASK = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-"""Architectures that take a ready mask of four dimensions.
+"""Architectures that accept a prepared mask of four dimensions.
 
-One of two dimensions lets transformers look whether anything is masked, for which the host waits
-for the GPU, so that the step could not be captured as a CUDA graph. Others get it all the same:
-where attention is local, the ready mask would replace that.
+For a two-dimensional mask, transformers checks whether anything is masked. The host then waits for
+the GPU, and the step cannot be captured as a CUDA graph. Other architectures get the
+two-dimensional mask, because a prepared mask would disable local attention.
 """
 
 ENCODERS = frozenset(
     (*_READY_MASK, "albert", "deberta", "deberta-v2", "ernie", "mobilebert", "modernbert", "mpnet")
 )
-"""Architectures that a folder may have: what they say of a text is the same beside a longer one.
+"""Supported architectures: their output for a text does not depend on the padding.
 
-Of others, such as XLNet, it changes with the longest text of a batch.
+In others, such as XLNet, it changes with the longest text of a batch.
 """
 
 _POSITIONS_BEHIND_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
-"""Architectures that count positions from the number of their padding on."""
+"""Architectures whose positions start after the id of the padding token."""
 
 _WIDTH, _HEADS = 64, 2
 _SCALE = 16.0
-"""Embeddings are multiplied by it, so that AdamW moves them by as much more than the layer."""
+"""Factor of the embeddings, which also multiplies their effective learning rate with AdamW."""
 
 _STD = 0.02
 
 
 def without_empty_columns(tokens: Tensor) -> Tensor:
-    """Return a batch of texts as wide as its longest text, at least one column: a view.
+    """Return a view of a batch without the columns that are padding in all texts.
 
-    `tokens` are integers of shape (batch_size, width), -1 behind the end of each text. The logits
-    do not change by it, only the time. The batch stays as wide as it is where no value may be read:
-    while a CUDA graph is captured or torch.compile traces (so that one capture serves all batches),
-    and where torch forbids to wait for the GPU.
+    `tokens` are integers of shape (batch_size, width), padded with -1. At least one column remains.
+    The logits do not change. The width stays unchanged where no value may be read: during a CUDA
+    graph capture or a torch.compile trace, so that one capture serves all batches, and where torch
+    forbids synchronization with the GPU.
     """
     if torch.compiler.is_compiling():
         return tokens
@@ -61,30 +61,30 @@ def without_empty_columns(tokens: Tensor) -> Tensor:
     return tokens[:, : max(longest, 1)]
 
 
-# --- a small encoder, to be trained from scratch on some thousand texts
+# --- a small encoder, for training from scratch on a few thousand texts
 
 
 class TextEncoder(nn.Module):
-    """A classifier of texts: the mean of word embeddings, refined by a transformer layer.
+    """Text classifier: the mean of word embeddings, refined by a transformer layer.
 
-    It begins as a linear model on a bag of words, which learns fast from few texts: the layer
-    adds nothing at first, and there is no norm behind it. Against overfitting most words, and
-    often the layer, are left out in training.
+    It is initially a linear model on a bag of words, which learns fast from few texts: the layer is
+    initialized to add nothing, and no norm follows it. Against overfitting, most words and often
+    the layer are dropped in training.
 
     Parameters
     ----------
     vocabulary : int
-        Tokens that the tokenizer knows.
+        Vocabulary size of the tokenizer.
     num_classes : int
-        Outputs.
+        Number of outputs.
     longest : int
-        Tokens of the longest text; longer ones are cut.
+        Maximum number of tokens; longer texts are truncated.
     dropout : float (default: 0.1)
-        In the layers and before the last one.
+        Dropout rate in the layers and before the last one.
     word_dropout : float (default: 0.6)
-        Share of the words that are left out of each text in training.
+        Share of words to drop from each text in training.
     layer_dropout : float (default: 0.5)
-        Share of the texts that a layer leaves as they are in training (stochastic depth).
+        Share of texts for which a layer is skipped in training (stochastic depth).
     """
 
     def __init__(
@@ -109,20 +109,20 @@ class TextEncoder(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of texts: integers of shape (batch_size, width), -1 behind the end."""
+        """Return the logits of texts: integers of shape (batch_size, width), padded with -1."""
         tokens = without_empty_columns(tokens)
         tokens = tokens[:, : self.positions.num_embeddings]
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         if self.training and self._word_dropout:
-            # The first word of a text always stays, so that none becomes empty.
+            # The first word of a text is never dropped, so that no text becomes empty.
             left_out = torch.rand(tokens.shape, device=tokens.device) < self._word_dropout
             tokens = tokens.masked_fill(left_out & (positions > 0), -1)
-            # Those that stay move to the front, in order, and keep the positions that they had.
+            # The remaining words move to the front, in order, with their original positions.
             positions = torch.argsort((tokens < 0).to(torch.uint8), dim=1, stable=True)
             tokens = without_empty_columns(tokens.gather(1, positions))
             positions = positions[:, : tokens.shape[1]]
         empty = tokens < 0
-        # Attention to nothing is not a number: a text without tokens attends to all columns.
+        # Attention over nothing is NaN, so a text without tokens attends to all columns.
         unseen = empty & ~empty.all(dim=1, keepdim=True)
         outputs = (self.words(tokens.clamp(min=0)) + self.positions(positions)) * _SCALE
         for layer in self.layers:
@@ -134,7 +134,7 @@ class TextEncoder(nn.Module):
 
 
 class _Layer(nn.Module):
-    """A transformer layer that adds nothing at first, and to some texts nothing in training."""
+    """Transformer layer with zero-initialized output and stochastic depth."""
 
     def __init__(self, dropout: float, layer_dropout: float) -> None:
         super().__init__()
@@ -160,9 +160,9 @@ class _Layer(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """A classifier of texts for tokens as they are stored; `network` is transformers' own model.
+    """Text classifier for stored tokens; `network` is a model of transformers.
 
-    ``model.network.save_pretrained(folder)`` makes a Hugging Face folder of it.
+    ``model.network.save_pretrained(folder)`` saves it as a Hugging Face folder.
 
     Parameters
     ----------
@@ -174,14 +174,14 @@ class TextTransformer(nn.Module):
         super().__init__()
         transformers = import_transformers(config.model_type, "text")
         make = transformers.AutoModelForSequenceClassification.from_config
-        config = copy.deepcopy(config)  # transformers writes into it
+        config = copy.deepcopy(config)  # transformers modifies it
         with quiet():
             self.network: Any = make(config, dtype=torch.float32, trust_remote_code=False)
         self._pad = int(config.pad_token_id or 0)
         self._ready_mask = config.model_type in _READY_MASK
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of texts: integers of shape (batch_size, width), -1 behind the end."""
+        """Return the logits of texts: integers of shape (batch_size, width), padded with -1."""
         tokens = without_empty_columns(tokens)
         filled = tokens >= 0
         numbers = tokens.long().masked_fill(~filled, self._pad)
@@ -199,16 +199,16 @@ def text_config(name: str, num_classes: int, dropout: float | str = "auto") -> A
     Parameters
     ----------
     name : str
-        Of `DISTILBERTS`, or a folder; its weights are not looked at.
+        Key of `DISTILBERTS`, or a folder, whose weights are not read.
     num_classes : int
-        Outputs.
+        Number of outputs.
     dropout : float or "auto" (default: "auto")
-        What every dropout becomes; ``"auto"`` leaves them.
+        Rate of every dropout layer; ``"auto"``: unchanged.
 
     Raises
     ------
     UsageError
-        If transformers is not installed, or the folder is not that of an encoder in `ENCODERS`.
+        If transformers is not installed, or the folder's architecture is not in `ENCODERS`.
     """
     transformers = import_transformers(name, "text")
     if name in DISTILBERTS:
@@ -217,8 +217,8 @@ def text_config(name: str, num_classes: int, dropout: float | str = "auto") -> A
         config = folder_config(name, num_classes)
     if config.model_type not in ENCODERS:
         raise UsageError(
-            f"model = {name!r}: its config.json has model_type {config.model_type!r}, but an "
-            f"encoder of texts is needed: {', '.join(sorted(ENCODERS))}"
+            f"model = {name!r}: its config.json has model_type {config.model_type!r}, but a text "
+            f"encoder is needed: {', '.join(sorted(ENCODERS))}"
         )
     if dropout != "auto":
         for key, value in config.to_dict().items():
@@ -228,6 +228,6 @@ def text_config(name: str, num_classes: int, dropout: float | str = "auto") -> A
 
 
 def most_tokens(config: Any) -> int:
-    """Return the most tokens that a text may have for an encoder."""
+    """Return the maximum number of tokens of an encoder."""
     behind = config.model_type in _POSITIONS_BEHIND_PADDING
     return int(config.max_position_embeddings) - (config.pad_token_id + 1 if behind else 0)

@@ -1,9 +1,8 @@
-"""Vision transformers of Dosovitskiy et al. 2021, as transformers has them.
+"""Vision transformers of Dosovitskiy et al. 2021, from transformers.
 
-``vit-b-16`` is ViTForImageClassification, on the HF hub google/vit-base-patch16-224: trained on
-ImageNet-21k, then on ImageNet-1k. A folder in Hugging Face's layout is a model too: its
-``config.json`` is the architecture, its ``preprocessor_config.json`` the normalisation, its
-safetensors the weights.
+``vit-b-16`` is ViTForImageClassification, on the HF hub google/vit-base-patch16-224, trained on
+ImageNet-21k and then on ImageNet-1k. A Hugging Face folder is also a model: ``config.json`` defines
+the architecture, ``preprocessor_config.json`` the normalization, and its safetensors the weights.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from .pretrained import folder_config, import_transformers, model_folder, quiet,
 from .resnets import Channels, PixelNormalize
 
 VITS: Mapping[str, Mapping[str, int]] = {
-    "vit-b-16": {},  # what transformers' own defaults describe
+    "vit-b-16": {},  # the defaults of transformers
     "vit-micro-16": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -26,26 +25,26 @@ VITS: Mapping[str, Mapping[str, int]] = {
         "intermediate_size": 256,
     },
 }
-"""How each differs from ViT-B/16."""
+"""Configs by name, as differences from ViT-B/16."""
 
 _PROCESSOR = "preprocessor_config.json"
 
 
 class VisionTransformer(nn.Module):
-    """A ViTForImageClassification with fresh weights, for images of any size, bytes in NCHW.
+    """ViTForImageClassification with new weights, for uint8 images of any size in NCHW.
 
-    Images are brought to the size that the network works with on their device, bilinearly and
-    without regard to their shape, as ViTImageProcessor does, only that values between are not
-    rounded to bytes. A side that shrinks is antialiased, as PIL does.
+    Images are resized bilinearly to the network's input size, on their device and without keeping
+    the aspect ratio, as in ViTImageProcessor but without rounding. Shrinking is antialiased, as in
+    PIL.
 
     Parameters
     ----------
     name : str
-        Of `VITS`, or a folder in Hugging Face's layout.
+        Key of `VITS`, or a Hugging Face folder.
     num_classes : int
-        Outputs.
+        Number of outputs.
     crop : int (default: 0)
-        Above 0: of larger images only a square of so many pixels in the middle is seen.
+        Center-crop larger images to this side, in pixels; 0: no cropping.
 
     Raises
     ------
@@ -63,7 +62,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
-        # Normalised before it is resized: the same up to rounding, and less work.
+        # Normalizing before resizing gives the same result up to rounding, with less work.
         images, side = self.pixels(images), self.network.config.image_size
         if images.shape[-2:] != (side, side):
             shrinks = max(images.shape[-2:]) > side
@@ -75,18 +74,18 @@ class VisionTransformer(nn.Module):
 
 
 def vit_config(name: str, num_classes: int = 2) -> tuple[Any, Channels]:
-    """Return config and normalisation of a ViT by name, or of a Hugging Face folder.
+    """Return config and normalization of a ViT by name, or of a Hugging Face folder.
 
     Raises
     ------
     UsageError
-        If transformers is not installed, or the folder is not that of a ViT for square images of
-        three channels, with a mean and a deviation above 0 for each.
+        If transformers is not installed, or the folder does not contain a ViT for square images
+        with three channels and a valid normalization.
     """
     transformers = import_transformers(name, "vision")
     if name in VITS:
         config = transformers.ViTConfig(num_labels=num_classes, **VITS[name])
-        return config, ([0.5] * 3, [0.5] * 3)  # as of ViTImageProcessor
+        return config, ([0.5] * 3, [0.5] * 3)  # as in ViTImageProcessor
     config = folder_config(name, num_classes)
     if config.model_type != "vit":
         raise UsageError(

@@ -1,9 +1,9 @@
 # mypy: implicit-reexport
 # ruff: noqa: F401
-"""Every record and key that crosses the wire, once.
+"""All records and keys on the wire.
 
-A message holds Flower records only: arrays in an ArrayRecord, settings in a ConfigRecord,
-figures in a MetricRecord. Sample indices travel as int32 bytes and losses as float32 bytes,
+A message holds only Flower records: arrays in an ArrayRecord, settings in a ConfigRecord, and
+metrics in a MetricRecord. Sample indices travel as int32 bytes and losses as float32 bytes,
 both little-endian; nothing is pickled.
 """
 

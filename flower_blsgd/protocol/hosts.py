@@ -1,7 +1,7 @@
-"""Messages to and from a node with several devices: one for all the workers behind it.
+"""Messages to and from a node with several devices: one message for all workers of the node.
 
-A worker has a local rank within its node, from 0 on. Records of its own have names that end in
-``-`` and that rank; what all workers share, such as the model, comes once.
+A worker has a local rank within its node, from 0. The names of its records end in ``-`` and that
+rank. Records that all workers share, such as the model, are sent once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,28 +14,27 @@ from .failure import Failure, ProtocolError
 from .records import ARRAYS, CONFIG, NUM_EXAMPLES, by_rank, from_wire, to_wire
 
 HOST = "host"
-"""The record that only these messages have."""
+"""Name of the record that marks these messages."""
 
 _ORDER, _FAILURE = "order", "failure"
 
 
 @dataclass(frozen=True)
 class HostOrders:
-    """The orders to the workers behind one node: to train, to evaluate, or to answer a query.
+    """Orders for the workers of one node: to train, to evaluate, or to answer a query.
 
     Parameters
     ----------
     contents : mapping of int to RecordDict
-        By local rank: what the worker's own message would hold. A record that all of them hold is
-        sent once.
+        Content of each worker's own message, by local rank. Records in all of them are sent once.
     arrays_key, config_key : str
-        The names of the model and of the settings in them.
+        Names of the model and of the settings in the contents.
     weighted_by : str (default: "num-examples")
-        The metric that every reply must hold.
+        Metric that every reply must hold.
     worker_weight, update_norms, moving : str (default: "load"), sequences of float and str
-        How the models are averaged there, as in `algorithm.averaging.average_at_node`.
+        Averaging on the node, as in `algorithm.averaging.average_at_node`.
     patience_seconds : float (default: 600)
-        How long the server waits for the node's reply.
+        Time that the server waits for the node's reply.
     """
 
     contents: Mapping[int, RecordDict] = field(metadata={"wire": False})
@@ -48,7 +47,7 @@ class HostOrders:
     patience_seconds: float = field(default=600.0, metadata={"limits": 0})
 
     def to_records(self) -> RecordDict:
-        """Return the content of the message; what is shared is not copied."""
+        """Return the content of the message, without copies of shared records."""
         records = RecordDict({HOST: ConfigRecord(to_wire(self))})
         for rank, content in self.contents.items():
             for name, record in content.items():
@@ -64,7 +63,7 @@ class HostOrders:
     def from_message(cls, message: Message) -> "HostOrders":
         """Read the orders in a message.
 
-        ProtocolError if it holds none, or a value has the wrong type.
+        ProtocolError if there is no order, or a value has the wrong type.
         """
         values = from_wire(cls, message.content.config_records.get(HOST, ConfigRecord()))
         own, shared = by_rank(message.content)
@@ -81,17 +80,16 @@ class HostOrders:
 
 @dataclass(frozen=True)
 class HostReply:
-    """The replies of the workers behind one node to their orders, or to a query.
+    """Replies of the workers of one node to their orders, or to a query.
 
     Parameters
     ----------
     parts : mapping of int to RecordDict
-        By local rank: the records of the worker's own reply, at least one, but for what is
-        averaged.
+        Records of each worker's own reply without the averaged ones, at least one, by local rank.
     failures : mapping of int to Failure
-        By local rank: why each other worker did not reply.
+        Failures of the other workers, by local rank.
     shared : RecordDict
-        Records that are not one worker's, such as the averaged model.
+        Records of the node, such as the averaged model.
     """
 
     parts: Mapping[int, RecordDict]
@@ -112,7 +110,7 @@ class HostReply:
     def from_content(cls, content: RecordDict) -> "HostReply":
         """Read the content of a reply.
 
-        ProtocolError if it is not such a reply.
+        ProtocolError if it is not a reply of such a node.
         """
         own, shared = by_rank(content)
         if shared.pop(HOST, None) is None:

@@ -15,16 +15,16 @@ _LONGEST_NAME = 1000
 
 @dataclass(frozen=True)
 class ProfileQuery:
-    """Ask a node, or a worker behind it, which worker it is and, with `calibrate`, how fast.
+    """Query for the profile of a worker and, with `calibrate`, its speed.
 
     Parameters
     ----------
     calibrate : bool (default: False)
-        Measure the seconds per step, unless they are known.
+        Whether to measure the seconds per step if they are unknown.
     batch_size : int (default: 0)
-        Samples per step to measure with; needed with `calibrate`.
+        Samples per step of the measurement; required with `calibrate`.
     seconds : float (default: 1.0)
-        About how long to measure.
+        Approximate duration of the measurement.
     """
 
     calibrate: bool = False
@@ -37,14 +37,14 @@ class ProfileQuery:
 
     @classmethod
     def from_message(cls, message: Message) -> "ProfileQuery":
-        """Read a profile query; without our keys it asks for the profile only.
+        """Read a profile query. Without our keys it is a query for the profile only.
 
-        ProtocolError if a key has the wrong type, or there is no batch size to measure with.
+        ProtocolError if a value has the wrong type, or the batch size is missing.
         """
         record = message.content.config_records.get(CONFIG, ConfigRecord())
         query = cls(**from_wire(cls, {**to_wire(cls()), **record}))
         if query.calibrate and query.batch_size < 1:
-            raise ProtocolError(f"batch-size = {query.batch_size}: nothing to measure with")
+            raise ProtocolError(f"batch-size = {query.batch_size}: must be at least 1 to measure")
         return query
 
 
@@ -96,5 +96,5 @@ class WorkerProfile(WorkerOptions):
                 raise ProtocolError(f"a worker's {key} is {value!r:.80}; expected {option.values}")
         for text in (profile.device, profile.name):
             if not text.isprintable() or len(text) > _LONGEST_NAME:
-                raise ProtocolError(f"a worker cannot be called {text!r:.80}")
+                raise ProtocolError(f"a worker has an invalid name or device: {text!r:.80}")
         return profile

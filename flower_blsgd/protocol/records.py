@@ -38,7 +38,7 @@ TIMING_KEYS = (
     *("compute-seconds", "started-at", "ended-at", "batch-size"),
     *(COMPLETED_STEPS, MOMENTUM_ZEROED),
 )
-"""Metrics of a reply that mean nothing as an average."""
+"""Metrics of a reply whose average is meaningless."""
 
 AnyRecord = ArrayRecord | ConfigRecord | MetricRecord
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
@@ -74,7 +74,7 @@ class Keys:
 
 @functools.cache
 def _wire_fields(cls: Any) -> dict[str, tuple[str, Any, Any]]:
-    """Return the key of each field that goes into a record, its type or dtype, and its limits."""
+    """Return key, type or dtype, and limits of each field that goes into a record."""
     found: dict[str, tuple[str, Any, Any]] = {}
     for f in fields(cls):
         if f.metadata.get("wire", True):
@@ -150,22 +150,22 @@ def _checked(key: str, value: Any, kind: Any, limits: Any) -> Any:
 
 
 def array_from(raw: Any, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    """Read an array from its bytes; ProtocolError if it is not bytes of whole elements."""
+    """Read an array from bytes; ProtocolError if they are not a whole number of elements."""
     if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
         raise ProtocolError(f"the message's {what} are not {dtype.name} bytes")
     return np.frombuffer(raw, dtype)
 
 
-# --- records without Flower's checks, and by kind or rank ---------------------------------------
+# --- records without Flower's checks, by kind, and by rank --------------------------------------
 
 
 def unchecked_record(kind: type[Record], values: Mapping[str, Any]) -> Record:
-    """Return a ConfigRecord or MetricRecord of these values, without Flower's check of each.
+    """Return a ConfigRecord or MetricRecord of these values, without Flower's checks.
 
-    With many workers these checks take most of the time that the server needs for a message.
-    Only values that are not plain numbers, texts or bytes make Flower check all of them.
+    With many workers, the checks take most of the server's time for a message. They run only if a
+    value is not a plain number, text or bytes.
 
-    TypeError if Flower does not take a value.
+    TypeError if Flower does not accept a value.
     """
     if not set(map(type, values.values())) <= _PLAIN[kind]:
         return kind(dict(values))
@@ -173,23 +173,22 @@ def unchecked_record(kind: type[Record], values: Mapping[str, Any]) -> Record:
 
 
 def unchecked_content(records: Mapping[str, AnyRecord]) -> RecordDict:
-    """Return a RecordDict of these very records, unchecked."""
+    """Return a RecordDict of these records without Flower's checks."""
     return filled_unchecked(RecordDict(), records)
 
 
 def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
-    """Return a content's records of one kind, by name and in order.
+    """Return the records of one kind by name, in order.
 
-    Flower's ``content.array_records`` and its like are made anew each time, and checked.
+    Flower's ``content.array_records`` and similar views are built and checked on each access.
     """
     return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def by_rank(content: RecordDict) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
-    """Return each local rank's records, by name without the rank, and the records without one.
+    """Return the records of each local rank, by name without the rank, and the other records.
 
-    A worker has a local rank within its node; a record of its own has a name that ends in ``-`` and
-    that rank.
+    The name of a worker's record ends in ``-`` and the worker's local rank within its node.
     """
     own: dict[int, dict[str, Any]] = {}
     shared: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""What a run shows while it goes on, and the folder that it leaves."""
+"""Progress and results of a run: figures, pictures and the results folder."""

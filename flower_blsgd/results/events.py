@@ -1,4 +1,4 @@
-"""Write a run's numbers as TensorBoard events, as ``tensorboard = true`` asks for it."""
+"""Write the numbers of a run as TensorBoard events, with ``tensorboard = true``."""
 
 import importlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from .folder import EpochRow, scalars
 
 
 def require_tensorboard() -> None:
-    """Raise UsageError if TensorBoard's package is not there."""
+    """Raise UsageError if the package of TensorBoard is not installed."""
     try:
         importlib.import_module("torch.utils.tensorboard")
     except ImportError as error:
@@ -18,9 +18,9 @@ def require_tensorboard() -> None:
 
 
 class EventWriter:
-    """Writes rounds and epochs to ``tensorboard/`` in a run's folder; their step is the round.
+    """Writes rounds and epochs to ``tensorboard/`` in the results folder; their step is the round.
 
-    Events after the round from which a resumed run goes on, 0 for a new one, are hidden.
+    `last_round` is that of a resumed run, which hides later events, or 0.
     """
 
     def __init__(self, folder: Path, last_round: int) -> None:

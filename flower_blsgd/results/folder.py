@@ -1,4 +1,4 @@
-"""The folder that a run leaves: settings, rounds, epochs, summary and model; and whole files."""
+"""The results folder of a run: settings, rounds, epochs, summary and model."""
 
 import contextlib
 import csv
@@ -41,9 +41,9 @@ _OWN_NAMES = {
 class EpochRow:
     """One line of ``epochs.csv``; an empty field was not measured.
 
-    A metric with a value outside [0, 1] is in `metric`, any other in `accuracy`. The model is that
-    after so many `rounds`. If it was evaluated while the others trained, `result_rounds` and
-    `result_seconds` are the rounds and the wall clock when the result arrived.
+    An accuracy is in `accuracy`, any other metric in `metric`. `rounds` counts the rounds before
+    the evaluated model. For async evaluation, `result_rounds` and `result_seconds` are the rounds
+    and the wall clock when the result arrived.
     """
 
     epoch: int
@@ -64,7 +64,7 @@ class EpochRow:
 
     @property
     def late(self) -> tuple[int, float] | None:
-        """How many rounds and seconds after the epoch the result arrived; None if at once."""
+        """Rounds and seconds between the epoch and its result; None without async evaluation."""
         if self.result_rounds is None or self.result_seconds is None:
             return None
         return self.result_rounds - self.rounds, self.result_seconds - self.wall_seconds
@@ -76,9 +76,10 @@ def shown_late(late: tuple[float, float]) -> str:
 
 
 def scalars(record: Any) -> dict[str, float]:
-    """Return a dataclass's finite numbers by name, those of the dataclasses in it as well."""
+    """Return the finite numbers of a dataclass and of the dataclasses in it, by name."""
     found: dict[str, float] = {}
-    for name, value in vars(record).items():
+    for field in dataclasses.fields(record):
+        name, value = field.name, getattr(record, field.name)
         if dataclasses.is_dataclass(value):
             found |= scalars(value)
         elif type(value) in (int, float) and math.isfinite(value):
@@ -87,7 +88,7 @@ def scalars(record: Any) -> dict[str, float]:
 
 
 class RunFolder:
-    """Writes a run's results to a folder of its own as they come; `new` makes one."""
+    """Writes the results of a run to its folder as they come; `new` makes the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,7 +112,7 @@ class RunFolder:
 
     @staticmethod
     def refuse_unusable(out: str) -> None:
-        """Raise UsageError if `new` could not make this folder; writes nothing."""
+        """Raise UsageError if `new` cannot make this folder; write nothing."""
         if out and os.path.lexists(out):
             raise UsageError(
                 f"out = {out!r} exists; name a folder that does not, or leave out empty"
@@ -120,9 +121,9 @@ class RunFolder:
             raise UsageError(f"out = {out or RUNS!r} cannot be made: {reason}")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write ``config.toml``: all settings, resolved, but for ``resume``.
+        """Write ``config.toml``: all resolved settings, with an empty ``resume``.
 
-        UsageError if nothing can be written.
+        UsageError if the folder cannot be written to.
         """
         with self._refusing(), written_whole(self.path / "config.toml") as part:
             part.write_text(tomli_w.dumps({**config, "resume": ""}))
@@ -132,17 +133,17 @@ class RunFolder:
         append(self.path / "rounds.jsonl", _line(record))
 
     def add_epoch(self, row: EpochRow) -> None:
-        """Append a line to ``epochs.csv``; the columns of `sampling` have its own names."""
+        """Append a line to ``epochs.csv``; the fields of `sampling` are columns."""
         path = self.path / "epochs.csv"
         append(path, _csv([row], header=not path.exists() or not path.stat().st_size))
 
     def write_epochs(self, rows: Sequence[EpochRow]) -> None:
-        """Write ``epochs.csv`` anew, whole or not at all."""
+        """Replace ``epochs.csv``, whole or not at all."""
         with written_whole(self.path / "epochs.csv") as part:
             part.write_text(_csv(rows, header=True) if rows else "", newline="")
 
     def rounds_until(self, last_round: int) -> list[RoundRecord]:
-        """Return the rounds that were written, without lines that are torn, as after a kill."""
+        """Return the rounds up to one, without incomplete lines, which a kill may leave."""
         records: list[RoundRecord] = []
         with contextlib.suppress(OSError):
             for line in (self.path / "rounds.jsonl").read_text(errors="replace").splitlines():
@@ -153,7 +154,7 @@ class RunFolder:
         return records
 
     def cut_back(self, records: Sequence[RoundRecord], rows: Sequence[EpochRow]) -> None:
-        """Leave these rounds and epochs, and no summary; UsageError if nothing can be written."""
+        """Keep only these rounds and epochs, and no summary; UsageError if that is impossible."""
         with self._refusing():
             with written_whole(self.path / "rounds.jsonl") as part:
                 part.write_text("".join(map(_line, records)))
@@ -173,9 +174,9 @@ class RunFolder:
             part.write_text(json.dumps(plain(dict(summary)), indent=2) + "\n")
 
     def add_assets(self, assets: Mapping[str, Path]) -> None:
-        """Copy what a saved model needs, each file whole or not at all.
+        """Copy the files that a saved model needs, each whole or not at all.
 
-        UsageError if a name is one of a run's own files, or a file cannot be copied.
+        UsageError if a run writes a file of that name itself, or a file cannot be copied.
         """
         for name, source in assets.items():
             if name in _OWN_NAMES:
@@ -194,41 +195,37 @@ class RunFolder:
         with written_whole(self.path / MODEL) as part:
             try:
                 save_tensors(part, tensors)
-            except SafetensorError as error:  # it has the system's error as words only
+            except SafetensorError as error:  # which contains the error of the system as text only
                 raise OSError(errno.EIO, str(error)) from None
 
 
-def counted(number: int, noun: str) -> str:
-    """Return ``"1 epoch"`` or ``"2 epochs"``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def read_config(folder: Path) -> RunConfig:
-    """Return the settings of a run.
-
-    UsageError if the folder holds none, or they cannot be read.
-    """
+    """Return the settings of a run; UsageError if they are missing or cannot be read."""
     file = folder / "config.toml"
     if not file.is_file():
-        raise UsageError(f"{folder} is no run: it has no config.toml; name a folder under runs/")
+        raise UsageError(f"{folder} is not a run: it has no config.toml; name a folder under runs/")
     try:
         return RunConfig.from_run_config(tomllib.loads(file.read_text()))
-    except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, a wrong setting
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # not text, not TOML, or an invalid setting
         raise UsageError(f"{file} cannot be read: {error}") from None
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path, refusal: str) -> Iterator[None]:
-    """Lock a folder that is there; UsageError with this text if another process has locked it.
+    """Lock an existing folder; UsageError with this text if another process has locked it.
 
-    The lock ends with the process, however that ends.
+    The kernel releases the lock when the process ends.
     """
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise UsageError(refusal) from None
-    except (OSError, NotImplementedError):  # a disk without locks, or one that is full
+    except (OSError, NotImplementedError):  # a disk without locks, or a full disk
         pass
     try:
         yield
@@ -251,9 +248,9 @@ def append(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a path beside this one to write to, and rename it when all is written.
+    """Yield a temporary path in the same folder, and rename it when everything is written.
 
-    So a file is whole or not there, whatever ends the writing, and two may write at once.
+    The file is whole or unchanged, even after a kill, and two processes may write it concurrently.
     """
     part = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
     try:
@@ -265,7 +262,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def why_not_writable(folder: Path) -> str:
-    """Return why nothing can be written below a folder that may not exist yet; empty if it can."""
+    """Return why a folder, which may not exist yet, cannot be written to; empty if it can."""
     wanted = folder.absolute()
     there = next(path for path in (wanted, *wanted.parents) if path.exists())
     if not there.is_dir():
@@ -281,10 +278,10 @@ def _next_free(runs: Path, name: str) -> Path:
     for number in itertools.count(1):
         path = runs / f"{name}-{number}"
         with contextlib.suppress(FileExistsError):
-            path.mkdir()  # atomic: of two runs that start at once each gets its own
+            path.mkdir()  # atomic: two runs that start together get two folders
             break
     with (
-        contextlib.suppress(OSError),  # somebody's own folder of that name stays
+        contextlib.suppress(OSError),  # a folder of that name stays
         written_whole(runs / LATEST) as link,
     ):
         link.symlink_to(path.name)
@@ -309,7 +306,7 @@ def _csv(rows: Sequence[EpochRow], header: bool) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that JSON can hold: nan and infinity become null."""
+    """Return a value as JSON can hold it: nan and infinity become null."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -320,9 +317,9 @@ def plain(value: Any) -> Any:
 
 
 def of_plain(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return the dataclass of which JSON held these fields: null was nan, or None.
+    """Return a dataclass from the fields that JSON held: null becomes nan, or None.
 
-    LookupError or TypeError if one lacks, or is no number where it must be.
+    LookupError or TypeError if a field is missing or is not a number where it must be.
     """
     found = {**values}
     for field in dataclasses.fields(kind):

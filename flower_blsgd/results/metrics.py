@@ -1,63 +1,48 @@
-"""Sum up the rounds of a run, on two clocks: for its progress, ``summary.json`` and last lines."""
+"""Sum up the rounds of a run on two clocks: as measured, and on simulated devices."""
 
-import os
-import platform
-import shlex
-import shutil
-import statistics
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..algorithm.local_steps import Clock
-from ..config import RunConfig
-from ..protocol import WorkerProfile
-from ..strategy.biased_local_sgd import BiasedLocalSGD
-from ..strategy.cost_model import NEGLIGIBLE
-from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
-from ..tasks import GIVEN_IN_PYTHON
-from .folder import EpochRow, RunFolder, counted, shown_late
+from ..strategy.round_metrics import RoundRecord, waiting_share
+from .folder import RunFolder
 
 Figures = dict[str, Any]
-"""What the cost model predicts of a run, or the same as measured, by name."""
-
-_PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
+"""Figures that the cost model predicts of a run, or the same as measured, by name."""
 
 
 def on_own_devices(
     record: RoundRecord, seconds_per_step: Mapping[int, float]
 ) -> RoundRecord | None:
-    """Return a round with the times that it would have if each worker had its own device.
+    """Return a round with the times it would take if each worker had its own device.
 
-    It takes the longest of all workers' computing, as computed from their completed steps, and
-    the transfer and the averaging that were measured.
+    Computing lasts as long as that of the slowest worker, by its completed steps and its speed;
+    transfer and averaging are as measured.
 
     Parameters
     ----------
     record : RoundRecord
-        As measured.
+        The measured round.
     seconds_per_step : mapping of int to float
-        By worker index: seconds per step of that worker *alone*, with its whole batch.
+        Seconds per step of each worker *alone*, with its full batch, by worker index.
 
     Returns
     -------
     RoundRecord or None
-        With other seconds of the round, of computing, from its start on, and of waiting; None if
-        the speed or the times of a worker that did a step are not known.
+        The round with computed times of the round, of computing and of waiting. None if the speed
+        or the times of a worker that did a step are unknown.
     """
     rows = [row for row in record.workers if row.completed_steps]
     loads = {row.worker: row.completed_steps * row.batch_scale for row in rows}
     compute = {worker: load * seconds_per_step.get(worker, 0.0) for worker, load in loads.items()}
     if record.workers and all(row.failure for row in record.workers):
-        return record  # it was waited for in vain, whatever the device
+        return record  # it timed out; device speed does not matter
     if not rows or not all(compute[row.worker] > 0 and row.compute_seconds > 0 for row in rows):
         return None
-    # Workers that share cores may run one after another, so all of this is computing, not only
-    # the longest of them.
+    # Workers that share cores may run one after another, so all of this time is computing.
     first_start = min(row.start_seconds for row in rows)
     last_end = max(row.start_seconds + row.compute_seconds for row in rows)
     transfer_and_averaging = max(0.0, record.round_seconds - (last_end - first_start))
@@ -75,30 +60,30 @@ def on_own_devices(
 
 
 class RunMetrics:
-    """The rounds of a run, and what they sum up to.
+    """The rounds of a run, and their sums.
 
     Parameters
     ----------
     clock : {"wall", "device"} (default: "wall")
-        Which times decide how long workers waited and how much of a budget is used up.
+        Times that waiting and the budget are computed with.
 
     Attributes
     ----------
     seconds_per_step : mapping of int to float
-        By worker index: seconds per step of that worker alone, as far as they are known. It may
-        be replaced before each round.
+        Known seconds per step of each worker alone, by worker index. May be replaced before each
+        round.
     records : list of RoundRecord
         All rounds, as measured.
     samples : int
-        That were trained on.
+        Samples that were trained on.
     training_seconds : float
-        Rounds and planning as measured, without set-up, evaluation and checkpoints.
+        Measured time of rounds and planning, without set-up, evaluation and checkpoints.
     device_seconds : float, optional
-        Computed: the rounds as if each worker had its own device; None if one is not known.
+        Computed time of the rounds if each worker had its own device; None if one is unknown.
     budget_seconds, last_budget_seconds : float
-        What all rounds, and the last one, count against a budget in seconds. On the wall clock
-        planning and rounds as measured; on the device clock the rounds as if each worker had its
-        own device, up to the first for which that is not known.
+        Seconds that all rounds, and the last one, count against a budget: on the wall clock
+        measured planning and rounds, on the device clock computed rounds. A round whose computed
+        time is unknown counts as measured.
     """
 
     def __init__(self, clock: Clock = "wall") -> None:
@@ -131,10 +116,10 @@ class RunMetrics:
         self._on_clock.append(computed if self.clock == "device" else record)
 
     def waiting_share(self, fast: bool, last_round: bool = False) -> float | None:
-        """Return a tier's waiting / (its workers x sum of round seconds), on the chosen clock.
+        """Return a tier's waiting / (its workers x sum of round seconds), on the run's clock.
 
-        Of all rounds, or of the last one. None without workers of this tier that train, or if
-        the clock's times are not known.
+        Covers all rounds, or the last one. None if no worker of the tier trains, or times are
+        unknown.
         """
         rounds = self._on_clock[-1:] if last_round else self._on_clock
         known = [record for record in rounds if record is not None]
@@ -143,14 +128,13 @@ class RunMetrics:
         return waiting_share(((record.round_seconds, record.workers) for record in known), fast)
 
     def rounds_on_clock(self, first: int = 0) -> list[RoundRecord]:
-        """Return the rounds from one on, with the times of the chosen clock as far as known."""
+        """Return the rounds from index `first` whose times on the run's clock are known."""
         return [record for record in self._on_clock[first:] if record is not None]
 
     def longer_for_slow(self) -> float | None:
-        """Return by how much waiting for slow workers made the rounds longer, as a share.
+        """Return how much longer rounds were because of slow workers, as a share.
 
-        Without them a round would have ended with the last fast worker. None if the clock's times
-        are not known.
+        Without slow workers a round would end with its last fast worker. None if times are unknown.
         """
         whole = without_slow = 0.0
         for record in self._on_clock:
@@ -163,7 +147,7 @@ class RunMetrics:
 
 
 def metrics_of(folder: Path, summary: Mapping[str, Any]) -> RunMetrics:
-    """Return the rounds in the folder of a run that is over, and what they sum up to."""
+    """Return the rounds in the folder of a finished run, and their sums."""
     metrics = RunMetrics(summary["clock"])
     records = RunFolder(folder).rounds_until(sys.maxsize)
     trained = sorted({row.worker for record in records for row in record.workers if row.trained})
@@ -175,9 +159,9 @@ def metrics_of(folder: Path, summary: Mapping[str, Any]) -> RunMetrics:
 
 
 def measured_figures(metrics: RunMetrics) -> Figures | None:
-    """Return what the cost model predicts, as measured on the run's clock.
+    """Return the figures that the cost model predicts, as measured on the run's clock.
 
-    None without a round, or if the clock is "device" and a speed is not known.
+    None without a round, or if the clock is "device" and a speed is unknown.
     """
     if not metrics.records or (metrics.clock == "device" and metrics.device_seconds is None):
         return None
@@ -190,234 +174,3 @@ def measured_figures(metrics: RunMetrics) -> Figures | None:
         "fast_waiting_share": metrics.waiting_share(fast=True),
         "slow_waiting_share": metrics.waiting_share(fast=False),
     }
-
-
-# --- summary.json
-
-
-def shown_metric(accuracy: float | None, metric: float | None) -> str:
-    """Return ``"accuracy 98.33%"``, or ``"metric 1.234"``; empty if there is neither."""
-    if accuracy is None:
-        return "" if metric is None else f"metric {metric:.4g}"
-    return f"accuracy {accuracy:.2%}"
-
-
-def summary_of(
-    config: RunConfig, strategy: BiasedLocalSGD, metrics: RunMetrics, epochs: Sequence[EpochRow]
-) -> dict[str, Any]:
-    """Return what ``summary.json`` says of all rounds and epochs; what was not measured is None.
-
-    The strategy knows the samples that were not trained on, and the workers. Of the rounds that
-    are over, ``samples_planned = samples + samples_given_up + samples_cut_off``.
-    """
-    evaluated = [row for row in epochs if row.loss is not None]
-    last = evaluated[-1] if evaluated else None
-    rows = [(record.round, row) for record in metrics.records for row in record.workers]
-    by_worker: dict[int, list[WorkerRound]] = {}
-    for _, row in rows:
-        if row.trained:
-            by_worker.setdefault(row.worker, []).append(row)
-    return {
-        "algorithm": config.algorithm,
-        "steps": config.choices.steps,
-        "sampler": config.choices.sampler,
-        "weights": config.choices.weights,
-        "train_on": config.choices.train_on,
-        "task": config.task,
-        "accuracy": last and last.accuracy,
-        "metric": last and last.metric,
-        "loss": last and last.loss,
-        "training_seconds": metrics.training_seconds,
-        "device_seconds": metrics.device_seconds,
-        "clock": metrics.clock,
-        "epochs": len(epochs),
-        "rounds": len(metrics.records),
-        "samples": metrics.samples,
-        "samples_planned": strategy.planner.samples_planned_so_far,
-        "samples_given_up": strategy.planner.samples_given_up,
-        "samples_cut_off": strategy.planner.samples_cut_off,
-        "async_evaluation": _async_evaluation(config, strategy, epochs),
-        "mean_loss_age_rounds": epochs[-1].mean_loss_age_rounds if epochs else None,
-        "summing_seconds": sum(row.summing_seconds for _, row in rows),
-        "fast_waiting_share": metrics.waiting_share(fast=True),
-        "slow_waiting_share": metrics.waiting_share(fast=False),
-        "workers": [
-            _worker(strategy.registry.workers[index].profile, its, metrics, config.precision)
-            for index, its in sorted(by_worker.items())
-        ],
-        "failures": [
-            {
-                "round": number,
-                "worker": row.label,
-                "kind": row.failure_kind,
-                "reason": row.failure,
-            }
-            for number, row in rows
-            if row.failure
-        ],
-        "failures_by_worker": {
-            worker.label: dict(Counter(worker.failures))
-            for worker in strategy.registry.workers
-            if worker.failures
-        },
-        "versions": versions(),
-        "seed": config.seed,
-    }
-
-
-def _async_evaluation(
-    config: RunConfig, strategy: BiasedLocalSGD, epochs: Sequence[EpochRow]
-) -> dict[str, Any] | None:
-    """Return what workers with ``role=evaluate`` did while the others trained; None without one."""
-    workers = [worker.label for worker in strategy.registry.workers if not worker.trains]
-    late = [row.late for row in epochs if row.late]
-    due = [row for row in epochs if row.epoch % config.evaluate_every_epochs == 0]
-    means = [statistics.fmean(values) for values in zip(*late, strict=True)]
-    if not workers:
-        return None
-    return {
-        "workers": workers,
-        "results": len(late),
-        "without_result": sum(row.loss is None for row in due),
-        "mean_rounds_late": means[0] if late else None,
-        "mean_seconds_late": means[1] if late else None,
-    }
-
-
-def _worker(
-    profile: WorkerProfile, rows: Sequence[WorkerRound], metrics: RunMetrics, precision: str
-) -> dict[str, Any]:
-    stepped = [row for row in rows if row.completed_steps]
-    steps = sum(row.completed_steps for row in stepped)
-    compute_seconds = sum(row.compute_seconds for row in rows)
-    weight = sum(row.weight for row in rows) / len(metrics.records)
-    return {
-        "name": profile.name,
-        "device": profile.device,
-        "tier": "fast" if rows[-1].fast else "slow",
-        "local_steps": rows[-1].local_steps,
-        "weight": weight,
-        "hardly_takes_part": weight < NEGLIGIBLE,
-        "seconds_per_step": compute_seconds / steps if steps else None,
-        "seconds_per_step_alone": metrics.seconds_per_step.get(rows[0].worker),
-        "samples": sum(row.num_examples for row in rows),
-        "batch_size": stepped[-1].num_examples // stepped[-1].completed_steps if stepped else 0,
-        "precision": profile.precision or precision,
-        "compute_seconds": compute_seconds,
-        "waiting_seconds": sum(row.waiting_seconds for row in rows),
-        "transfer_seconds": sum(row.transfer_seconds for row in rows),
-        "failures": sum(bool(row.failure) for row in rows),
-        "momentum_zeroed": sum(row.momentum_zeroed for row in rows),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return those of Python and of what a run's bits depend on."""
-    # The names of a model's tensors depend on the version of transformers.
-    used = [*_PACKAGES, *(["transformers"] if "transformers" in sys.modules else [])]
-    found = {"python": platform.python_version()}
-    for package in used:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # run from a bundle, not from an installed package
-            found[package] = "not installed"
-    return found
-
-
-# --- the lines that end a run's output
-
-
-def last_lines(
-    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
-) -> list[str]:
-    """Return what a run reached and where it is, whether slow devices help, and what was planned.
-
-    The summary is the content of ``summary.json``, the folder that of the results.
-    """
-    state = "stopped early" if summary["interrupted"] else "done"
-    device_seconds = summary["device_seconds"]
-    measured_on = "validation" if config.validation_share else "test"
-    shown = shown_metric(summary["accuracy"], summary["metric"])
-    reached = shown and f"{measured_on} {shown} "
-    others = f"{summary['wall_seconds']:.1f} s with evaluation"
-    if device_seconds is not None:
-        others += f"; {device_seconds:.1f} s on simulated devices, computed"
-    lines = [
-        f"{state}: {reached}after {summary['training_seconds']:.1f} s of training "
-        f"({others}); results in {folder}"
-    ]
-    if metrics.records:
-        lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
-        lines += [f"  {line}" for line in summary["slow_devices"]]
-    if found := summary["async_evaluation"]:
-        parts = [
-            f"async evaluation: {', '.join(found['workers'])} computed for "
-            f"{summary['async_evaluation_seconds']:.2g} s; {counted(found['results'], 'result')}"
-        ]
-        if found["results"]:
-            late = found["mean_rounds_late"], found["mean_seconds_late"]
-            parts.append(f"{shown_late(late)} late on average")
-        if found["without_result"]:
-            parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
-        lines.append(", ".join(parts))
-    if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
-        kinds = {
-            name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failed.items()
-        }
-        lines.append(f"failures: {'; '.join(f'{name} {text}' for name, text in kinds.items())}")
-    if summary["predicted"] and summary["measured"]:
-        lines.append(plan_line(summary["predicted"], summary["measured"]))
-    return lines
-
-
-def _slow_devices(
-    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
-) -> str:
-    """Answer "do my slow devices help?" as far as one run can."""
-    if seconds := summary["summing_seconds"]:
-        return f"they summed up models, for {seconds:.2g} s in all, and trained on nothing"
-    rows = (row for record in metrics.records for row in record.workers)
-    slow = [row for row in rows if row.trained and not row.fast]
-    if not slow:
-        return "none trained, so no worker waited for one"
-    longer = metrics.longer_for_slow()
-    if longer is None:
-        rounds = "rounds not known to be longer (clock = device needs everybody's speed)"
-    else:
-        rounds = f"rounds {longer:+.0%} longer for waiting for them"
-        rounds += " (simulated devices)" if metrics.clock == "device" else ""
-    samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
-    weight = sum(row.weight for row in slow) / len(metrics.records)
-    return (
-        f"{samples:.1%} of the samples, {weight:.1%} of the weight, {rounds}; compare the accuracy "
-        f"with that of a run without them: {_fast_only(config, folder)}"
-    )
-
-
-def _fast_only(config: RunConfig, folder: Path) -> str:
-    """Return how to repeat the run without training on slow workers."""
-    if config.task == GIVEN_IN_PYTHON:
-        return "train(task, train_on='fast', sampler='uniform', ...)"
-    words = ["-c", str(folder / "config.toml"), "-s", "train-on=fast", "-s", "sampler=uniform"]
-    words += ["-s", f"out={config.out}-fast-only"] if config.out else []
-    return blsgd_run(*words)
-
-
-def blsgd_run(*words: str) -> str:
-    """Return the command line of ``blsgd run``, also where the environment is not activated."""
-    blsgd = shutil.which("blsgd") and "blsgd"
-    blsgd = blsgd or os.path.relpath(Path(sys.executable).with_name("blsgd"))
-    return shlex.join([blsgd, "run", *words])
-
-
-def plan_line(predicted: Figures, measured: Figures) -> str:
-    """Return ``"plan: 2 s an epoch, fast waits 5%; measured: 2.2 s (+10%), fast waits 5%"``."""
-    waits = [
-        "" if share is None else f", fast waits {share:.0%}"
-        for share in (predicted["fast_waiting_share"], measured["fast_waiting_share"])
-    ]
-    expected, took = predicted["epoch_seconds"], measured["epoch_seconds"]
-    return (
-        f"plan: {expected:.3g} s an epoch{waits[0]}; measured: {took:.3g} s "
-        f"({took / expected - 1:+z.0%}){waits[1]}"
-    )

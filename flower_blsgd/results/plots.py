@@ -1,6 +1,6 @@
-"""Draw a run's pictures: accuracy, which samples were chosen, how long each worker waited.
+"""Draw the pictures of a run: accuracy, chosen samples, and how long each worker waited.
 
-Each function writes a PNG file, with a title that says which run it is.
+Each function writes a PNG file with a title that identifies the run.
 """
 
 import math
@@ -21,7 +21,7 @@ from ..algorithm.local_steps import Clock
 from ..strategy.round_metrics import RoundRecord, WorkerRound
 from .folder import EpochRow
 
-# Okabe and Ito's colours can be told apart with any kind of colour vision.
+# Okabe and Ito's colours are distinct with any kind of colour vision.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY = "#CC79A7", "#56B4E9"
 GREY = "#BBBBBB"
@@ -29,10 +29,10 @@ DARK = "#555555"
 _ALL = "#888888"
 
 _LOG_FROM_RATIO = 30
-"""Mean losses of which the highest is so many times the lowest get a logarithmic axis."""
+"""Ratio of the highest to the lowest mean loss from which the axis is logarithmic."""
 
-# Figures of `SamplingStats`: label, colour, line style and width. A broad line shows under one of
-# the same values.
+# Figures of `SamplingStats`: label, colour, line style and width. A broad line stays visible under
+# a line with the same values.
 _LOSSES = {
     "all_loss_mean": ("all samples, mean", _ALL, "-", 4.0),
     "slow_picked_loss_mean": ("given to slow workers, mean", BLUE, "-", 1.6),
@@ -55,10 +55,10 @@ _HEIGHT = 0.62
 def draw_learning_curve(
     rows: Sequence[EpochRow], title: str, path: Path, clock: Clock = "wall", split: str = "test"
 ) -> None:
-    """Draw accuracy over epochs and over seconds of training; epochs without one are left out.
+    """Draw accuracy over epochs and over seconds of training, where it was measured.
 
     With the clock "device" these are seconds on simulated devices, if all are known. A metric that
-    is not an accuracy is drawn instead where there is one, without a best epoch.
+    is not an accuracy is drawn instead, without a best epoch.
     """
     is_metric = any(row.metric is not None for row in rows)
     values = [row.metric if is_metric else row.accuracy for row in rows]
@@ -93,15 +93,15 @@ def draw_learning_curve(
 
 
 def draw_sampling(rows: Sequence[EpochRow], title: str, path: Path) -> None:
-    """Draw the recorded losses of what each tier was given, and how old they were, by epoch.
+    """Draw the recorded losses of the samples of each tier, and their age, by epoch.
 
-    Epochs without a recorded loss are left out, as the first one is.
+    Epochs without a recorded loss, such as the first, are left out.
     """
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     figure.suptitle(title)
     known = [row for row in rows if math.isfinite(row.sampling.all_loss_mean)]
     if not known:
-        text = "no epoch began with recorded losses (the first never does)"
+        text = "no epoch started with recorded losses (the first never does)"
         save_text_instead(figure, text, path)
         return
     losses, ages = figure.subplots(1, 2)
@@ -116,13 +116,13 @@ def draw_sampling(rows: Sequence[EpochRow], title: str, path: Path) -> None:
                 axes.plot(epochs, values, style, marker=".", label=label, color=color, lw=width)
     means = [value for s in stats for name in _LOSSES if math.isfinite(value := getattr(s, name))]
     if 0 < _LOG_FROM_RATIO * min(means) <= max(*high, *means):
-        # The easiest samples' losses go to 0: the band may leave the picture, the lines may not.
+        # Losses of the easiest samples go to 0: the band may leave the picture, but no line.
         losses.set_yscale("log")
         losses.set_ylim(min(means) / 10, 1.5 * max(*high, *means))
     ages.set_ylim(bottom=0)
-    style_panel(losses, "Loss of the samples that workers were given", "epoch", grid=True)
-    style_panel(ages, "How old those recorded losses were", "epoch", grid=True)
-    losses.set_ylabel("last recorded loss, as the epoch began")
+    style_panel(losses, "Loss of the samples of the workers", "epoch", grid=True)
+    style_panel(ages, "Age of the recorded losses", "epoch", grid=True)
+    losses.set_ylabel("last recorded loss at the start of the epoch")
     ages.set_ylabel("age (epochs)")
     for axes in (losses, ages):
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, reverse=True)
@@ -130,9 +130,9 @@ def draw_sampling(rows: Sequence[EpochRow], title: str, path: Path) -> None:
 
 
 def draw_timeline(records: Sequence[RoundRecord], title: str, path: Path) -> None:
-    """Draw what every worker did in the last rounds, and its shares over the whole run.
+    """Draw what every worker did in the last rounds, and its shares of the whole run.
 
-    The records are those of all rounds, at least one.
+    `records` has all rounds, at least one.
     """
     rows = [row for record in records for row in record.workers]
     labels = {row.worker: row.label for row in rows}
@@ -154,21 +154,21 @@ def draw_timeline(records: Sequence[RoundRecord], title: str, path: Path) -> Non
 
 
 def time_legend(figure: Figure, rows: Sequence[WorkerRound] = ()) -> None:
-    """Say below a figure what the colours of a worker's time mean, those that these rows need."""
+    """Add a legend of the colours of a worker's time that these rows need."""
     handles = [
         Patch(color=COMPUTE, label="computing"),
         Patch(color=WAIT, label="waiting for the last worker"),
         Patch(color=MOVE, label="transfer, averaging, queueing for a device"),
     ]
     if any(row.summing_seconds for row in rows):
-        handles.append(Patch(color=SUM, label="summing up models"))
+        handles.append(Patch(color=SUM, label="summing models"))
     if any(row.failure for row in rows):
         handles.append(Patch(**_FAILED, label="failed, weight 0"))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
 
 
 def draw_rounds(axes: Axes, shown: Sequence[RoundRecord], y_of: Mapping[int, int]) -> None:
-    """Draw rounds one after another, from 0 s on: what every worker did, in its own row."""
+    """Draw consecutive rounds from 0 s: what every worker did, in its own row."""
     now = 0.0
     for record in shown:
         axes.axvline(now, color="black", linewidth=0.6, alpha=0.5)
@@ -224,7 +224,7 @@ def _draw_shares(axes: Axes, records: Sequence[RoundRecord], y_of: Mapping[int, 
 
 
 def style_panel(axes: Axes, title: str, x: str, grid: bool = False) -> None:
-    """Write a panel's title and what its x axis is, and hide the frame where no axis is."""
+    """Set the title and the x label of a panel, and hide the frame where there is no axis."""
     axes.set_title(title, loc="left", fontsize=10, color=DARK)
     axes.set_xlabel(x)
     axes.spines[["top", "right"]].set_visible(False)
@@ -235,19 +235,19 @@ def style_panel(axes: Axes, title: str, x: str, grid: bool = False) -> None:
 
 
 def save_text_instead(figure: Figure, text: str, path: Path) -> None:
-    """Write a PNG file that says why there is nothing to draw."""
+    """Write a PNG file with a text on why there is nothing to draw."""
     figure.text(0.5, 0.5, text, ha="center", va="center", color=DARK, fontsize=13)
     save(figure, path)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG file; all text is literal, since a name may have a ``$``."""
+    """Write a PNG file; all text is literal, since a name may contain a ``$``."""
     FigureCanvasAgg(figure)
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        if axis.get_scale() == "log":  # else its labels are in math
+        if axis.get_scale() == "log":  # its labels are in math otherwise
             axis.set_major_formatter(LogFormatter())
             axis.set_minor_formatter(LogFormatter())
-    with matplotlib.rc_context({"text.parse_math": False}):  # ticks are made while drawing
+    with matplotlib.rc_context({"text.parse_math": False}):  # ticks are created while drawing
         figure.savefig(path, dpi=130)

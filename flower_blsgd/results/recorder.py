@@ -1,4 +1,4 @@
-"""Record a run and show its progress: each round and epoch as it ends, then files and summary."""
+"""Record a run: each round and epoch as it ends, then the summary, the model and the pictures."""
 
 import contextlib
 import dataclasses
@@ -8,14 +8,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..algorithm.catalog import WEIGHTS
 from ..config import RunConfig
@@ -26,175 +23,81 @@ from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from ..tasks.task import Task
 from .events import EventWriter
-from .folder import EpochRow, RunFolder, append, counted, of_plain, plain, shown_late
-from .metrics import (
-    Figures,
-    RunMetrics,
-    last_lines,
-    measured_figures,
-    shown_metric,
-    summary_of,
-    versions,
-)
+from .folder import EpochRow, RunFolder, append, of_plain, plain, shown_late
+from .metrics import Figures, RunMetrics, measured_figures
+from .progress import ProgressView
+from .stopping import Best, EarlyStopping
+from .summary import last_lines, summary_of
+from .tables import counted
 from .waiting import waiting_note
 
-_SECONDS = (
-    *("wall_seconds", "setup_seconds", "evaluation_seconds", "checkpoint_seconds"),
-    "async_evaluation_seconds",
-)
 
+@dataclasses.dataclass
+class Durations:
+    """Seconds that the parts of a run took, summed over all processes of a resumed run.
 
-@dataclasses.dataclass(frozen=True)
-class Best:
-    """The model with the highest accuracy so far: which one it is, and its accuracy."""
-
-    round: int
-    epoch: int
-    accuracy: float
-
-
-class ProgressView:
-    """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
-
-    In a terminal a line that is rewritten after every round stands below one line per epoch;
-    elsewhere only the lines per epoch are printed.
-
-    Parameters
+    Attributes
     ----------
-    epochs : int
-        How many there will be.
-    console : rich.console.Console, optional
-        Standard output by default.
-    seconds : float (default: 0)
-        The budget in seconds, if that is what ends the run; 0 for none.
+    wall_seconds, setup_seconds : float
+        From the first plan to the last model, and before that.
+    evaluation_seconds, checkpoint_seconds : float
+        How long training waited for evaluations and checkpoints.
+    async_evaluation_seconds : float
+        How long workers with ``role=evaluate`` evaluated while the others trained.
     """
 
-    def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
-        self.measured_on = ""
-        self.log: Callable[[str], object] = lambda line: None
-        self._epochs, self._seconds = epochs, seconds
-        self._of_epochs = "" if seconds else f"/{epochs}"
-        self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
-        self._live: Progress | None = None
-        self._began = time.monotonic()
-        self._share_done = self._share_before = 0.0
-        self._pace = ""
-
-    def say(self, line: str) -> None:
-        """Print a line that stays, and hand it to `log`."""
-        self.log(line)
-        self._console.print(escape(line), emoji=False)
-
-    def begin(self) -> None:
-        """Start the live line, if this is a terminal."""
-        if self._console.is_terminal:
-            self._live = Progress(
-                BarColumn(bar_width=24),
-                TextColumn("{task.description}"),
-                console=self._console,
-                transient=True,
-                refresh_per_second=8,
-            )
-            self._live.start()
-            self._live.add_task("starting the workers", total=1.0)
-
-    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
-        """Show a round that is over, of which `metrics` has the times already."""
-        examples = sum(row.num_examples for row in record.workers)
-        shares = {"fast": metrics.waiting_share(True, last_round=True)}
-        shares["slow"] = metrics.waiting_share(False, last_round=True)
-        waits = [f"{tier} waits {x:.0%}" for tier, x in shares.items() if x is not None]
-        self._pace = (
-            f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
-        )
-        if not self._share_done:  # the workers' start says nothing of the time left
-            self._began = time.monotonic() - record.round_seconds
-            before = metrics.budget_seconds - metrics.last_budget_seconds
-            self._share_before = self._share(record, record.round_in_epoch - 1, before)
-        share = self._share(record, record.round_in_epoch, metrics.budget_seconds)
-        self._share_done = min(1.0, share)
-        if self._live is not None:
-            at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
-            text = self._line(f"epoch {record.epoch}{self._of_epochs}", at)
-            self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
-
-    def _share(self, record: RoundRecord, rounds_done: int, budget_seconds: float) -> float:
-        by_epochs = (record.epoch - 1 + rounds_done / record.rounds_in_epoch) / self._epochs
-        return max(by_epochs, budget_seconds / self._seconds if self._seconds else 0.0)
-
-    def epoch(self, row: EpochRow) -> None:
-        """Print the line of an epoch that is over, or of a result that arrived later."""
-        width = len(str(self._epochs)) if self._of_epochs else 3
-        shown = shown_metric(row.accuracy, row.metric)
-        accuracy = [f"{self.measured_on}{shown}"] if shown else []
-        number = f"epoch {row.epoch:{width}}{self._of_epochs}"
-        if row.late:
-            self.say("  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"]))
-            return
-        self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
-
-    def end(self) -> None:
-        """Remove the live line; may be called twice."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _line(self, *parts: str) -> str:
-        spent, done = time.monotonic() - self._began, self._share_done - self._share_before
-        left = "?"
-        if done > 0:
-            left = str(timedelta(seconds=round(spent * (1 - self._share_done) / done)))
-        return "  ".join([*parts, self._pace, f"{left} left"])
+    wall_seconds: float = 0.0
+    setup_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    async_evaluation_seconds: float = 0.0
 
 
 class RunRecorder:
     """Records one run, from its first round to its summary.
 
-    Each round and each epoch is written, and shown, as soon as it is over; the workers wait
-    meanwhile, for about a third of a millisecond a round.
+    Each round and each epoch is written and shown as soon as it ends. The workers wait for that,
+    about a third of a millisecond per round.
 
     Parameters
     ----------
     config : RunConfig
         The settings.
     strategy : BiasedLocalSGD
-        Knows the workers and the samples given up.
+        The strategy of the run, with its planner and its workers.
     view : ProgressView
         Shows rounds, epochs and lines.
     began_at : float
-        When set-up began, on the clock of `time.monotonic`, which nobody sets.
+        Start of the set-up, on the clock of `time.monotonic`.
+    metric_is_accuracy : bool (default: True)
+        Whether the task's metric is an accuracy; values outside [0, 1] change that.
 
     Attributes
     ----------
     summary : dict
-        The content of ``summary.json``; empty until the run is over.
-    wall_seconds, setup_seconds : float
-        From the first plan to the last model, and before it; of all processes of a resumed run.
-    evaluation_seconds, checkpoint_seconds : float
-        How long training waited for them.
-    async_evaluation_seconds : float
-        How long workers with ``role=evaluate`` evaluated while the others trained.
+        Content of ``summary.json``; empty until the run ends.
+    durations : Durations
+        Times of the parts of the run.
     predicted : dict, optional
-        What was expected, by the names of `measured_figures`; None if nothing could be.
+        Predictions by the names of `measured_figures`; None if a speed is unknown.
     stopped_early : str, optional
         Why the run ended before its budget; None if it did not.
     at_once : bool
-        Whether a run that is interrupted ends without writing what was reached.
+        Whether an interrupted run ends without writing its results so far.
     arrays : ArrayRecord, optional
-        The model that is saved at the end; None before an epoch is over.
-    metric_is_accuracy : bool
-        Whether no value of the metric was outside [0, 1] so far.
-    best : Best, optional
-        The first of the models with the highest accuracy, also if its epoch was resumed in the
-        middle; None before an evaluation, and if the metric is not an accuracy.
+        Model that is saved at the end; None before the end of an epoch.
     """
 
     def __init__(
-        self, config: RunConfig, strategy: BiasedLocalSGD, view: ProgressView, began_at: float
+        self,
+        config: RunConfig,
+        strategy: BiasedLocalSGD,
+        view: ProgressView,
+        began_at: float,
+        metric_is_accuracy: bool = True,
     ) -> None:
         self.config = config
-        self.wall_seconds = self.setup_seconds = 0.0
-        self.evaluation_seconds = self.checkpoint_seconds = self.async_evaluation_seconds = 0.0
+        self.durations = Durations()
         self.summary: dict[str, Any] = {}
         self.stopped_early: str | None = None
         self.at_once = False
@@ -209,14 +112,17 @@ class RunRecorder:
         self._metrics = RunMetrics(config.clock)
         self._rows: list[EpochRow] = []
         self.arrays: ArrayRecord | None = None
-        self.best: Best | None = None
-        self.metric_is_accuracy = True
-        self._since_best = 0
+        self._stopping = EarlyStopping(config, metric_is_accuracy)
         self._said: set[str] = set()
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
         self._shown_steps: dict[int, int] = {}
         self._events: EventWriter | None = None
+
+    @property
+    def best(self) -> Best | None:
+        """The first model with the highest accuracy; None without one."""
+        return self._stopping.best
 
     @property
     def folder(self) -> RunFolder:
@@ -226,9 +132,9 @@ class RunRecorder:
 
     @contextlib.contextmanager
     def recording(self, task: Task) -> Iterator[None]:
-        """Show what will be done, then the progress, and write how the run ended.
+        """Show the settings, then the progress, and write the results at the end.
 
-        After an error, or Ctrl-C, what was reached is written, marked as interrupted.
+        After an error or Ctrl-C, the results so far are written and marked as interrupted.
         """
         self._assets = task.assets
         choices, budget = self.config.choices, counted(self.config.epochs, "epoch")
@@ -253,7 +159,7 @@ class RunRecorder:
             yield
         except BaseException:
             self._end_progress()
-            with contextlib.suppress(Exception):  # the first error is the one to be raised
+            with contextlib.suppress(Exception):  # the first error is raised
                 if self._folder is not None and not self.at_once:
                     self._finish(interrupted=True)
             raise
@@ -269,7 +175,7 @@ class RunRecorder:
             self._write("tensorboard", self._events.close)
 
     def say(self, line: str) -> None:
-        """Print a line, which ``run.log`` gets as well."""
+        """Print a line, and write it to ``run.log``."""
         self._view.say(line)
 
     def _log(self, line: str) -> None:
@@ -280,9 +186,9 @@ class RunRecorder:
             self._write("run.log", append, self._folder.path / "run.log", line)
 
     def open_folder(self, resumed: RunFolder | None = None) -> None:
-        """Make the results folder, with what the model needs, or take that of a run that goes on.
+        """Make the results folder with the assets of the task, or open that of a resumed run.
 
-        UsageError if it cannot be made or written to; then nothing is written at the end either.
+        UsageError if it cannot be made or written to.
         """
         config = self.config
         name = config.name or config.task.rpartition(":")[2]
@@ -292,46 +198,46 @@ class RunRecorder:
         if resumed:
             folder.cut_back(self._metrics.records, self._rows)
             if missing := self._resumed[-1] - len(self._metrics.records):
-                self.say(f"warning: {missing} rounds are missing in rounds.jsonl and all figures")
+                self.say(f"warning: {missing} rounds are missing in rounds.jsonl and the figures")
         self._folder = folder
         self._write("run.log", append, folder.path / "run.log", self._early_lines)
         if config.tensorboard:
             self._events = EventWriter(folder.path, self._resumed[-1] if resumed else 0)
 
-    # --- a run that goes on
+    # --- a resumed run
 
-    def state(self) -> dict[str, Any]:
-        """Return what `take_up` needs, as JSON can hold it."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON can hold it; the rounds are in ``rounds.jsonl``."""
         state = {
-            "config": dataclasses.replace(self.config, resume="").to_run_config(),
-            "versions": versions(),
             "epochs": [dataclasses.asdict(row) for row in self._rows],
-            "seconds": {name: getattr(self, name) for name in _SECONDS},
+            "durations": dataclasses.asdict(self.durations),
             "resumed": self._resumed,
-            "best": self.best and dataclasses.asdict(self.best),
-            "since_best": self._since_best,
+            **self._stopping.state_dict(),
         }
         return dict(plain(state))
 
-    def take_up(
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; LookupError, TypeError or ValueError if it is invalid."""
+        self._rows = [of_plain(EpochRow, row) for row in state["epochs"]]
+        self.durations = of_plain(Durations, state["durations"])
+        self._resumed = [*map(int, state["resumed"])]
+        self._stopping.load_state_dict(state)
+        self._stopping.metric_is_accuracy &= all(row.metric is None for row in self._rows)
+
+    def resume(
         self, folder: RunFolder, state: Mapping[str, Any], last_round: int, arrays: ArrayRecord
     ) -> None:
-        """Go on with the run in a folder, of which `state` was returned after a round.
+        """Continue after a round of the run in a folder, with the state and the model of then.
 
-        Nothing is written before `open_folder`. LookupError, TypeError or ValueError if the state
-        is none.
+        The strategy has been restored before. Nothing is written until `open_folder`. LookupError,
+        TypeError or ValueError if the state is invalid.
         """
         planner = self._strategy.planner
+        self.load_state_dict(state)
+        self._resumed.append(last_round)
         self._metrics.seconds_per_step = self._seconds_per_step_alone()
         for record in folder.rounds_until(last_round):
             self._metrics.add(record)
-        for name in _SECONDS:
-            setattr(self, name, float(state["seconds"][name]))
-        self._resumed = [*map(int, state["resumed"]), last_round]
-        self._rows = [of_plain(EpochRow, row) for row in state["epochs"]]
-        self.best = of_plain(Best, state["best"]) if state["best"] else None
-        self.metric_is_accuracy = all(row.metric is None for row in self._rows)
-        self._since_best = int(state["since_best"])
         self.stopped_early = self._reason_to_stop()
         if self._budget_used_up() or planner.epoch_ended or self.stopped_early:
             self.arrays = arrays
@@ -340,14 +246,14 @@ class RunRecorder:
 
     @property
     def evaluation_missing(self) -> bool:
-        """Whether the run goes on between its last round, or that of an epoch, and evaluation."""
+        """Whether a resumed run still owes the evaluation after its last round, or an epoch's."""
         planner, rows = self._strategy.planner, self._rows
         ended = planner.epoch_ended or bool(self._budget_used_up() or self.stopped_early)
         return ended and planner.epoch > (rows[-1].epoch if rows else 0)
 
     @property
     def why_over(self) -> str:
-        """Why a run that is to go on has nothing left to do; empty if it has."""
+        """Why a resumed run has nothing left to do; empty if it has."""
         over = self._budget_used_up() or self.stopped_early or ""
         return "" if self.evaluation_missing else over
 
@@ -356,20 +262,20 @@ class RunRecorder:
         if planner.epoch_ended and planner.epoch >= config.epochs:
             return f"{planner.epoch} of {counted(config.epochs, 'epoch')} done"
         if config.seconds and (used := self.budget_seconds()) >= config.seconds:
-            return f"{used:.1f} of {config.seconds:g} seconds of training are over"
+            return f"{used:.1f} of {config.seconds:g} seconds of training are used"
         return ""
 
     def budget_seconds(self) -> float:
-        """Return what all rounds so far count against a budget in seconds."""
+        """Return the seconds that all rounds so far count against a budget."""
         return self._metrics.budget_seconds
 
     def add_round(self, record: RoundRecord) -> None:
-        """Write a round, and show it."""
+        """Write and show a finished round."""
         now = time.monotonic()
         if not self._last_model_at:
             self._last_model_at = now - record.round_seconds - record.planning_seconds
-            self.setup_seconds += self._last_model_at - self._began_at
-        self.wall_seconds += now - self._last_model_at
+            self.durations.setup_seconds += self._last_model_at - self._began_at
+        self.durations.wall_seconds += now - self._last_model_at
         self._last_model_at = now
         self._metrics.seconds_per_step = self._seconds_per_step_alone()
         self._metrics.add(record)
@@ -380,14 +286,14 @@ class RunRecorder:
         self._view.round(record, self._metrics)
 
     def add_epoch(self, end: EpochEnd) -> bool:
-        """Write the end of an epoch, and show it; return whether the run is to stop early."""
+        """Write and show the end of an epoch; return whether the run shall stop early."""
         self.arrays = end.arrays
         planner = self._strategy.planner
-        # There is none where a run goes on whose rounds were lost.
+        # None if a resumed run has lost its rounds.
         last = self._metrics.records[-1] if self._metrics.records else None
         row = EpochRow(
             epoch=end.epoch,
-            wall_seconds=self.wall_seconds,
+            wall_seconds=self.durations.wall_seconds,
             training_seconds=self._metrics.training_seconds,
             device_seconds=self._metrics.device_seconds,
             **self._measured(end),
@@ -405,7 +311,7 @@ class RunRecorder:
             self._write("tensorboard", self._events.add_epoch, row)
         self._view.epoch(row)
         self._note_best(row, end.round)
-        # In the first round of all, processes warm up; so it is left out, and one is not enough.
+        # Processes warm up in the first round, so it does not count.
         if rounds_before < 2 <= row.rounds:
             workers = self._strategy.registry.workers
             note = waiting_note(self.config, workers, self._metrics.rounds_on_clock(first=1))
@@ -416,13 +322,13 @@ class RunRecorder:
 
     def add_result(self, end: EpochEnd) -> bool:
         """Add the result of an async evaluation to the row of its epoch, as `add_epoch` does."""
-        self.async_evaluation_seconds += end.busy_seconds
+        self.durations.async_evaluation_seconds += end.busy_seconds
         number = next(i for i, row in enumerate(self._rows) if row.epoch == end.epoch)
         row = self._rows[number] = dataclasses.replace(
             self._rows[number],
             **self._measured(end),
             result_rounds=len(self._metrics.records),
-            result_seconds=self.wall_seconds + time.monotonic() - self._last_model_at,
+            result_seconds=self.durations.wall_seconds + time.monotonic() - self._last_model_at,
         )
         self._write("epochs.csv", self.folder.write_epochs, self._rows)
         if self._events is not None:
@@ -439,72 +345,52 @@ class RunRecorder:
             self.say(f"stopping early: {self.stopped_early}")
 
     def _measured(self, end: EpochEnd) -> dict[str, Any]:
-        """Return what the fields of a row are that an evaluation gives."""
+        """Return the fields of a row that come from an evaluation."""
         metrics: Mapping[str, Any] = end.metrics or {}
         value = metrics.get("accuracy", metrics.get("metric"))
-        self.metric_is_accuracy &= "metric" not in metrics
-        accuracy, metric = (value, None) if self.metric_is_accuracy else (None, value)
+        self._stopping.metric_is_accuracy &= "metric" not in metrics
+        accuracy, metric = (value, None) if self._stopping.metric_is_accuracy else (None, value)
         return {"accuracy": accuracy, "metric": metric, "loss": metrics.get("loss")}
 
     def _note_best(self, row: EpochRow, server_round: int) -> None:
-        """Take the model of this evaluation as the best one, unless it is not."""
-        reason = ""
-        if not self.metric_is_accuracy:
-            self.best, reason = None, "the metric has values outside [0, 1]"
-        elif row.accuracy is None:
-            return
-        elif not math.isfinite(row.accuracy):
-            reason = "the accuracy is not a number"
-        elif self.best is None or row.accuracy > self.best.accuracy:
-            self.best = Best(server_round, row.epoch, row.accuracy)
-            if not self.stopped_early:  # else a resumed run would not know that it ended
-                self._since_best = 0
-            return
-        self._since_best += 1
-        if reason and reason not in self._said:
-            self._said.add(reason)
-            self.say(f"warning: {reason}, so best_model, patience and stop-at-accuracy ignore it")
+        ignored = self._stopping.add(row, server_round, self.stopped_early is not None)
+        if ignored and ignored not in self._said:
+            self._said.add(ignored)
+            self.say(f"warning: {ignored}, so best_model, patience and stop-at-accuracy ignore it")
 
     def _reason_to_stop(self) -> str | None:
-        """Return why the evaluations end the run before its budget; None if they do not."""
-        config, best = self.config, self.best
-        if best is None or self._budget_used_up():
-            return None
-        if config.stop_at_accuracy and best.accuracy >= config.stop_at_accuracy:
-            return f"accuracy {best.accuracy:.2%} (stop-at-accuracy = {config.stop_at_accuracy:g})"
-        if config.patience and self._since_best >= config.patience:
-            return (
-                f"{self._since_best} evaluations without more than the {best.accuracy:.2%} of "
-                f"epoch {best.epoch} (patience = {config.patience})"
-            )
-        return None
+        return None if self._budget_used_up() else self._stopping.reason()
 
     def _show_steps(self, record: RoundRecord) -> None:
-        """Print the local steps of every worker in its first round, and where they changed."""
+        """Print the local steps of every worker in its first round, and when they change."""
         for row in record.workers:
             before = self._shown_steps.get(row.worker)
             if before is None and not row.trained:
-                self.say(f"  {row.label}: sums up its slice of the fast workers' models")
+                self.say(f"  {row.label}: sums its slice of the fast workers' models")
             elif before is None:
-                hardly = " (hardly takes part)" if 0 < row.weight < NEGLIGIBLE else ""
+                small = (
+                    f" (contributes less than {NEGLIGIBLE:.0%})"
+                    if 0 < row.weight < NEGLIGIBLE
+                    else ""
+                )
                 own = self._strategy.registry.workers[row.worker].profile
                 steps = counted(row.local_steps, "step")
                 steps += f" of {own.batch_size} samples" if own.batch_size else ""
-                steps += f" a round{own.precision and f' in {own.precision}'}"
+                steps += f" per round{own.precision and f' in {own.precision}'}"
                 steps += f", weight {row.weight:.1%}"
-                self.say(f"  {row.label}: {steps}{hardly}")
+                self.say(f"  {row.label}: {steps}{small}")
             elif before != row.local_steps:
-                why = ", or how many samples an epoch has" if self.config.selection else ""
+                why = " or the number of samples" if self.config.selection else ""
                 self.say(
                     f"  epoch {record.epoch}: {row.label} does {counted(row.local_steps, 'step')} "
-                    f"a round instead of {before}: its speed changed{why}"
+                    f"per round instead of {before}, since its speed{why} changed"
                 )
             self._shown_steps[row.worker] = row.local_steps
 
     def _seconds_per_step_alone(self) -> dict[int, float]:
-        """Return the known speeds by worker index, as they are now: one may have come, or left.
+        """Return the known seconds per step of each worker alone, by the index of the worker.
 
-        What we measure on the wall clock we measure on all workers at once: not alone.
+        Speeds measured on the wall clock are left out: then all workers compute together.
         """
         alone = {}
         for worker in self._strategy.registry.workers:
@@ -524,7 +410,7 @@ class RunRecorder:
             "best_model_chosen_on": chosen_on if has_best_model else None,
             "predicted": self.predicted,
             "measured": measured_figures(self._metrics),
-            **{name: getattr(self, name) for name in _SECONDS},
+            **dataclasses.asdict(self.durations),
             "interrupted": interrupted,
             "stopped_early": self.stopped_early,
             "resumed": self._resumed,
@@ -539,15 +425,16 @@ class RunRecorder:
             self._write("pictures", self._draw)
 
     def _slow_devices(self) -> list[str]:
-        """Return which role each slow device is worth, by the times of this run."""
+        """Return what each slow device is best used for, by the times of this run."""
         config, size, trained = self.config, self.config.batch_size, self._metrics.training_seconds
         late = sum(row.late is not None for row in self._rows)
         waited = sum(row.loss is not None for row in self._rows) - late
-        each = self.evaluation_seconds / waited if waited and trained else 0.0
+        each = self.durations.evaluation_seconds / waited if waited and trained else 0.0
         relative, total, speeds = 0.0, 0.0, []
-        if each and late:  # as far as a worker that evaluates took its share of all evaluations
-            relative = each / max(self.async_evaluation_seconds / late - each, each)
-        for worker in self._strategy.registry.workers:  # those that evaluate are the last
+        if each and late:  # if a worker that evaluates took its share of all evaluations
+            alone = self.durations.async_evaluation_seconds / late
+            relative = each / max(alone - each, each)
+        for worker in self._strategy.registry.workers:  # workers that evaluate come last
             pace = config.clock == "wall" and worker.training_seconds_per_step
             speed = worker.own_batch(size) / pace if pace else worker.samples_per_second(size)
             speeds.append((worker, speed if worker.trains else speed or relative * total))
@@ -556,7 +443,7 @@ class RunRecorder:
         return slow_device_lines(speeds, size, WEIGHTS[config.choices.weights](config), share)
 
     def _save_model(self, arrays: ArrayRecord) -> None:
-        """Save the model in the results folder, else in a temporary one; UsageError if in none."""
+        """Save the model in the results folder, else in a temporary one, else raise UsageError."""
         wanted = self.folder.path
         try:
             self.folder.write_model(arrays)
@@ -571,10 +458,10 @@ class RunRecorder:
             except (OSError, UsageError) as second:
                 shutil.rmtree(elsewhere, ignore_errors=True)
                 raise UsageError(f"{reason}, nor in {elsewhere} ({_words(second)})") from None
-            self.say(f"warning: {reason}; it is in {elsewhere}, with its settings and summary")
+            self.say(f"warning: {reason}; it is in {elsewhere}, with the settings and the summary")
 
     def _write(self, what: str, write: Callable[..., None], *arguments: Any) -> None:
-        """Write something, or say once that it cannot be written."""
+        """Write something; if that fails, warn once and continue."""
         try:
             write(*arguments)
         except OSError as error:

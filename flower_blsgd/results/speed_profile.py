@@ -1,4 +1,4 @@
-"""Measured speeds on disk: the file format, and for which machine, workers and model it holds."""
+"""Measured speeds on disk: the file format, and the machine, workers and model it applies to."""
 
 import json
 import math
@@ -14,14 +14,14 @@ from ..grids.machine import Machine, accelerator_names, cpu_name, this_machine
 from ..grids.worker_spec import WorkerSpec
 from .folder import why_not_writable, written_whole
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Several measurements of one time: median, lowest and highest in seconds, and how many.
+    """Several measurements of one time: median, lowest and highest in seconds, and their number.
 
-    ValueError, TypeError or OverflowError if these are no such numbers.
+    ValueError, TypeError or OverflowError if the numbers are invalid.
     """
 
     median: float
@@ -32,56 +32,40 @@ class Spread:
     def __post_init__(self) -> None:
         in_order = 0 <= self.low <= self.median <= self.high and math.isfinite(self.high)
         if not in_order or type(self.count) is not int or self.count < 1:
-            raise ValueError("no such times")
+            raise ValueError("needs 0 <= low <= median <= high and count >= 1")
 
 
 @dataclass(frozen=True)
 class WorkerSpeed:
-    """One worker's seconds per step of its batch, its slowdown included.
+    """Seconds per step of one worker with its batch, its slowdown included.
 
     Parameters
     ----------
-    device : str
-        With its cores, such as ``"cpu:0-3"``.
-    slowdown : float
-        As in the worker specification.
+    worker : str
+        Device and options, see `worker_name`.
     alone, loaded : Spread
-        While no other worker computes, and while all do.
-    batch : int, optional
-    precision : str (default: "")
-        As in the worker specification.
+        Speed while no other worker computes, and while all workers do.
     """
 
-    device: str
-    slowdown: float
+    worker: str
     alone: Spread
     loaded: Spread
-    batch: int | None = None
-    precision: str = ""
-
-    @classmethod
-    def of(cls, worker: WorkerSpec, alone: Spread, loaded: Spread) -> "WorkerSpeed":
-        """Return the speed of a worker."""
-        own = worker.batch_size or None, worker.precision
-        return cls(worker.device_with_cores, worker.slowdown, alone, loaded, *own)
-
-    @property
-    def name(self) -> str:
-        """What it holds for, as the worker specification has it."""
-        parts = {"batch": self.batch, "precision": self.precision}
-        given = [f"{key}={value}" for key, value in parts.items() if value]
-        given += [f"slowdown={self.slowdown:g}"] if self.slowdown != 1 else []
-        return " ".join([self.device, *given])
 
     def __post_init__(self) -> None:
-        known = isinstance(self.device, str) and self.slowdown > 0 and math.isfinite(self.slowdown)
-        known &= type(self.batch) in (int, type(None)) and isinstance(self.precision, str)
-        if not known or not self.alone.median * self.loaded.median > 0:
-            raise ValueError("no such speed")
+        if not isinstance(self.worker, str) or not self.alone.median * self.loaded.median > 0:
+            raise ValueError("needs a worker and times above 0")
+
+
+def worker_name(worker: WorkerSpec) -> str:
+    """Return the device and those options that a speed depends on: ``"cpu:0-3 slowdown=4"``."""
+    given = worker.given_options()
+    options = {key: given[key] for key in ("batch", "precision", "slowdown") if key in given}
+    texts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in options.items()]
+    return " ".join([worker.device_with_cores, *texts])
 
 
 ProfileKey = dict[str, Any]
-"""What the speeds depend on, by name: they hold for nothing else."""
+"""Everything that speeds depend on, by name."""
 
 _SETTINGS = (
     *("task", "model", "batch_size", "threads", "optimizer", "precision", "channels_last"),
@@ -107,11 +91,11 @@ class SpeedProfile:
     Parameters
     ----------
     key : dict
-        What it holds for, see `profile_key`.
+        What the speeds depend on, see `profile_key`.
     workers : tuple of WorkerSpeed
-        In the order of the worker specification.
+        Speeds in the order of the worker specification.
     overhead_seconds : Spread
-        Of one round: what it takes beside the longest worker's computing.
+        Time of a round in addition to the computing of its slowest worker.
     """
 
     key: ProfileKey
@@ -119,7 +103,7 @@ class SpeedProfile:
     overhead_seconds: Spread
 
     def write(self, path: Path) -> None:
-        """Write the profile, whole or not at all; UsageError if it cannot be written there."""
+        """Write the profile, whole or not at all; UsageError if that is impossible."""
         text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +116,7 @@ class SpeedProfile:
 
     @classmethod
     def read(cls, path: Path) -> "SpeedProfile":
-        """Read a profile; UsageError if there is none, or the file holds something else."""
+        """Read a profile; UsageError if the file is missing or holds something else."""
         try:
             values = json.loads(path.read_text())
             if values["format"] != _FORMAT:
@@ -155,22 +139,21 @@ class SpeedProfile:
             ) from None
 
     def mismatch(self, key: ProfileKey, workers: Sequence[WorkerSpec]) -> str:
-        """Return why this profile does not hold here, in words; empty if it does."""
+        """Return why this profile does not apply; empty if it does."""
         for name, value in key.items():
             if (measured := self.key[name]) != value:
                 setting = name.replace("_", "-")
-                return f"it was measured with {setting} = {measured!r}, and here it is {value!r}"
-        theirs = ", ".join(speed.name for speed in self.workers)
-        any_time = Spread(1, 1, 1, 1)
-        ours = ", ".join(WorkerSpeed.of(worker, any_time, any_time).name for worker in workers)
+                return f"it was measured with {setting} = {measured!r}, not {value!r}"
+        theirs = ", ".join(speed.worker for speed in self.workers)
+        ours = ", ".join(map(worker_name, workers))
         if theirs != ours:
-            return f"it holds the speeds of {theirs}, and the workers are {ours}"
+            return f"it has the speeds of {theirs}, not of {ours}"
         return ""
 
     def given_to(self, workers: Sequence[WorkerSpec], clock: Clock) -> list[WorkerSpec]:
-        """Return the workers with these speeds: on the wall clock those under load.
+        """Return the workers with these speeds, on the wall clock with those under load.
 
-        A worker whose speed was given keeps it: it may stand for hardware that is not here.
+        A worker with a given speed keeps it, since it may represent hardware that is not here.
         """
         return [
             worker
@@ -185,7 +168,7 @@ class SpeedProfile:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise UsageError if a profile cannot be written there; writes nothing."""
+    """Raise UsageError if a profile cannot be written to a path; write nothing."""
     reason = "it is a folder" if path.is_dir() else why_not_writable(path.absolute().parent)
     if reason:
         raise UsageError(f"profile = {str(path)!r} cannot be written: {reason}")
@@ -194,16 +177,16 @@ def refuse_unwritable(path: Path) -> None:
 def with_profile(
     workers: Sequence[WorkerSpec], config: RunConfig
 ) -> tuple[list[WorkerSpec], SpeedProfile | None]:
-    """Return the workers with the speeds of the settings' profile, and the profile if there is one.
+    """Return the workers with the speeds of the settings' profile, and the profile, if any.
 
-    UsageError if it cannot be read, or holds for something else.
+    UsageError if it cannot be read or does not apply.
     """
     if not config.profile:
         return list(workers), None
     profile = SpeedProfile.read(Path(config.profile))
     if reason := profile.mismatch(profile_key(config), workers):
         raise UsageError(
-            f"profile = {config.profile!r} does not hold here: {reason}; measure with "
+            f"profile = {config.profile!r} does not apply: {reason}; measure with "
             "blsgd calibrate, or leave profile empty"
         )
     return profile.given_to(workers, config.clock), profile

@@ -1,6 +1,6 @@
-"""The training tasks by name; a user's own by ``module:function`` or as an object.
+"""Training tasks: built-in ones by name, custom ones as ``module:function`` or as objects.
 
-Importing this imports no torch; `Task` and what loads one are in `task`.
+Importing this package does not import torch; `Task` and its loaders are in `task`.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ TASKS: Mapping[str, str] = {
     "tiny-imagenet": "images",
     "ag-news": "ag_news",
 }
-"""The benchmarks, and the module of this package whose `BENCHMARKS` has each."""
+"""The benchmarks, and the module of this package whose `BENCHMARKS` contains each."""
 
 GIVEN_IN_PYTHON = "given-in-python"
-"""The name of a task that was given as an object."""
+"""Name of a task that was given as an object."""
 
 OPTIONS: Mapping[str, Any] = {
     "skip_bad": False,
@@ -32,15 +32,15 @@ OPTIONS: Mapping[str, Any] = {
     "pretrained": True,
     "dropout": "auto",
 }
-"""Settings that a task may take besides data and model, and their defaults.
+"""Settings that a task may accept in addition to data and model, with their defaults.
 
-A task of one's own takes one if its function has a parameter of that name. One that is set, and
-that the task does not take, is refused.
+A custom task accepts one if its function has a parameter of that name. Setting one that the task
+does not accept is an error.
 """
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name that needs torch when it is first used."""
+    """Load a public name that needs torch on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import task

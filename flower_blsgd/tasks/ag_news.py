@@ -1,4 +1,4 @@
-"""The benchmark of texts: AG News, or one's own texts in its layout, in four classes."""
+"""Text benchmark: AG News, or custom texts in its layout, with four classes."""
 
 import functools
 import hashlib
@@ -27,12 +27,12 @@ class AgNews(Benchmark):
     """120,000 training and 7,600 test texts, four classes.
 
     Models: ``"distilbert"`` (the default), as published; ``"encoder"``, a small one with a
-    vocabulary made of the training rows; ``"distilbert-micro"``, a narrow one to try things; or a
-    Hugging Face folder with an encoder and its tokenizer. ``"distilbert"`` without its published
-    weights has a vocabulary made of the training rows; a folder keeps its tokenizer.
+    vocabulary built from the training rows; ``"distilbert-micro"``, a narrow one for tests; or a
+    Hugging Face folder with an encoder and its tokenizer. Without its published weights,
+    ``"distilbert"`` has a vocabulary built from the training rows; a folder keeps its tokenizer.
 
-    A batch has rows of `prepared_texts`. The tokenizer is an asset of the task, which a run copies
-    into its folder.
+    A batch consists of rows of `prepared_texts`. The tokenizer is an asset of the task, which a run
+    copies into its folder.
     """
 
     default_model = "distilbert"
@@ -75,7 +75,7 @@ class AgNews(Benchmark):
     def saved_model(
         self, name: str, tensors: Mapping[str, Tensor], dropout: float | str
     ) -> nn.Module:
-        """Return a fresh model for the vocabulary and the text length that saved weights have."""
+        """Return a new model with the vocabulary and the text length of saved weights."""
         vocabulary = _rows(tensors, "words.weight", "word_embeddings.weight")
         longest = _rows(tensors, "positions.weight")
         return model_maker(name, dropout)(vocabulary, longest)
@@ -85,17 +85,17 @@ BENCHMARKS: Mapping[str, Benchmark] = {"ag-news": AgNews()}
 
 
 def _rows(tensors: Mapping[str, Tensor], *endings: str) -> int:
-    """Return the rows of the first tensor whose name ends so; 1 if none: its config says them."""
+    """Return the rows of the first tensor with one of these endings; 1 if none matches."""
     return next((len(tensor) for name, tensor in tensors.items() if name.endswith(endings)), 1)
 
 
 def tokenizer_source(name: str, pretrained: bool) -> TokenizerSource:
-    """Return where the tokenizer of a model comes from; see `AgNews`.
+    """Return the source of a model's tokenizer; see `AgNews`.
 
     Raises
     ------
     UsageError
-        If a folder has none.
+        If a folder has no tokenizer.
     """
     if name in HF_HUB_NAMES and pretrained:
         return TokenizerSource(f"hub {HF_HUB_NAMES[name]}", lambda _: folder_tokenizer(name))
@@ -109,22 +109,22 @@ def tokenizer_source(name: str, pretrained: bool) -> TokenizerSource:
 def model_maker(
     name: str, dropout: float | str = "auto", max_tokens: int = 0
 ) -> Callable[[int, int], nn.Module]:
-    """Return what makes a model of a vocabulary and a longest text, with fresh weights.
+    """Return a function of the vocabulary size and the longest text that creates a model.
 
     Parameters
     ----------
     name : str
         See `AgNews`.
     dropout : float or "auto" (default: "auto")
-        A number for all its dropouts, or its own. ``"encoder"`` leaves out words and layers at
-        its own rates as well, but for 0, which switches all three off.
+        Rate of all dropout layers, or the model's own rates. ``"encoder"`` also drops words and
+        layers at its own rates, unless `dropout` is 0.
     max_tokens : int (default: 0)
-        Where texts are cut.
+        Maximum text length.
 
     Raises
     ------
     UsageError
-        If there is no such model, or it takes no texts as long as these.
+        If the model is unknown or does not support texts of this length.
     """
     if name == _ENCODER:
         rates: dict[str, Any] = {} if dropout == "auto" else {"dropout": float(dropout)}
@@ -137,18 +137,18 @@ def model_maker(
     config = text_config(name, NUM_CLASSES, dropout)
     if max_tokens > (limit := most_tokens(config)):
         raise UsageError(
-            f"max-tokens = {max_tokens}: model = {name!r} takes at most {limit}; set max-tokens = "
-            f"{limit}"
+            f"max-tokens = {max_tokens}: model = {name!r} supports at most {limit}; set "
+            f"max-tokens = {limit}"
         )
 
     def make(vocabulary: int, longest: int) -> nn.Module:
-        # A published model keeps its size, though the rows may fill less of its vocabulary.
+        # A published model keeps its size, even if the rows use only part of its vocabulary.
         if name in DISTILBERTS and name not in HF_HUB_NAMES:
             config.vocab_size = vocabulary
         if vocabulary > config.vocab_size:
             raise UsageError(
-                f"model = {name!r}: its tokenizer knows {vocabulary:,} tokens, but its model "
-                f"{config.vocab_size:,}; they do not belong together"
+                f"model = {name!r}: its tokenizer has {vocabulary:,} tokens, but its model "
+                f"{config.vocab_size:,}; they do not match"
             )
         return TextTransformer(config)
 

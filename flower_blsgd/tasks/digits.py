@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real 8x8 images that scikit-learn ships; needs no network."""
+"""Handwritten digits: 1,797 8x8 images included in scikit-learn; needs no network."""
 
 import functools
 import importlib.util
@@ -13,7 +13,7 @@ from ..errors import UsageError, nearest
 from .task import Benchmark, Task
 
 _TRAIN_COUNTS = (142, 146, 142, 146, 145, 145, 145, 143, 139, 144)
-"""Training images of each class; the others are for testing."""
+"""Training images per class; the others are test images."""
 
 
 class Digits(Benchmark):
@@ -28,7 +28,7 @@ class Digits(Benchmark):
         """Return the task; `data` must be empty."""
         if data:
             raise UsageError(
-                f"data = {data!r}: the digits come with scikit-learn; leave data empty, or name "
+                f"data = {data!r}: the digits are part of scikit-learn; leave data empty, or use "
                 "another task"
             )
         make = self._maker(model)
@@ -38,7 +38,7 @@ class Digits(Benchmark):
     def saved_model(
         self, name: str, tensors: Mapping[str, Tensor], dropout: float | str
     ) -> nn.Module:
-        """Return a fresh model; the digits have only one size."""
+        """Return a new model; the digits have only one size."""
         return self._maker(name)()
 
     def _maker(self, name: str) -> Callable[[], nn.Module]:
@@ -52,7 +52,10 @@ BENCHMARKS: Mapping[str, Benchmark] = {"digits": Digits()}
 
 
 def small_cnn(batch_norm: bool = False) -> nn.Module:
-    """Return two convolutions and two linear layers for 1x8x8 inputs; 151,306 parameters."""
+    """Return a network of two convolutions and two linear layers for 1x8x8 inputs.
+
+    It has 151,306 parameters.
+    """
     norms = [nn.BatchNorm2d(32), nn.BatchNorm2d(64)] if batch_norm else [nn.Identity()] * 2
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
@@ -72,17 +75,16 @@ def small_cnn(batch_norm: bool = False) -> nn.Module:
 def _split() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the parts of ``train_test_split(test_size=360, stratify=labels, random_state=0)``.
 
-    Read from scikit-learn's file without scikit-learn: importing that takes a process longer than
-    importing torch.
+    Reads scikit-learn's file without importing scikit-learn, which takes longer than torch.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise UsageError("the digits come with scikit-learn, which is not installed")
+        raise UsageError("the digits are part of scikit-learn, which is not installed")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = np.loadtxt(file, delimiter=",")
     labels = table[:, -1].astype(np.int64)
-    draws = np.random.RandomState(0)  # what scikit-learn draws from
-    draws.bytes(8)  # as it did to round the counts of classes of equal size
+    draws = np.random.RandomState(0)  # as in scikit-learn
+    draws.bytes(8)  # scikit-learn draws these to break ties between classes
     chosen = [
         np.split(draws.permutation(np.flatnonzero(labels == label)), [count])
         for label, count in enumerate(_TRAIN_COUNTS)

@@ -1,4 +1,4 @@
-"""The benchmarks of images: CIFAR-10, CIFAR-100, Flowers-102 and Tiny ImageNet."""
+"""Image benchmarks: CIFAR-10, CIFAR-100, Flowers-102 and Tiny ImageNet."""
 
 import functools
 import math
@@ -42,31 +42,30 @@ _RESNETS: Mapping[str, Callable[..., nn.Module]] = {
 }
 _KNOWN = (*_RESNETS, "wrn-28-10", "wrn-16-8", *VITS)
 _HEADS = ("linear.weight", "network.classifier.weight")
-"""What the last layer is called in each kind of model; it has a row for each class."""
+"""Name of the last layer in each kind of model; it has one row per class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBenchmark(Benchmark):
-    """A task of images: its data set, its augmentation and its models.
+    """Image task: data set, augmentation and models.
 
-    The models are ResNets (``resnet20``, ``resnet8``), wide ones
-    (``wrn-DEPTH-WIDTH``), and vision transformers (``vit-b-16``, ``vit-micro-16``, or a Hugging
-    Face folder of one).
+    The models are ResNets (``resnet20``, ``resnet8``), wide ResNets (``wrn-DEPTH-WIDTH``), and
+    vision transformers (``vit-b-16``, ``vit-micro-16``, or a Hugging Face folder of one).
 
     Parameters
     ----------
     splits : mapping
-        The data set in each way to split it, by the setting `split`. The first is the default.
+        The data set by value of the setting `split`; the first is the default.
     default_model : str
-        The name of the model where nobody sets one.
+        Name of the default model.
     channels : pair of tuple of float
-        Mean and deviation of the data's channels; a vision transformer has its own.
+        Mean and standard deviation of the data's channels; vision transformers have their own.
     augment : callable
-        Changes a training batch at random.
+        Random augmentation of a training batch.
     side : int
-        Of the images that models see, in pixels. Larger ones are cut to it.
+        Side of the model's input images, in pixels. Larger images are cropped.
     stem : {"3x3", "7x7"} (default: "3x3")
-        Of the wide ResNets.
+        First layer of the wide ResNets.
     """
 
     splits: Mapping[str, ImageData]
@@ -89,7 +88,7 @@ class ImageBenchmark(Benchmark):
         pretrained: bool,
     ) -> Task:
         """Return the task; see `Benchmark`."""
-        make = self.maker(model, dropout)  # refused before anything is decoded
+        make = self.maker(model, dropout)  # rejects unknown models before anything is decoded
         split = split or next(iter(self.splits))
         if split not in self.splits:
             raise UsageError(f"split = {split!r} is not known; {nearest(split, self.splits)}")
@@ -111,15 +110,15 @@ class ImageBenchmark(Benchmark):
     def saved_model(
         self, name: str, tensors: Mapping[str, Tensor], dropout: float | str
     ) -> nn.Module:
-        """Return a fresh model for as many classes as saved weights have."""
+        """Return a new model with the number of classes of saved weights."""
         num_classes = next((len(tensors[head]) for head in _HEADS if head in tensors), 1)
         return self.maker(name, dropout)(num_classes)
 
     def maker(self, name: str, dropout: float | str = "auto") -> Callable[[int], nn.Module]:
-        """Return what makes a model of a number of classes, with fresh weights.
+        """Return a function of the number of classes that creates a model.
 
-        `dropout` is that of a wide ResNet, in [0, 1); ``"auto"``: none. UsageError if there is no
-        such model, or it has no dropout and some is set.
+        `dropout` is that of a wide ResNet, in [0, 1); ``"auto"``: none. UsageError if the model is
+        unknown, or `dropout` is set for a model without dropout.
         """
         pixels = functools.partial(PixelNormalize, *self.channels, self.side)
         if name.startswith("wrn"):
@@ -138,37 +137,37 @@ class ImageBenchmark(Benchmark):
             )
         if dropout not in ("auto", 0):
             raise UsageError(
-                f"dropout = {dropout}: model = {name!r} is trained without; leave it out, or use "
-                "a wrn-DEPTH-WIDTH"
+                f"dropout = {dropout}: model = {name!r} has no dropout; leave it out, or use a "
+                "wrn-DEPTH-WIDTH"
             )
         return make
 
     def evaluation_batch_size(self, name: str) -> int:
-        """Return how many samples at once keep the outputs of a layer below some 200 MB."""
+        """Return a batch size that keeps the outputs of a layer below about 200 MB."""
         if self.side > 32 or (name not in _RESNETS and not name.startswith("wrn")):
             return 64
         return 1024 if name in _RESNETS else 256
 
 
-# --- augmentation of a whole batch at once
+# --- augmentation of whole batches
 
-# Nothing waits for the device or reads what was drawn, so all of it can be part of a CUDA graph.
+# No operation waits for the device or reads random values, so CUDA graphs can contain all of it.
 
 _TRIES = 10
-"""As many boxes torchvision draws before it takes the largest."""
+"""Number of boxes to draw before the fallback, as in torchvision."""
 
 _SCALE = (0.08, 1.0)
-"""Smallest and largest share of the image's area that a box has, torchvision's default."""
+"""Smallest and largest area of a box as a share of the image's area, torchvision's default."""
 
 _RATIO = (3 / 4, 4 / 3)
-"""Smallest and largest width of a box divided by its height, torchvision's default."""
+"""Smallest and largest aspect ratio (width / height) of a box, torchvision's default."""
 
 
 def random_crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Return images of the same size, each cut out at random and mirrored with chance 1/2.
+    """Return randomly cropped images of the same size, each mirrored with probability 1/2.
 
-    The images are NCHW, of any number type, on any device; the generator is on the same device, and
-    the only source of random numbers. `padding` black pixels are added on each side before cutting.
+    The images are NCHW, of any dtype, on any device. The generator is on the same device and is the
+    only source of random numbers. `padding` black pixels are added on each side before cropping.
     """
     count, channels, height, width = images.shape
     device = images.device
@@ -188,12 +187,11 @@ def random_crop_and_flip(images: Tensor, generator: torch.Generator, padding: in
 
 
 def random_resized_crop_and_flip(images: Tensor, generator: torch.Generator, side: int) -> Tensor:
-    """Return squares, each made of a random box of its image and mirrored with chance 1/2.
+    """Return resized random crops, each mirrored with probability 1/2.
 
-    The boxes are those of torchvision's ``RandomResizedCrop``, see `random_boxes`. Values between
-    pixels are interpolated bilinearly, whole numbers rounded. Nothing is averaged where a box
-    shrinks, so images should not be much larger than `side` pixels. Shape (N, C, side, side), the
-    same type.
+    The boxes are those of torchvision's ``RandomResizedCrop``, see `random_boxes`. Interpolation is
+    bilinear, without antialiasing, so images should not be much larger than `side` pixels. Integers
+    are rounded. The result has shape (N, C, side, side) and the same dtype.
     """
     count, _, height, width = images.shape
     top, left, rows, columns = random_boxes(count, height, width, generator)
@@ -209,17 +207,17 @@ def random_resized_crop_and_flip(images: Tensor, generator: torch.Generator, sid
 
 
 def random_boxes(count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Return boxes within an image, drawn as torchvision's ``RandomResizedCrop`` does.
+    """Return random boxes within an image, distributed as in torchvision's ``RandomResizedCrop``.
 
-    The share of the area is drawn uniformly, the ratio of the sides log-uniformly, up to ten times
-    until the box fits; then its position, uniformly. A box that never fits is the largest of an
-    allowed ratio; torchvision puts that one in the middle, here it is anywhere as well.
+    The area is drawn uniformly and the aspect ratio log-uniformly, up to ten times until the box
+    fits. The position is then drawn uniformly. If no box fits, the largest box of an allowed ratio
+    is used, at a random position; torchvision centers it.
 
     Returns
     -------
     torch.Tensor
-        Top, left, height and width in whole pixels, float32 of shape (4, count), on the generator's
-        device.
+        Top, left, height and width in whole pixels, float32 of shape (4, count), on the
+        generator's device.
     """
     draws = torch.rand(
         (2 * _TRIES + 2, count), generator=generator, device=generator.device, dtype=torch.float32
@@ -231,7 +229,7 @@ def random_boxes(count: int, height: int, width: int, generator: torch.Generator
     sizes = torch.stack((torch.sqrt(areas / ratios), torch.sqrt(areas * ratios))).round_()
     heights, widths = sizes.unbind()
     fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
-    # One try more, which always fits.
+    # A last box that always fits.
     last_height = min(height, max(1, round(width / _RATIO[0])))
     last_width = min(width, max(1, round(height * _RATIO[1])))
     heights = functional.pad(heights, (0, 0, 0, 1), value=last_height)
@@ -244,7 +242,10 @@ def random_boxes(count: int, height: int, width: int, generator: torch.Generator
 
 
 def _grid_positions(first: Tensor, size: Tensor, centres: Tensor, whole: int) -> Tensor:
-    """Return where to sample along one axis, in [-1, 1], of shape (count, side); inside the box."""
+    """Return the sampling positions within the boxes along one axis, in [-1, 1].
+
+    They have shape (count, side).
+    """
     first, size = first[:, None], size[:, None]
     pixels = torch.clamp(first + size * centres - 0.5, first, first + size - 1)
     return (2 * pixels + 1) / whole - 1

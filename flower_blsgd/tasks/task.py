@@ -1,6 +1,6 @@
-"""Training tasks: data, model, loss and metric in one object, loaded by name and tried on the CPU.
+"""Training tasks: data, model, loss and metric in one object, loaded by name and checked.
 
-A `Task` is ready to train; a `Benchmark` makes tasks of one name.
+A `Task` is ready to train. A `Benchmark` creates the tasks of one name.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _LONGEST_REASON = 200
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 1.0 for every sample whose class was hit, else 0.0; shape (batch_size,)."""
+    """Return 1.0 for every correctly classified sample, else 0.0; shape (batch_size,)."""
     return (outputs.argmax(dim=1) == targets).float()
 
 
@@ -45,37 +45,35 @@ class Task:
     Parameters
     ----------
     model : callable
-        Makes a fresh model, with weights drawn from torch's generator.
+        Function that returns a new model, with weights drawn from torch's generator.
     train, test : pair of tensors or numpy arrays, TensorDataset or map-style Dataset
-        Inputs and targets; every worker reads all of `train`. Of a pair either part may be a
-        numpy array or a memory map.
+        Inputs and targets; every worker reads all of `train`. Arrays may be memory maps.
     loss : callable (default: cross entropy)
-        ``(outputs, targets) -> losses`` of shape (batch_size,).
+        ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample.
     metric : callable (default: `correct`)
-        ``(outputs, targets) -> values`` of shape (batch_size,); its mean over the test set is
-        reported as ``accuracy``.
+        ``(outputs, targets) -> values`` of shape (batch_size,). The mean over the test set is
+        reported as ``accuracy`` if all values are in [0, 1], else as ``metric``.
     augment : callable, optional
-        ``(inputs, generator) -> inputs``: changes a whole batch, in training only, on the
-        device. Its random numbers come from the generator, which lives on that device.
+        ``(inputs, generator) -> inputs`` for a whole training batch, on the worker's device. The
+        generator is on that device and must be the only source of random numbers.
     data_fingerprint : str (default: "")
-        What `fingerprint` returns; empty to hash the training data.
+        Fingerprint of the training data; empty: computed by hashing them.
     pretrained : callable, optional
-        Puts the weights to begin with into a fresh model, in place: ``(model) -> None``. Called
-        once in a run, by the server; workers get the weights from it.
+        ``(model) -> None``: loads the initial weights into a new model, in place. The server calls
+        it once per run, and workers get the weights from the server.
     evaluation_batch_size : int (default: 0)
-        Samples per batch in evaluation, where nothing is kept for a backward pass; 0 for four
-        times as many as the run computes at once in training.
+        Samples per evaluation batch; 0: four times the size of a training (micro-)batch.
     assets : mapping (default: empty)
-        Files that a saved model needs, such as the tokenizer, by the names that they get in the
-        results folder. Data that belong to other ones are refused when the model is evaluated.
+        Files that a saved model needs, such as the tokenizer, by their names in the results folder.
+        A model is not evaluated on data made with other assets.
     prepared : Prepared, optional
-        The cache entry that the data are in, if they had to be prepared.
+        Cache entry of the data, if they had to be prepared.
 
     Raises
     ------
     UsageError
-        If a part of the data is empty or its inputs and targets differ in number, or `model` does
-        not make models.
+        If a part of the data is empty, inputs and targets differ in length, or `model` is not a
+        function.
     """
 
     model: Callable[[], nn.Module]
@@ -93,8 +91,8 @@ class Task:
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module) or not callable(self.model):
             raise UsageError(
-                f"task: model is a {type(self.model).__name__}, but must be a function that makes "
-                "a fresh one, such as model=lambda: Net()"
+                f"task: model is a {type(self.model).__name__}, but must be a function that "
+                "returns a new model, such as model=lambda: Net()"
             )
         if self.evaluation_batch_size < 0:
             raise UsageError(
@@ -106,29 +104,29 @@ class Task:
 
     @property
     def num_train(self) -> int:
-        """Samples of the training set."""
+        """Number of training samples."""
         return num_samples(self.train)
 
     @property
     def num_test(self) -> int:
-        """Samples of the test set."""
+        """Number of test samples."""
         return num_samples(self.test)
 
     def fresh_model(self, seed: int) -> nn.Module:
-        """Return a model whose weights are all a pure function of the seed."""
+        """Return a new model whose weights are a pure function of the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.model()
 
     def initial_model(self, seed: int) -> nn.Module:
-        """Return the model to begin with: a fresh one, with pretrained weights where there are any.
+        """Return the initial model of a run, with pretrained weights if the task has any.
 
-        What `pretrained` draws at random, such as a new last layer, follows from the seed as well.
+        Random draws of `pretrained`, such as a new last layer, also depend on the seed only.
 
         Raises
         ------
         UsageError
-            If these cannot be had, or the function for them raises.
+            If `pretrained` raises an exception.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -140,9 +138,9 @@ class Task:
     def evaluate(
         self, model: nn.Module, device: str, first: int, last: int, batch_size: int
     ) -> EvaluateReport:
-        """Return loss and metric added up over the samples [first, last) of the test set.
+        """Return sums of loss and metric over the test samples [first, last).
 
-        `batch_size` samples are computed at once, unless the task says how many.
+        `batch_size` applies unless the task sets its own.
         """
         parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size or batch_size
         return evaluate_sums(model, *parts, device, first, last, size)
@@ -150,7 +148,7 @@ class Task:
     def fingerprint(self) -> str:
         """Return 16 hex digits that are equal for equal training data.
 
-        Tensors and arrays are hashed whole; of another data set only its length counts.
+        Tensors and arrays are hashed completely; for other data sets, only the length is.
         """
         if self.data_fingerprint:
             return self.data_fingerprint
@@ -162,19 +160,19 @@ class Task:
 
 
 class Benchmark:
-    """A task that is known by name: its data and its models.
+    """Built-in task with its data and models.
 
     Attributes
     ----------
     task : callable
-        ``(data, model, again=, ...) -> Task``, preparing its data if that was not done yet, or
-        `again`. Takes those of `OPTIONS` that it has parameters for. Raises UsageError if the data
-        cannot be had, there is no such model, or they do not go with the options.
+        ``(data, model, again=, ...) -> Task``. Prepares the data if this was not done yet, or with
+        `again`. Accepts the `OPTIONS` that it has parameters for. Raises UsageError if the data are
+        not available, the model is unknown, or the options are invalid.
     saved_model : callable
-        ``(model, tensors, dropout) -> Module``: a fresh model of the sizes of saved weights, made
-        without looking at the data. Raises UsageError if there is no such model.
+        ``(model, tensors, dropout) -> Module``: a new model with the sizes of saved weights, made
+        without the data. Raises UsageError if the model is unknown.
     default_model : str
-        The one where nobody sets any.
+        Name of the default model.
     """
 
     task: Callable[..., Task]
@@ -197,26 +195,25 @@ def _check_samples(name: str, samples: Samples) -> None:
 
 
 def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
-    """Try model, loss, metric and augmentation once on two samples each, on the CPU.
+    """Check model, loss, metric and augmentation with two samples, on the CPU.
 
-    Torch's generator is as before afterwards. Returns whether all values of the metric are in
-    [0, 1], as those of an accuracy are.
+    Preserves the state of torch's generator. Returns whether all values of the metric are in
+    [0, 1], like those of an accuracy.
 
     Parameters
     ----------
     task : Task
         The task.
     name : str (default: "")
-        What the user calls it.
+        Name of the task for messages.
     micro_batch_size : int (default: 0)
-        The most samples of a micro-batch; 0: batches stay whole.
+        Largest size of a micro-batch; 0: no micro-batches.
 
     Raises
     ------
     UsageError
-        If one of the task's functions raises, or returns something of the wrong shape, or the
-        model cannot be trained, or not in micro-batches. A UsageError of a function itself comes
-        out as it is.
+        If one of the task's functions raises an exception or returns a wrong shape, or the model
+        cannot be trained, or not with micro-batches. A UsageError of a function is passed on.
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(_call, title)
@@ -251,16 +248,16 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
                 if not isinstance(values, Tensor) or values.shape != (2,):
                     raise UsageError(
                         f"{title}: {described} returned {_what(values)} for 2 samples, expected "
-                        'shape (2,): one value per sample; a torch loss does with reduction="none"'
+                        'shape (2,): one value per sample; for a torch loss, set reduction="none"'
                     )
-            functions["metric"] = task.metric  # of test only
+            functions["metric"] = task.metric  # on the test set only
         return are_in_range(values)
 
 
 def _call(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except UsageError:  # it is one line for the user already
+    except UsageError:  # already a one-line message
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
@@ -268,7 +265,7 @@ def _call(title: str, described: str, function: Callable[..., Any], *arguments: 
 
 
 def _two_samples(samples: Samples) -> tuple[Any, Any]:
-    """Return a batch of the first and the last sample; of a single sample twice that one."""
+    """Return a batch of the first and the last sample, which may be the same one."""
     indices = torch.tensor([0, num_samples(samples) - 1])
     return BatchSource(samples, torch.device("cpu")).batch(indices)
 
@@ -280,24 +277,24 @@ def _what(value: Any) -> str:
 
 
 def with_validation(task: Task, share: float, seed: int) -> Task:
-    """Return a task that trains on a part of the training data and tests on the rest of it.
+    """Return a task that trains on a part of the training data and tests on the rest.
 
-    Nothing is copied: both parts are lists of indices into `task.train`. The fingerprint is
-    another one for another share or seed; `task.test` is not looked at.
+    Both parts are lists of indices into `task.train`; no data are copied. The fingerprint depends
+    on share and seed. `task.test` is not used.
 
     Parameters
     ----------
     task : Task
         The whole task.
     share : float
-        Which share of the training samples becomes the test data, in (0, 1).
+        Fraction of the training samples that becomes the test set, in (0, 1).
     seed : int
-        Which ones: a pure function of it.
+        Seed of the choice.
 
     Raises
     ------
     UsageError
-        If one side would be empty.
+        If one part would be empty.
     """
     if not 0 < share < 1:
         raise UsageError(f"validation-share = {share} must be above 0 and below 1")
@@ -306,13 +303,14 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
     if not 0 < held_out < count:
         raise UsageError(
             f"validation-share = {share} of {count} training samples leaves "
-            f"{held_out} for validation and {count - held_out} for training; both need one"
+            f"{held_out} for validation and {count - held_out} for training; both need at "
+            "least one"
         )
     order = generator(seed, "validation-share").permutation(count)
     identity = f"{task.fingerprint()} {share!r} {seed}"
     return replace(
         task,
-        # Neighbours stay such in a memory map.
+        # Sorted, so that reads from a memory map are sequential.
         train=Subset(task.train, np.sort(order[held_out:])),  # type: ignore[arg-type]
         test=Subset(task.train, np.sort(order[:held_out])),  # type: ignore[arg-type]
         data_fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
@@ -323,13 +321,13 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
 
 
 _REGISTERED: dict[str, Callable[..., Task]] = {}
-"""What returns the tasks that were registered in this process, by name."""
+"""Functions that return the tasks registered in this process, by name."""
 
 
 def register_task(task: Task, name: str = GIVEN_IN_PYTHON) -> str:
-    """Let `load_task` find a task under a name, in this process, and return the name.
+    """Register a task for `load_task` in this process, and return its name.
 
-    A task that had the name before is replaced.
+    Replaces a task of the same name.
     """
     _REGISTERED[name] = lambda: task
     return name
@@ -353,22 +351,22 @@ def load_task(
     name : str
         A registered name, one in `TASKS`, or ``module:function``.
     data, model : str (default: "")
-        Where the data is and which model; empty for the task's own default.
+        Data folder and model; empty: the task's default.
     validation_share : float (default: 0.0)
-        Above 0: test on this share of the training data instead of the test data.
+        Fraction of the training data to test on; 0: test on the test set.
     seed : int (default: 0)
-        Which samples that share consists of.
+        Seed that chooses this fraction.
     again : bool (default: False)
-        Prepare the data of a benchmark even if that was done.
+        Prepare the data of a benchmark even if they are ready.
     given : Task, optional
-        The task itself: nothing is looked up by the name.
+        The task, instead of one found by name.
     **options
-        Of `OPTIONS`; those that the task does not take must be at their default.
+        `OPTIONS`; those that the task does not accept must have their default.
 
     Raises
     ------
     UsageError
-        If there is no such task, or it refuses one of the settings.
+        If the task is unknown or rejects one of the settings.
     """
     registered: Mapping[str, Callable[..., Task]]
     registered = _REGISTERED if given is None else {name: lambda: given}
@@ -398,18 +396,18 @@ def load_task(
 def prepare_task(
     name: str, data: str = "", model: str = "", again: bool = False, **options: Any
 ) -> str:
-    """Prepare the data of a task, and return a line that says what there is.
+    """Prepare the data of a task, and return a line that describes them.
 
-    What was ready is read once and compared with what was written: a run looks at the sizes only.
-    Parameters and errors are those of `load_task`.
+    Prepared data are compared with their checksums; a run compares sizes only. Parameters and
+    errors are those of `load_task`.
     """
     task = load_task(name, data, model, again=again, **options)
     prepared = task.prepared
     if prepared is None:
-        made = "" if name in TASKS else ", as its own code makes them"
+        made = "" if name in TASKS else ", from its own code"
         return (
             f"{name}: {task.num_train:,} training and {task.num_test:,} test samples{made}; "
-            "nothing has to be prepared"
+            "nothing to prepare"
         )
     try:
         open_entry(prepared.folder, content=True)
@@ -417,7 +415,7 @@ def prepare_task(
         _LOG.warning("%s is damaged (%s); preparing it again", prepared.folder, error)
         load_task(name, data, model, again=True, **options)
     bad = sum(prepared.skipped.values())
-    left_out = f", {bad:,} that cannot be read left out" if bad else ""
+    left_out = f", {bad:,} unreadable ones skipped" if bad else ""
     return (
         f"{name}: {task.num_train:,} training and {task.num_test:,} test {prepared.noun} of "
         f"{prepared.num_classes} classes{left_out}, ready in {prepared.folder}"
@@ -427,21 +425,21 @@ def prepare_task(
 def load_saved_model(
     task: str, model: str, tensors: Mapping[str, Tensor], dropout: float | str = "auto"
 ) -> nn.Module:
-    """Return a fresh model for saved weights of a task in `TASKS`: its `Benchmark.saved_model`."""
+    """Return a new model for saved weights of a task in `TASKS`, see `Benchmark.saved_model`."""
     benchmark = _benchmark(task)
     return benchmark.saved_model(model or benchmark.default_model, tensors, dropout)
 
 
 def check_weights(task: str, model: str = "", pretrained: bool = True) -> None:
-    """Refuse a model whose published weights cannot be had, before minutes go into its data.
+    """Check that a model's published weights are available, before its data are prepared.
 
-    Those of the HF hub are downloaded. Only the server calls it: workers get the weights with the
-    first round, and a saved run has its own.
+    Downloads weights of the HF hub. Only the server calls this function: workers get the weights
+    with the first round, and a saved run has its own.
 
     Raises
     ------
     UsageError
-        If they are out of reach.
+        If the weights are not available.
     """
     if not pretrained or task not in TASKS:
         return
@@ -460,12 +458,13 @@ def _benchmark(name: str) -> Benchmark:
 
 
 def _refuse_set(name: str, settings: Mapping[str, Any], taken: Collection[str] = ()) -> None:
-    """Refuse settings that are not at their default and that a task does not take."""
+    """Raise UsageError for settings that a task does not accept and that are not the default."""
     for key, value in settings.items():
         if key not in taken and value != OPTIONS.get(key, ""):
             shown = str(value).lower() if isinstance(value, bool) else repr(value)
             raise UsageError(
-                f"{key.replace('_', '-')} = {shown}: task = {name!r} does not take it; leave it out"
+                f"{key.replace('_', '-')} = {shown}: task = {name!r} does not accept it; leave "
+                "it out"
             )
 
 

@@ -19,13 +19,12 @@ from flower_blsgd.algorithm.local_steps import (
     SystemAwareSteps,
 )
 from flower_blsgd.algorithm.sampling import (
-    CandidateSampler,
-    ReshuffledSampler,
     SeparatedSampler,
     UnifiedSampler,
     UniformSampler,
 )
 from flower_blsgd.config import RunConfig
+from flower_blsgd.paper.released import CandidateSampler, ReshuffledSampler
 
 _WORKERS = [
     Participant(True, 32, speed_ratio=1.0),
@@ -147,5 +146,5 @@ def test_names_of_algorithms_stand_in_the_catalog_only() -> None:
             found[file.relative_to(package.parent).as_posix()] = names
     assert found.pop("flower_blsgd/algorithm/catalog.py") == set(ALGORITHMS)
     assert found.pop("flower_blsgd/config.py") == {"recommended"}
-    # What is compared by default, which algorithms are the paper's: lists, in experiments only.
-    assert all(name.startswith("flower_blsgd/experiments/") for name in found), found
+    # The paper's reproductions are lists of algorithms.
+    assert all(name.startswith("flower_blsgd/paper/") for name in found), found

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.randomness import derived_seed, generator
 from flower_blsgd.algorithm.sampling import (
-    CandidateSampler,
     EpochRequest,
-    ReshuffledSampler,
     Sampler,
     SeparatedSampler,
     TierName,
@@ -218,7 +216,7 @@ def test_draw_samples_lists(losses: list[float], ratio: float, data: st.DataObje
 # the samplers
 
 
-def _request(
+def request_of(
     num_fast: int = 2,
     num_slow: int = 1,
     *,
@@ -239,11 +237,11 @@ def _request(
     )
 
 
-def _fast_and_slow(
+def fast_and_slow(
     table: LossTable, sampler: Sampler | None = None, **changes: int
 ) -> tuple[list[int], list[int]]:
     sampler = sampler or SeparatedSampler()
-    fast, slow = sampler.sample_lists(_request(**changes), table)
+    fast, slow = sampler.sample_lists(request_of(**changes), table)
     assert fast.indices.dtype == slow.indices.dtype == np.int32
     return fast.indices.tolist(), slow.indices.tolist()
 
@@ -256,7 +254,7 @@ def test_samples_of_all_samplers_are_these_for_ever() -> None:
     table = table_of(losses)
     digest = hashlib.sha256()
     for epoch, (fast, slow) in enumerate([(500, 300), (1500, 700), (3000, 900)], start=1):
-        request = _request(
+        request = request_of(
             fast_samples=fast,
             slow_samples=slow,
             seed=7,
@@ -283,21 +281,19 @@ def test_samples_of_all_samplers_are_these_for_ever() -> None:
         (SeparatedSampler(0.5, "slow"), [(0, 1, 2), (3, 4)]),
         (UnifiedSampler(), [(0, 1, 2), (3, 4)]),
         (UnifiedSampler(0.5, "slow"), [(0, 1, 2), (3, 4)]),
-        (ReshuffledSampler(), [(0, 1, 2, 3, 4)]),
-        (CandidateSampler(), [(0, 1, 2), (3, 4)]),
     ],
 )
 def test_lists_are_the_tiers_in_worker_order(
     sampler: Sampler, members: list[tuple[int, ...]]
 ) -> None:
-    table, request = table_of(distinct_losses(500)), _request(3, 2)
+    table, request = table_of(distinct_losses(500)), request_of(3, 2)
     lists = sampler.sample_lists(request, table)
     assert [one.members for one in lists] == members
     assert [len(one.indices) for one in lists] == [request.set_size(m) for m in members]
     assert table.losses.tolist() == distinct_losses(500).tolist()
     # At the start a missing tier is refused; one that is lost in mid-run is not.
     assert sampler.needs_both_tiers is (len(members) == 2)
-    for one_tier in (_request(2, 0), _request(0, 2)):
+    for one_tier in (request_of(2, 0), request_of(0, 2)):
         assert [one.members for one in sampler.sample_lists(one_tier, table)] == [(0, 1)]
 
 
@@ -311,7 +307,7 @@ def test_high_loss_settings_default_and_range() -> None:
 
 
 def test_uniform_sampler_reads_the_stream_and_no_losses() -> None:
-    request = _request(2, 1, rounds=3, samples_before=17, seed=5)
+    request = request_of(2, 1, rounds=3, samples_before=17, seed=5)
     for table in (LossTable(90), table_of(distinct_losses(90))):
         (everybody,) = UniformSampler().sample_lists(request, table)
         # 3 * (20 + 20 + 10) = 150 samples, the 18th of the stream is the first
@@ -322,7 +318,7 @@ def test_uniform_sampler_reads_the_stream_and_no_losses() -> None:
 def test_separated_sampler_worked(to: TierName) -> None:
     """N_F = 80 and N_S = 20 of 200: one of them is half by loss, the other uniform."""
     losses = distinct_losses(200)
-    fast, slow = _fast_and_slow(table_of(losses), SeparatedSampler(0.5, to))
+    fast, slow = fast_and_slow(table_of(losses), SeparatedSampler(0.5, to))
     assert (len(set(fast)), len(set(slow))) == (len(fast), len(slow)) == (80, 20)
     by_loss, uniform, size = (fast, slow, 80) if to == "fast" else (slow, fast, 20)
     top = highest(losses, size // 2)
@@ -331,19 +327,19 @@ def test_separated_sampler_worked(to: TierName) -> None:
     # the other half is no choice by loss, or none would lie outside the highest
     assert len(set(by_loss) - highest(losses, size)) > size / 8
     # with lambda 1 it is all by loss
-    lists = _fast_and_slow(table_of(losses), SeparatedSampler(1.0, to))
+    lists = fast_and_slow(table_of(losses), SeparatedSampler(1.0, to))
     assert set(lists[to == "slow"]) == highest(losses, size)
     # the uniform tier's draw depends on neither losses nor lambda
     for table in (table_of(losses), LossTable(200)):
         for ratio in (0.0, 1.0):
-            assert _fast_and_slow(table, SeparatedSampler(ratio, to))[to == "fast"] == uniform
+            assert fast_and_slow(table, SeparatedSampler(ratio, to))[to == "fast"] == uniform
 
 
 def test_separated_sampler_unseen_are_picked_first() -> None:
     # 80 fast samples, 40 of them by loss: 30 unseen and the 10 highest of the seen 170
     losses = distinct_losses(200) * np.float32(1e30)
     losses[50:80] = math.inf
-    fast, _ = _fast_and_slow(table_of(losses))
+    fast, _ = fast_and_slow(table_of(losses))
     assert set(range(50, 80)) <= set(fast)
     losses[50:80] = 0
     assert highest(losses, 10) <= set(fast)
@@ -351,7 +347,7 @@ def test_separated_sampler_unseen_are_picked_first() -> None:
     losses[:] = 1e30
     losses[60:] = math.inf
     one, other = (
-        _fast_and_slow(table_of(losses), SeparatedSampler(1.0), seed=seed)[0] for seed in (0, 1)
+        fast_and_slow(table_of(losses), SeparatedSampler(1.0), seed=seed)[0] for seed in (0, 1)
     )
     assert min(one) >= 60
     assert set(one) != set(other)
@@ -364,7 +360,7 @@ def test_separated_sampler_unseen_are_picked_first() -> None:
 def test_unified_worked(to: TierName) -> None:
     """N = 100 = 80 + 20: the first tier takes its half by loss, the other takes all the rest."""
     losses = distinct_losses(100)
-    fast, slow = _fast_and_slow(table_of(losses), UnifiedSampler(0.5, to))
+    fast, slow = fast_and_slow(table_of(losses), UnifiedSampler(0.5, to))
     assert (len(fast), len(slow)) == (80, 20)
     assert sorted(fast + slow) == list(range(100))
     first = fast if to == "fast" else slow
@@ -375,81 +371,10 @@ def test_unified_rest_is_drawn_from_all_where_too_little_is_left() -> None:
     """N = 90: of the slow worker's 20, the 10 that are left come first, then 10 of all 90."""
     for seed in range(5):
         table = table_of(distinct_losses(90))
-        fast, slow = _fast_and_slow(table, UnifiedSampler(), seed=seed)
+        fast, slow = fast_and_slow(table, UnifiedSampler(), seed=seed)
         assert len(slow) == 20
         assert set(slow[:10]) == set(range(90)) - set(fast)
         assert len(set(slow[10:])) == 10
-    fast, slow = _fast_and_slow(table_of(distinct_losses(80)), UnifiedSampler())
+    fast, slow = fast_and_slow(table_of(distinct_losses(80)), UnifiedSampler())
     assert sorted(fast) == list(range(80))  # nothing is left at all
     assert len(set(slow)) == 20
-
-
-# the released code's: lists for a horizon of whole rounds
-
-
-def test_horizon_is_as_many_whole_rounds_as_there_are_samples_for() -> None:
-    """In the released setting, 1 + 1 workers with 32 and 16 steps of 64: 3,072 samples a round."""
-    for sampler in (ReshuffledSampler(), CandidateSampler()):
-        assert sampler.horizon(50_000, 3072) == 16  # while R = 50,000 // (64 x 2 x 32) = 12
-        assert sampler.horizon(50_000, 8256) == 6  # 8 + 2 workers with 32 and 1 steps of 32
-        assert sampler.horizon(10, 12) == 1
-    assert SeparatedSampler().horizon(50_000, 3072) is None
-
-
-def test_reshuffled_begins_a_permutation_with_each_list() -> None:
-    lists = []
-    for before in (0, 80, 160):
-        request = _request(rounds=1, fast_samples=30, slow_samples=20, samples_before=before)
-        (everybody,) = ReshuffledSampler().sample_lists(request, LossTable(90))
-        assert len(set(everybody.indices.tolist())) == 80
-        lists.append(everybody.indices.tolist())
-    assert lists[0] == permutation_stream(0, 90, 0, 80).tolist()
-    assert lists[0] != lists[1] != lists[2] != lists[0]
-
-
-@pytest.mark.parametrize("to", ["fast", "slow"])
-@pytest.mark.parametrize(("factor", "candidates"), [(1, 20), (3, 60), (5, 100), (9, 100)])
-def test_candidates_worked(to: TierName, factor: int, candidates: int) -> None:
-    """20 of N = 100 for one tier, the highest of so many candidates; 30 for the other, uniform."""
-    losses, sampler = distinct_losses(100), CandidateSampler(factor, to)
-    sizes = {f"{tier}_samples": 20 if tier == to else 30 for tier in ("fast", "slow")}
-    lists = _fast_and_slow(table_of(losses), sampler, num_fast=1, rounds=1, **sizes)
-    by_loss, uniform = lists if to == "fast" else lists[::-1]
-    rng = generator(0, f"{to}-samples", 0)
-    drawn = draw_samples(losses, candidates, 0.0, rng)
-    expected = set(drawn[np.argsort(-losses[drawn])[:20]].tolist())
-    assert set(by_loss) == expected
-    assert len(by_loss) == 20
-    if candidates == 100:
-        assert expected == highest(losses, 20)
-    assert len(set(uniform)) == 30
-    assert not highest(losses, 20) <= set(uniform)
-
-
-def test_candidates_begin_with_unseen_ones_and_are_drawn_anew_for_each_list() -> None:
-    """All ten are candidates of two; where more are unseen than taken, chance decides."""
-    table = table_of([1, 9, 9, math.inf, math.inf, 9, 9, 9, 9, 9])
-    sizes = {"num_fast": 1, "fast_samples": 4, "slow_samples": 2, "rounds": 1}
-    _, slow = _fast_and_slow(table, CandidateSampler(5), **sizes)
-    assert set(slow) == {3, 4}
-    draws = {
-        tuple(_fast_and_slow(LossTable(10), CandidateSampler(5), samples_before=n, **sizes)[1])
-        for n in range(20)
-    }
-    assert len(draws) > 10
-    assert {sample for draw in draws for sample in draw} == set(range(10))
-
-
-def test_more_samples_than_there_are_come_in_lists_without_repeats() -> None:
-    """The slow worker alone has 25 a round, of N = 10: as much as a given number of steps asks."""
-    sizes = {"num_fast": 1, "fast_samples": 5, "slow_samples": 25, "rounds": 1}
-    fast, slow = _fast_and_slow(table_of(distinct_losses(10)), CandidateSampler(), **sizes)
-    assert (len(set(fast)), len(slow)) == (5, 25)
-    assert min(slow.count(sample) for sample in range(10)) == 2
-
-
-def test_candidate_settings_out_of_range_are_refused() -> None:
-    assert CandidateSampler() == CandidateSampler(4, "slow")
-    for wrong in ((0, "slow"), (4, "both")):
-        with pytest.raises(ValueError, match="candidate_factor must be >= 1, high_loss_to fast or"):
-            CandidateSampler(*wrong)  # type: ignore[arg-type]

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import ddp, epoch, summaries
-from flower_blsgd.grids.machine import Machine
-from flower_blsgd.grids.worker_spec import parse_workers
+from benchmarks import epoch, summaries
 
 
 def a_round(number: int, seconds: float, samples: list[int]) -> dict[str, Any]:
@@ -27,22 +25,6 @@ def test_epochs_are_scaled_to_the_same_samples() -> None:
     ]
     # 6 s for 240 samples and 2 s for 60, each for 480
     assert epoch.scaled_epochs(rounds, 480) == pytest.approx([12.0, 16.0])
-
-
-@pytest.mark.parametrize(
-    ("workers", "reason"),
-    [
-        ("1x cuda:0 fast; 1x cuda:1 slow", None),
-        ("1x cuda:0 fast; 1x cuda:0 slow", "two ranks on one GPU"),
-        ("1x cuda:0 fast; 1x cpu slow", "a GPU for every rank"),
-    ],
-)
-def test_nccl_needs_a_gpu_for_each_rank(workers: str, reason: str | None) -> None:
-    specs = parse_workers(workers, Machine((0,), ("cuda:0", "cuda:1")))
-    found = ddp.why_not("nccl", specs)
-    assert (found is None) == (reason is None)
-    assert found is None or reason is None or reason in found
-    assert ddp.why_not("gloo", specs) is None
 
 
 # --- summaries

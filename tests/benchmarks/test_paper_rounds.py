@@ -1,7 +1,5 @@
 """Rounds of the paper's configs: what runs, on which made-up data, and what is noted of it."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,8 @@ import torch
 
 from benchmarks import paper_rounds
 from benchmarks.made_up_data import make_up
-from benchmarks.memory_watch import Peak, memory_below
-from benchmarks.noop_rounds import NotRunError
+from benchmarks.memory_watch import Peak
 from benchmarks.paper_rounds import NARROW, PaperRound
-from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.machine import Machine
 from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.tasks import load_task
@@ -107,51 +103,6 @@ def test_rows_of_a_round() -> None:
     assert len(paper_rounds.rows_of("it", a_round(*fast, *slow), Peak())) == 3
 
 
-def test_round_of_a_worker_that_failed_is_not_run() -> None:
-    why = "out of\n memory " + "and much else " * 99
-    workers = a_worker("fast-0 (cuda:0)", 0.0, 0, why), a_worker("slow-0 (cpu)", 1, 1)
-    with pytest.raises(NotRunError, match=r"^1 of 2 .* failed; fast-0 .*: out of memory .{,180}$"):
-        paper_rounds.rows_of("it", a_round(*workers), Peak())
-
-
-def test_without_a_card_nothing_runs_that_was_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    rows, taken_under = paper_rounds.measure(paper_rounds.options([]))
-    assert len(rows) == 10
-    assert {r["reason"] for r in rows} == {
-        "no CUDA device here; name the config, or --tiny-batches"
-    }
-    assert (taken_under["cards"], taken_under["batches"]) == (0, "the paper's")
-
-
-def test_what_fails_has_its_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes: dict[str, Any] = {
-        "cifar10-2c8g": NotRunError("failed with code 1: so"),
-        "flowers102-2c8g": [{"name": "measured"}],
-        "ag-news-2c8g": UsageError("transformers is not installed"),
-        "cifar100-2c8g": KeyboardInterrupt(),
-        "tiny-imagenet-2c8g": AssertionError("begun after Ctrl-C"),
-    }
-
-    def run(one: PaperRound, _: float) -> Any:
-        outcome = outcomes[one.name]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(paper_rounds, "rows_of_run", run)
-    rows, taken_under = paper_rounds.measure(paper_rounds.options(["2c8g", "--quick"]))
-    assert [r.get("reason") for r in rows] == [
-        "failed with code 1: so",
-        None,
-        "transformers is not installed",
-        "interrupted",
-        "interrupted",
-    ]
-    assert taken_under["models"] == "narrow"
-    assert rows[0]["name"] == "cifar10-2c8g, resnet8, B 2: first round"
-
-
 @pytest.mark.processes
 def test_a_round_really_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "of-the-user"))
@@ -166,21 +117,3 @@ def test_a_round_really_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 # --- memory
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_memory_of_children_and_of_theirs_counts_once_it_is_used() -> None:
-    inner = "import sys; held = b'1' * 50_000_000; print('held', flush=True); sys.stdin.read()"
-    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    before = memory_below(os.getpid())
-    with subprocess.Popen(
-        [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert child.stdout.readline() == "held\n"
-        grown = memory_below(os.getpid()) - before
-        child.stdin.close()
-    assert 50_000_000 < grown < 150_000_000
-    assert memory_below(os.getpid()) < before + 10_000_000

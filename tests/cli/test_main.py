@@ -53,7 +53,7 @@ def test_bad_setting_is_refused_in_one_line(
     ("workers", "expected"),
     [
         ("1x cpu:4095 fast; 1x cpu slow", "this process may use cores"),
-        ("1x cuda:7 fast; 1x cpu slow", "device cuda:7 is not there; this machine has cpu"),
+        ("1x cuda:7 fast; 1x cpu slow", "device cuda:7 is not available; this machine has cpu"),
         (f"2x cpu:{CORE} slow", "no fast worker"),
         (f"2x cpu:{CORE} fast", "no slow worker"),
         ("1x cpu fast;\n1x cpu quick", '"quick"'),
@@ -103,12 +103,12 @@ def test_wrong_command_is_one_line_that_points_at_the_help(
         (["run", "mine"], "is not a Flower app"),
         (["run", str(FOREIGN), "--workers", BOTH, "--trace"], "plain-app has no setting trace"),
         (["run", str(FOREIGN), "--workers", BOTH, "--resume"], "plain-app has no setting resume"),
-        (["run", "--resume"], "runs/latest is no run: it has no config.toml"),
-        (["run", "-s", "resume=mine"], "mine is no run: it has no config.toml"),
+        (["run", "--resume"], "runs/latest is not a run: it has no config.toml"),
+        (["run", "-s", "resume=mine"], "mine is not a run: it has no config.toml"),
         (["run", str(FOREIGN), "-s", "epochs=3"], "epochs = 3: unknown key"),
         (["run", str(FOREIGN), "-s", "replicas=3"], "replicas = 3: unknown key"),  # ours only
-        (["devices", "--workers", "cuda:7"], "cuda:7 is not there"),
-        (["evaluate", "nowhere"], "nowhere is no run: it has no config.toml"),
+        (["devices", "--workers", "cuda:7"], "cuda:7 is not available"),
+        (["evaluate", "nowhere"], "nowhere is not a run: it has no config.toml"),
         (["prepare", "-s", "task=digit"], "did you mean digits"),
     ],
 )

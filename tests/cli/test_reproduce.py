@@ -10,8 +10,9 @@ import pytest
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.cli import main as cli
+from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments import compare
-from flower_blsgd.experiments.figures import FIGURES
+from flower_blsgd.paper.figures import FIGURES
 
 from ..experiments.fake_training import FakeTrain
 from .conftest import Printed, Refused
@@ -39,19 +40,19 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["bias"], "bias is not known; there are comparison, fast-only-vs-mixed, bias-2c8g"),
+        (["bias"], "bias is unknown; known: comparison, fast-only-vs-mixed, bias-2c8g"),
         (["bias-2c8g", "--scale", "huge"], "invalid choice: 'huge'"),
-        (["bias-2c8g", "--only", "32-16"], "no such cell at --scale smoke"),
+        (["bias-2c8g", "--only", "32-16"], "no such cell at scale smoke"),
         (["bias-2c8g", "--seeds", "a"], "'a' is not a whole number"),
         (["bias-2c8g", "-s", "epocs=1"], "did you mean epochs"),
         (["bias-2c8g", "-s", "sampler=uniform"], "sampler = 'uniform' overrides that of every"),
         (["bias-2c8g", "-s", "batch-size=1438"], "1437 samples; use a smaller batch"),
-        (["bias-2c8g", "-s", "data=some"], "the digits come with scikit-learn"),
+        (["bias-2c8g", "-s", "data=some"], "the digits are part of scikit-learn"),
         (
             ["bias-2c8g", "--scale", "quick", "-s", "data=some"],
-            "data = 'some' holds no folder cifar10: name a folder with one for each",
+            "data = 'some' has no folder cifar10: name a folder with one for each",
         ),
-        (["bias-1c1g", "--scale", "full"], "device cuda:0 is not there"),
+        (["bias-1c1g", "--scale", "full"], "device cuda:0 is not available"),
     ],
 )
 def test_argument_is_refused(refused: Refused, arguments: list[str], expected: str) -> None:
@@ -63,11 +64,13 @@ def test_scale_that_the_machine_cannot_hold_is_refused_with_memory_and_time(
 ) -> None:
     """Ten workers with ViT-B/16; 100,000 samples x 10 epochs x 3 seeds x 4 arms x 3 gaps, 2.3 s."""
     machine = SimpleNamespace(cores=(0, 1), accelerators=())
-    monkeypatch.setattr("flower_blsgd.cli.reproduce.this_machine", lambda: machine)
-    monkeypatch.setattr("flower_blsgd.cli.reproduce.free_bytes", lambda: 8e9)
+    monkeypatch.setattr("flower_blsgd.paper.reproduce.this_machine", lambda: machine)
+    monkeypatch.setattr("flower_blsgd.paper.reproduce.free_bytes", lambda: 8e9)
     line = refused("reproduce", "bias-2c8g", "--scale", "full", "--only", "tiny-imagenet")
     assert line.startswith("36 runs, 0 of them finished; the others take about 23,000 h of a CPU ")
-    assert "30.9 GB of memory; here are 2 core(s), no accelerator and 8.0 GB free: take" in line
+    assert (
+        "30.9 GB of memory; this machine has 2 core(s), no accelerator and 8.0 GB of free" in line
+    )
     assert "--scale quick" in line
 
 
@@ -76,7 +79,7 @@ def test_smoke_trains_every_arm_and_writes_the_tables(trained: FakeTrain, printe
     assert trained.trained == [(arm, 0) for arm in ARMS]
     # Eleven processes of 0.7 s, and 1,437 samples of 0.3 ms twice; four times.
     assert lines[0].startswith("4 runs, 0 of them finished; the others take about 31 s of a CPU ")
-    assert " core, and 3.4 GB of memory; here are " in lines[0]
+    assert " core and 3.4 GB of memory; this machine has " in lines[0]
     assert lines[1] == "digits-32-1 [1/4] biased-local-sgd, seed 0: training"
     assert lines[-1] == (
         f"in {BELOW}: reproduction.md, reproduction.csv, and a comparison for each cell"
@@ -105,10 +108,10 @@ def test_data_of_each_data_set_lies_in_its_own_folder(
     refused: Refused, trained: FakeTrain, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = SimpleNamespace(num_train=25_000)
-    monkeypatch.setattr("flower_blsgd.cli.experiments.load_own", lambda _: task)
+    monkeypatch.setattr(compare, "load_own_task", lambda _: (task, True))
     Path("mine/ag_news").mkdir(parents=True)
     quick = ("reproduce", "bias-2c8g", "--scale", "quick", "-s", "data=mine", "--seeds", "7")
-    assert "holds no folder cifar10" in refused(*quick)
+    assert "has no folder cifar10" in refused(*quick)
     printed(*quick, "--only", "cifar10,32-1", "--out", "one")  # then it is that data set's own
     Path("mine/cifar10").mkdir()
     printed(*quick, "--only", "32-1")
@@ -118,21 +121,28 @@ def test_data_of_each_data_set_lies_in_its_own_folder(
 
 
 def test_cell_of_other_settings_is_named_and_the_rest_reported(
-    trained: FakeTrain, printed: Printed, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    trained: FakeTrain,
+    printed: Printed,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     printed(*SMOKE)
     line = refused(*SMOKE, "-s", "epochs=3")
-    assert "holds a comparison with epochs = 2, not 3; name another folder with --out" in line
-    from flower_blsgd.experiments import reproduction
+    assert "holds a comparison with epochs = 2, not 3; choose another folder" in line
+    from flower_blsgd.paper import reproduce, reproductions
 
-    (cell,) = reproduction.cells_of("bias-2c8g", "smoke")
-    longer = reproduction.Cell("digits", "32-2", {**cell.values, "epochs": 5})
-    monkeypatch.setattr(reproduction, "cells_of", lambda *_: [longer, cell])
-    compare.open_folder(BELOW / "digits-32-2", compare.RunConfig())
-    lines = printed(*SMOKE)
+    (cell,) = reproductions.cells_of("bias-2c8g", "smoke")
+    longer = reproductions.Cell("digits", "32-2", {**cell.values, "epochs": 5})
+    monkeypatch.setattr(reproduce, "cells_of", lambda *_: [longer, cell])
+    compare.open_folder(BELOW / "digits-32-2", RunConfig())
+    assert cli.main(SMOKE) == 1
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert output.err.startswith("blsgd: 1 failure: digits-32-2 ")
     assert lines[1].startswith(f"digits-32-2 left out: {BELOW / 'digits-32-2'} holds a comparison")
     text = (BELOW / "reproduction.md").read_text()
-    assert f"In no figure: {BELOW / 'digits-32-2'} holds a comparison with " in text
+    assert f"Not included: {BELOW / 'digits-32-2'} holds a comparison with " in text
     assert "| biased-local-sgd | 1 | 90.00 |" in text
 
 
@@ -142,16 +152,16 @@ def test_ctrl_c_leaves_what_is_finished_and_the_same_command_goes_on(
     trained.fates[("unbiased-local-sgd", 0)] = KeyboardInterrupt()
     trained.fates[("weighted-local-sgd", 0)] = AggregationError("nobody is left")
     assert cli.main(SMOKE) == 130
-    assert "interrupted; the same command goes on" in capsys.readouterr().out
+    assert "repeat the command to continue" in capsys.readouterr().err
     assert cli.main(SMOKE) == 1
     output = capsys.readouterr()
     assert output.out.startswith("4 runs, 1 of them finished; ")
     assert output.err == (
-        "blsgd: 1 run failed: digits-32-1 weighted-local-sgd, seed 0 failed: nobody is left\n"
+        "blsgd: 1 failure: digits-32-1 weighted-local-sgd, seed 0 failed: nobody is left\n"
     )
     assert trained.trained == [(arm, 0) for arm in (ARMS[0], ARMS[1], *ARMS[1:])]
     text = (BELOW / "reproduction.md").read_text()
-    assert "In no figure: weighted-local-sgd, seed 0 failed: nobody is left." in text
+    assert "Not included: weighted-local-sgd, seed 0 failed: nobody is left." in text
 
 
 @pytest.mark.parametrize(

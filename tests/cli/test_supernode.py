@@ -182,8 +182,8 @@ AT = ("--superlink", "127.0.0.1:1")
     [
         (AT, "--root-certificates --insecure is required"),
         ((*AT, "--insecure", "--root-certificates", __file__), "not allowed with argument"),
-        ((*AT, "--root-certificates", "ca.crt"), "ca.crt is no file"),
-        ((*AT, "--insecure", KEY, "key"), "key is no file"),
+        ((*AT, "--root-certificates", "ca.crt"), "ca.crt is not a file"),
+        ((*AT, "--insecure", KEY, "key"), "key is not a file"),
         ((*AT, "--insecure", KEY, __file__, *TWO), f"1 {KEY} for 2 SuperNodes; give it once per"),
         ((*AT, "--insecure", "--colour"), "--colour"),
         ((*AT, "--insecure", "--workers", "1x cpu quick"), '"quick" at character 8'),

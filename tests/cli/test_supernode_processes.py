@@ -91,7 +91,7 @@ def test_killing_the_command_leaves_nothing(tmp_path: Path, port: int) -> None:
     ("name", "code", "expected"),
     [
         ("stranger", 2, "register it with `flwr supernode register KEY.pub NAME`"),
-        ("crash", 1, "SuperNode crash ended with exit code 3; it says above why"),
+        ("crash", 1, "SuperNode crash ended with exit code 3; see the output above"),
     ],
 )
 def test_node_that_fails_is_one_line_and_ends_the_others(

@@ -82,8 +82,10 @@ def test_a_file_of_two_splits_is_refused(tmp_path: Path) -> None:
     test = make_folders(tmp_path / "own" / "images") / "test"
     (test / "cat").rename(test / "train")
     message = refusal(rows_of, tmp_path / "own", tmp_path / "scratch")
-    assert message.startswith(f"data = {str(tmp_path / 'own')!r}: some files belong by their names")
-    assert message.endswith("; put the splits into folders train and test at the top")
+    assert message.startswith(
+        f"data = {str(tmp_path / 'own')!r}: the names of some files match two"
+    )
+    assert message.endswith("; put the splits into top-level folders train and test")
 
 
 CARD = """---
@@ -114,10 +116,10 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for data in (str(tmp_path / "file"), "~no-such-user/x", "a" * 5000, "a\0b"):
         message = refusal(source_of, data)
-        assert message.startswith(f"data = {data!r} is no")
+        assert message.startswith(f"data = {data!r} is not a ")
         assert message.endswith(", or leave data empty for the HF hub's uoft-cs/cifar10")
     (tmp_path / "d[1]").mkdir()  # datasets would read a folder d1
-    assert "d[1] holds [ ], which the library" in refusal(source_of, tmp_path / "d[1]")
+    assert "d[1] contains [ ], which the library" in refusal(source_of, tmp_path / "d[1]")
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("reachable", "error", "why"),
-    [(False, ConnectionError("x"), "out of reach"), (True, ValueError("no\nx"), "no")],
+    [(False, ConnectionError("x"), "not reachable"), (True, ValueError("no\nx"), "no")],
 )
 def test_a_hub_that_gives_no_data(
     tmp_path: Path,
@@ -143,7 +145,7 @@ def test_a_hub_that_gives_no_data(
     error: Exception,
     why: str,
 ) -> None:
-    """Where it is out of reach, what was downloaded before is looked for without asking it."""
+    """Without a connection, earlier downloads are used and the hub is not queried."""
     seen: list[bool] = []
 
     def load(name: str) -> None:

@@ -110,7 +110,7 @@ def test_classes_are_counted_in_all_rows(
             100,
             "wrong number of classes: found 31 and labels up to 30, expected the 100 of cifar100",
         ),
-        ({"train": table("ab", [0.0, 2.5])}, None, "labels must be whole numbers that count the"),
+        ({"train": table("ab", [0.0, 2.5])}, None, "labels must be integers that number the"),
     ],
 )
 def test_classes_that_cannot_be_meant(
@@ -156,9 +156,9 @@ def test_rows_are_as_long_as_the_longest(tmp_path: Path) -> None:
     ("text", "label", "why"),
     [
         ("9", 1, "bad text"),
-        ("1", None, "it has no sample or no label"),
-        ("1", -1, "it has no sample or no label"),
-        (None, 1, "it has no sample or no label"),
+        ("1", None, "no sample or no label"),
+        ("1", -1, "no sample or no label"),
+        (None, 1, "no sample or no label"),
     ],
 )
 def test_a_bad_row_is_refused_by_its_number_or_left_out(
@@ -167,11 +167,11 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(
     monkeypatch.setattr(module, "_CHUNK", 2)
     texts, labels = ["1", text, "23", "9", "4"], [3, label, 1, 0, 2]
     message = refusal(written, tmp_path, texts, labels)
-    assert message.startswith(f"data: row 1 of test cannot be used ({why}); skip-bad = true leave")
+    assert message.startswith(f"data: row 1 of test cannot be used ({why}); skip-bad = true skip")
     with captured_log() as log:
         kept = written(tmp_path, texts, labels, skip_bad=True)
     assert kept == ([[1, -1], [2, 3], [4, -1]], [3, 1, 2])
-    assert log.warnings == ["left out 2 of 5 rows of test that cannot be used"]
+    assert log.warnings == ["skipped 2 of 5 rows of test that cannot be used"]
     message = refusal(written, tmp_path, [text], [label], skip_bad=True)
     assert message == "data: none of the 1 rows of test can be used"
 

@@ -57,8 +57,7 @@ def test_long_texts_are_cut_and_marks_stay(tmp_path: Path) -> None:
 def test_a_text_without_tokens_is_bad(tmp_path: Path, text: str, marked: bool) -> None:
     folder = make_texts(tmp_path / "own", [("a", 3), (text, 1), ("b c", 1), (None, 0)])
     assert refusal(ready, folder, letters(marked)) == (
-        "data: row 1 of train cannot be used (it has no token that could be read); skip-bad = true "
-        "leaves such rows out"
+        "data: row 1 of train cannot be used (no tokens); skip-bad = true skips such rows"
     )
     texts = ready(folder, letters(marked), skip_bad=True)
     assert (texts.train[1].tolist(), texts.skipped) == ([3, 1], {"train": 2, "test": 0})

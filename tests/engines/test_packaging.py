@@ -28,7 +28,7 @@ def test_wheel_holds_one_package_with_the_app_inside(wheel: Path) -> None:
     }
     for part in ("clients/blsgd_client.py", "server/blsgd_server.py", "pyproject.toml"):
         assert f"flower_blsgd/_app/{part}" in names
-    data = ("py.typed", "experiments/paper_tables/comparison_2c8g.csv", "experiments/report.html")
+    data = ("py.typed", "paper/tables/comparison_2c8g.csv", "experiments/report.html")
     assert {f"flower_blsgd/{name}" for name in data} <= set(names)
 
 

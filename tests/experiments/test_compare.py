@@ -1,6 +1,5 @@
 """Training one run after another: their order, what is repeated, what is refused."""
 
-import multiprocessing
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,20 +11,18 @@ from filelock import FileLock
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
+from flower_blsgd.cli.options import read_algorithms, read_seeds, with_budget
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
+from flower_blsgd.experiments import compare
 from flower_blsgd.experiments.compare import (
     SETTINGS,
     check_folder,
     open_folder,
     overridden,
-    read_algorithms,
-    read_seeds,
     train_all,
-    with_budget,
 )
 from flower_blsgd.experiments.comparison import Run
-from flower_blsgd.results.folder import alone_in
 
 from .fake_training import FakeTrain, write_run
 
@@ -55,12 +52,13 @@ def lines() -> list[str]:
 
 
 @pytest.fixture
-def go(folder: Path, lines: list[str]) -> Go:
+def go(folder: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> Go:
     def train(
         train: FakeTrain, algorithms: Sequence[str] = (A, B), seeds: Sequence[int] = (0, 1)
     ) -> tuple[list[Run], list[str]]:
         arms = {name: {"algorithm": name} for name in algorithms}
-        return train_all(CONFIG, arms, seeds, folder, train, lines.append)
+        monkeypatch.setattr(compare, "train_quietly", train)
+        return train_all(CONFIG, arms, seeds, folder, lines.append)
 
     return train
 
@@ -159,28 +157,29 @@ def test_any_other_error_ends_the_comparison(go: Go) -> None:
 
 
 def test_arms_of_one_algorithm_are_told_apart_and_those_of_other_settings_left_out(
-    folder: Path, lines: list[str]
+    folder: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arms: dict[str, Any] = {"once": {"algorithm": A}, "twice": {"algorithm": A, "epochs": 4}}
     train = FakeTrain()
-    runs, _ = train_all(CONFIG, arms, [0], folder, train, lines.append)
+    monkeypatch.setattr(compare, "train_quietly", train)
+    runs, _ = train_all(CONFIG, arms, [0], folder, lines.append)
     assert [run["arm"] for run in runs] == ["once", "twice"]
     assert [config.epochs for config in train.configs] == [2, 4]
     before = contents(folder)
     arms["twice"]["epochs"] = 6
-    runs, (failure,) = train_all(CONFIG, arms, [0], folder, FakeTrain(), lines.append)
+    runs, (failure,) = train_all(CONFIG, arms, [0], folder, lines.append)
     assert [run["arm"] for run in runs] == ["once"]
     out = folder / "twice-seed0"
     assert failure == f"twice, seed 0: {out} has epochs = 4, not 6; move it away"
     (out / "epochs.csv").unlink()  # as of another version
-    runs, (failure,) = train_all(CONFIG, arms, [0], folder, FakeTrain(), lines.append)
+    runs, (failure,) = train_all(CONFIG, arms, [0], folder, lines.append)
     assert len(runs) == 1
     assert f"the run in {out} cannot be read" in failure
     assert contents(folder).keys() == before.keys() - {"twice-seed0/epochs.csv"}
 
 
 def test_run_that_another_process_trains_is_waited_for_at_the_end(
-    folder: Path, lines: list[str]
+    folder: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = FileLock(folder / f".{A}-seed0.lock")
     lock.acquire()
@@ -192,7 +191,8 @@ def test_run_that_another_process_trains_is_waited_for_at_the_end(
             write_run(replace(CONFIG, algorithm=A, out=str(folder / f"{A}-seed0")))
             lock.release()
 
-    runs, failures = train_all(CONFIG, arms, [0], folder, train, log, shared=True)
+    monkeypatch.setattr(compare, "train_quietly", train)
+    runs, failures = train_all(CONFIG, arms, [0], folder, log)
     assert (named(runs), failures) == ([(A, 0), (B, 0)], [])
     assert train.trained == [(B, 0)]
     assert "[1/2] sync-sgd, seed 0: finished before" in lines[-1]
@@ -227,7 +227,7 @@ def test_folder_with_other_settings_is_refused_and_not_touched(
     with pytest.raises(UsageError) as error:
         check_folder(folder, RunConfig(**{"epochs": 2, "batch_size": 8, **changes}))
     line = str(error.value)
-    assert line == f"{folder} holds a comparison with {words}; name another folder with --out"
+    assert line == f"{folder} holds a comparison with {words}; choose another folder"
     assert contents(folder) == before
 
 
@@ -257,36 +257,6 @@ def test_folder_that_cannot_take_a_comparison_is_refused(tmp_path: Path) -> None
             attempt(tmp_path / "file" / "below", CONFIG)
     check_folder(tmp_path / "deep" / "down", CONFIG)  # can be made, and is not yet
     assert contents(tmp_path) == before
-
-
-BUSY = "somebody is at work in it"
-
-
-def _hold(folder: Path, held: Any, done: Any) -> None:
-    with alone_in(folder, BUSY):
-        held.set()
-        done.wait(60)
-
-
-@pytest.mark.processes
-def test_folder_takes_one_command_at_a_time(folder: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    held, done = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(folder, held, done))
-    other.start()
-    try:
-        assert held.wait(60)
-        with (
-            pytest.raises(UsageError, match=BUSY),
-            alone_in(folder, BUSY),
-        ):
-            pass
-    finally:
-        done.set()
-        other.join()
-    for _ in range(2):  # free again, also after an error
-        with pytest.raises(KeyboardInterrupt), alone_in(folder, BUSY):
-            raise KeyboardInterrupt
 
 
 # --- what is typed; `tests/cli` has what is refused

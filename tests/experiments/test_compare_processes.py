@@ -79,10 +79,10 @@ def test_compare_goes_on_after_ctrl_c_in_its_second_run(folder: Path) -> None:
     assert process.returncode == 130
     assert errors.splitlines() == [
         "blsgd: interrupted; all workers have ended",
-        "the same command goes on with the comparison",
+        "repeat the command to continue; finished runs are kept",
     ]
     lines = out.splitlines()
-    assert lines[2:4] == ["all 2 workers at once", f"[1/2] {NAMES[0]}, seed 0: training"]
+    assert lines[2:4] == ["all 2 workers together", f"[1/2] {NAMES[0]}, seed 0: training"]
     assert json.loads((second / "summary.json").read_text())["interrupted"] is True
     assert not (below / "comparison.md").exists()
     finished, profile = contents(first), (below / "profile.json").read_bytes()

@@ -10,7 +10,7 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.comparison import (
     AlgorithmFigures,
     Comparison,
-    compare,
+    compare_runs,
     paired_difference,
     reached_at,
     read_run,
@@ -91,7 +91,7 @@ def test_means_over_seeds() -> None:
         made_run("a", 1, (0.5, 0.92), 3.0, 2.0, fast_waiting_share=None),
         made_run("a", 2, (0.5, 0.94), 4.0, 3.0, fast_waiting_share=0.25),
     ]
-    one = compare(runs, "a").algorithms[0]
+    one = compare_runs(runs, "a").algorithms[0]
     assert one.accuracies == [0.9, 0.92, 0.94]
     assert one.accuracy == pytest.approx(0.92)
     assert one.accuracy_deviation == pytest.approx(0.02)  # sqrt((0.02^2 + 0 + 0.02^2) / 2)
@@ -103,7 +103,7 @@ def test_means_over_seeds() -> None:
 def test_best_is_first_and_ties_keep_their_order() -> None:
     runs = [made_run(name, 0, (x,)) for name, x in (("c", 0.8), ("a", 0.9), ("b", 0.8))]
     runs.append(made_run("never", 0, (None,)))
-    comparison = compare(runs, "c")
+    comparison = compare_runs(runs, "c")
     assert [one.algorithm for one in comparison.algorithms] == ["a", "c", "b", "never"]
     assert [one.accuracy_deviation for one in comparison.algorithms] == [None] * 4  # one seed
     assert of(comparison, "never").accuracies == []
@@ -116,7 +116,7 @@ def test_differences_are_taken_by_seed() -> None:
         *(made_run("a", seed, (x,)) for seed, x in ((0, 0.1), (1, 0.80), (2, 0.80))),
         *(made_run("b", seed, (x,)) for seed, x in ((2, 0.90), (1, 0.86), (7, 0.99))),
     ]
-    difference = of(compare(runs, "a"), "b").difference
+    difference = of(compare_runs(runs, "a"), "b").difference
     assert difference is not None
     assert difference.pairs == 2
     assert difference.mean == pytest.approx(0.08)
@@ -130,21 +130,21 @@ def test_time_to_target_is_that_of_the_first_evaluated_epoch_that_reached_it() -
         made_run("a", 1, (0.8, 0.7, 0.7, 0.7), 2.0),  # epoch 1, though lower later: 2 s
         made_run("a", 2, (0.5, 0.6, 0.7, 0.79), 2.0, 1.0),
     ]
-    comparison = compare(runs, "a", target=0.8)
+    comparison = compare_runs(runs, "a", target=0.8)
     assert comparison.target_given
     reached = comparison.algorithms[0].reached
     assert [(row["training_seconds"], row["device_seconds"]) for row in reached] == [
         *((6.0, 3.0), (2.0, None)),
     ]
-    assert compare(runs, "a", target=0.99).algorithms[0].reached == []
+    assert compare_runs(runs, "a", target=0.99).algorithms[0].reached == []
 
 
 def test_target_by_default_is_what_every_run_reached() -> None:
     runs = [made_run("a", 0, (0.5, 0.97894)), made_run("b", 0, (0.98333, 0.9))]
-    comparison = compare(runs, "a")
+    comparison = compare_runs(runs, "a")
     assert (comparison.target, comparison.target_given) == (0.978, False)
     assert all(len(one.reached) == 1 for one in comparison.algorithms)
-    never = compare([*runs, made_run("c", 0, (None,))], "a")
+    never = compare_runs([*runs, made_run("c", 0, (None,))], "a")
     assert never.target is None
     assert all(one.reached == [] for one in never.algorithms)
 
@@ -153,7 +153,7 @@ def test_target_by_default_is_what_every_run_reached() -> None:
 def test_target_is_not_below_a_whole_tenth_of_a_point(thousandths: int) -> None:
     """0.29 / 0.001 is 290.00000000000006 or a little less, as rounding has it."""
     run = made_run("a", 0, (thousandths / 1000,))
-    target = compare([run], "a").target
+    target = compare_runs([run], "a").target
     assert target == thousandths / 1000
     assert reached_at(run, target) is run["rows"][0]
 
@@ -167,7 +167,7 @@ def test_target_is_not_below_a_whole_tenth_of_a_point(thousandths: int) -> None:
         ([1.0, 3.0], 2.0, 12.706, "no difference shown"),  # 12.706 x sqrt(2) / sqrt(2)
         ([3.0, 4.0, 5.0], 4.0, 2.4841, "better"),  # 4.303 / sqrt(3)
         ([-3.0, -4.0, -5.0], -4.0, 2.4841, "worse"),
-        ([0.5], 0.5, None, "no difference shown (one pair of runs cannot)"),
+        ([0.5], 0.5, None, "no difference shown (needs two seeds)"),
         ([0.25, 0.25 + 1e-15, 0.25], pytest.approx(0.25), None, "no difference shown"),
         ([0.0, 0.0], 0.0, None, "no difference shown"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flower_blsgd.experiments.comparison import Run, compare
+from flower_blsgd.experiments.comparison import Run, compare_runs
 from flower_blsgd.experiments.comparison_plot import (
     draw_comparison,
     final_range,
@@ -24,7 +24,7 @@ Draw = Callable[[list[Run], str], Figure]
 @pytest.fixture
 def draw(figures: list[Figure]) -> Draw:
     def figure_of(runs: list[Run], reference: str) -> Figure:
-        draw_comparison(compare(runs, reference), Path("nowhere.png"))
+        draw_comparison(compare_runs(runs, reference), Path("nowhere.png"))
         return figures[-1]
 
     return figure_of
@@ -93,12 +93,6 @@ def test_time_is_logarithmic_where_one_takes_far_longer(draw: Draw) -> None:
     runs = [made_run("dlb", 0, seconds_per_epoch=1.0), made_run("byteps", 0, seconds_per_epoch=50)]
     assert draw(runs, "dlb").axes[0].get_xscale() == "log"
     assert draw(runs[:1], "dlb").axes[0].get_xscale() == "linear"
-
-
-def test_accuracy_on_held_out_training_data_is_called_so(draw: Draw) -> None:
-    settings = {"epochs": 2, "validation-share": 0.5}
-    figure = draw([made_run("dlb", 0, settings=settings)], "dlb")
-    assert figure.axes[0].get_ylabel().startswith("validation accuracy (%)")
 
 
 def test_missing_evaluations(draw: Draw) -> None:

@@ -94,7 +94,7 @@ def run_folder(out: Path, config: RunConfig = CONFIG, **summary: Any) -> Path:
         {"device": "cuda:1", "tier": "fast", "samples": 64, "weight": 0.125},
         {"device": "cpu", "tier": "slow", "samples": 48, "weight": 0.25},
     ]
-    more = {"local_steps": 4, "seconds_per_step_alone": None, "hardly_takes_part": False}
+    more = {"local_steps": 4, "seconds_per_step_alone": None, "negligible": False}
     values = {**SUMMARY, "workers": [{**worker, **more} for worker in workers], **summary}
     folder = write_run(RunConfig(**{**vars(config), "out": str(out)}), **values)
     for round_ in two_rounds():
@@ -125,15 +125,17 @@ def test_page_of_a_run_is_whole_and_its_text_is_escaped(tmp_path: Path) -> None:
     page = page_of(folder)
     assert f"{HOSTILE} on {HOSTILE}: test accuracy 87.50% after 2.0 s of training" in page.text
     # 48 of 240 samples were the slow one's; of 16 s of rounds 3 were spent waiting for it alone.
-    assert "20.0% of the samples, 25.0% of the weight, rounds +23% longer" in page.text
+    assert (
+        "20.0% of the samples, 25.0% of the weight; waiting for them makes rounds 23% longer"
+        in page.text
+    )
     assert str(tmp_path) not in page.source
-    assert page.source.count("<svg") == 2
     assert "data:image/png;base64,YSBwaWN0dXJl" in page.sources
     assert all(source.startswith(("#", "data:")) for source in page.sources)
     assert "://" not in page.source
     assert ["cpu", "-", "slow", "4"] in [row[:4] for row in page.rows]
     conditions = {row[0]: row[1] for row in page.rows if len(row) == 2}
-    assert "learning-rate = 0.25" in conditions["settings that are not the defaults"]
+    assert "learning-rate = 0.25" in conditions["settings that differ from the defaults"]
     assert conditions["versions"] == f"torch {HOSTILE}"
 
 
@@ -158,10 +160,10 @@ def test_page_of_a_comparison(comparison: Path) -> None:
     # Differences of 1, 2 and 3 points: 2 ± 4.303 x 1 / sqrt(3)
     best = "dlb: test accuracy 96.00 ± 1.00 %"
     assert page.headline == f"{best}, +2.00 ± 2.48 points to the next of 2: no difference shown"
-    assert "Against dlb - no difference shown: sync-sgd." in page.text
+    assert "Compared with dlb, no difference shown: sync-sgd." in page.text
     assert ["sync-sgd", "3", "94.00 ± 0.00", "-2.00 ± 2.48"] in [row[:4] for row in page.rows]
     assert page.source.count("<svg") == 1
-    assert "in no figure" not in page.source
+    assert "not included" not in page.source
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -171,13 +173,13 @@ def test_missing_and_damaged_runs_are_named_and_the_rest_is_reported(comparison:
     (comparison / "dlb-seed2" / "epochs.csv").write_text("epoch\n1\n")
     page = page_of(comparison)
     assert page.headline.startswith("dlb: test accuracy 95.50 ± 0.71 %")
-    assert "in no figure: sync-sgd, seed 0: it is not there" in page.text
-    assert "in no figure: sync-sgd, seed 1: it did not go to its end" in page.text
-    assert "in no figure: dlb, seed 2: the run in " in page.text
+    assert "not included: sync-sgd, seed 0: missing" in page.text
+    assert "not included: sync-sgd, seed 1: not finished" in page.text
+    assert "not included: dlb, seed 2: the run in " in page.text
     for path in comparison.glob("*/summary.json"):
         path.unlink()
     line = refusal(write_report, comparison, comparison / "x.html")
-    assert "holds no finished run; in no figure: dlb, seed 0" in line
+    assert "holds no finished run; dlb, seed 0" in line
 
 
 def reproduction(folder: Path, **changes: str) -> Path:
@@ -203,7 +205,7 @@ def reproduction(folder: Path, **changes: str) -> Path:
             ("a-32-1", "dlb", "71.234", "reference"),
             ("a-32-1", "sync-sgd", "69.983", "worse"),
             ("b-32-1", "dlb", "60.0", "reference"),
-            ("b-32-1", "sync-sgd", "61.0", "no difference shown (one pair of runs cannot)"),
+            ("b-32-1", "sync-sgd", "61.0", "no difference shown (needs two seeds)"),
             ("b-32-1", "byteps", "", ""),
         )
     ]
@@ -221,7 +223,7 @@ def test_page_of_a_reproduction(tmp_path: Path, comparison: Path) -> None:
     assert page.headline.endswith(": dlb is shown better than 1 of 2 rivals, worse than 0")
     expected = ["dlb", "3", "71.23 ± 0.51", "1.25 ± 0.50", "reference", "1,000"]
     assert [*expected, "70.12", "paper, computed"] in page.rows
-    worse = "no difference shown (one pair of runs cannot)"
+    worse = "no difference shown (needs two seeds)"
     assert ["sync-sgd", "3", "61.00 ± 0.51", "1.25 ± 0.50", worse] in [row[:5] for row in page.rows]
     assert "data:image/png;base64,YSBwaWN0dXJl" in page.sources
     assert ["byteps", "3", "-"] in [row[:3] for row in page.rows]
@@ -264,8 +266,8 @@ def without_runs(folder: Path) -> Path:
         (lambda folder: folder, "holds none of reproduction.csv, comparison.toml, config.toml"),
         (of_another_version, "no-such-key = 1: unknown key"),
         (that_has_not_ended, "blsgd run --resume"),
-        (with_another_summary, "use the version of flower-blsgd that made it"),
-        (with_other_columns, "use the version of flower-blsgd that made it"),
+        (with_another_summary, "use the version of flower-blsgd that wrote it"),
+        (with_other_columns, "use the version of flower-blsgd that wrote it"),
         (without_runs, "x holds no finished run"),
     ],
 )

@@ -25,9 +25,6 @@ POISONS = (
 )
 """What may be wrong with a report."""
 
-NAN_MOMENTUM = "nan momentum"
-"""The same where the optimizers' states are averaged, and so sent."""
-
 OVERFLOW = "overflow"
 """The order itself makes the model and its momentum overflow: one bad batch."""
 
@@ -55,21 +52,12 @@ class Fault:
 
 def fail_at(worker: int, server_round: int, kind: str = "raises", rounds: int = 1) -> Fault:
     """Let a worker (its place in the specification) fail in one or several rounds."""
-    assert kind in (*KINDS, NAN_MOMENTUM)
+    assert kind in KINDS
     return Fault(worker, server_round, server_round + rounds - 1, kind)
-
-
-def kill_at(worker: int, server_round: int, rounds: int = 1) -> Fault:
-    return fail_at(worker, server_round, "killed", rounds)
 
 
 def hang_at(worker: int, server_round: int) -> Fault:
     return fail_at(worker, server_round, "hangs")
-
-
-def poison_at(worker: int, server_round: int, poison: str = "nan model", rounds: int = 1) -> Fault:
-    assert poison in (*POISONS, OVERFLOW, NAN_MOMENTUM)
-    return fail_at(worker, server_round, poison, rounds)
 
 
 def slow_at(worker: int, server_round: int, seconds: float, kind: str = "slow") -> Fault:
@@ -121,7 +109,7 @@ class _Failing:
         if fault.kind == "another round" and self._last is not None:
             message = self._last
         reply = self._app(message, context)
-        if fault.kind in (*POISONS, NAN_MOMENTUM):
+        if fault.kind in POISONS:
             poison(reply, fault.kind)
         return reply
 
@@ -161,8 +149,8 @@ def before_training(fault: Fault, message: Message) -> None:
 def poison(reply: Message, kind: str) -> None:
     """Spoil a good report."""
     content = reply.content
-    arrays = content.array_records["momentum" if kind == NAN_MOMENTUM else "arrays"]
-    if kind in ("nan model", NAN_MOMENTUM):  # in place: the model stays one piece of memory
+    arrays = content.array_records["arrays"]
+    if kind == "nan model":  # in place: the model stays one piece of memory
         for array in arrays.values():
             if array.dtype.startswith("float"):
                 array.numpy()[...] = np.nan

@@ -1,21 +1,17 @@
 """Runs with real worker processes that fail in every way: they finish, and say what happened."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .faults import (
-    NAN_MOMENTUM,
     OVERFLOW,
     POISONS,
     Fault,
     Faults,
     fail_at,
     hang_at,
-    kill_at,
-    poison_at,
     slow_at,
 )
 from .training import nothing_left_behind, train
@@ -26,7 +22,7 @@ FAST, OTHER, SLOW = 0, 1, 2
 """The workers' places."""
 
 COUNTED_AS = {
-    **dict.fromkeys(("nan model", "nan tensor", "nan loss", OVERFLOW, NAN_MOMENTUM), "not finite"),
+    **dict.fromkeys(("nan model", "nan tensor", "nan loss", OVERFLOW), "not finite"),
     **dict.fromkeys(("raises", "no message", "another round"), "raised"),
     **dict.fromkeys(("killed", "exits"), "died"),
     **dict.fromkeys(("hangs", "stopped"), "late"),
@@ -75,24 +71,3 @@ def test_every_kind_of_failure_costs_its_own_share_and_is_counted(tmp_path: Path
         summary = train(tmp_path / "run", Faults(*single, *slow, *late))
     check(summary, *single, *slow, *late)
     assert summary["rounds"] > 50
-
-
-def test_momentum_that_is_averaged_and_three_failures_in_a_row(tmp_path: Path) -> None:
-    """Who fails three times is left out until the next epoch; they have 8 or 9 rounds."""
-    faults = (
-        *(poison_at(FAST, 3, NAN_MOMENTUM), kill_at(OTHER, 4), poison_at(SLOW, 5, OVERFLOW)),
-        *(fail_at(OTHER, 11, "raises", rounds=3), kill_at(SLOW, 20, rounds=3)),
-    )
-    with nothing_left_behind():
-        summary = train(tmp_path / "run", Faults(*faults), epochs=4, momentum_buffers="average")
-    check(summary, *faults)
-    took_part: dict[int, list[tuple[int, set[int]]]] = {}
-    for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        workers = {worker["worker"] for worker in row["workers"]}
-        took_part.setdefault(row["epoch"], []).append((row["round"], workers))
-    for epoch, worker, last_failure in ((2, OTHER, 13), (3, SLOW, 22)):
-        later = [workers for number, workers in took_part[epoch] if number > last_failure]
-        assert later
-        assert not any(worker in workers for workers in later)
-        assert all(worker in workers for _, workers in took_part[epoch + 1])

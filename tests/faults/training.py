@@ -15,7 +15,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.fork_server import start_fork_server
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.results.metrics import RunMetrics
-from flower_blsgd.results.recorder import ProgressView
+from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.run import make_local_grid, train_on
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES

@@ -163,8 +163,7 @@ def test_speed_profile(folder: Path, data: st.DataObject) -> None:
         one_line(error)
         return
     for worker in profile.workers:
-        assert type(worker.device) is str
-        assert 0 < worker.slowdown < math.inf
+        assert isinstance(worker.worker, str)
         for spread in (worker.alone, worker.loaded):
             assert 0 < spread.median < math.inf
             assert type(spread.count) is int

@@ -54,8 +54,6 @@ def train(message: Message, context: Context) -> Message:
     elif what == "momentum":
         answer["momentum"] = step_momentum(context, memory)
         back["arrays"] = view_record({"x": memory + 1})
-        if order.get("wait", 0):
-            time.sleep(order["wait"])
     elif what == "raise-after-changes":
         context.state["calls"]["count"] = 1000
         context.state["calls"]["list"].append(5)

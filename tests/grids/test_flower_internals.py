@@ -3,7 +3,6 @@
 import ast
 import gc
 import inspect
-import pickle
 import re
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SType
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.task_identity import TaskIdentity
 
 from flower_blsgd.grids import array_records, flower_internals
 from flower_blsgd.grids.app_call import OUT_OF_MEMORY
@@ -64,23 +62,6 @@ def test_task_identity_is_needed_and_enough() -> None:
     assert made == f"7 {SERVER_NODE_ID} 5"
 
 
-def test_task_identity_is_not_needed_for_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker process is nobody, and answers all the same."""
-    order = message()
-    give_message_id(order)
-    for name in ("_run_id", "_node_id", "_task_id"):
-        assert hasattr(TaskIdentity, name)
-        monkeypatch.setattr(TaskIdentity, name, None)
-    for reply in (
-        Message(RecordDict(), reply_to=order),
-        Message(Error(RAISED, "why"), reply_to=order),
-    ):
-        assert reply.metadata.reply_to_message_id == order.metadata.message_id
-        assert (reply.metadata.src_node_id, reply.metadata.dst_node_id) == (100, SERVER_NODE_ID)
-        assert reply.metadata.group_id == "4"
-        assert reply.metadata.message_type == "train"
-
-
 # --- Message: _message_id, pickling, errors -------------------------------------------------
 
 
@@ -90,26 +71,6 @@ def test_message_id_is_empty_until_given() -> None:
     assert "_message_id" in order.metadata.__dict__  # the private name that we write
     message_id = give_message_id(order)
     assert order.metadata.message_id == message_id != give_message_id(message())
-
-
-def test_message_and_context_survive_pickling() -> None:
-    """Orders and replies go through a pipe to our own processes."""
-    order = message()
-    order.content["a"] = ArrayRecord({"w": Array(np.arange(4, dtype=np.float32))})
-    message_id = give_message_id(order)
-    copy = pickle.loads(pickle.dumps(order))
-    assert copy.metadata.message_id == message_id
-    assert copy.metadata.dst_node_id == 100
-    assert copy.content["c"] == ConfigRecord({"x": 1})
-    np.testing.assert_array_equal(copy.content["a"]["w"].numpy(), [0, 1, 2, 3])
-    error = pickle.loads(pickle.dumps(Message(Error(CRASHED, "died"), reply_to=copy)))
-    assert error.has_error()
-    assert (error.error.code, error.error.reason) == (CRASHED, "died")
-    assert error.metadata.reply_to_message_id == message_id
-    context = Context(1, 100, {"partition-id": 0}, RecordDict(), {"lr": 0.5})
-    twin = pickle.loads(pickle.dumps(context))
-    assert (twin.run_id, twin.node_id) == (1, 100)
-    assert (dict(twin.node_config), dict(twin.run_config)) == ({"partition-id": 0}, {"lr": 0.5})
 
 
 def test_error_codes() -> None:
@@ -140,19 +101,6 @@ def test_client_app_is_called_with_message_and_context() -> None:
     with pytest.raises(ValueError, match="No query function") as refused:
         ClientApp()(order, context)
     assert has_no_handler(Error(RAISED, str(refused.value)))
-
-
-def test_server_app_is_called_with_grid_and_context() -> None:
-    app = ServerApp()
-    seen = []
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        seen.append((grid, context.run_config["lr"]))
-
-    grid = LocalGrid([], "no:app", Path(), {})
-    app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), {"lr": 0.5}))
-    assert seen == [(grid, 0.5)]
 
 
 # --- load_app -------------------------------------------------------------------------------

@@ -25,8 +25,6 @@ from flower_blsgd.grids.flower_internals import (
     NODE_GONE,
     NOT_LOADED,
     RAISED,
-    become_server,
-    empty_run,
 )
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
@@ -166,18 +164,6 @@ def test_push_and_pull_returns_each_reply_once(grid: LocalGrid, tmp_path: Path) 
     texts = {r.metadata.reply_to_message_id: r.content["order"]["text"] for r in pulled}
     assert texts == {first: "first", second: "second"}
     assert list(grid.pull_messages([first, second])) == []
-
-
-def test_create_message_and_run(grid: LocalGrid) -> None:
-    message = grid.create_message(RecordDict(), "query", 101, "5", ttl=60.0)
-    metadata = message.metadata
-    assert (metadata.dst_node_id, metadata.message_type) == (101, "query")
-    assert (metadata.group_id, metadata.ttl) == ("5", 60.0)
-    become_server(run_id=99)  # somebody else, to be replaced
-    with make_grid(Path()) as other:
-        assert other.run.run_id == order().metadata.run_id == 1
-        other.set_run(empty_run(8))
-        assert other.run.run_id == 8
 
 
 # --- what a worker's process is -------------------------------------------------------------
@@ -446,12 +432,6 @@ def test_reply_that_cannot_be_taken_in_costs_that_message_only(
         monkeypatch.setattr("flower_blsgd.grids.shared_memory.recv_handle", fail)
         assert ask_one(grid, large()).error.code == CRASHED
         assert answer_of(ask_one(grid, large()))["pid"] != first["pid"]
-
-
-def test_close_kills_a_process_that_does_not_go(app_dir: Path) -> None:
-    with make_grid(app_dir) as grid:
-        pid = answer_of(ask_one(grid, order(do="ignore-sigterm")))["pid"]
-    assert not is_alive(pid)
 
 
 def test_forgotten_grid_ends_its_processes(app_dir: Path) -> None:

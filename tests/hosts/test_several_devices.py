@@ -144,7 +144,7 @@ def test_names_begin_with_that_of_the_node_and_sort_as_the_ranks_do() -> None:
 
 
 def test_worker_that_evaluates_does_not_go_with_others() -> None:
-    with pytest.raises(UsageError, match="role=evaluate needs a node of its own"):
+    with pytest.raises(UsageError, match="role=evaluate needs a separate node"):
         workers_of("1x cuda:0; 1x cpu:4 role=evaluate")
 
 
@@ -152,7 +152,7 @@ def test_worker_that_evaluates_does_not_go_with_others() -> None:
     "key", ["device", "tier", "steps", "batch", "precision", "role", "slowdown", "seconds-per-step"]
 )
 def test_what_is_for_one_worker_does_not_go_with_devices(key: str) -> None:
-    with pytest.raises(UsageError, match=f"{key} = 'x' .* write it into the group") as refusal:
+    with pytest.raises(UsageError, match=f"{key} = 'x' .* write it into a group") as refusal:
         workers_of("2x cpu", **{key: "x"})
     assert "\n" not in str(refusal.value)
 

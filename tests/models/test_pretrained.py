@@ -91,10 +91,10 @@ def test_the_hub_is_asked_for_safe_files_only(
     assert model_folder(NAME) == there
     assert [request["local_files_only"] for request in asked] == [False, False, True]
     (there / "model.safetensors").unlink()  # only the tokenizer was downloaded
-    assert "is out of reach" in refusal(model_folder, NAME)
+    assert "is not reachable" in refusal(model_folder, NAME)
     answers.append(huggingface_hub.errors.LocalEntryNotFoundError("not there\nand more"))
     message = refusal(model_folder, NAME)
-    assert f"model = {NAME!r}: the HF hub with {HUB} is out of reach; give model=<fold" in message
+    assert f"model = {NAME!r}: the HF hub with {HUB} is not reachable; give model=<fold" in message
     assert "or set pretrained = false for fresh weights" in message
 
 
@@ -142,7 +142,7 @@ def test_a_head_or_pooler_may_be_fresh(head: str, part: str, fresh: str, tmp_pat
     for name, tensor in found.items():
         if "classifier" not in name and part not in name:
             assert torch.equal(tensor, saved[name.removeprefix(prefix)]), name
-    assert f"model = {str(tmp_path)!r} begins with fresh weights in " in warning
+    assert f"model = {str(tmp_path)!r}: new random weights for " in warning
     assert f"{fresh}.bias, {fresh}.weight" in warning
     again, _ = loaded(tmp_path)  # drawn from torch's generator
     assert all(torch.equal(again[name], tensor) for name, tensor in found.items())

@@ -6,7 +6,13 @@ from typing import Any
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import Machine
 from flower_blsgd.grids.worker_spec import WorkerSpec
-from flower_blsgd.results.speed_profile import SpeedProfile, Spread, WorkerSpeed, profile_key
+from flower_blsgd.results.speed_profile import (
+    SpeedProfile,
+    Spread,
+    WorkerSpeed,
+    profile_key,
+    worker_name,
+)
 
 MACHINE = Machine((0, 1, 2, 3), given_accelerators=())
 WORKERS = [
@@ -32,7 +38,7 @@ def made_profile(
     return SpeedProfile(
         profile_key(config or RunConfig(), machine) | key,
         tuple(
-            WorkerSpeed(worker.device_with_cores, worker.slowdown, around(a), around(b))
+            WorkerSpeed(worker_name(worker), around(a), around(b))
             for worker, a, b in zip(workers, alone, loaded, strict=True)
         ),
         around(overhead),

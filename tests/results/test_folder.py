@@ -5,6 +5,7 @@ import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file
 
 from flower_blsgd.checkpoint.store import CheckpointStore
 from flower_blsgd.errors import UsageError
-from flower_blsgd.results.folder import RunFolder
+from flower_blsgd.results.folder import RunFolder, written_whole
 
 from .records import epoch, record, row, two_rounds
 
@@ -178,6 +179,14 @@ def test_summary(folder: RunFolder) -> None:
     text = (folder.path / "summary.json").read_text()
     assert strict_json(text) == {"accuracy": 0.75, "loss": None, "workers": [{"weight": None}]}
     assert [path.name for path in folder.path.iterdir()] == ["summary.json"]
+
+
+def test_file_that_cannot_be_written_whole_leaves_the_old_one(here: Path) -> None:
+    (here / "x.json").write_text("old")
+    with suppress(KeyboardInterrupt), written_whole(here / "x.json") as part:
+        part.write_text("ne")
+        raise KeyboardInterrupt
+    assert [path.read_text() for path in here.iterdir()] == ["old"]
 
 
 def test_model(folder: RunFolder) -> None:

@@ -12,8 +12,8 @@ from flower_blsgd.results.metrics import (
     RunMetrics,
     measured_figures,
     on_own_devices,
-    plan_line,
 )
+from flower_blsgd.results.summary import plan_line
 from flower_blsgd.strategy.round_metrics import RoundRecord, split_times
 
 from .records import SPEEDS, record, row, two_rounds
@@ -225,4 +225,6 @@ def test_measured_figures_hand_worked() -> None:
 def test_plan_line_has_both_and_the_difference() -> None:
     expected = {"epoch_seconds": 4.0, "fast_waiting_share": 0.125}
     took = {"epoch_seconds": 3.0, "fast_waiting_share": None}
-    assert plan_line(expected, took) == ("plan: 4 s an epoch, fast waits 12%; measured: 3 s (-25%)")
+    assert plan_line(expected, took) == (
+        "plan: 4 s per epoch, fast waits 12%; measured: 3 s (-25%)"
+    )

@@ -96,7 +96,7 @@ def test_sampling_hand_worked(figures: list[Figure]) -> None:
 
 def test_sampling_with_nothing_to_draw_says_why(figures: list[Figure]) -> None:
     draw_sampling(rows_of(1), "x", PATH)
-    assert any(text.startswith("no epoch began with recorded") for text in texts(figures[0]))
+    assert any(text.startswith("no epoch started with recorded") for text in texts(figures[0]))
 
 
 def test_axis_of_a_single_epoch_has_whole_numbers(figures: list[Figure]) -> None:

@@ -37,38 +37,7 @@ def test_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     refuse_unwritable(path)
     assert SpeedProfile.read(path) == profile
     assert [entry.name for entry in path.parent.iterdir()] == ["mine.json"]
-    assert json.loads(path.read_text())["format"] == 1
-
-
-@pytest.mark.parametrize(
-    ("failing", "error", "raised"),
-    [
-        ("write_text", OSError(28, "No space left on device"), UsageError),
-        ("replace", KeyboardInterrupt(), KeyboardInterrupt),
-    ],
-)
-def test_write_that_fails_leaves_the_old_one_whole(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    failing: str,
-    error: BaseException,
-    raised: type[BaseException],
-) -> None:
-    path = tmp_path / "mine.json"
-    made_profile().write(path)
-    before, whole = path.read_bytes(), Path.write_text
-
-    def fails(self: Path, *given: Any) -> None:
-        if failing == "write_text":
-            whole(self, str(given[0])[:20])
-        raise error
-
-    monkeypatch.setattr(Path, failing, fails)
-    with pytest.raises(raised):
-        made_profile(batch_size=64).write(path)
-    monkeypatch.undo()
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert json.loads(path.read_text())["format"] == 2
 
 
 @pytest.mark.parametrize("path", ["folder", "file/below.json"])
@@ -103,29 +72,15 @@ def changed(edit: Callable[[dict[str, Any]], object]) -> bytes:
 
 DAMAGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
     "empty": b"",
-    "half": b'{"format": 1, "key": {',
-    "null": b"null",
     "another tool's": b'{"format": "v2", "key": [], "workers": {}}',
-    "deep list": b"[" * 100_000,
-    "digits": b"1" * 5_000,
-    "no text": b"\xff\xfe\x00",
     "no format": lambda read: read.pop("format"),
-    "format of the future": lambda read: read.update(format=2),
+    "format of the future": lambda read: read.update(format=3),
     "key without a field": lambda read: read["key"].pop("cores"),
-    "key without a setting": lambda read: read["key"].pop("task"),
-    "key that is a list": lambda read: read.update(key=[]),
-    "slowdown is nan": lambda read: read["workers"][0].update(slowdown=float("nan")),
     "alone 0": lambda read: read["workers"][0]["alone"].update(low=0, median=0),
-    "count of none": lambda read: read["workers"][0]["alone"].update(count=0),
     "negative overhead": lambda read: read["overhead_seconds"].update(median=-1, low=-1),
     "median nan": lambda read: read["workers"][1]["loaded"].update(median=float("nan")),
-    "median negative": lambda read: read["workers"][1]["loaded"].update(median=-0.01),
     "median a text": lambda read: read["workers"][1]["loaded"].update(median="0.01"),
-    "more than a number": lambda read: read["workers"][0].update(slowdown=10**400),
-    "device of none": lambda read: read["workers"][0].update(device=None),
-    "batch a text": lambda read: read["workers"][0].update(batch="16"),
-    "precision a number": lambda read: read["workers"][0].update(precision=16),
-    "count of a half": lambda read: read["workers"][0]["alone"].update(count=1.5),
+    "no worker": lambda read: read["workers"][0].update(worker=None),
     "median above the highest": lambda read: read["workers"][1]["loaded"].update(median=1e9),
 }
 
@@ -165,14 +120,14 @@ def test_holds_for_what_it_was_measured_with() -> None:
         other = [*value, "x"] if isinstance(value, list) else f"{value}x"
         name = field.replace("_", "-")
         assert made_profile(**{field: other}).mismatch(HERE, WORKERS) == (
-            f"it was measured with {name} = {other!r}, and here it is {value!r}"
+            f"it was measured with {name} = {other!r}, not {value!r}"
         )
 
 
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        (WORKERS[:1], "and the workers are cpu:0-1"),
+        (WORKERS[:1], "not of cpu:0-1"),
         ([WORKERS[0], replace(WORKERS[1], slowdown=2.0)], "cpu:2 slowdown=2"),
         ([WORKERS[0], WorkerSpec("cuda:0")], "cpu:0-1, cuda:0"),
         ([replace(WORKERS[0], batch_size=16), WORKERS[1]], "cpu:0-1 batch=16, cpu:2 slowdown=4"),
@@ -181,7 +136,7 @@ def test_holds_for_what_it_was_measured_with() -> None:
 )
 def test_other_workers_are_named(workers: list[WorkerSpec], words: str) -> None:
     reason = made_profile().mismatch(HERE, workers)
-    assert reason.startswith("it holds the speeds of cpu:0-1, cpu:2 slowdown=4, and the workers")
+    assert reason.startswith("it has the speeds of cpu:0-1, cpu:2 slowdown=4, not of ")
     assert reason.endswith(words)
 
 
@@ -211,8 +166,8 @@ def test_profile_of_the_settings_is_used_or_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         with_profile(WORKERS, replace(config, batch_size=64))
     assert str(error.value) == (
-        f"profile = {str(path)!r} does not hold here: it was measured with batch-size = 16, and "
-        "here it is 64; measure with blsgd calibrate, or leave profile empty"
+        f"profile = {str(path)!r} does not apply: it was measured with batch-size = 16, "
+        "not 64; measure with blsgd calibrate, or leave profile empty"
     )
 
 

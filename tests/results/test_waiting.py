@@ -34,7 +34,7 @@ def note(
 
 
 COARSE = {"tau": (2, 1), "known": (1.0, 8.0)}
-TOO_MANY = 'local-steps-slow = 8 is too many; set local-steps-slow = "auto"'
+TOO_MANY = 'local-steps-slow = 8 is too large; set local-steps-slow = "auto"'
 
 
 def test_fast_workers_that_wait_little_say_nothing() -> None:
@@ -49,19 +49,27 @@ def test_fast_workers_that_wait_little_say_nothing() -> None:
     ("config", "values", "cause"),
     [
         ({"local_steps_slow": 8}, {}, TOO_MANY),
-        ({"local_steps_slow": 8}, {"steps": 8}, "its own steps= are too many; leave them out"),
+        ({"local_steps_slow": 8}, {"steps": 8}, "its steps= is too large; remove it"),
         (  # 2 : 4 steps became 1 : 1
             {"local_steps_slow": 2},
             {"tau": (1, 1)},
             "an epoch is too short for rounds of its 2 steps; use a smaller batch-size",
         ),
         ({}, {"steps": 2, "tau": (1, 1)}, "too short for rounds of its 2 steps; use"),
-        ({"algorithm": "sync-sgd"}, {}, 'steps = "one" gives everybody as many; set steps = "by'),
-        ({"algorithm": "balanced-local-sgd"}, {}, 'steps = "same" gives everybody as many; set'),
+        (
+            {"algorithm": "sync-sgd"},
+            {},
+            'steps = "one" gives all workers the same number; set steps = "by',
+        ),
+        (
+            {"algorithm": "balanced-local-sgd"},
+            {},
+            'steps = "same" gives all workers the same number; set',
+        ),
         ({}, {"fast": True}, 'all fast workers do 32 steps; set steps = "by-speed"'),
         # 8 steps of 1 s were to take 2 s: they did not do so
-        ({}, {"known": (0.0625, 0.25)}, "take longer than was measured; set rebalance = true"),
-        ({"clock": "device"}, {"known": (0.0625, 0.25), "measured": False}, "than was given; give"),
+        ({}, {"known": (0.0625, 0.25)}, "take longer than measured; set rebalance = true"),
+        ({"clock": "device"}, {"known": (0.0625, 0.25), "measured": False}, "than given; set"),
         ({"steps": "by-speed"}, {"known": (0.0625, 0.25)}, "set rebalance = true"),
         # one step of 8 s beside two of 1 s
         (
@@ -75,13 +83,13 @@ def test_fast_workers_that_wait_little_say_nothing() -> None:
             "of 2 steps are too short; use a smaller batch-size",
         ),
         ({}, COARSE, "of 2 steps are too short; use a smaller batch-size"),
-        ({}, {**COARSE, "batch_size": 99}, "of 2 steps are too short; give it less than batch=99"),
+        ({}, {**COARSE, "batch_size": 99}, "of 2 steps are too short; set its batch= below 99"),
         ({"shrink_slow_batch": False}, COARSE, "too short; set shrink-slow-batch = true"),
-        ({}, {"known": (0.0625, 0.0)}, "the speed of slow-1 (cpu:1) is not known"),
+        ({}, {"known": (0.0625, 0.0)}, "the speed of slow-1 (cpu:1) is unknown"),
         (
             {},
             {"known": (0.0, 1.0)},
-            "the speed of fast-0 (cpu:0) is not known; give it seconds-per",
+            "the speed of fast-0 (cpu:0) is unknown; set its seconds-per",
         ),
     ],
 )

@@ -22,7 +22,6 @@ from flower_blsgd.algorithm.local_steps import (
 )
 from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.sampling import (
-    CandidateSampler,
     EpochRequest,
     SampleList,
     UnifiedSampler,
@@ -31,6 +30,7 @@ from flower_blsgd.algorithm.sampling import (
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.algorithm.selection import InfoBatch
 from flower_blsgd.errors import UsageError
+from flower_blsgd.paper.released import CandidateSampler
 from flower_blsgd.protocol import HostOrders, TrainOrder, TrainReport
 from flower_blsgd.strategy.round_metrics import RoundRecord
 

@@ -13,8 +13,6 @@ from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.randomness import generator
 from flower_blsgd.algorithm.sampling import (
-    CandidateSampler,
-    ReshuffledSampler,
     SeparatedSampler,
     UniformSampler,
 )
@@ -26,6 +24,7 @@ from flower_blsgd.algorithm.selection import (
     SelectionRequest,
 )
 from flower_blsgd.errors import UsageError
+from flower_blsgd.paper.released import CandidateSampler, ReshuffledSampler
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
 from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry

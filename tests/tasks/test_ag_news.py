@@ -91,13 +91,13 @@ def test_folders(tmp_path: Path) -> None:
     settings["normalizer"]["lowercase"] = False
     (other / "tokenizer.json").write_text(json.dumps(settings))
     assert tokenizer_source(str(other), pretrained=False).identity != identity
-    with pytest.raises(UsageError, match="its tokenizer knows 41 tokens, but its model 40"):
+    with pytest.raises(UsageError, match="its tokenizer has 41 tokens, but its model 40"):
         made(str(one), vocabulary=41)
 
 
 def test_refused_models() -> None:
     assert refusal(model_maker, "distilbert", max_tokens=513) == (
-        "max-tokens = 513: model = 'distilbert' takes at most 512; set max-tokens = 512"
+        "max-tokens = 513: model = 'distilbert' supports at most 512; set max-tokens = 512"
     )
     model_maker("distilbert", max_tokens=512)
     assert "is not known; did you mean distilbert" in refusal(model_maker, "distilbort")
@@ -115,9 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_options_reach_data_and_model(folder: str) -> None:
     make_texts(Path(folder), [*TRAIN, (None, 1)], names=CLASS_NAMES)
-    assert "skip-bad = true leaves such rows out" in refusal(
-        load_task, "ag-news", folder, "encoder"
-    )
+    assert "skip-bad = true skips such rows" in refusal(load_task, "ag-news", folder, "encoder")
     options: dict[str, Any] = {"skip_bad": True, "max_samples": 5, "max_tokens": 8}
     task = load_task("ag-news", folder, "encoder", dropout=0.35, **options)
     assert task.num_train == 5

@@ -47,7 +47,7 @@ def test_models(model: str, norms: int, parameters: int) -> None:
         ({"data": "/some/where"}, "data = '/some/where'"),
         ({"model": "cnm"}, "did you mean cnn"),
         ({"model": "resnet"}, "known: cnn, cnn-batchnorm"),
-        ({"skip_bad": True}, "skip-bad = true: task = 'digits' does not take it"),
+        ({"skip_bad": True}, "skip-bad = true: task = 'digits' does not accept it"),
     ],
 )
 def test_refusals(settings: dict[str, object], message: str) -> None:

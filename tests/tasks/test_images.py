@@ -71,7 +71,7 @@ def test_dropout() -> None:
     for name in ("resnet8", "vit-micro-16"):
         maker(name, 0.0)
         message = refusal(load_task, "cifar100", "/no/such/folder", name, dropout=0.3)
-        assert f"dropout = 0.3: model = '{name}' is trained without" in message
+        assert f"dropout = 0.3: model = '{name}' has no dropout" in message
 
 
 def test_unknown_models_are_refused_before_data_are_read(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_own_images_have_their_own_number_of_classes(tmp_path: Path) -> None:
     assert "skip-bad = true" in refusal(load_task, "cifar10", str(own), "resnet8")
     task = load_task("cifar10", str(own), "resnet8", skip_bad=True)
     line = prepare_task("cifar10", str(own), skip_bad=True)
-    assert "2 training and 1 test images of 3 classes, 1 that cannot be read left out, " in line
+    assert "2 training and 1 test images of 3 classes, 1 unreadable ones skipped, " in line
     assert task.num_train == 2
     model = task.initial_model(0)
     assert model(some_images(32)).shape == (2, 3)

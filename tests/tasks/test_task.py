@@ -127,10 +127,8 @@ def test_fingerprint(tmp_path: Path) -> None:
     [
         ((INPUTS, TARGETS[:5]), "its parts have the lengths [6, 5]"),
         (Pairs(0), "it is empty"),
-        ((INPUTS,), "its parts have the lengths [6]"),
         ((INPUTS, TARGETS, TARGETS), "its parts have the lengths [6, 6, 6]"),
         (iter([]), "has no len()"),
-        ((torch.tensor(1.0), TARGETS), "len() of a 0-d tensor"),
     ],
 )
 @pytest.mark.parametrize("name", ["train", "test"])
@@ -144,7 +142,7 @@ def test_task_refuses_wrong_data(name: str, part: object, found: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": nn.Linear(2, 3)}, "model is a Linear, but must be a function that makes"),
+        ({"model": nn.Linear(2, 3)}, "model is a Linear, but must be a function that returns"),
         ({"evaluation_batch_size": -1}, "evaluation_batch_size is -1"),
     ],
 )
@@ -177,7 +175,6 @@ def test_check_lets_a_good_task_pass(train: object) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-LAST_WRONG = torch.tensor([0, 1, 2, 0, 1, 7])
 NO_PAIR = "a sample of a Dataset must be a pair (inputs, targets) of tensors, arrays or numbers;"
 
 
@@ -187,26 +184,16 @@ NO_PAIR = "a sample of a Dataset must be a pair (inputs, targets) of tensors, ar
         (
             {"loss": nn.functional.cross_entropy},
             "loss(outputs, targets) returned shape () for 2 samples, expected shape (2,): one "
-            'value per sample; a torch loss does with reduction="none"',
+            'value per sample; for a torch loss, set reduction="none"',
         ),
         ({"metric": lambda o, t: o.mean()}, "metric(outputs, targets) of test returned shape ()"),
-        ({"metric": None}, "metric(outputs, targets) of test raised TypeError"),
         ({"test": (INPUTS[:, :1], TARGETS)}, "model(inputs) of test raised RuntimeError: mat1"),
-        (
-            {"test": (INPUTS, LAST_WRONG)},
-            "loss(outputs, targets) of test raised IndexError: Target 7",
-        ),
         ({"test": [{"x": 1}] * 4}, f"reading test raised ValueError: {NO_PAIR} found dict"),
-        (
-            {"train": [({"x": 1}, 2)] * 4},
-            f"reading train raised ValueError: {NO_PAIR} found dict, Te",
-        ),
         ({"augment": lambda x, g: x[:1]}, "augment(inputs, generator) returned shape (1, 2), exp"),
         ({"augment": lambda x, g: x[:, :1]}, "model(augment(inputs, generator)) raised Runtime"),
         ({"model": lambda: nn.Linear(3, 3)}, "model(inputs) raised RuntimeError"),
         ({"model": lambda: "net"}, "model() returned a str, expected a torch.nn.Module"),
         ({"loss": raising}, "loss(outputs, targets) raised TypeError: first line second line"),
-        ({"train": [(1, 2, 3)] * 4}, "reading train raised ValueError"),
     ],
 )
 def test_check_names_the_function(settings: dict[str, object], message: str) -> None:
@@ -256,7 +243,9 @@ def test_arrays_that_torch_cannot_read_are_refused() -> None:
         (array[::-1], "dtype = '<f4' and strides = (-8, 4)"),
         (array.astype(">f4"), "dtype = '>f4' and strides = (8, 4)"),
     ):
-        expected = f"data: an array with {told} cannot be a tensor; copy it with np.ascontiguous"
+        expected = (
+            f"data: an array with {told} cannot become a tensor; copy it with np.ascontiguous"
+        )
         for use in (task_of, partial(LocalSGD, network())):
             assert refusal(use, (wrong, TARGETS)).startswith(expected)
 
@@ -313,9 +302,6 @@ def test_impossible_shares_are_refused(share: float, message: str) -> None:
 OWN = """
 import torch
 from flower_blsgd import Task
-
-TEXT = "not a function"
-
 
 def plain():
     data = (torch.zeros(1200, 2), torch.zeros(1200).long())
@@ -378,7 +364,7 @@ def test_settings_that_a_task_does_not_take(
     registered: Task, own: str, settings: dict[str, object], message: str
 ) -> None:
     for name in ("given-in-python", f"{own}:plain"):
-        expected = f"{message}: task = '{name}' does not take it"
+        expected = f"{message}: task = '{name}' does not accept it"
         assert refusal(load_task, name, **settings).startswith(expected)
 
 
@@ -390,7 +376,6 @@ def test_settings_that_a_task_does_not_take(
         ("no_such_module_here:task", "PYTHONPATH"),
         ("{own}:no_such_task", "no_such_task"),
         ("{own}:wrong", "returned str, not a Task"),
-        ("{own}:TEXT", "TEXT"),
         (".relative:plain", "relative"),
     ],
 )
@@ -454,7 +439,7 @@ def test_content_that_has_changed_is_prepared_again(images: str, cache: Path) ->
     with captured_log() as log:
         assert prepare_task("cifar10", images) == line
     (warning,) = log.warnings
-    assert warning.startswith(f"{file.parent} is damaged ({file.name} ")
+    assert warning.startswith(f"{file.parent} is damaged ({file.name}: ")
     assert file.read_bytes() == whole
 
 
@@ -463,12 +448,12 @@ def test_tasks_without_anything_to_prepare(
 ) -> None:
     """By the command, which finds an own task in the current folder."""
     assert cli.main(["prepare"]) == 0
-    line = "digits: 1,437 training and 360 test samples; nothing has to be prepared\n"
+    line = "digits: 1,437 training and 360 test samples; nothing to prepare\n"
     assert capsys.readouterr().out == line
     sys.path.pop(0)
     assert cli.main(["prepare", "-s", f"task={own}:picky", "-s", "data=more"]) == 0
     assert capsys.readouterr().out == (
-        f"{own}:picky: 1,200 training and 1,200 test samples, as its own code makes them; nothing "
-        "has to be prepared\n"
+        f"{own}:picky: 1,200 training and 1,200 test samples, from its own code; nothing "
+        "to prepare\n"
     )
     assert not cache.exists()

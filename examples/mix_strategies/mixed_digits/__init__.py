@@ -1,1 +1,1 @@
-"""Parts of this library and of Flower, mixed."""
+"""Combinations of parts of this library and of Flower."""

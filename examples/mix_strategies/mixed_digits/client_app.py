@@ -1,4 +1,4 @@
-"""The ClientApp: the same for all mixtures, which only differ on the server."""
+"""The ClientApp, the same for all combinations, which differ only on the server."""
 
 import functools
 
@@ -15,7 +15,7 @@ serve_sessions(app)
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Do the steps of an order."""
+    """Run the steps of an order."""
     task = digits()
     sgd = LocalSGD(task.model(), task.train, task.loss, worker_of(context).device)
     return sgd.run(TrainOrder.from_message(message), state=context.state).to_reply(message)
@@ -23,5 +23,5 @@ def train(message: Message, context: Context) -> Message:
 
 @functools.cache
 def digits() -> Task:
-    """Return data and model: 1,797 real images that scikit-learn ships."""
+    """Return data and model: the 1,797 digits of scikit-learn."""
     return load_task("digits")

@@ -1,4 +1,4 @@
-"""A sampler of one's own: all that one has to write."""
+"""A complete custom sampler."""
 
 from dataclasses import dataclass
 
@@ -11,20 +11,20 @@ from flower_blsgd.algorithm.sampling import EpochRequest, SampleList, Sampler
 
 @dataclass(frozen=True)
 class LossProportionalSampler(Sampler):
-    """Fast workers draw each sample with a chance that grows with its loss; slow ones evenly.
+    """Fast workers draw samples in proportion to their loss; slow ones uniformly.
 
     Parameters
     ----------
     floor : float (default: 0.1)
-        Added to every loss, > 0: how often samples are drawn that are learned already.
+        Added to every loss, > 0, so that learned samples are also drawn.
     """
 
     floor: float = 0.1
     needs_both_tiers: bool = True
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
-        """Return one list of samples for the fast workers, and one for the slow ones."""
-        seen = np.isfinite(table.losses)  # a sample that was never drawn has an infinite loss
+        """Return one sample list for the fast workers and one for the slow ones."""
+        seen = np.isfinite(table.losses)  # the loss is infinite for samples that were never drawn
         highest = table.losses[seen].max(initial=0.0)
         chances = np.where(seen, table.losses, highest).astype(np.float64) + self.floor
         sample_lists = []

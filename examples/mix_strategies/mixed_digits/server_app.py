@@ -1,4 +1,4 @@
-"""The ServerApp: trains once with each mixture, and prints what came out."""
+"""The ServerApp: trains once with each combination and prints the results."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -31,11 +31,11 @@ MIXTURES: dict[str, Callable[[], dict[str, Any]]] = {
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train with every mixture, each from the same weights."""
+    """Train with every combination, each from the same weights."""
     settings = context.run_config
     task = load_task("digits")
     model = task.initial_model(settings["seed"])
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # else each run logs its settings
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # otherwise each run logs its settings
     with stream(grid, context) as fast:
         for name, parts in MIXTURES.items():
             strategy = strategy_of(model, task, settings, **parts())
@@ -47,7 +47,7 @@ def main(grid: Grid, context: Context) -> None:
 def strategy_of(
     model: torch.nn.Module, task: Task, settings: Mapping[str, Any], **parts: Any
 ) -> BiasedLocalSGD:
-    """Return a strategy of these parts; workers forget their momentum after every round."""
+    """Return a strategy of these parts; workers reset their momentum after every round."""
     kind = BiasedLocalSGD
     if "optimizer" in parts:
         kind = ServerOptimized
@@ -65,7 +65,7 @@ def strategy_of(
 
 
 def accuracy(arrays: ArrayRecord, task: Task) -> float:
-    """Return the share of test images that the model gets right."""
+    """Return the accuracy on the test images."""
     model = task.model()
     model.load_state_dict(arrays.to_torch_state_dict())
     inputs, targets = task.test

@@ -1,4 +1,4 @@
-"""A node's side of the stream: it connects, calls the app for each message, and replies."""
+"""The node's side of a stream: connect, call the app for each message, and reply."""
 
 import contextlib
 import ctypes
@@ -34,29 +34,29 @@ from .session import SessionRequest, SessionResult, begin_session, die_with_supe
 _LOG = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 10.0
-"""How long a node tries before it gets plain messages."""
+"""Time to connect. A node that fails gets plain messages."""
 
 _REFUSED_SECONDS = 60.0
 _AWAY_SECONDS = 300.0
-"""A session that lost its server ends after so long: refused where the server listened, which is
-what a killed process leaves, or otherwise out of reach. Until then the node takes no other run. It
-ends at once where another program listens, such as the next run on a fixed port."""
+"""Time until a session without a server ends: if connections are refused, as after the server was
+killed, or if the server is unreachable. Until then the node takes no other run. The session ends
+immediately if another program listens there, such as the next run on a fixed port."""
 
 _ATTEMPT_SECONDS = 5.0
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 3.0
 
 _WAIT_SECONDS = 0.5
-"""No wait of a handler is longer: Flower ends a node with a signal that only runs in between."""
+"""Longest wait of a handler: Flower ends a node with a signal, which is handled between waits."""
 
 _IDLE_SECONDS = 0.05
 _UNWIND_SECONDS = 0.4
 
 _MOST_HELD = 100
-"""A call's metadata must be short. What is not in it comes again, and is ignored."""
+"""Limit of message ids in a call's metadata. Other messages are sent again, and ignored."""
 
 
 def serve_session(app: ClientApp, message: Message, context: Context) -> Message:
-    """Answer the message that opens a session, when the session is over."""
+    """Serve a session, and return the answer to the message that opened it."""
     release_records_at_once()
     try:
         request = SessionRequest.from_message(message)
@@ -66,23 +66,15 @@ def serve_session(app: ClientApp, message: Message, context: Context) -> Message
 
 
 class SessionOverError(BaseException):
-    """Raised in the app's code when its session ends while it works."""
+    """Raised in the app's code when the session ends during a call."""
 
 
 class Session:
-    """Serves one session: stays connected to the server, and calls the app for each message.
+    """One session: a connection to the server, and a call of the app for each message.
 
-    A reply is kept until the server says that it has it, and is sent again on the next connection.
-
-    Parameters
-    ----------
-    app : ClientApp
-        What answers the messages.
-    request : SessionRequest
-        Where the server is, and what to show it.
-    context : Context
-        The node's. Its config may name the SuperLink as the node reaches it, ``HOST:PORT``: the
-        server is likely to be found on the same host.
+    A reply is kept until the server acknowledges it, and is sent again on the next connection. The
+    key ``superlink`` of the node config may be the SuperLink as the node reaches it, ``HOST:PORT``:
+    the server is likely on the same host.
     """
 
     def __init__(self, app: ClientApp, request: SessionRequest, context: Context) -> None:
@@ -95,20 +87,22 @@ class Session:
         candidates = [*(f"{host}:{port}" for port in ports), *request.addresses]
         self._addresses = list(dict.fromkeys(candidates))
 
-        self._held: dict[str, Tensors] = {}  # the last models that came; changes count from them
-        self._carried: dict[str, Tensors] = {}  # what rounding took away from the last replies
+        self._held: dict[
+            str, Tensors
+        ] = {}  # the last models received, which changes are relative to
+        self._carried: dict[str, Tensors] = {}  # rounding errors of the last replies
         self._work: queue.SimpleQueue[tuple[Message, dict[str, Tensors]] | None]
         self._work = queue.SimpleQueue()
-        self._replies: dict[str, list[bytes]] = {}  # by the message's id; empty before there is one
+        self._replies: dict[str, list[bytes]] = {}  # by message id; empty during the call
         self._outgoing: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
         self._call: grpc.Call | None = None
         self._connected = False
-        self._address = ""  # that was connected last
+        self._address = ""  # of the last connection
         self._over = threading.Event()
         self._result = SessionResult(connected=False, reason="no answer")
 
     def serve(self) -> SessionResult:
-        """Serve until the server ends the session, or is gone for good."""
+        """Serve until the server ends the session or stays unreachable."""
         die_with_supernode()
         begin_session()
         worker = threading.Thread(target=self._serve_work, name="client-app", daemon=True)
@@ -151,7 +145,7 @@ class Session:
             return encode_reply(Message(error_of(error), reply_to=message), {}, {}, wire_dtype)
 
     def _interrupt(self, worker: threading.Thread) -> None:
-        """Stop the app's code where it is; if it does not stop, the process ends around it."""
+        """Interrupt the app's code. If it does not stop, the process ends anyway."""
         self._work.put(None)
         worker.join(_IDLE_SECONDS)
         if worker.is_alive() and worker.ident is not None:
@@ -172,9 +166,9 @@ class Session:
             self._over.set()
 
     def connect(self) -> SessionResult:
-        """Stay connected until the session is over; return how it ended.
+        """Stay connected until the session is over, and return how it ended.
 
-        FrameError if what the server sends cannot be read.
+        FrameError if data from the server cannot be read.
         """
         reason = f"it cannot reach {' or '.join(self._addresses)}"
         last_contact = not_refused = time.monotonic()
@@ -187,7 +181,7 @@ class Session:
                     if code is SESSION_ENDED:
                         return SessionResult(self._connected)
                     if code is grpc.StatusCode.UNAUTHENTICATED:
-                        reason = "the server refused it: its token is not valid any more"
+                        reason = "the server refused it: its token is no longer valid"
                         break
                     if was_connected:
                         last_contact, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
@@ -210,16 +204,16 @@ class Session:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[grpc.Channel | None]:
-        """Give a channel to the first address that answers with the right certificate, if any.
+        """Yield a channel to the first address that answers with the right certificate, or None.
 
-        Each attempt is a new one, at all addresses: what the last one waits for may be lost.
+        Each attempt opens new channels to all addresses: an old channel may wait for lost packets.
         """
         credentials = grpc.ssl_channel_credentials(self._request.certificate)
         seconds = min(_ATTEMPT_SECONDS, _CONNECT_SECONDS)
         ready: queue.SimpleQueue[str] = queue.SimpleQueue()
 
         def note(answer: Any, address: str) -> None:
-            # There is no such method, and nobody but the server can say so.
+            # There is no such method, which only the server can report.
             if answer.code() is grpc.StatusCode.UNIMPLEMENTED:
                 ready.put(address)
 
@@ -243,17 +237,9 @@ class Session:
             yield channels[address]
 
     def _talk(self, channel: grpc.Channel) -> tuple[bool, grpc.StatusCode]:
-        """Use a connection until it breaks.
-
-        Returns
-        -------
-        was_connected : bool
-            Whether the server let this node in.
-        code : StatusCode
-            How it ended.
-        """
+        """Use a connection until it breaks; return whether it was accepted, and its status."""
         outgoing: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
-        # From here on replies go this way. One that the old way lost is among those kept.
+        # From here on replies use this queue. Replies lost on the old connection are kept.
         self._outgoing = outgoing
         replies = dict(self._replies)
         for frame in replies.values():
@@ -276,7 +262,7 @@ class Session:
             for message, elements in read_frames(call):
                 self._receive(message, elements)
         except grpc.RpcError:
-            pass  # its code is returned
+            pass  # the code is returned
         finally:
             outgoing.put(None)
             call.cancel()
@@ -284,13 +270,13 @@ class Session:
 
     def _receive(self, message: Message, elements: Bytes) -> None:
         answered = message.metadata.reply_to_message_id
-        if answered:  # the server has this reply
+        if answered:  # the server acknowledges this reply
             self._replies.pop(answered, None)
             return
         held = self._held
         models = decode_arrays(message, elements, lambda n: held.get(n, {}), self._array_type)
         if self._request.wire_dtype == "float32":
-            models = {}  # nothing counts from them
+            models = {}  # no changes are relative to them
         held.update(models)
         message_id = message.metadata.message_id
         if not message_id:
@@ -301,7 +287,7 @@ class Session:
 
 
 def _listener(address: str, certificate: bytes) -> Literal["", "nobody", "another"]:
-    """Return who listens at an address instead of the server; empty if it may be the server."""
+    """Return who listens at an address; empty if it may be the server."""
     host, _, port = address.rpartition(":")
     try:
         place = host.strip("[]"), int(port)
@@ -310,7 +296,7 @@ def _listener(address: str, certificate: bytes) -> Literal["", "nobody", "anothe
         return "" if ssl.PEM_cert_to_DER_cert(shown) == expected else "another"
     except ConnectionRefusedError:
         return "nobody"
-    except (OSError, ValueError):  # out of reach, broken off, or none was connected yet
+    except (OSError, ValueError):  # unreachable, interrupted, or not connected yet
         return ""
 
 

@@ -1,13 +1,13 @@
-"""The bytes of a stream: Flower's messages, and behind each the elements of its arrays.
+"""Frames of a stream: Flower's messages, each followed by the elements of its arrays.
 
-A frame is a message as Flower's own protobuf writes it, with arrays that have no data, followed by
-the elements of these arrays, each at an aligned offset. (Flower's own form of an array costs
-milliseconds.) gRPC carries a frame as several messages, which the receiver copies into place.
-Nothing is pickled, and a length is checked before memory is allocated for it.
+A frame is a message in Flower's own protobuf format, with arrays without data, followed by the
+elements of these arrays at aligned offsets. (Flower's own format of an array costs milliseconds.)
+gRPC carries a frame as several messages, which the receiver copies into place. Nothing is pickled,
+and lengths are checked before memory is allocated.
 
 Models may travel as changes in 16 bits. A change is the difference to a model that both ends hold,
-so its few bits describe a small number. What rounding took away is added to the next change (error
-feedback), so it is late and not lost.
+so its few bits describe a small number. The rounding error is added to the next change (error
+feedback), so it is delayed and not lost.
 """
 
 import functools
@@ -27,11 +27,11 @@ from ..flower_internals import ProtoMessage, make_message, message_from_proto, m
 from ..machine import free_bytes
 
 CHUNK_BYTES = 1 << 20
-"""The longest gRPC message; gRPC refuses longer ones."""
+"""Size of the longest gRPC message."""
 
 LONGEST_BODY_BYTES = 1 << 36
 LONGEST_HEADER_BYTES = 1 << 26
-"""Of a message beside the elements of its arrays. As Python objects it is many times as large."""
+"""Size of a message without the elements of its arrays. Python objects need many times as much."""
 
 _LONGEST_METADATA_BYTES = 1 << 16
 _LONGEST_DTYPE, _MOST_DIMENSIONS = 32, 64
@@ -45,7 +45,7 @@ WireDtype = Literal["float32", "bfloat16", "float16"]
 
 
 class FrameError(ValueError):
-    """Received bytes that are no valid frame, or a message that cannot be sent."""
+    """Received bytes that are not a valid frame, or a message that cannot be sent."""
 
 
 # --- frames -------------------------------------------------------------------------------------
@@ -56,8 +56,8 @@ def frame_of(
 ) -> list[bytes]:
     """Return a message as the parts of a frame.
 
-    `held` has the versions that the receiver holds, by the name of the record, and is brought up to
-    date. FrameError if the message is too long without its arrays.
+    `held` has the versions that the receiver holds, by the name of the record, and is updated.
+    FrameError if the message is too long without its arrays.
     """
     held = {} if held is None else held
     readable = {n: not r.version or held.get(n, 0) == r.version - 1 for n, r in records.items()}
@@ -75,7 +75,7 @@ def frame_of(
     header = message_to_proto(make_message(message.metadata, content, error)).SerializeToString()
     if len(header) > LONGEST_HEADER_BYTES:
         raise FrameError(
-            f"a message has {len(header)} bytes beside its arrays, and a stream carries "
+            f"a message has {len(header)} bytes without its arrays, and a stream carries at most "
             f'{LONGEST_HEADER_BYTES}; put them into an ArrayRecord, or use transport = "messages"'
         )
     elements = [records[name].elements for name in content or () if name in records]
@@ -85,7 +85,7 @@ def frame_of(
 
 
 def acknowledgement_of(reply: Message) -> list[bytes]:
-    """Return the frame that says that a reply has arrived: its metadata, and no content."""
+    """Return the frame that acknowledges a reply: its metadata without content."""
     return frame_of(make_message(reply.metadata, RecordDict()), {})
 
 
@@ -97,19 +97,10 @@ def chunks_of(frame: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
-    """Read frames from gRPC messages.
+    """Read frames from gRPC messages: messages, and the elements of their arrays (uint8).
 
-    Yields
-    ------
-    message : Message
-        Its arrays have no data; `decode_arrays` gives it to them.
-    elements : ndarray of uint8
-        Their elements, in memory that belongs to this frame.
-
-    Raises
-    ------
-    FrameError
-        If the bytes are not frames, or one is too long, also for the free memory.
+    The arrays have no data before `decode_arrays`. FrameError if the bytes are not frames, or a
+    frame is too long or larger than the free memory.
     """
     incoming = iter(chunks)
     for first in incoming:
@@ -118,7 +109,7 @@ def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
         for chunk in itertools.chain([first], incoming):
             end = filled + len(chunk)
             if end > len(frame):
-                raise FrameError(f"a frame of {len(frame)} bytes came with more")
+                raise FrameError(f"more than {len(frame)} bytes arrived for a frame of that size")
             frame.data[filled:end] = chunk
             filled = end
             if filled == len(frame):
@@ -129,9 +120,9 @@ def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
         try:
             proto = ProtoMessage.FromString(frame[_PREFIX.size : header_end].tobytes())
             if proto.metadata.ByteSize() > _LONGEST_METADATA_BYTES:
-                raise FrameError(f"its metadata have {proto.metadata.ByteSize()} bytes")
+                raise FrameError(f"its metadata has {proto.metadata.ByteSize()} bytes")
             message = message_from_proto(proto)
-        except Exception as error:  # protobuf's own, and whatever Flower's reading raises
+        except Exception as error:  # protobuf's own, and any exception of Flower
             raise FrameError(f"a frame's message cannot be read: {error}") from None
         elements = frame[_aligned(header_end) :]
         if elements.size and not message.has_content():
@@ -141,16 +132,16 @@ def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
 
 
 def _begin(chunk: bytes) -> tuple[int, Bytes]:
-    """Return how long the protobuf of the frame that begins here is, and memory for the frame."""
+    """Return the length of the protobuf of a frame, and memory for the frame."""
     if len(chunk) < _PREFIX.size:
         raise FrameError(f"a frame cannot begin with {len(chunk)} bytes")
     body_bytes, header_bytes = _PREFIX.unpack_from(chunk)
-    # Of a small one asking would take longer than reading it.
+    # For a small frame, the check would take longer than reading it.
     free = free_bytes() if body_bytes >= _SMALL_BYTES else None
     if body_bytes > LONGEST_BODY_BYTES or (free is not None and body_bytes > free):
-        raise FrameError(f"a frame of {body_bytes} bytes is more than can be taken")
+        raise FrameError(f"a frame of {body_bytes} bytes is too large")
     if header_bytes > LONGEST_HEADER_BYTES or _aligned(_PREFIX.size + header_bytes) > body_bytes:
-        raise FrameError(f"a message of {header_bytes} bytes is not in its frame")
+        raise FrameError(f"a message of {header_bytes} bytes does not fit into its frame")
     return header_bytes, np.empty(body_bytes, np.uint8)
 
 
@@ -161,24 +152,15 @@ def _aligned(num_bytes: int) -> int:
 # --- arrays -------------------------------------------------------------------------------------
 
 _WHOLE = "numpy.ndarray"
-"""Flower's name of the form of its arrays; that of a change is the name of its 16 bits."""
+"""Flower's name of its format of arrays. The format of a change is its 16-bit dtype."""
 
 
 @dataclass(frozen=True)
 class EncodedRecord:
-    """A record of arrays, ready to be sent to any number of receivers.
+    """An encoded record: a description of its arrays without data, and their elements.
 
-    Parameters
-    ----------
-    description : ArrayRecord
-        The arrays without their data.
-    elements : bytes
-        Their elements.
-    version : int (default: 0)
-        What a receiver holds after it, if all nodes get it. It must hold the version before to
-        read the changes; else it gets `whole`.
-    tensors : mapping of str to ndarray
-        What a receiver reads, if there is a version.
+    `version` is the version that a receiver holds afterwards; 0 for a record without versions. A
+    receiver without the previous version gets `whole`. `tensors` are the values that it reads.
     """
 
     description: ArrayRecord
@@ -188,12 +170,12 @@ class EncodedRecord:
 
     @functools.cached_property
     def whole(self) -> "EncodedRecord":
-        """The record for a receiver that cannot read changes."""
+        """The record without changes, for a receiver that lacks the previous version."""
         return encode_arrays(self.tensors)
 
 
 def plain_arrays(record: ArrayRecord) -> Tensors:
-    """Return a record's arrays by name: contiguous, and without a copy where that is possible.
+    """Return a record's arrays by name, contiguous, without copies where possible.
 
     FrameError if one is not Flower's serialised form of a numpy array of numbers, times or texts.
     """
@@ -202,8 +184,8 @@ def plain_arrays(record: ArrayRecord) -> Tensors:
         memory = memory_of(array)
         if memory is None:
             raise FrameError(
-                f"array {name!r} ({array.stype}, {array.dtype}) is no numpy array of numbers, "
-                'which is all that a stream carries; use transport = "messages"'
+                f"array {name!r} ({array.stype}, {array.dtype}) is not a numpy array of numbers, "
+                'and a stream carries no other arrays; use transport = "messages"'
             )
         tensors[name] = memory
     return tensors
@@ -212,10 +194,10 @@ def plain_arrays(record: ArrayRecord) -> Tensors:
 def encode_arrays(
     tensors: Tensors, changes: Tensors | None = None, wire_dtype: str = _WHOLE
 ) -> EncodedRecord:
-    """Return contiguous arrays, ready to be sent.
+    """Encode contiguous arrays.
 
-    `changes` (uint16, as `rounded_changes` returns them) are sent instead of the arrays of the same
-    names; `wire_dtype` is what they are rounded to, ``"bfloat16"`` or ``"float16"``.
+    `changes` (uint16, from `rounded_changes`) replace the arrays of the same names. `wire_dtype` is
+    their rounded dtype, ``"bfloat16"`` or ``"float16"``.
     """
     changes = changes or {}
     description: dict[str, Array] = {}
@@ -234,13 +216,12 @@ def decode_arrays(
     base_of: Callable[[str], Tensors],
     array_type: type[ArrayView] = ArrayView,
 ) -> dict[str, Tensors]:
-    """Give the arrays of a message that was read their elements; return them by record name.
+    """Fill the arrays of a message with their elements, and return them by record name.
 
-    The message, from `read_frames`, is changed in place; whole arrays become views on `elements`.
-    `base_of` returns the model that changes count from, by the name of the record.
+    The message, from `read_frames`, is changed in place. Arrays that are not changes become views
+    on `elements`. `base_of` returns the model that changes are relative to, by the record's name.
 
-    FrameError if the arrays are not in these bytes, all of them and nothing else, or are changes to
-    something else.
+    FrameError if the bytes are not exactly these arrays, or changes are relative to another model.
     """
     if not message.has_content():
         raise FrameError("a message came without content")
@@ -257,31 +238,36 @@ def decode_arrays(
 def _decoded(
     described: ArrayRecord, elements: Bytes, base: Callable[[], Tensors]
 ) -> tuple[Tensors, Bytes]:
-    """Return the arrays of one record by name, and the bytes behind them."""
+    """Return the arrays of one record by name, and the remaining bytes."""
     forms = {array.stype for array in described.values()} - {_WHOLE}
     held = base() if forms else {}
     tensors: dict[str, AnyArray] = {}
     for name, array in described.items():
-        # Before numpy parses the one, and a product of as many numbers is made of the other.
+        # Limits before numpy parses the dtype, and before the product of the shape.
         if len(array.dtype) > _LONGEST_DTYPE or len(array.shape) > _MOST_DIMENSIONS or array.data:
-            raise FrameError("an array of a frame is described as none is sent")
+            raise FrameError("an array of a frame has an invalid description")
         try:
             dtype = np.dtype(array.dtype if array.stype == _WHOLE else np.uint16)
             length = dtype.itemsize * math.prod(array.shape)
             fits = min(array.shape, default=0) >= 0 and _aligned(length) <= len(elements)
             if not is_plain(dtype) or not fits:
-                raise FrameError(f"no array of {dtype} with shape {array.shape} is in its frame")
+                raise FrameError(f"an array of {dtype} of shape {array.shape} is not in its frame")
             tensor = elements[:length].view(dtype).reshape(array.shape)
-        except (TypeError, ValueError, OverflowError, SyntaxError) as error:  # of dtypes, shapes
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            SyntaxError,
+        ) as error:  # for invalid dtypes and shapes
             raise FrameError(f"array {name!r} of a frame cannot be read: {error}") from None
         elements = elements[_aligned(length) :]
         if array.stype != _WHOLE:
             expected = "float32", tensor.shape
             known = array.stype in ("bfloat16", "float16") and array.dtype == "float32"
             if not known or expected != _kind(held.get(name)):
-                raise FrameError(f"array {name!r} of a frame is a change to another model")
+                raise FrameError(f"array {name!r} of a frame is a change relative to another model")
             change = from_16_bits(np.atleast_1d(tensor), array.stype).reshape(tensor.shape)
-            tensor = np.asarray(held[name] + change)  # the sum of 0-d arrays is none
+            tensor = np.asarray(held[name] + change)  # the sum of 0-d arrays is a scalar
         tensors[name] = tensor
     return tensors, elements
 
@@ -302,7 +288,7 @@ def to_16_bits(values: npt.NDArray[np.float32], wire_dtype: str) -> npt.NDArray[
     ['0x3f80', '0xc020']
     """
     if wire_dtype == "float16":
-        with np.errstate(over="ignore"):  # too large becomes infinite, which the caller checks
+        with np.errstate(over="ignore"):  # large values become infinite, which the caller checks
             return values.astype(np.float16).view(np.uint16)
     patterns = np.ascontiguousarray(values).view(np.uint32)
     rounded = (patterns + 0x7FFF + ((patterns >> 16) & 1)) >> 16
@@ -319,11 +305,11 @@ def from_16_bits(bits: npt.NDArray[np.uint16], wire_dtype: str) -> npt.NDArray[n
 def rounded_changes(
     new: Tensors, base: Tensors, carried: Tensors, wire_dtype: str
 ) -> tuple[Tensors, Tensors]:
-    """Return the changes from one model to another, and what rounding took away from them.
+    """Return the changes from one model to another, and their rounding errors.
 
-    `carried` has the errors of the changes before. The changes are 16-bit patterns (uint16) of
-    float32 tensors, the errors float32. A tensor that has another shape or dtype than before, or
-    whose change is not finite in 16 bits, is left out: it must travel whole.
+    `carried` has the errors of the previous changes. The changes are 16-bit patterns (uint16) of
+    float32 tensors, and the errors are float32. A tensor with a new shape or dtype, or whose change
+    is not finite in 16 bits, is left out and must travel whole.
     """
     changes: dict[str, AnyArray] = {}
     errors: dict[str, AnyArray] = {}
@@ -342,11 +328,11 @@ def rounded_changes(
 
 
 class Broadcast:
-    """The versions of one record that all nodes get, such as the global model.
+    """Versions of a record that all nodes receive, such as the global model.
 
-    All nodes hold the same model after a version, whether it came whole or as a change: the rounded
-    one. The difference to the true one is part of the next change. `errors` has the relative root
-    mean square of that difference, for each version.
+    After each version all nodes hold the same rounded model, whether it arrived whole or as a
+    change. The difference to the true model is part of the next change. `errors` has the relative
+    root mean square of that difference for each version.
     """
 
     def __init__(self, wire_dtype: str) -> None:
@@ -357,7 +343,7 @@ class Broadcast:
     def next(self, record: ArrayRecord) -> EncodedRecord:
         """Return the next version."""
         tensors = plain_arrays(record)
-        # The error so far is in the difference to what is held.
+        # The difference to the held model includes the previous error.
         changes, errors = rounded_changes(tensors, self._held, {}, self._wire_dtype)
         lost = sum(float(np.vdot(error, error)) for error in errors.values())
         whole = sum(float(np.vdot(tensors[name], tensors[name])) for name in errors)
@@ -365,7 +351,9 @@ class Broadcast:
         sent = encode_arrays(tensors, changes, self._wire_dtype)
         elements = np.frombuffer(sent.elements, np.uint8)
         base = self._held
-        self._held = _decoded(sent.description, elements, lambda: base)[0]  # as the nodes read it
+        self._held = _decoded(sent.description, elements, lambda: base)[
+            0
+        ]  # the model that the nodes read
         return EncodedRecord(sent.description, sent.elements, len(self.errors), self._held)
 
 
@@ -373,7 +361,7 @@ class Broadcast:
 
 
 class EncodedMessage(NamedTuple):
-    """A message to a node with its records of arrays: what `frame_of` makes a frame of."""
+    """A message to a node with its encoded records: the arguments of `frame_of`."""
 
     message: Message
     records: Mapping[str, EncodedRecord]
@@ -382,18 +370,17 @@ class EncodedMessage(NamedTuple):
 def encode_messages(
     messages: Sequence[Message], broadcasts: dict[str, Broadcast], wire_dtype: str
 ) -> list[EncodedMessage]:
-    """Encode messages that are sent together; a record that several share is encoded once.
+    """Encode messages that are sent together. A record in several messages is encoded once.
 
-    `broadcasts` has the models that all nodes hold, by the name of their record, and is brought up
-    to date. With `wire_dtype` ``"float32"`` models travel as they are. FrameError as of
-    `plain_arrays`.
+    `broadcasts` has the models that all nodes hold, by the name of the record, and is updated. With
+    `wire_dtype` ``"float32"`` models travel unchanged. FrameError as in `plain_arrays`.
     """
     shared: dict[tuple[str, int], EncodedRecord] = {}
 
     def encoded(name: str, record: ArrayRecord) -> EncodedRecord:
         if (name, id(record)) not in shared:
             if wire_dtype == "float32" or any(name == other for other, _ in shared):
-                # A second record of this name is one node's own: it travels as it is.
+                # Further records of this name are for single nodes, and travel unchanged.
                 sent = encode_arrays(plain_arrays(record))
             else:
                 sent = broadcasts.setdefault(name, Broadcast(wire_dtype)).next(record)
@@ -408,11 +395,11 @@ def encode_messages(
 def encode_reply(
     reply: Message, received: Mapping[str, Tensors], carried: dict[str, Tensors], wire_dtype: str
 ) -> list[bytes]:
-    """Return the reply to a message as a frame; FrameError as of `plain_arrays`.
+    """Return the reply to a message as a frame; FrameError as in `plain_arrays`.
 
-    `received` has the models that came with the message, from which changes count, and `carried`
-    the errors of the changes before, both by the name of their record; `carried` is brought up to
-    date. With `wire_dtype` ``"float32"`` models travel as they are.
+    `received` has the models of the message, which changes are relative to, and `carried` the
+    errors of the previous changes, both by the name of the record. `carried` is updated. With
+    `wire_dtype` ``"float32"`` models travel unchanged.
     """
     records = {}
     for name, record in reply.content.array_records.items() if reply.has_content() else ():
@@ -426,12 +413,12 @@ def encode_reply(
 
 
 def decode_reply(reply: Message, elements: Bytes, sent: Message) -> Message:
-    """Return a reply that was read, as an answer to the very message that was sent.
+    """Return a reply from `read_frames` as the reply to the message object that was sent.
 
-    Its arrays are views on the frame's memory. A change counts from the true model that was sent,
-    so the rounding error of what the node held is not lost in the average.
+    Its arrays are views on the frame's memory. Changes are added to the true model that was sent,
+    so the rounding error of the node's model does not enter the average.
 
-    FrameError if its arrays cannot be read.
+    FrameError if the arrays cannot be read.
     """
     if reply.has_error():
         return Message(reply.error, reply_to=sent)

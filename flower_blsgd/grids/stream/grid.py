@@ -1,4 +1,4 @@
-"""A Flower grid whose messages take a stream instead of Flower's polling, and who is on it."""
+"""A Flower grid that uses streams instead of polling, and its members."""
 
 import contextlib
 import logging
@@ -39,7 +39,7 @@ _ANY_HOST = ("", "0.0.0.0", "[::]")
 
 _SESSION_TTL_SECONDS = 30 * 86_400.0
 _MOST_SESSIONS, _SESSIONS_SECONDS = 5, 300.0
-"""A node that needs so many in so short a time is excluded."""
+"""A node that needs this many sessions within this time is excluded."""
 
 
 @contextlib.contextmanager
@@ -50,30 +50,30 @@ def stream(
     address: str | None = None,
     wire_dtype: WireDtype | None = None,
 ) -> Iterator[Grid]:
-    """Give a ServerApp a fast grid while the ``with`` block runs.
+    """Provide a fast grid for a ServerApp within a ``with`` block.
 
     Parameters
     ----------
     grid, context
-        What Flower gave the ServerApp.
+        Arguments of the ServerApp's function.
     transport : {"auto", "stream", "messages"}, optional
-        ``"auto"`` streams on a deployment and leaves every other grid as it is; ``"messages"``
-        always does; ``"stream"`` refuses other grids. None reads the run config's ``transport``,
-        else ``"auto"``.
+        ``"auto"`` streams on a deployment and returns other grids unchanged. ``"messages"`` returns
+        every grid unchanged. ``"stream"`` refuses other grids. None reads the run config's
+        ``transport``, which defaults to ``"auto"``.
     address : str, optional
-        As for `StreamGrid`. None reads the run config's ``stream-address``.
+        Address of `StreamGrid`. None reads the run config's ``stream-address``.
     wire_dtype : {"float32", "bfloat16", "float16"}, optional
-        As for `StreamGrid`. None reads the run config's ``wire-dtype``.
+        Dtype of `StreamGrid`. None reads the run config's ``wire-dtype``.
 
     Yields
     ------
     Grid
-        The fast grid, or the one given.
+        The fast grid, or `grid` unchanged.
 
     Raises
     ------
     UsageError
-        If `transport` is not known or does not fit the grid, or the address cannot be used.
+        If `transport` is unknown or does not fit the grid, or the address cannot be used.
 
     Examples
     --------
@@ -104,42 +104,42 @@ def stream(
         yield grid
         return
     with StreamGrid(grid, address, wire_dtype) as fast:
-        # A stopped run does not reach the end of this block.
+        # If the run is stopped, this block is left without `close`.
         add_exit_handler(fast.end_at_once)
         fast.wait_until_connected()
         yield fast
 
 
 class StreamGrid(MailboxGrid):
-    """Carries messages over long-lived streams that the nodes open to this process.
+    """A Flower grid whose messages travel over long-lived streams from the nodes to this process.
 
-    One ordinary Flower message per node opens its session; from then on a message takes
-    milliseconds. The node must serve sessions (`serve_sessions`). One that does not, or that
-    cannot connect, gets Flower's plain messages, and the log names it.
+    One ordinary Flower message per node opens a session. Later messages take milliseconds. The app
+    of the node must serve sessions (`serve_sessions`). A node without sessions, or that cannot
+    connect, gets Flower's plain messages, and a log line names it.
 
-    If a connection breaks, its node is off the grid until it is connected again, at any later
-    time, and goes on where it was. What was sent to it waits for it until the caller's timeout,
-    while the others go on; what it computed meanwhile arrives if somebody still waits for it.
-    Its messages get an error reply when Flower says that it is gone. A SuperNode that starts
-    anew gets a session by itself.
+    If a connection breaks, the node leaves the grid until it is connected again, and then resumes.
+    Messages to it wait until the caller's timeout, while other nodes continue. A reply that it
+    computed meanwhile arrives if it is still expected. When Flower reports that the node is gone,
+    its messages get an error reply. A SuperNode that starts again gets a new session.
 
     Parameters
     ----------
     grid : Grid
-        Flower's own, of a deployment.
+        Flower's own grid of a deployment.
     address : str (default: "")
-        ``HOST:PORT`` that nodes are to connect to, ``:PORT`` to choose the port alone; empty
-        tries this machine's own addresses, on a free port.
+        ``HOST:PORT`` for nodes to connect to, or ``:PORT`` to choose only the port. Empty uses the
+        addresses of this machine and a free port.
     wire_dtype : {"float32", "bfloat16", "float16"} (default: "float32")
-        How float32 models travel. In 16 bits they travel as changes to the model before, and
-        what rounding took away is part of the next change: half the bytes, other last digits.
+        Dtype of float32 models on the wire. In 16 bits they travel as changes to the previous
+        model, and the rounding error is part of the next change. This halves the bytes and changes
+        the last digits.
     connect_seconds : float (default: 30)
-        How long `wait_until_connected` waits for nodes that were there from the start.
+        Longest time of `wait_until_connected`.
 
     Raises
     ------
     UsageError
-        If the address cannot be listened on.
+        If the server cannot listen on the address.
     """
 
     def __init__(
@@ -151,14 +151,14 @@ class StreamGrid(MailboxGrid):
     ) -> None:
         release_records_at_once()
         self._grid = grid
-        self._grid_lock = threading.Lock()  # Flower's grid does not say that threads may share it
+        self._grid_lock = threading.Lock()  # Flower does not document its grid as thread-safe
         super().__init__(Mailbox())
         self._connect_seconds = connect_seconds
         self._wire_dtype = wire_dtype
         self._broadcasts: dict[str, Broadcast] = {}
         self._server = StreamServer(address, self._mailbox)
         self._members = Membership(grid, self._server, self._addresses(address), wire_dtype)
-        self._plain_messages: set[str] = set()  # the ids of those that Flower carries
+        self._plain_messages: set[str] = set()  # ids of the messages that Flower carries
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="stream-watcher", daemon=True)
         self._watcher.start()
@@ -169,7 +169,7 @@ class StreamGrid(MailboxGrid):
         return [f"{host}:{self._server.port}" for host in hosts]
 
     def close(self) -> None:
-        """End all sessions, and give the nodes a moment to say that they have. May be repeated."""
+        """End all sessions, and wait briefly for the nodes' answers. May be called twice."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -177,25 +177,25 @@ class StreamGrid(MailboxGrid):
         self._watcher.join(_POLL_SECONDS + 5)
         deadline = time.monotonic() + _END_SECONDS
         with contextlib.suppress(Exception), self._grid_lock:
-            # So that the nodes' answers do not come after the run, when Flower refuses them.
+            # Flower refuses answers that arrive after the run.
             while self._members.take_answers() and time.monotonic() < deadline:
                 time.sleep(0.05)
         self._server.stop(0.2)
 
     def end_at_once(self) -> None:
-        """End all sessions without waiting; for an exit handler."""
+        """End all sessions without waiting, in an exit handler."""
         if self._closed.is_set():
             return
         self._closed.set()
         self._server.end()
-        time.sleep(0.2)  # until what ends them is sent
+        time.sleep(0.2)  # time to send the ends
 
     @property
     def wire_errors(self) -> Mapping[str, float]:
-        """How far the nodes' models are from the true ones, by the name of the record.
+        """Mean relative error of the nodes' models, by the name of the record.
 
-        The mean over all that were sent, of the root mean square of the difference, relative to
-        that of the model. Empty for ``"float32"``.
+        The mean, over all models sent, of the root mean square of the difference to the true model
+        relative to that of the model. Empty for ``"float32"``.
         """
         return {
             name: statistics.fmean(broadcast.errors)
@@ -205,16 +205,16 @@ class StreamGrid(MailboxGrid):
 
     @property
     def transports(self) -> Mapping[int, str]:
-        """How each node on the grid is reached: ``"stream"`` or ``"messages"``."""
+        """Transport of each node on the grid: ``"stream"`` or ``"messages"``."""
         return self._members.transports
 
     @property
     def fast_nodes(self) -> Collection[int]:
-        """The nodes that are on the stream."""
+        """The nodes with a stream."""
         return {node_id for node_id, how in self.transports.items() if how == "stream"}
 
     def wait_until_connected(self) -> None:
-        """Wait until every node that is there now is connected, or known to be unable to be."""
+        """Wait until every present node is connected or known to be unable to connect."""
         deadline = time.monotonic() + self._connect_seconds
         with self._grid_lock:
             there = set(self._grid.get_node_ids())
@@ -222,35 +222,35 @@ class StreamGrid(MailboxGrid):
             time.sleep(0.02)
         for node_id in self._members.awaited(there):
             _LOG.warning(
-                "node %d has not connected to the stream within %.0f s; the run goes on without "
-                "it, and it joins when it has",
+                "node %d has not connected to the stream within %.0f s; the run continues without "
+                "it, and it joins once it is connected",
                 node_id,
                 self._connect_seconds,
             )
 
     def set_run(self, run: Run) -> None:
-        """Set the run that this grid operates in."""
+        """Set the run of this grid."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """The run that this grid operates in."""
+        """The run of this grid."""
         return self._grid.run
 
     def get_node_ids(self) -> Iterable[int]:
-        """Get the nodes that can be reached now, but for those still busy with a late message."""
+        """Return the reachable nodes, except those that still work on a late message."""
         busy = set(self._mailbox.late.values())
         return [node_id for node_id in self.transports if node_id not in busy]
 
     def get_nodes(self) -> Iterable[Any]:
-        """Get what the SuperLink knows of these nodes."""
+        """Return the SuperLink's records of these nodes."""
         reachable = set(self.get_node_ids())
         with self._grid_lock:
             nodes = self._grid.get_nodes()
         return [node for node in nodes if node.node_id in reachable]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages to their nodes. One to a node that is not there gets an error reply.
+        """Send messages to their nodes. A message to an unreachable node gets an error reply.
 
         Raises
         ------
@@ -274,7 +274,7 @@ class StreamGrid(MailboxGrid):
                     self._refuse(message, f"node {node_id} is not connected")
             for encoded in encode_messages(streamed, self._broadcasts, self._wire_dtype):
                 self._server.links[encoded.message.metadata.dst_node_id].submit(encoded)
-        except BaseException:  # nobody will ask for the replies to those already sent
+        except BaseException:  # the caller gets no ids, so it cannot fetch any reply
             self._mailbox.forget(ids)
             raise
         return ids
@@ -282,23 +282,23 @@ class StreamGrid(MailboxGrid):
     def _push_plain(self, message: Message) -> str:
         """Send a message by Flower's own grid; return its id, which Flower chooses."""
         with self._grid_lock:
-            # What Flower does not take is None; if that is too large, there is nothing at all.
+            # Flower returns None for a refused message, and nothing for one that is too large.
             for message_id in filter(None, self._grid.push_messages([message])):
                 self._mailbox.expect(message_id)
                 self._plain_messages.add(message_id)
                 return message_id
         message_id = give_message_id(message)
         self._mailbox.expect(message_id)
-        self._refuse(message, "Flower did not take it; the lines above say why")
+        self._refuse(message, "Flower did not accept it; see the log lines above")
         return message_id
 
     def _refuse(self, message: Message, reason: str) -> None:
         self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
 
     def _watch(self) -> None:
-        """Open sessions with nodes that come, and note those that ended.
+        """Open sessions with new nodes, and handle the end of sessions.
 
-        The regular calls are also how this process learns that the run was stopped.
+        Through these regular calls, this process also learns that the run was stopped.
         """
         while not self._closed.is_set():
             try:
@@ -308,19 +308,19 @@ class StreamGrid(MailboxGrid):
                     for reply in self._grid.pull_messages(list(self._plain_messages)):
                         self._plain_messages.discard(reply.metadata.reply_to_message_id)
                         self._mailbox.receive(reply)
-            except Exception as error:  # the SuperLink may be back at the next poll
+            except Exception as error:  # the SuperLink may answer the next poll
                 _LOG.warning("the SuperLink does not answer: %s", error)
             self._closed.wait(_POLL_SECONDS)
 
 
 class Membership:
-    """Knows which nodes are on a stream grid, and opens their sessions.
+    """The nodes of a stream grid and their sessions.
 
     A node whose app serves no sessions, or that cannot connect, gets plain messages from then on.
-    One whose session ended otherwise gets a new one, but not for ever. Nodes find the server at
-    `addresses`.
+    After any other end of a session, the node gets a new one, a limited number of times.
+    `addresses` are those of the server.
 
-    One thread at a time changes it. Others may read: a set is replaced, never changed.
+    Only one thread may change it. Other threads may read: sets are replaced, never changed.
     """
 
     def __init__(
@@ -330,39 +330,39 @@ class Membership:
         self._addresses, self._wire_dtype = addresses, wire_dtype
         self._online: set[int] = set()
         self._sessions: dict[str, int] = {}  # by the id of the message that opened it
-        self._activated: dict[int, str] = {}  # when each SuperNode started, as Flower says
+        self._activated: dict[int, str] = {}  # start time of each SuperNode, from Flower
         self._requested_at: dict[int, deque[float]] = {}
         self._plain: set[int] = set()
         self._excluded: set[int] = set()
 
     @property
     def transports(self) -> Mapping[int, str]:
-        """How each node that can be reached now is reached."""
+        """Transport of each reachable node."""
         links = list(self._server.links.items())
         found = {node_id: "stream" for node_id, link in links if link.connected}
         return found | dict.fromkeys(self._plain & self._online, "messages")
 
     def has_session(self, node_id: int) -> bool:
-        """Whether a node's session lasts, be it connected or away."""
+        """Return whether a node has a session, connected or not."""
         link = self._server.links.get(node_id)
         return link is not None and link.was_connected and not link.over
 
     def awaited(self, nodes: Iterable[int]) -> list[int]:
-        """Return which of these nodes may still connect, but have not yet."""
+        """Return the nodes that are not connected yet, but may still connect."""
         return sorted(set(nodes) - set(self.transports) - self._excluded)
 
     def update(self) -> None:
-        """Ask Flower who is there, and open a session with every node that has none."""
+        """Query Flower for the nodes, and open a session with every new one."""
         nodes_there = cast(Any, self._grid).get_nodes()  # which a deployment's grid has
         activated = {node.node_id: node.last_activated_at for node in nodes_there}
         self._online = set(activated)
         restarted = {n for n, at in activated.items() if self._activated.get(n, at) != at}
         for message_id, node_id in list(self._sessions.items()):
             if node_id in restarted:
-                del self._sessions[message_id]  # the new SuperNode does not know of it
+                del self._sessions[message_id]  # unknown to the new SuperNode
                 self._server.links[node_id].close("its SuperNode started again")
         self._plain, self._excluded = self._plain - restarted, self._excluded - restarted
-        for node_id in restarted:  # nor of what the old one had to do
+        for node_id in restarted:  # it does not know the old messages either
             self._server.mailbox.settle(node_id)
         self._activated |= activated
         busy = set(self._sessions.values()) | self._plain | self._excluded
@@ -370,7 +370,7 @@ class Membership:
         if nodes:
             sent = self._grid.push_messages([self._request(node_id) for node_id in nodes])
             for node_id, message_id in zip(nodes, sent, strict=True):
-                if message_id is not None:  # else the node has left since
+                if message_id is not None:  # otherwise the node has left
                     self._sessions[message_id] = node_id
 
     def _request(self, node_id: int) -> Message:
@@ -383,13 +383,7 @@ class Membership:
         return Message(request.to_records(), node_id, SESSION_MESSAGE, ttl=_SESSION_TTL_SECONDS)
 
     def take_answers(self) -> int:
-        """Note which sessions ended, and decide how their nodes are reached from now on.
-
-        Returns
-        -------
-        int
-            How many sessions there are.
-        """
+        """Handle the sessions that ended, and return the number of open sessions."""
         if self._sessions:
             for answer in self._grid.pull_messages(list(self._sessions)):
                 self._ended(self._sessions.pop(answer.metadata.reply_to_message_id), answer)

@@ -1,7 +1,7 @@
-"""Who may speak on a stream and how: certificates, tokens, gRPC's options, addresses.
+"""Certificates, tokens, gRPC options and addresses of streams.
 
-The certificate is made for one run, and a token for each session. Both travel inside a Flower
-message, so whatever protects Flower's messages protects them.
+There is one certificate per run, and one token per session. Both travel inside a Flower message, so
+Flower's TLS and authentication protect them.
 """
 
 import contextlib
@@ -24,26 +24,26 @@ SERVICE = "flower_blsgd.Stream"
 NODE_KEY = "node-id"
 TOKEN_KEY = "token-bin"
 HOLDING_KEY = "holding"
-"""In a call's metadata: the ids of messages that the node has and need not get again."""
+"""Metadata key of a call: ids of the messages that the node has."""
 
 WELCOME_KEY = "welcome"
-"""In the metadata of the answer to a node that may stay."""
+"""Metadata key of the answer to an accepted node."""
 
 SESSION_ENDED = grpc.StatusCode.ABORTED
-"""How a call ends when its session is over; one that breaks is unavailable, or cancelled."""
+"""Status of a call whose session is over; a broken call is unavailable or cancelled."""
 
 SERVER_NAME = "stream.flower-blsgd"
-"""What the certificate is for. Addresses may be translated on the way, so none is in it."""
+"""Name in the certificate. It holds no address, since addresses may be translated."""
 
 _CLOCK_SKEW = datetime.timedelta(days=1)
 _VALID_FOR = datetime.timedelta(days=365)
 _UNUSED_ADDRESS = "192.0.2.1"
-"""An address of nobody (RFC 5737). Nothing is sent to it; it only selects the interface."""
+"""A reserved address (RFC 5737), only used to select an interface. Nothing is sent to it."""
 
 Options = Sequence[tuple[str, int | str]]
 
 _BOTH_ENDS: Options = (
-    # A host that vanished is noticed after the sum of these two, in any case.
+    # A host that vanished is noticed after the sum of these two.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -54,7 +54,7 @@ _BOTH_ENDS: Options = (
 SERVER_OPTIONS: Options = (
     *_BOTH_ENDS,
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
-    ("grpc.so_reuseport", 0),  # else two runs would share a port, and each get half
+    ("grpc.so_reuseport", 0),  # otherwise two runs could share a port
 )
 CLIENT_OPTIONS: Options = (
     *_BOTH_ENDS,
@@ -67,7 +67,7 @@ CLIENT_OPTIONS: Options = (
 
 
 def new_certificate() -> tuple[bytes, grpc.ServerCredentials]:
-    """Return a self-signed certificate as PEM, and what a gRPC server with its key needs.
+    """Return a self-signed certificate as PEM, and the credentials of a gRPC server with its key.
 
     The key never leaves this process.
     """
@@ -106,7 +106,7 @@ def split_address(address: str) -> tuple[str, int]:
     Raises
     ------
     UsageError
-        If it is none.
+        If the text has another form.
 
     Examples
     --------
@@ -116,23 +116,26 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65_535 or " " in host:
         raise UsageError(
-            f'stream-address = "{address}" is no HOST:PORT; try "10.0.0.5:9100", or ":9100" for '
-            "every address of this machine"
+            f'stream-address = "{address}" is not HOST:PORT; try "10.0.0.5:9100", or ":9100" for '
+            "all addresses of this machine"
         )
     return host, int(port)
 
 
 def listen(server: grpc.Server, address: str, credentials: grpc.ServerCredentials) -> int:
-    """Let a gRPC server listen on ``HOST:PORT``, or on any free port; return the port.
+    """Let a gRPC server listen on ``HOST:PORT`` or a free port, and return the port.
 
-    A host that is not this machine's, such as the outside of a router, is listened for on all
-    of this machine's addresses.
+    If the host is not an address of this machine, such as the outside of a router, the server
+    listens on all addresses.
 
     UsageError if another program listens there.
     """
     host, port = split_address(address) if address else ("", 0)
     listening = "[::]" if host.startswith("[") else "0.0.0.0"
-    with contextlib.suppress(OSError), socket.socket() as probe:  # else it is somebody else's
+    with (
+        contextlib.suppress(OSError),
+        socket.socket() as probe,
+    ):  # otherwise not an address of this machine
         found = socket.gethostbyname(host or listening)
         probe.bind((found, 0))
         listening = found
@@ -140,19 +143,19 @@ def listen(server: grpc.Server, address: str, credentials: grpc.ServerCredential
         return int(server.add_secure_port(f"{listening}:{port}", credentials))
     except RuntimeError:
         raise UsageError(
-            f'stream-address = "{address}": cannot listen on {listening}:{port}, another '
-            "program does; name another port, or none for a free one"
+            f'stream-address = "{address}": another program listens on {listening}:{port}; choose '
+            "another port, or leave it empty for a free one"
         ) from None
 
 
 def own_addresses(superlink: str) -> list[str]:
-    """Return this machine's addresses that nodes may reach, the likeliest first.
+    """Return the addresses of this machine that nodes may reach, the most likely first.
 
     Parameters
     ----------
     superlink : str
-        The SuperLink as this process reaches it, ``HOST:PORT`` or a URL. Where it is on this
-        machine, its nodes may be here or elsewhere.
+        The SuperLink as this process reaches it, ``HOST:PORT`` or a URL. If it is on this machine,
+        its nodes may be on this machine or elsewhere.
     """
     host = superlink.partition("://")[2] or superlink
     host = host.partition("/")[0].rpartition(":")[0].strip("[]") or host

@@ -1,4 +1,4 @@
-"""The gRPC server in the ServerApp's process, and its link to each node."""
+"""The gRPC server in the process of the ServerApp, and its link to each node."""
 
 import hmac
 import logging
@@ -41,41 +41,27 @@ _LOG = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 4096
 _REFUSALS_LOGGED = 20
 _MOST_UNREAD = 10_000
-"""Frames that wait for a node to read them. A node that only sends is cut off."""
+"""Limit of frames that a node has not read. A node that only sends is disconnected."""
 
 
 Outgoing = queue.SimpleQueue[list[bytes] | None]
-"""What goes out on one connection: frames, each as its parts; None closes it."""
+"""Frames to send on one connection, each as its parts; None closes the connection."""
 
 
 class Link:
-    """Carries one node's messages over whichever connection it has, as long as its session lasts.
+    """The link to one node for the time of its session, across connections.
 
-    A message waits for as long as somebody waits for its reply: it goes out on the next connection
-    where there is none, and again where the last one broke, unless the node says that it has it.
-    When the session is over every message gets an error reply.
-
-    Parameters
-    ----------
-    node_id : int
-        The node's.
-    token : bytes
-        What it must show.
-    mailbox : Mailbox
-        Takes every reply, error replies included.
-
-    Attributes
-    ----------
-    was_connected : bool
-        Whether there ever was a connection.
-    over : str
-        Why the session is over; empty while it lasts.
+    A message is kept as long as its reply is expected. Without a connection it is sent on the next
+    one. After a broken connection it is sent again, unless the node reports that it has it. When
+    the session ends, every message gets an error reply.
     """
 
     def __init__(self, node_id: int, token: bytes, mailbox: Mailbox) -> None:
         self.node_id, self.token = node_id, token
         self.was_connected = False
+        """Whether there ever was a connection."""
         self.over = ""
+        """Reason why the session ended; empty while it lasts."""
         self._mailbox = mailbox
         self._lock = threading.Lock()
         self._outgoing: Outgoing | None = None
@@ -84,11 +70,11 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether the node is connected now."""
         return self._outgoing is not None and not self.over
 
     def submit(self, message: EncodedMessage) -> None:
-        """Send a message, now or on the next connection; fail it if there will be none."""
+        """Send a message now or on the next connection; fail it if the session is over."""
         with self._lock:
             if not self.over:
                 self._drop_unexpected()
@@ -99,19 +85,11 @@ class Link:
         self._fail(message, self.over)
 
     def attach(self, outgoing: Outgoing, holding: Sequence[str]) -> None:
-        """Use a new connection; send again what is pending, but for what the node has already.
-
-        Parameters
-        ----------
-        outgoing : SimpleQueue
-            Of the new connection.
-        holding : sequence of str
-            The ids of messages that the node has.
-        """
+        """Use a new connection, and send the pending messages whose ids are not in `holding`."""
         with self._lock:
             again, self.was_connected = self.was_connected, True
             previous, self._outgoing = self._outgoing, outgoing
-            self._held = {}  # what was under way may not have arrived
+            self._held = {}  # frames under way may not have arrived
             self._drop_unexpected()
             self._mailbox.settle(self.node_id, holding)
             for message_id, message in self._pending.items():
@@ -119,18 +97,18 @@ class Link:
                     outgoing.put(frame_of(*message, self._held))
         if self.over:
             outgoing.put(None)
-        if previous is not None:  # its break was not noticed
+        if previous is not None:  # it broke unnoticed
             previous.put(None)
         if again:
             _LOG.info("node %d is connected again", self.node_id)
 
     def _drop_unexpected(self) -> None:
-        """Drop what nobody waits for any more, such as an order of an earlier round."""
+        """Drop messages whose replies are no longer expected, such as old orders."""
         expects = self._mailbox.expects
         self._pending = {i: message for i, message in self._pending.items() if expects(i)}
 
     def chunks(self, outgoing: Outgoing) -> Iterator[bytes]:
-        """Yield all that goes out on a connection, until it is closed or the session is over."""
+        """Yield the data to send on a connection, until it is closed or the session is over."""
         while (frame := outgoing.get()) is not None:
             for chunk in chunks_of(frame):
                 if self.over:
@@ -140,14 +118,14 @@ class Link:
     def read(
         self, outgoing: Outgoing, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> None:
-        """Take what the node sends on a connection, until that ends."""
+        """Receive the replies of the node on a connection until it ends."""
         try:
             for reply, elements in read_frames(messages):
                 self._receive(outgoing, reply, elements)
         except Exception as error:
-            if context.is_active():  # else the connection broke
+            if context.is_active():  # otherwise the connection broke
                 _LOG.error("the connection of node %d is closed: %s", self.node_id, error)
-                self.close(f"what it sent cannot be read: {error}")
+                self.close(f"its data cannot be read: {error}")
         finally:
             with self._lock:
                 if self._outgoing is outgoing:
@@ -157,20 +135,20 @@ class Link:
     def _receive(self, outgoing: Outgoing, reply: Message, elements: Bytes) -> None:
         message_id = reply.metadata.reply_to_message_id
         if outgoing.qsize() > _MOST_UNREAD:
-            raise FrameError("it sends and does not read")
+            raise FrameError("it sends data but does not read")
         with self._lock:
             message = self._pending.get(message_id)
-        if message is not None:  # else it has failed already, or this is the second copy
+        if message is not None:  # otherwise it failed already, or this is a second copy
             answer = decode_reply(reply, elements, message.message)
             with self._lock:
                 self._pending.pop(message_id, None)
             self._mailbox.receive(answer)
-        elif self._mailbox.late.get(message_id) == self.node_id:  # not another node's
-            self._mailbox.receive(reply)  # it is late no more
+        elif self._mailbox.late.get(message_id) == self.node_id:  # not that of another node
+            self._mailbox.receive(reply)  # no longer late
         outgoing.put(acknowledgement_of(reply))
 
     def close(self, reason: str) -> None:
-        """End the session: fail what is pending, and at once what is submitted from now on."""
+        """End the session: fail pending and later messages."""
         self.end(reason)
         with self._lock:
             failed, self._pending = list(self._pending.values()), {}
@@ -179,8 +157,8 @@ class Link:
             self._fail(message, reason)
 
     def end(self, reason: str = "the run is over") -> None:
-        """Tell the node that the session is over. Takes no lock: a signal's handler calls it."""
-        self.over = reason  # first, for a connection that is being made now
+        """Tell the node that the session is over. Takes no lock, since signal handlers call it."""
+        self.over = reason  # first, for a connection that is just being made
         outgoing = self._outgoing
         if outgoing is not None:
             outgoing.put(None)
@@ -191,33 +169,15 @@ class Link:
 
 
 class StreamServer:
-    """Accepts connections of the nodes that sessions were opened for, and of nobody else.
+    """gRPC server that accepts only the nodes of open sessions.
 
-    Parameters
-    ----------
-    address : str
-        ``HOST:PORT`` that nodes are to connect to; ``:PORT`` for any host; empty for any host
-        and a free port.
-    mailbox : Mailbox
-        Takes the replies.
-
-    Attributes
-    ----------
-    links : dict of int to Link
-        The nodes with a session, and those that had one.
-    port : int
-        Where it listens.
-    certificate : bytes
-        What nodes know it by, as PEM.
-
-    Raises
-    ------
-    UsageError
-        If the address cannot be listened on.
+    It listens on ``HOST:PORT``, on any host with ``:PORT``, or on a free port with an empty
+    address; UsageError if it cannot. Its certificate is PEM.
     """
 
     def __init__(self, address: str, mailbox: Mailbox) -> None:
         self.links: dict[int, Link] = {}
+        """Links to the nodes with a current or earlier session, by node id."""
         self.mailbox = mailbox
         self._refusals = 0
         self.certificate, credentials = new_certificate()
@@ -234,7 +194,7 @@ class StreamServer:
         self._server.start()
 
     def open_session(self, node_id: int) -> Link:
-        """Let a node connect, with a new token; one that it had before becomes invalid."""
+        """Let a node connect with a new token, and invalidate its previous token."""
         link = Link(node_id, new_token(), self.mailbox)
         previous = self.links.get(node_id)
         self.links[node_id] = link
@@ -243,12 +203,12 @@ class StreamServer:
         return link
 
     def end(self) -> None:
-        """Tell every node that its session is over. Takes no lock: a signal's handler calls it."""
+        """Tell all nodes that the sessions are over, without a lock; see `Link.end`."""
         for link in list(self.links.values()):
             link.end()
 
     def stop(self, grace_seconds: float) -> None:
-        """Stop listening; what is under way is cut off after `grace_seconds`."""
+        """Stop listening, and cancel calls after `grace_seconds`."""
         self._server.stop(grace_seconds).wait(grace_seconds + 1)
 
     def _session(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -256,22 +216,22 @@ class StreamServer:
         link = self._authenticated(shown, context)
         outgoing: Outgoing = queue.SimpleQueue()
         if not context.add_callback(lambda: outgoing.put(None)):
-            return  # it is over already
+            return  # the call is over already
         link.attach(outgoing, str(shown.get(HOLDING_KEY, "")).split(","))
-        # First, since it also detaches: what follows raises if the call is cancelled by now.
+        # First, since it also detaches: the next line raises if the call was cancelled.
         threading.Thread(target=link.read, args=(outgoing, messages, context), daemon=True).start()
         context.send_initial_metadata(((WELCOME_KEY, ""),))
         yield from link.chunks(outgoing)
-        if link.over:  # a status, since a frame may be half sent
+        if link.over:  # as a status, since a frame may be half sent
             context.set_code(SESSION_ENDED)
 
     def _authenticated(
         self, shown: Mapping[str, str | bytes], context: grpc.ServicerContext
     ) -> Link:
-        """Return the link of the node that connects; anybody else is refused."""
+        """Return the link of the connecting node; refuse other callers."""
         link = {str(n): link for n, link in list(self.links.items())}.get(str(shown.get(NODE_KEY)))
         token = shown.get(TOKEN_KEY)
-        # Also for an unknown node, so that the time that it takes does not tell which are known.
+        # Also for unknown nodes, so that the duration does not reveal which nodes are known.
         expected = link.token if link is not None else new_token()
         valid = isinstance(token, bytes) and hmac.compare_digest(token, expected)
         if link is not None and valid:

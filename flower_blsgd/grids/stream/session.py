@@ -1,4 +1,4 @@
-"""How a session is opened and answered, and what lives as long as it does in a node's process."""
+"""Messages that open and end a session, and callbacks at its end in the node's process."""
 
 import contextlib
 import os
@@ -21,18 +21,11 @@ _LONGEST_REASON = 1000  # characters
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """The content of the Flower message that asks a node to connect.
+    """Content of the Flower message that asks a node to connect.
 
-    Parameters
-    ----------
-    addresses : list of str
-        ``HOST:PORT``, any of which may be the one that the node can reach.
-    certificate : bytes
-        The server's, as PEM.
-    token : bytes
-        This node's.
-    wire_dtype : str
-        How float32 models travel.
+    `addresses` are possible addresses of the server, ``HOST:PORT``; the node may reach only some of
+    them. `certificate` is that of the server (PEM), and `token` that of the node. `wire_dtype` is
+    the dtype of float32 models on the wire.
     """
 
     addresses: list[str]
@@ -48,7 +41,7 @@ class SessionRequest:
     def from_message(cls, message: Message) -> "SessionRequest":
         """Read the message.
 
-        ValueError if it is none, or one of another version of this library.
+        ValueError if the content is invalid or of another version of this library.
         """
         record = message.content.config_records.get(_RECORD, ConfigRecord())
         if record.get("version") != _VERSION:
@@ -71,14 +64,9 @@ class SessionRequest:
 
 @dataclass(frozen=True)
 class SessionResult:
-    """How a session ended, as the node sees it: the content of its answer.
+    """Content of the node's answer when a session has ended.
 
-    Parameters
-    ----------
-    connected : bool
-        Whether there ever was a connection.
-    reason : str
-        Why it ended, or why there was none; empty if the server ended it.
+    `connected` is whether there ever was a connection. `reason` is empty if the server ended it.
     """
 
     connected: bool
@@ -90,34 +78,34 @@ class SessionResult:
 
     @classmethod
     def from_reply(cls, reply: Message) -> "SessionResult":
-        """Read the answer; one that cannot be read counts as never connected."""
+        """Read the answer; an invalid one counts as never connected."""
         record = reply.content.config_records.get(_RECORD, ConfigRecord())
         reason = " ".join(str(record.get("reason", "no answer"))[:_LONGEST_REASON].split())
         return cls(record.get("connected") is True, reason)
 
 
-# --- what lives as long as a session ------------------------------------------------------------
+# --- callbacks ----------------------------------------------------------------------------------
 
 _callbacks: list[Callable[[], object]] = []
 _serving = threading.Event()
 
 
 def in_session() -> bool:
-    """Whether this process serves a session: what it keeps lives on from message to message."""
+    """Return whether this process serves a session, and so lives on between messages."""
     return _serving.is_set()
 
 
 def at_session_end(callback: Callable[[], object]) -> None:
     """Register a callback for the end of the session that this process serves.
 
-    For a ClientApp that keeps something for the whole session, such as processes of its own. Each
-    callback is called once, the last registered first; an exception in it is dropped.
+    It is meant for a ClientApp that holds resources for the whole session, such as processes. Each
+    callback is called once, the last registered first. Exceptions are ignored.
     """
     _callbacks.append(callback)
 
 
 def begin_session() -> None:
-    """Note that this process serves a session from now on, until `end_session`."""
+    """Mark this process as serving a session until `end_session`."""
     _serving.set()
 
 
@@ -136,10 +124,10 @@ _SUPERNODE = "flower-supernode"
 
 
 def die_with_supernode() -> None:
-    """End this process at once when its parent, or the SuperNode above that, is gone.
+    """Kill this process as soon as its parent, or the SuperNode above the parent, ends.
 
-    Flower asks a ClientApp's process to end when its SuperNode is gone, with a signal that waits
-    for the code under way. A new SuperNode may be there by then, and its device held twice.
+    Flower ends a ClientApp's process with a signal that waits for running code. By then, a new
+    SuperNode may use the same device.
     """
     parent = os.getppid()
     above = _parent_of(parent)
@@ -154,7 +142,7 @@ def die_with_supernode() -> None:
 
 
 def _parent_of(process_id: int) -> int:
-    """Return the parent's process id; 0 if it is not known."""
+    """Return the process id of the parent; 0 if unknown."""
     return int((_read(process_id, "stat").rpartition(")")[2].split() or "00")[1])
 
 

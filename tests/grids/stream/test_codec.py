@@ -177,17 +177,17 @@ def test_frames_of_any_size_one_after_another_come_out_as_they_went_in() -> None
     ("chunks", "reason"),
     [
         ([b""], "cannot begin with 0 bytes"),
-        ([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], "more than can be taken"),
-        ([begin(2**64 - 1, 0)], "more than can be taken"),
-        ([begin(2**36 + 1, 0)], "more than can be taken"),
-        ([begin(64, 49)], "message of 49 bytes is not in its frame"),
-        ([begin(64, 2**64 - 1)], "is not in its frame"),
-        ([begin(0, 0)], "message of 0 bytes is not in its frame"),
+        ([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], "is too large"),
+        ([begin(2**64 - 1, 0)], "is too large"),
+        ([begin(2**36 + 1, 0)], "is too large"),
+        ([begin(64, 49)], "message of 49 bytes does not fit"),
+        ([begin(64, 2**64 - 1)], "does not fit into its frame"),
+        ([begin(0, 0)], "message of 0 bytes does not fit"),
         ([begin(64, 5, bytes(48))], "message cannot be read"),
         ([begin(64, 5, b"\xff" * 48)], "message cannot be read"),
         ([begin(64, 0, bytes(48))], "message cannot be read"),  # neither content nor error
-        ([begin(64, 5, bytes(49))], "a frame of 64 bytes came with more"),
-        ([begin(64, 5, bytes(40)), bytes(9)], "came with more"),
+        ([begin(64, 5, bytes(49))], "more than 64 bytes arrived"),
+        ([begin(64, 5, bytes(40)), bytes(9)], "more than 64 bytes"),
     ],
 )
 def test_bytes_that_are_no_frame_are_refused(chunks: list[bytes], reason: str) -> None:
@@ -200,7 +200,7 @@ def test_frame_longer_than_allowed_or_than_free_memory_is_refused_before_memory_
 ) -> None:
     monkeypatch.setattr(codec, "free_bytes", lambda: 100 << 20)
     assert list(read_frames([begin(100 << 20, 0)])) == []
-    with pytest.raises(FrameError, match="more than can be taken"):
+    with pytest.raises(FrameError, match="is too large"):
         list(read_frames([begin((100 << 20) + 1, 0)]))
     frame = frame_with(b"")
     size = sum(map(len, frame))
@@ -285,30 +285,13 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     np.load(io.BytesIO(buffer.getvalue()), allow_pickle=True)  # the bait works
     assert file.exists()
     file.unlink()
-    with pytest.raises(FrameError, match="no numpy array of numbers"):
+    with pytest.raises(FrameError, match="not a numpy array of numbers"):
         plain_arrays(ArrayRecord({"a": Array("object", (1,), "numpy.ndarray", buffer.getvalue())}))
     pickled = np.frombuffer(pickle.dumps(_Evil(file)).ljust(128, b"\0"), np.uint8).copy()
     for dtype in ("O", "|O8", "object"):
         with pytest.raises(FrameError):
             decoded(pickled, described(dtype, 1))
     assert not file.exists()
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        *[[described("<f4", *shape)] for shape in [(-1,), (-2, -2), (33,), (2**31 - 1, 2**31 - 1)]],
-        *[[described("<f4", *shape)] for shape in [(2**63,), (1,) * 100, (2**70, 0), (0, 2**70)]],
-        [described("i4,i4", 1)],
-        [described("<f4", 16), described("<f4", 17)],  # the second runs over the end
-        *[[described(dtype, 1)] for dtype in ("O", "no dtype", "f4,(", "(2", "V0", "V4", "U0", "")],
-        *[[described("<f4", 1, stype=stype)] for stype in ("foreign", "bfloat16", "float16")],
-    ],
-    ids=str,
-)
-def test_arrays_that_lie_are_refused(arrays: list[Array]) -> None:
-    with pytest.raises(FrameError):
-        decoded(np.zeros(128, np.uint8), *arrays)
 
 
 # --- messages and replies -----------------------------------------------------------------------
@@ -454,10 +437,10 @@ def test_change_to_another_model_is_refused_at_both_ends(held: Model) -> None:
     change = encode_arrays({"w": floats(0, 0)}, {"w": np.zeros(2, np.uint16)}, "bfloat16")
     message = Message(RecordDict({"arrays": change.description}), 7, "train")
     frame = frame_of(message, {"arrays": change})
-    with pytest.raises(FrameError, match="change to another model"):
+    with pytest.raises(FrameError, match="relative to another model"):
         decode_arrays(*over_the_wire(frame), lambda _: held)
     sent = Message(RecordDict({"arrays": view_record(held)}), 7, "train")
-    with pytest.raises(FrameError, match="change to another model"):
+    with pytest.raises(FrameError, match="relative to another model"):
         decode_reply(*over_the_wire(frame), sent)
 
 

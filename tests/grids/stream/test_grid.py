@@ -3,7 +3,6 @@
 import inspect
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,6 @@ from .streams import (
     PATIENCE_SECONDS,
     FakeFlower,
     answer,
-    collect,
     config_of,
     echo,
     exchange,
@@ -86,31 +84,6 @@ def test_app_owns_what_it_gets_unless_it_takes_views(views: bool) -> None:
     with streaming(app) as grid:
         (reply,) = exchange(grid, order(7, {"w": np.zeros(3, np.float32)}))
         assert config_of(reply)["after"] == (5 if views else 0)
-
-
-def test_order_is_kept_and_a_node_does_one_message_at_a_time() -> None:
-    at_work, most, seen = 0, 0, []
-
-    def handle(message: Message, _: Context) -> RecordDict:
-        nonlocal at_work, most
-        at_work += 1
-        most = max(most, at_work)
-        time.sleep(0.005)
-        seen.append(message.content["config"]["x"])
-        at_work -= 1
-        return answer()
-
-    with streaming(made_app(handle)) as grid:
-        messages = [order(x=x) for x in range(20)]
-        for message in messages[:10]:
-            grid.push_messages([message])  # without waiting
-        grid.push_messages(messages[10:])
-        ids = {message.metadata.message_id for message in messages}
-        found = collect(grid, ids)
-        assert {reply.metadata.reply_to_message_id for reply in found} == ids
-        assert list(grid.pull_messages(ids)) == [], "each is returned once"
-    assert seen == list(range(20))
-    assert most == 1
 
 
 @pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])

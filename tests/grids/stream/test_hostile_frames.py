@@ -224,20 +224,20 @@ def frame_with(content: RecordDict, elements: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (frame_with(described("float32", 3), bytes(12)), "is in its frame"),  # no padding
+        (frame_with(described("float32", 3), bytes(12)), "not in its frame"),  # no padding
         (frame_with(described("float32", 3), bytes(128)), "64 bytes of a frame belong to no array"),
         (frame_with(RecordDict(), b"") + b"", None),
         (framed(FRAMES[-1][16 : 16 + PREFIX.unpack_from(FRAMES[-1])[1]], bytes(64)), "no array"),
-        (frame_with(described("f4," * 1000 + "f4", 0), b""), "described as none is sent"),
-        (frame_with(described("(" * 30 + "f4", 0), b""), "cannot be read|is in its frame"),
+        (frame_with(described("f4," * 1000 + "f4", 0), b""), "invalid description"),
+        (frame_with(described("(" * 30 + "f4", 0), b""), "cannot be read|not in its frame"),
         (
             frame_with(described("float32", *[2**31 - 1] * 200_000), b""),
-            "described as none is sent",
+            "invalid description",
         ),
-        (frame_with(described("float32", 0, data=b"abc"), b""), "described as none is sent"),
+        (frame_with(described("float32", 0, data=b"abc"), b""), "invalid description"),
         (with_metadata(1000), None),
-        (with_metadata(1 << 17), "its metadata have"),
-        (PREFIX.pack(1 << 30, (1 << 26) + 1), "is not in its frame"),
+        (with_metadata(1 << 17), "its metadata has"),
+        (PREFIX.pack(1 << 30, (1 << 26) + 1), "does not fit"),
     ],
     ids=range(11),
 )

@@ -25,7 +25,6 @@ from flower_blsgd.grids.stream.server import StreamServer
 from flower_blsgd.grids.stream.session import (
     SESSION_MESSAGE,
     SessionRequest,
-    SessionResult,
     at_session_end,
 )
 
@@ -213,16 +212,6 @@ REQUEST = SessionRequest(
 def over_flower(content: RecordDict) -> Message:
     """Return a message to a node, as it comes out of Flower's own wire format."""
     return message_from_proto(message_to_proto(Message(content, 7, SESSION_MESSAGE)))
-
-
-def test_session_request_and_result_arrive() -> None:
-    request = over_flower(REQUEST.to_records())
-    assert SessionRequest.from_message(request) == REQUEST
-    for result in (SessionResult(True), SessionResult(False, "it cannot reach a:1 or b:2")):
-        reply = message_from_proto(message_to_proto(result.to_reply(request)))
-        assert SessionResult.from_reply(reply) == result
-    for content in (RecordDict(), RecordDict({"session": ConfigRecord({"connected": "yes"})})):
-        assert not SessionResult.from_reply(Message(content, reply_to=request)).connected
 
 
 @pytest.mark.parametrize(

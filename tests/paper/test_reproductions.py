@@ -5,17 +5,16 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.experiments.reproduction import (
-    COMPUTED,
-    MEASURED,
+from flower_blsgd.grids.machine import Machine
+from flower_blsgd.grids.worker_spec import parse_workers
+from flower_blsgd.paper.printed import COMPUTED, MEASURED
+from flower_blsgd.paper.reproduce import cost
+from flower_blsgd.paper.reproductions import (
     REFERENCE,
     REPRODUCTIONS,
     Cell,
     cells_of,
-    cost,
 )
-from flower_blsgd.grids.machine import Machine
-from flower_blsgd.grids.worker_spec import parse_workers
 
 from ..refusal import refusal
 
@@ -87,9 +86,9 @@ def test_only(only: str, expected: list[str]) -> None:
 
 def test_what_there_is_not_is_refused_with_what_there_is() -> None:
     line = refusal(cells_of, "bias", "smoke")
-    assert line == f"bias is not known; there are {', '.join(REPRODUCTIONS)}"
+    assert line == f"bias is unknown; known: {', '.join(REPRODUCTIONS)}"
     line = refusal(cells_of, "bias-2c8g", "quick", "cifar100")
-    assert line.startswith("--only cifar100: bias-2c8g has no such cell at --scale quick; ")
+    assert line.startswith("only = 'cifar100': bias-2c8g has no such cell at scale quick; ")
     assert "cifar10" in line
 
 

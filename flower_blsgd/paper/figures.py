@@ -1,6 +1,6 @@
-"""Draw the paper's figures: learning curves, features, time per round, who works when.
+"""Draw the paper's figures: learning curves, features, time per round, and schedule.
 
-Runs come by arm; those of an arm are its seeds. A path that ends in .svg gets SVG, others PNG.
+Each function takes the runs of each arm, one for each seed, and writes a PNG file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..experiments.comparison import Run
+from ..experiments.comparison_plot import draw_curve, final_range, styles_of
+from ..experiments.comparison_report import accuracy_name
 from ..results import plots
 from ..results.metrics import metrics_of
 from ..strategy.round_metrics import RoundRecord
-from .comparison import Run
-from .comparison_plot import draw_curve, final_range, styles_of
-from .comparison_report import accuracy_name
 
 Runs = Mapping[str, Sequence[Run]]
 
 
 def draw_learning_curves(runs: Runs, path: Path) -> None:
-    """Draw accuracy over epochs and over seconds: the mean of the seeds, in a band of all of them.
+    """Draw accuracy over epochs and over seconds: the mean of the seeds, and a band of all seeds.
 
-    Seconds on simulated devices where that is the clock.
+    On the clock "device" these are seconds on simulated devices.
     """
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
@@ -68,7 +68,7 @@ def draw_features(runs: Runs, path: Path) -> None:
 def draw_timing(runs: Runs, path: Path) -> None:
     """Draw how long each device computes, waits and communicates in a round, a panel per arm.
 
-    Means over rounds and seeds; the line on a bar is the standard deviation of the computing.
+    Bars are means over rounds and seeds; the line on a bar is the standard deviation of computing.
     """
     times = {label: [_seconds_per_round(run) for run in its] for label, its in runs.items()}
     figure, panels = _panels([len(its[0]) for its in times.values()])
@@ -88,14 +88,14 @@ def draw_timing(runs: Runs, path: Path) -> None:
 
 
 def draw_schedule(runs: Runs, path: Path) -> None:
-    """Draw who works when from the second round on, on one axis of time, with each first seed.
+    """Draw when each worker computes, from the second round, with the first seed of each arm.
 
-    Two rounds of the arm with the longest, and of the others what begins meanwhile, up to 100.
-    Arms whose times are not known are left out.
+    All arms share the axis of time, which shows two rounds of the arm with the longest rounds and
+    at most 100 rounds of the others. Arms whose times are unknown are left out.
     """
     rounds = {label: found for label, its in runs.items() if (found := _rounds(its[0]))}
     if not rounds:
-        plots.save_text_instead(Figure(), "no times of rounds are known", path)
+        plots.save_text_instead(Figure(), "the times of the rounds are unknown", path)
         return
     window = 2 * max(fmean(record.round_seconds for record in its) for its in rounds.values())
     figure, panels = _panels([len(its[0].workers) for its in rounds.values()])
@@ -108,26 +108,26 @@ def draw_schedule(runs: Runs, path: Path) -> None:
         axes.set_yticks(list(y_of.values()), [labels[worker] for worker in y_of])
         axes.set_xlim(0, window)
         unit = _clock(runs)[1].replace("training ", "")
-        plots.style_panel(axes, f"{label}, from round {shown[0].round} on", unit)
+        plots.style_panel(axes, f"{label}, from round {shown[0].round}", unit)
     plots.time_legend(figure, [row for its in rounds.values() for r in its for row in r.workers])
     plots.save(figure, path)
 
 
 def _panels(rows: Sequence[int]) -> tuple[Figure, Sequence[Any]]:
-    """Return a figure with panels below each other, as high as their numbers of rows need."""
+    """Return a figure with a column of panels, and the panels, for these numbers of rows."""
     heights = [1.1 + 0.3 * count for count in rows]
     figure = Figure(figsize=(11, 0.6 + sum(heights)), layout="constrained")
     return figure, list(figure.subplots(len(rows), squeeze=False, height_ratios=heights)[:, 0])
 
 
 def _rounds(run: Run) -> list[RoundRecord]:
-    """Return the rounds with the times of the run's clock, but the first: processes warm up."""
+    """Return the rounds on the run's clock without the first, in which processes warm up."""
     rounds = metrics_of(run["folder"], run).rounds_on_clock()
     return rounds[1:] or rounds
 
 
 def _seconds_per_round(run: Run) -> dict[str, Any]:
-    """Return by worker the means of computing, waiting and of the whole round, in seconds."""
+    """Return the mean seconds of computing, waiting and the whole round for each worker."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for record in _rounds(run):
         for row in record.workers:
@@ -138,7 +138,7 @@ def _seconds_per_round(run: Run) -> dict[str, Any]:
 
 
 def _clock(runs: Runs) -> tuple[str, str]:
-    """Return the column with the seconds of the runs' clock, and what an axis says of them."""
+    """Return the column with the seconds of the runs' clock, and the label of their axis."""
     if _first(runs)["clock"] == "device":
         return "device_seconds", "training time on simulated devices (s, computed)"
     return "training_seconds", "training time (s)"
@@ -154,4 +154,4 @@ FIGURES: Mapping[str, Callable[[Runs, Path], None]] = {
     "figure-schedule": draw_schedule,
     "figure-learning-curves": draw_learning_curves,
 }
-"""What draws the picture of a reproduction, by its name; the others are tables."""
+"""Functions that draw a reproduction, by its name; the others are tables."""

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.experiments.comparison import Run, compare
-from flower_blsgd.experiments.reproduction import REFERENCE, REPRODUCTIONS, cells_of
-from flower_blsgd.experiments.reproduction_report import (
+from flower_blsgd.experiments.comparison import Run, compare_runs
+from flower_blsgd.paper.report import (
     RepeatedCell,
     rows_of,
     write_reproduction,
 )
+from flower_blsgd.paper.reproductions import REFERENCE, REPRODUCTIONS, cells_of
 
-from .made_runs import made_run
+from ..experiments.made_runs import made_run
 
 BIAS = REPRODUCTIONS["bias-2c8g"]
 UNBIASED, FAST = "unbiased-local-sgd", "fast-only-local-sgd"
@@ -23,7 +23,7 @@ UNBIASED, FAST = "unbiased-local-sgd", "fast-only-local-sgd"
 def cell_of(runs: list[Run], problems: tuple[str, ...] = ()) -> RepeatedCell:
     (cell,) = cells_of("bias-2c8g", "quick", "cifar10,32-4")
     config = RunConfig.from_run_config(cell.values)
-    compared = compare(runs, REFERENCE) if runs else None
+    compared = compare_runs(runs, REFERENCE) if runs else None
     return RepeatedCell(cell, config, BIAS.arms_of(config), compared, list(problems))
 
 
@@ -82,10 +82,10 @@ def test_files(tmp_path: Path, cell: RepeatedCell) -> None:
     lines = [line for line in text.splitlines() if line.startswith(f"| {UNBIASED} | 2 |")]
     assert lines[0].startswith(f"| {UNBIASED} | 2 | 80.50 ± 0.71 | -10.50 ± 6.35 | worse | 60.00 |")
     assert lines[0].endswith("| 88.09 ± 0.1 | paper, measured |")
-    assert "Against biased-local-sgd - worse: unbiased-local-sgd." in text
+    assert "Compared with biased-local-sgd, worse: unbiased-local-sgd." in text
     assert "Test accuracy; conditions and pictures: [table](cifar10-32-4/comparison.md)" in text
     assert "![cifar10-32-4/features.png](cifar10-32-4/features.png)" in text
-    assert "In no figure: fast-only-local-sgd, seed 0 failed: nobody." in text
+    assert "Not included: fast-only-local-sgd, seed 0 failed: nobody." in text
     with (tmp_path / "reproduction.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 8

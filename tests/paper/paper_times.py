@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments.plan import plan_runs
-from flower_blsgd.experiments.reproduction import printed
 from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.paper.printed import printed
 from flower_blsgd.strategy.cost_model import Prediction
 
 _NUM_SAMPLES = {"cifar10": 50_000, "flowers102": 7_169, "cifar100": 50_000}

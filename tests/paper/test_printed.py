@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_blsgd.experiments.reproduction import COMPUTED, MEASURED, label, printed
+from flower_blsgd.paper.printed import COMPUTED, MEASURED, label, printed
 
 from .paper_times import refitted_epoch_seconds, refitted_times
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments.comparison import Run, read_run
-from flower_blsgd.experiments.figures import (
+from flower_blsgd.paper.figures import (
     draw_features,
     draw_learning_curves,
     draw_schedule,
@@ -16,10 +16,10 @@ from flower_blsgd.experiments.figures import (
 )
 from flower_blsgd.results.folder import RunFolder
 
+from ..experiments.fake_training import write_run
+from ..experiments.made_runs import made_run
 from ..results.drawings import bars, texts
 from ..results.records import record, row
-from .fake_training import write_run
-from .made_runs import made_run
 
 PATH = Path("nowhere.png")  # nothing is saved
 COMPUTE, WAIT, MOVE = "#0072B2", "#E69F00", "#BBBBBB"
@@ -67,17 +67,6 @@ def test_learning_curves_over_epochs_and_seconds(figures: list[Figure]) -> None:
     (legend,) = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == list(runs)
     assert len({line.get_color() for line in epochs.lines}) == 2
-
-
-def test_learning_curves_of_simulated_devices_and_of_a_validation_share(
-    figures: list[Figure],
-) -> None:
-    run = made_run(device_seconds_per_epoch=0.5, clock="device", settings={"validation-share": 0.1})
-    draw_learning_curves({"dlb": [run]}, PATH)
-    epochs, seconds = figures[0].axes
-    np.testing.assert_allclose(seconds.lines[0].get_xdata(), [0.5, 1.0])
-    assert seconds.get_xlabel() == "training time on simulated devices (s, computed)"
-    assert epochs.get_ylabel() == "validation accuracy (%)"
 
 
 def test_features_have_a_bar_a_deviation_and_a_dot_per_seed(figures: list[Figure]) -> None:
@@ -133,6 +122,6 @@ def test_schedule_has_one_axis_of_time(tmp_path: Path, figures: list[Figure]) ->
         (0, 8.5, 14.5),
     ]
     assert bars(figure, 1, COMPUTE) == [(1, 0.5, 1.5), (0, 0.5, 3.5), (1, 4.5, 5.5), (0, 4.5, 7.5)]
-    assert {"long, from round 2 on", "short, from round 2 on"} <= texts(figure)
+    assert {"long, from round 2", "short, from round 2"} <= texts(figure)
     draw_schedule({"none": runs["none"]}, PATH)
-    assert "no times of rounds are known" in texts(figures[1])
+    assert "the times of the rounds are unknown" in texts(figures[1])

@@ -12,28 +12,23 @@ from flwr.app import ArrayRecord
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import Machine
 from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
+from flower_blsgd.paper.printed import printed
 from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import profile_of
 
-from .stand_ins import write_stand_in
-from .test_run import grid_of, train_on
+from ..stand_ins import write_stand_in
+from ..test_run import grid_of, train_on
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
-# The paper's tables of hyper-parameters: model, batch size, epochs, learning rate, weight decay,
-# and the epochs after which the rate falls.
-PRINTED: dict[str, tuple[str, int, int, float, float, tuple[int, ...]]] = {
-    "cifar10-1c1g": ("resnet20", 128, 100, 0.3, 1e-4, (60, 80)),
-    "flowers102-1c1g": ("wrn-16-8", 32, 300, 0.1, 1e-4, (180, 240)),
-    "cifar100-1c1g": ("wrn-28-10", 128, 100, 0.1, 5e-4, (60, 80)),
-    "tiny-imagenet-1c1g": ("vit-b-16", 128, 10, 1e-4, 5e-4, (7,)),
-    "ag-news-1c1g": ("distilbert", 128, 10, 1e-3, 1e-4, (7,)),
-    "cifar10-2c8g": ("resnet20", 32, 100, 0.1, 1e-4, (60, 80)),
-    "flowers102-2c8g": ("wrn-16-8", 11, 300, 0.1, 1e-4, (180, 240)),
-    "cifar100-2c8g": ("wrn-28-10", 32, 200, 0.2, 5e-4, (120, 160)),
-    "tiny-imagenet-2c8g": ("vit-b-16", 32, 10, 1e-4, 5e-4, (7,)),
-    "ag-news-2c8g": ("distilbert", 32, 10, 1e-3, 1e-4, (7,)),
+PRINTED = {f"{row['dataset']}-{row['setting']}": row for row in printed("hyperparameters")}
+MODELS = {
+    "cifar10": "resnet20",
+    "cifar100": "wrn-28-10",
+    "flowers102": "wrn-16-8",
+    "tiny-imagenet": "vit-b-16",
+    "ag-news": "distilbert",
 }
 
 SAMPLES = {
@@ -88,15 +83,16 @@ def slow_steps(name: str) -> int:
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_config_has_what_the_paper_prints(name: str) -> None:
-    model, batch_size, epochs, learning_rate, weight_decay, decay = PRINTED[name]
-    config = config_of(name)
-    assert (config.task, config.model) == (task_name(name), model)
-    assert (config.batch_size, config.epochs) == (batch_size, epochs)
-    assert (config.learning_rate, config.weight_decay) == (learning_rate, weight_decay)
+    row, config = PRINTED[name], config_of(name)
+    assert (config.task, config.model) == (row["dataset"], MODELS[row["dataset"]])
+    for key in ("batch_size", "epochs", "learning_rate", "weight_decay"):
+        assert getattr(config, key) == float(row[key])
     assert (config.optimizer, config.momentum, config.nesterov) == ("sgd", 0.9, False)
     assert (config.algorithm, config.choices.epoch, config.clock) == (LOCAL, "samples", "device")
-    falls = [float(share.strip(" %")) / 100 * epochs for share in config.decay_epochs.split(",")]
-    assert falls == pytest.approx(decay)
+    falls = [
+        float(share.strip(" %")) / 100 * config.epochs for share in config.decay_epochs.split(",")
+    ]
+    assert falls == pytest.approx([float(epoch) for epoch in row["decay_epochs"].split(";")])
     assert (config.local_steps_fast, config.local_steps_slow) == (32, slow_steps(name))
     assert config.pretrained
     assert config.split == ("paper" if config.task == "flowers102" else "")

@@ -1,0 +1,108 @@
+"""Show the progress of a run: a line per epoch, and a live line in a terminal."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from ..strategy.round_metrics import RoundRecord
+from .folder import EpochRow, shown_late
+from .metrics import RunMetrics
+from .summary import shown_metric
+
+
+class ProgressView:
+    """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
+
+    It prints one line per epoch. In a terminal, a live line below them is rewritten after every
+    round.
+
+    Parameters
+    ----------
+    epochs : int
+        Number of epochs of the run.
+    console : rich.console.Console, optional
+        Standard output by default.
+    seconds : float (default: 0)
+        Budget in seconds; 0 for none.
+    """
+
+    def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
+        self.measured_on = ""
+        self.log: Callable[[str], object] = lambda line: None
+        self._epochs, self._seconds = epochs, seconds
+        self._of_epochs = "" if seconds else f"/{epochs}"
+        self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
+        self._live: Progress | None = None
+        self._began = time.monotonic()
+        self._share_done = self._share_before = 0.0
+        self._pace = ""
+
+    def say(self, line: str) -> None:
+        """Print a permanent line, and pass it to `log`."""
+        self.log(line)
+        self._console.print(escape(line), emoji=False)
+
+    def begin(self) -> None:
+        """Start the live line in a terminal."""
+        if self._console.is_terminal:
+            self._live = Progress(
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+                console=self._console,
+                transient=True,
+                refresh_per_second=8,
+            )
+            self._live.start()
+            self._live.add_task("starting the workers", total=1.0)
+
+    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
+        """Show a finished round, which `metrics` already contains."""
+        examples = sum(row.num_examples for row in record.workers)
+        shares = {"fast": metrics.waiting_share(True, last_round=True)}
+        shares["slow"] = metrics.waiting_share(False, last_round=True)
+        waits = [f"{tier} waits {x:.0%}" for tier, x in shares.items() if x is not None]
+        self._pace = (
+            f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
+        )
+        if not self._share_done:  # starting the workers does not count
+            self._began = time.monotonic() - record.round_seconds
+            before = metrics.budget_seconds - metrics.last_budget_seconds
+            self._share_before = self._share(record, record.round_in_epoch - 1, before)
+        share = self._share(record, record.round_in_epoch, metrics.budget_seconds)
+        self._share_done = min(1.0, share)
+        if self._live is not None:
+            at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
+            text = self._line(f"epoch {record.epoch}{self._of_epochs}", at)
+            self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
+
+    def _share(self, record: RoundRecord, rounds_done: int, budget_seconds: float) -> float:
+        by_epochs = (record.epoch - 1 + rounds_done / record.rounds_in_epoch) / self._epochs
+        return max(by_epochs, budget_seconds / self._seconds if self._seconds else 0.0)
+
+    def epoch(self, row: EpochRow) -> None:
+        """Print the line of a finished epoch, or of a result that arrived later."""
+        width = len(str(self._epochs)) if self._of_epochs else 3
+        shown = shown_metric(row.accuracy, row.metric)
+        accuracy = [f"{self.measured_on}{shown}"] if shown else []
+        number = f"epoch {row.epoch:{width}}{self._of_epochs}"
+        if row.late:
+            self.say("  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"]))
+            return
+        self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
+
+    def end(self) -> None:
+        """Remove the live line; may be called twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self, *parts: str) -> str:
+        spent, done = time.monotonic() - self._began, self._share_done - self._share_before
+        left = "?"
+        if done > 0:
+            left = str(timedelta(seconds=round(spent * (1 - self._share_done) / done)))
+        return "  ".join([*parts, self._pace, f"{left} left"])

@@ -1,0 +1,252 @@
+"""The content of ``summary.json``, and the lines that end a run's output."""
+
+import os
+import platform
+import shlex
+import shutil
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..config import RunConfig
+from ..protocol import WorkerProfile
+from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..strategy.cost_model import NEGLIGIBLE
+from ..strategy.round_metrics import WorkerRound
+from ..tasks import GIVEN_IN_PYTHON
+from .folder import EpochRow, shown_late
+from .metrics import Figures, RunMetrics
+from .tables import counted
+
+_PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
+
+
+def shown_metric(accuracy: float | None, metric: float | None) -> str:
+    """Return ``"accuracy 98.33%"`` or ``"metric 1.234"``; empty without either."""
+    if accuracy is None:
+        return "" if metric is None else f"metric {metric:.4g}"
+    return f"accuracy {accuracy:.2%}"
+
+
+def summary_of(
+    config: RunConfig, strategy: BiasedLocalSGD, metrics: RunMetrics, epochs: Sequence[EpochRow]
+) -> dict[str, Any]:
+    """Return the part of ``summary.json`` on rounds, epochs and workers; None where not measured.
+
+    In finished rounds ``samples_planned = samples + samples_given_up + samples_cut_off``.
+    """
+    evaluated = [row for row in epochs if row.loss is not None]
+    last = evaluated[-1] if evaluated else None
+    rows = [(record.round, row) for record in metrics.records for row in record.workers]
+    by_worker: dict[int, list[WorkerRound]] = {}
+    for _, row in rows:
+        if row.trained:
+            by_worker.setdefault(row.worker, []).append(row)
+    return {
+        "algorithm": config.algorithm,
+        "steps": config.choices.steps,
+        "sampler": config.choices.sampler,
+        "weights": config.choices.weights,
+        "train_on": config.choices.train_on,
+        "task": config.task,
+        "accuracy": last and last.accuracy,
+        "metric": last and last.metric,
+        "loss": last and last.loss,
+        "training_seconds": metrics.training_seconds,
+        "device_seconds": metrics.device_seconds,
+        "clock": metrics.clock,
+        "epochs": len(epochs),
+        "rounds": len(metrics.records),
+        "samples": metrics.samples,
+        "samples_planned": strategy.planner.samples_planned_so_far,
+        "samples_given_up": strategy.planner.samples_given_up,
+        "samples_cut_off": strategy.planner.samples_cut_off,
+        "async_evaluation": _async_evaluation(config, strategy, epochs),
+        "mean_loss_age_rounds": epochs[-1].mean_loss_age_rounds if epochs else None,
+        "summing_seconds": sum(row.summing_seconds for _, row in rows),
+        "fast_waiting_share": metrics.waiting_share(fast=True),
+        "slow_waiting_share": metrics.waiting_share(fast=False),
+        "workers": [
+            _worker(strategy.registry.workers[index].profile, its, metrics, config.precision)
+            for index, its in sorted(by_worker.items())
+        ],
+        "failures": [
+            {
+                "round": number,
+                "worker": row.label,
+                "kind": row.failure_kind,
+                "reason": row.failure,
+            }
+            for number, row in rows
+            if row.failure
+        ],
+        "failures_by_worker": {
+            worker.label: dict(Counter(worker.failures))
+            for worker in strategy.registry.workers
+            if worker.failures
+        },
+        "versions": versions(),
+        "seed": config.seed,
+    }
+
+
+def _async_evaluation(
+    config: RunConfig, strategy: BiasedLocalSGD, epochs: Sequence[EpochRow]
+) -> dict[str, Any] | None:
+    """Return figures of the workers with ``role=evaluate``; None without such a worker."""
+    workers = [worker.label for worker in strategy.registry.workers if not worker.trains]
+    late = [row.late for row in epochs if row.late]
+    due = [row for row in epochs if row.epoch % config.evaluate_every_epochs == 0]
+    means = [statistics.fmean(values) for values in zip(*late, strict=True)]
+    if not workers:
+        return None
+    return {
+        "workers": workers,
+        "results": len(late),
+        "without_result": sum(row.loss is None for row in due),
+        "mean_rounds_late": means[0] if late else None,
+        "mean_seconds_late": means[1] if late else None,
+    }
+
+
+def _worker(
+    profile: WorkerProfile, rows: Sequence[WorkerRound], metrics: RunMetrics, precision: str
+) -> dict[str, Any]:
+    stepped = [row for row in rows if row.completed_steps]
+    steps = sum(row.completed_steps for row in stepped)
+    compute_seconds = sum(row.compute_seconds for row in rows)
+    weight = sum(row.weight for row in rows) / len(metrics.records)
+    return {
+        "name": profile.name,
+        "device": profile.device,
+        "tier": "fast" if rows[-1].fast else "slow",
+        "local_steps": rows[-1].local_steps,
+        "weight": weight,
+        "negligible": weight < NEGLIGIBLE,
+        "seconds_per_step": compute_seconds / steps if steps else None,
+        "seconds_per_step_alone": metrics.seconds_per_step.get(rows[0].worker),
+        "samples": sum(row.num_examples for row in rows),
+        "batch_size": stepped[-1].num_examples // stepped[-1].completed_steps if stepped else 0,
+        "precision": profile.precision or precision,
+        "compute_seconds": compute_seconds,
+        "waiting_seconds": sum(row.waiting_seconds for row in rows),
+        "transfer_seconds": sum(row.transfer_seconds for row in rows),
+        "failures": sum(bool(row.failure) for row in rows),
+        "momentum_zeroed": sum(row.momentum_zeroed for row in rows),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a run's results depend on."""
+    # The names of a model's tensors depend on transformers.
+    used = [*_PACKAGES, *(["transformers"] if "transformers" in sys.modules else [])]
+    found = {"python": platform.python_version()}
+    for package in used:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a bundle, not from an installed package
+            found[package] = "not installed"
+    return found
+
+
+# --- the lines that end a run's output
+
+
+def last_lines(
+    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
+) -> list[str]:
+    """Return the last lines of a run: its results, whether slow devices help, failures, the plan.
+
+    The summary is the content of ``summary.json``; the folder is the results folder.
+    """
+    state = "stopped early" if summary["interrupted"] else "done"
+    device_seconds = summary["device_seconds"]
+    measured_on = "validation" if config.validation_share else "test"
+    shown = shown_metric(summary["accuracy"], summary["metric"])
+    reached = shown and f"{measured_on} {shown} "
+    others = f"{summary['wall_seconds']:.1f} s with evaluation"
+    if device_seconds is not None:
+        others += f"; {device_seconds:.1f} s on simulated devices, computed"
+    lines = [
+        f"{state}: {reached}after {summary['training_seconds']:.1f} s of training "
+        f"({others}); results in {folder}"
+    ]
+    if metrics.records:
+        lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
+        lines += [f"  {line}" for line in summary["slow_devices"]]
+    if found := summary["async_evaluation"]:
+        parts = [
+            f"async evaluation: {', '.join(found['workers'])} computed for "
+            f"{summary['async_evaluation_seconds']:.2g} s; {counted(found['results'], 'result')}"
+        ]
+        if found["results"]:
+            late = found["mean_rounds_late"], found["mean_seconds_late"]
+            parts.append(f"{shown_late(late)} late on average")
+        if found["without_result"]:
+            parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
+        lines.append(", ".join(parts))
+    if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
+        kinds = {
+            name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failed.items()
+        }
+        lines.append(f"failures: {'; '.join(f'{name} {text}' for name, text in kinds.items())}")
+    if summary["predicted"] and summary["measured"]:
+        lines.append(plan_line(summary["predicted"], summary["measured"]))
+    return lines
+
+
+def _slow_devices(
+    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
+) -> str:
+    """Answer "do my slow devices help?" as far as one run can."""
+    if seconds := summary["summing_seconds"]:
+        return f"they only summed models, for {seconds:.2g} s in total"
+    rows = (row for record in metrics.records for row in record.workers)
+    slow = [row for row in rows if row.trained and not row.fast]
+    if not slow:
+        return "none trained"
+    longer = metrics.longer_for_slow()
+    if longer is None:
+        rounds = "whether rounds are longer is unknown (clock = device needs all speeds)"
+    else:
+        simulated = " (simulated devices)" if metrics.clock == "device" else ""
+        rounds = f"waiting for them makes rounds {longer:.0%} longer{simulated}"
+    samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
+    weight = sum(row.weight for row in slow) / len(metrics.records)
+    return (
+        f"{samples:.1%} of the samples, {weight:.1%} of the weight; {rounds}; to compare the "
+        f"accuracy without them: {_fast_only(config, folder)}"
+    )
+
+
+def _fast_only(config: RunConfig, folder: Path) -> str:
+    """Return the command that repeats the run without the slow workers."""
+    if config.task == GIVEN_IN_PYTHON:
+        return "train(task, train_on='fast', sampler='uniform', ...)"
+    words = ["-c", str(folder / "config.toml"), "-s", "train-on=fast", "-s", "sampler=uniform"]
+    words += ["-s", f"out={config.out}-fast-only"] if config.out else []
+    return blsgd_run(*words)
+
+
+def blsgd_run(*words: str) -> str:
+    """Return a command line of ``blsgd run`` that works without an activated environment."""
+    blsgd = shutil.which("blsgd") and "blsgd"
+    blsgd = blsgd or os.path.relpath(Path(sys.executable).with_name("blsgd"))
+    return shlex.join([blsgd, "run", *words])
+
+
+def plan_line(predicted: Figures, measured: Figures) -> str:
+    """Return ``"plan: 2 s per epoch, fast waits 5%; measured: 2.2 s (+10%), fast waits 5%"``."""
+    waits = [
+        "" if share is None else f", fast waits {share:.0%}"
+        for share in (predicted["fast_waiting_share"], measured["fast_waiting_share"])
+    ]
+    expected, took = predicted["epoch_seconds"], measured["epoch_seconds"]
+    return (
+        f"plan: {expected:.3g} s per epoch{waits[0]}; measured: {took:.3g} s "
+        f"({took / expected - 1:+z.0%}){waits[1]}"
+    )

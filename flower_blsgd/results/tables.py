@@ -1,0 +1,119 @@
+"""Tables for Markdown, HTML and terminals, rows as CSV, and figures as text."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import fill
+from typing import Any
+
+from rich import box
+from rich import table as rich_table
+
+UNKNOWN = "-"
+"""Cell of a figure that was not measured."""
+
+_NAME_WIDTH = 20
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column holds names; the other columns hold figures.
+
+    Parameters
+    ----------
+    header : sequence of str
+        Headers of the columns. A newline breaks a header in a terminal and is a space elsewhere.
+    rows : sequence of sequence of str
+        Cells, as many in each row as there are headers.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> list[str]:
+        """Return the table as lines of Markdown, figures aligned to the right."""
+        header = [text.replace("\n", " ") for text in self.header]
+        lines = [header, ["---"] + ["---:"] * (len(header) - 1), *self.rows]
+        return [f"| {' | '.join(cells)} |" for cells in lines]
+
+    def html(self) -> str:
+        """Return the table as HTML; all texts are escaped."""
+        head = "".join(f"<th>{escape(text.replace('_', ' '))}</th>" for text in self.header)
+        lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows)
+        body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+        opening = f'<div class="wide"><table class="{"numbers" if self.header else "texts"}">'
+        return f"{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+    def terminal(self, gap: int = 0, **texts: str) -> rich_table.Table:
+        """Return the table for a terminal of 100 columns.
+
+        Parameters
+        ----------
+        gap : int (default: 0)
+            Blanks after each column, in addition to one.
+        **texts : str
+            Optional ``title`` above the table and ``caption`` below it.
+        """
+        table = rich_table.Table(
+            box=box.SIMPLE_HEAD,
+            padding=(0, gap, 0, 0),
+            title_justify="left",
+            caption_justify="left",
+            **texts,  # type: ignore[arg-type]  # only the two above
+        )
+        first, *others = self.header
+        table.add_column(first, no_wrap=True)
+        for text in others:  # local steps of many workers may take two lines
+            wraps = text.endswith("steps")
+            table.add_column(
+                text, justify="right", no_wrap=not wraps, min_width=6 if wraps else None
+            )
+        for name, *cells in self.rows:
+            table.add_row(name if gap else fill(name, _NAME_WIDTH), *cells)
+        return table
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]], header: bool = True, digits: int = 0) -> str:
+    """Return rows as CSV; None becomes an empty cell.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Values by column; all rows have the columns of the first one.
+    header : bool (default: True)
+        Whether the first line holds the names of the columns.
+    digits : int (default: 0)
+        Significant digits of floats; 0 for all of them.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    if header and rows:
+        writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            {
+                name: f"{value:.{digits}g}" if digits and isinstance(value, float) else value
+                for name, value in row.items()
+            }
+        )
+    return text.getvalue()
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 epoch"`` or ``"2 epochs"``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return seconds with about three significant digits."""
+    if seconds is None:
+        return UNKNOWN
+    digits = 2 if seconds < 10 else 1 if seconds < 100 else 0
+    return f"{seconds:,.{digits}f}"
+
+
+def share_text(share: float | None) -> str:
+    """Return a share as a whole percentage, such as ``"25%"``."""
+    return UNKNOWN if share is None else f"{share:.0%}"
