@@ -71,7 +71,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         (
             "calibrate",
             ["-s", "rebalance=true", "-s", "local-steps-slow=8"],
-            "rebalance = true needs steps that come from",
+            "rebalance = true needs steps that follow from",
         ),
         ("calibrate", ["-s", "profile=other"], "profile = 'other' cannot be written: it is a"),
         ("calibrate", ["-s", "profile=file/x.json"], "cannot be written: "),
