@@ -1,49 +1,153 @@
-"""Train on fast and slow devices at once: biased local SGD for Flower and PyTorch.
+"""Train on fast and slow devices together: biased local SGD for Flower and PyTorch.
 
 Importing this package imports nothing else; each name below is loaded when it is first used.
 """
 
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .algorithm.averaging import EqualWeighting as EqualWeighting
+    from .algorithm.averaging import LoadWeighting as LoadWeighting
+    from .algorithm.averaging import NormalizedWeighting as NormalizedWeighting
+    from .algorithm.averaging import PerSampleWeighting as PerSampleWeighting
+    from .algorithm.averaging import Weighting as Weighting
+    from .algorithm.local_steps import BalancedBatches as BalancedBatches
+    from .algorithm.local_steps import Participant as Participant
+    from .algorithm.local_steps import SameSteps as SameSteps
+    from .algorithm.local_steps import StepPolicy as StepPolicy
+    from .algorithm.local_steps import SystemAwareSteps as SystemAwareSteps
+    from .algorithm.loss_table import LossTable as LossTable
+    from .algorithm.outer_optimizer import OuterOptimizer as OuterOptimizer
+    from .algorithm.outer_optimizer import OuterSGD as OuterSGD
+    from .algorithm.randomness import generator as generator
+    from .algorithm.sampling import EpochRequest as EpochRequest
+    from .algorithm.sampling import SampleList as SampleList
+    from .algorithm.sampling import Sampler as Sampler
+    from .algorithm.sampling import SeparatedSampler as SeparatedSampler
+    from .algorithm.sampling import UnifiedSampler as UnifiedSampler
+    from .algorithm.sampling import UniformSampler as UniformSampler
+    from .algorithm.schedules import LearningRate as LearningRate
+    from .algorithm.selection import ActiveBias as ActiveBias
+    from .algorithm.selection import ImportanceSampling as ImportanceSampling
+    from .algorithm.selection import InfoBatch as InfoBatch
+    from .algorithm.selection import Selected as Selected
+    from .algorithm.selection import Selection as Selection
+    from .algorithm.selection import SelectionRequest as SelectionRequest
     from .api import Evaluation as Evaluation
     from .api import TrainResult as TrainResult
     from .api import evaluate_run as evaluate_run
     from .api import load as load
     from .api import train as train
     from .errors import UsageError as UsageError
+    from .grids.app_call import accept_views as accept_views
     from .grids.app_call import serve_sessions as serve_sessions
+    from .grids.local_grid import LocalGrid as LocalGrid
+    from .grids.pinning import pinned as pinned
     from .grids.stream.grid import StreamGrid as StreamGrid
     from .grids.stream.grid import stream as stream
+    from .grids.worker_spec import WorkerSpec as WorkerSpec
+    from .grids.worker_spec import parse_workers as parse_workers
+    from .hosts.several_devices import several_devices as several_devices
     from .protocol import TrainOrder as TrainOrder
     from .protocol import TrainReport as TrainReport
     from .protocol import WorkerProfile as WorkerProfile
+    from .results.folder import EpochRow as EpochRow
+    from .results.folder import scalars as scalars
     from .strategy.biased_local_sgd import BiasedLocalSGD as BiasedLocalSGD
+    from .strategy.fit_loop import EpochEnd as EpochEnd
+    from .strategy.round_metrics import RoundRecord as RoundRecord
+    from .strategy.round_metrics import WorkerRound as WorkerRound
     from .tasks import Task as Task
     from .worker.local_sgd import LocalSGD as LocalSGD
     from .worker.profile import answer_profile as answer_profile
     from .worker.profile import worker_of as worker_of
 
-_MODULES = {
-    "BiasedLocalSGD": "strategy.biased_local_sgd",
-    "Evaluation": "api",
-    "LocalSGD": "worker.local_sgd",
-    "StreamGrid": "grids.stream.grid",
-    "Task": "tasks.task",
-    "TrainOrder": "protocol",
-    "TrainReport": "protocol",
-    "TrainResult": "api",
-    "UsageError": "errors",
-    "WorkerProfile": "protocol",
-    "answer_profile": "worker.profile",
-    "evaluate_run": "api",
-    "load": "api",
-    "serve_sessions": "grids.app_call",
-    "stream": "grids.stream.grid",
-    "train": "api",
-    "worker_of": "worker.profile",
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "algorithm.averaging": (
+        "EqualWeighting",
+        "LoadWeighting",
+        "NormalizedWeighting",
+        "PerSampleWeighting",
+        "Weighting",
+    ),
+    "algorithm.local_steps": (
+        "BalancedBatches",
+        "Participant",
+        "SameSteps",
+        "StepPolicy",
+        "SystemAwareSteps",
+    ),
+    "algorithm.loss_table": ("LossTable",),
+    "algorithm.outer_optimizer": (
+        "OuterOptimizer",
+        "OuterSGD",
+    ),
+    "algorithm.randomness": ("generator",),
+    "algorithm.sampling": (
+        "EpochRequest",
+        "SampleList",
+        "Sampler",
+        "SeparatedSampler",
+        "UnifiedSampler",
+        "UniformSampler",
+    ),
+    "algorithm.schedules": ("LearningRate",),
+    "algorithm.selection": (
+        "ActiveBias",
+        "ImportanceSampling",
+        "InfoBatch",
+        "Selected",
+        "Selection",
+        "SelectionRequest",
+    ),
+    "api": (
+        "Evaluation",
+        "TrainResult",
+        "evaluate_run",
+        "load",
+        "train",
+    ),
+    "errors": ("UsageError",),
+    "grids.app_call": (
+        "accept_views",
+        "serve_sessions",
+    ),
+    "grids.local_grid": ("LocalGrid",),
+    "grids.pinning": ("pinned",),
+    "grids.stream.grid": (
+        "StreamGrid",
+        "stream",
+    ),
+    "grids.worker_spec": (
+        "WorkerSpec",
+        "parse_workers",
+    ),
+    "hosts.several_devices": ("several_devices",),
+    "protocol": (
+        "TrainOrder",
+        "TrainReport",
+        "WorkerProfile",
+    ),
+    "results.folder": (
+        "EpochRow",
+        "scalars",
+    ),
+    "strategy.biased_local_sgd": ("BiasedLocalSGD",),
+    "strategy.fit_loop": ("EpochEnd",),
+    "strategy.round_metrics": (
+        "RoundRecord",
+        "WorkerRound",
+    ),
+    "tasks": ("Task",),
+    "worker.local_sgd": ("LocalSGD",),
+    "worker.profile": (
+        "answer_profile",
+        "worker_of",
+    ),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_MODULES)
 
 

@@ -441,8 +441,8 @@ def _check_parts(
         )
     if rebalance and not policy.with_local_steps(1).needs_speeds:
         raise UsageError(
-            f"rebalance = true needs steps that follow from speeds, not {policy}; use "
-            'local-steps-slow = "auto" or steps = "by-speed"'
+            f"rebalance = true needs steps that follow from speeds, not {type(policy).__name__}; "
+            'use local-steps-slow = "auto" or steps = "by-speed"'
         )
     if rebalance and clock == "device":
         raise UsageError(

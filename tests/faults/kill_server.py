@@ -75,7 +75,7 @@ def wait_for_rounds(process: "subprocess.Popen[str]", folder: Path, more: int = 
     def over() -> bool:
         return process.poll() is not None
 
-    assert wait_until(lambda: any("steps a round" in line for line in printed(folder)) or over())
+    assert wait_until(lambda: any("steps per round" in line for line in printed(folder)) or over())
     goal = rounds_written(folder) + more
     assert wait_until(lambda: rounds_written(folder) >= goal or over())
 

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_blsgd.algorithm.loss_table import LossTable
-from flower_blsgd.algorithm.randomness import generator
-from flower_blsgd.algorithm.sampling import EpochRequest, SampleList, Sampler
+from flower_blsgd import EpochRequest, LossTable, SampleList, Sampler, generator
 
 
 @dataclass(frozen=True)
