@@ -518,7 +518,7 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
             'momentum-buffers = "keep" does not work with NormalizedWeighting, which needs "reset"',
         ),
         ({"weights": FEDNOVA, "momentum_buffers": "reset"}, ""),
-        ({"rebalance": True}, "local_steps_slow=1, shrink"),  # `strategy_of` gives a number
+        ({"rebalance": True}, "not SystemAwareSteps; use"),  # `strategy_of` gives a number
         (
             FROM_SPEEDS | {"local_steps": SameSteps(4)},
             "needs steps that follow from speeds, not Sam",
