@@ -22,7 +22,7 @@ class LossProportionalSampler(Sampler):
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return one sample list for the fast workers and one for the slow ones."""
-        seen = np.isfinite(table.losses)  # the loss is infinite for samples that were never drawn
+        seen = np.isfinite(table.losses)  # the loss is infinite for samples without a record
         highest = table.losses[seen].max(initial=0.0)
         chances = np.where(seen, table.losses, highest).astype(np.float64) + self.floor
         sample_lists = []
