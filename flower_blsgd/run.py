@@ -148,7 +148,6 @@ def _train(
                     evaluate_fn=checkpoints.evaluated_by(evaluate),
                     evaluate_every_epochs=config.evaluate_every_epochs,
                     async_evaluation=async_evaluation,
-                    should_stop=lambda *_: recorder.stopped_early is not None,
                     on_round=recorder.add_round,
                     on_epoch=checkpoints.end_epoch,
                     between_rounds=checkpoints.between_rounds,

@@ -251,7 +251,10 @@ class BiasedLocalSGD(FedAvg):
         UsageError
             If the workers have different data or models, or one of them cannot take part.
         """
+        begun = self.registry.begun
         self.connector.refresh(grid)
+        if begun:
+            return False
         return self.connector.choose_steps(grid, arrays, self.averaging, overhead_seconds)
 
     def configure_train(

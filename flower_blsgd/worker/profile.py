@@ -3,8 +3,10 @@
 Nothing here imports torch at module level: a ClientApp imports this before it knows its device.
 """
 
+import functools
 import time
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import Context, Message
 
@@ -30,12 +32,17 @@ def worker_of(context: Context) -> WorkerSpec:
     UsageError if a value cannot be read, the device is missing here, or there are more nodes than
     workers.
     """
-    config = context.node_config
+    given = str(context.run_config.get("workers", "auto"))
+    return _worker_of(tuple(context.node_config.items()), given)
+
+
+@functools.lru_cache(maxsize=128)  # each message asks again
+def _worker_of(node_config: tuple[tuple[str, Any], ...], given: str) -> WorkerSpec:
+    config = dict(node_config)
     warn_of_unknown_keys(config)
     if "device" in config:
         return worker_from_node_config(config)
-    given = context.run_config.get("workers", "auto")
-    workers = parse_workers(str(given))
+    workers = parse_workers(given)
     rank = int(config.get("partition-id", 0))
     if rank >= len(workers):
         raise UsageError(
