@@ -81,7 +81,7 @@ class Study:
                 raise
 
     def _alone(self, runs: Sequence[Run], say: Say) -> None:
-        probed = runs[0].stage == "confirmation"
+        probed = runs[0].stage == "wall"
         seconds = 0.3 if self.scale is TINY else 2.0
         probe = Probe(self.places, seconds) if probed else None
         try:

@@ -47,6 +47,7 @@ def page(rows: Rows, scale: Scale) -> str:
         *_section("Weights and sampling", pair_lines(rows["weights"], GAPS)),
         *_section("Throughput", throughput_lines(rows["throughput"])),
         *_section("Confirmation", confirmation_lines(rows, scale)),
+        *_section("The same on the wall clock", wall_lines(rows, scale)),
         *_section("The paper's steps and device sets", pair_lines(rows["shapes"], SHAPES_TRIED)),
         *_section("Near convergence", near_lines(rows, scale)),
         *_section("Slow link", slow_link_lines(rows["slow-link"])),
@@ -216,14 +217,20 @@ def compared(
     return found, interval(leads)
 
 
-def confirmation_lines(rows: Rows, scale: Scale) -> Lines:
+def wall_lines(rows: Rows, scale: Scale) -> Lines:
+    """Yield how the slow device is emulated, then the lines of `confirmation_lines`."""
+    if rows["wall"]:
+        way = "repeats its work" if repeats(rows["throughput"]) else "waits"
+        yield f"The slow device {way}."
+        yield ""
+    yield from confirmation_lines(rows, scale, "wall")
+
+
+def confirmation_lines(rows: Rows, scale: Scale, stage: str = "confirmation") -> Lines:
     """Yield the speed-ups and leads of per-sample weights, then all accuracies."""
-    done, alone = list(counting(rows["confirmation"]).values()), fast_alone(rows, scale)
+    done, alone = list(counting(rows[stage]).values()), fast_alone(rows, scale)
     if not done or alone is None:
         return
-    way = "repeats its work" if repeats(rows["throughput"]) else "sleeps"
-    yield f"The slow device {way}."
-    yield ""
     yield from _table("gap", "against", "times sooner [95 %]", "by seed", "lead, points [95 %]")
     for shape in GAPS:
         for title, rival, rival_shape in (
@@ -361,7 +368,7 @@ def draw(rows: Rows, scale: Scale, path: Path) -> bool:
     x, y = [gap for gap, _ in points], [one.mean for _, one in points]
     low = [0.0 if math.isnan(one.low) else one.mean - one.low for _, one in points]
     high = [0.0 if math.isnan(one.high) else one.high - one.mean for _, one in points]
-    axes.errorbar(x, y, (low, high), fmt="o", capsize=4, label="measured, per-sample weights")
+    axes.errorbar(x, y, (low, high), fmt="o", capsize=4, label="runs, per-sample weights")
     axes.set(xlabel="how many times slower the slow device is")
     axes.set(ylabel="times sooner at the same accuracy")
     axes.set_title("A fast and a slow device, against the tuned fast one alone", fontsize="medium")

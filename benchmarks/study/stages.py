@@ -31,7 +31,7 @@ class Scale:
         the fast device alone near convergence, of a timing.
     blocks : int
         Repetitions of each timing.
-    pairs, shape_pairs, confirmed_pairs, long_pairs, link_pairs : int
+    pairs, shape_pairs, confirmed_pairs, wall_pairs, long_pairs, link_pairs : int
         Seeds of the stages.
     """
 
@@ -44,12 +44,13 @@ class Scale:
     pairs: int = 12
     shape_pairs: int = 10
     confirmed_pairs: int = 10
+    wall_pairs: int = 3
     long_pairs: int = 5
     link_pairs: int = 3
 
 
 FULL = Scale()
-TINY = Scale(1.0, 1.0, 1.5, 2.0, 1.5, 1, 2, 2, 2, 2, 1)
+TINY = Scale(1.0, 1.0, 1.5, 2.0, 1.5, 1, 2, 2, 2, 2, 2, 1)
 
 Setting = tuple[float, str]
 """A learning rate and a decay."""
@@ -241,12 +242,22 @@ def repeats(rows: Sequence[Row]) -> bool:
 
 def confirmation(rows: Rows, scale: Scale) -> list[Run]:
     """Return the tuned fast device, DDP, and per-sample weights for three budgets."""
+    return _confirmed(rows, scale, range(1100, 1100 + scale.confirmed_pairs))
+
+
+def wall(rows: Rows, scale: Scale) -> list[Run]:
+    """Return the same runs with other seeds on the wall clock."""
+    return _confirmed(rows, scale, range(1200, 1200 + scale.wall_pairs), "wall")
+
+
+def _confirmed(rows: Rows, scale: Scale, seeds: Sequence[int], clock: str = "counted") -> list[Run]:
     alone, found = fast_alone(rows, scale), settings_found(rows, scale)
     needed = [(name, shape) for name in ("ddp", "per-sample") for shape in GAPS]
     if alone is None or not all(key in found for key in needed):
         return []
-    repeat, runs = repeats(rows["throughput"]), []
-    for seed in range(1100, 1100 + scale.confirmed_pairs):
+    repeat, runs = clock == "wall" and repeats(rows["throughput"]), []
+    stage = "wall" if clock == "wall" else "confirmation"
+    for seed in seeds:
 
         def run(
             name: str,
@@ -256,13 +267,13 @@ def confirmation(rows: Rows, scale: Scale) -> list[Run]:
             seed: int = seed,
         ) -> Run:
             return Run(
-                "confirmation",
+                stage,
                 name,
                 *_split(setting, round(share * scale.seconds, 2)),
                 shape,
                 seed,
                 "cifar10",
-                "wall",
+                clock,
                 repeat and shape != "",
             )
 
@@ -272,7 +283,7 @@ def confirmation(rows: Rows, scale: Scale) -> list[Run]:
             setting = found["per-sample", shape]
             own += [run("per-sample", setting, shape, share) for share in shares]
             own.append(run("ddp", found["ddp", shape], shape))
-        random.Random(f"confirmation {seed}").shuffle(own)
+        random.Random(f"{stage} {seed}").shuffle(own)
         runs += own
     return runs
 
@@ -303,6 +314,7 @@ STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = {
     "weights": weights,
     "throughput": throughput,
     "confirmation": confirmation,
+    "wall": wall,
     "shapes": shapes,
     "near": near,
     "slow-link": slow_link,
