@@ -12,6 +12,9 @@ from .runs import MOST_TRIES, Row, Run, Store, counting
 RATES = (0.05, 0.1, 0.2, 0.4)
 RATE_LIMITS = (0.0125, 1.6)
 SCREENING_SEEDS = (0, 1, 2)
+CONTENDER_MARGIN = 0.02
+"""A setting that is further below the best of its grid at the first seed gets no other seed."""
+
 TWO_DEVICES = ("ddp", "load", "per-sample")
 GAPS = ("gap-2", "gap-4")
 SHAPES_TRIED = ("1+1-32-16", "1+1-32-1", "8+2-32-1")
@@ -59,6 +62,8 @@ Setting = tuple[float, str]
 class Tuning:
     """The grid of each arm: its runs, and the best setting once all of them are there.
 
+    The first seed tries the whole grid. The other seeds try its contenders.
+
     Parameters
     ----------
     rows : sequence of Row
@@ -81,9 +86,17 @@ class Tuning:
         decays : iterable of str
             The decays to try, each with all rates.
         """
-        rates = sorted(RATES)
+        rates, decays = sorted(RATES), tuple(decays)
         while True:
-            means = {(rate, d): self._mean(make, rate, d) for rate in rates for d in decays}
+            grid = [(rate, decay) for rate in rates for decay in decays]
+            first = {
+                setting: self._accuracy(make(*setting, SCREENING_SEEDS[0])) for setting in grid
+            }
+            known = {setting: mean for setting, mean in first.items() if mean is not None}
+            if len(known) < len(grid):
+                return None
+            least = max(known.values()) - CONTENDER_MARGIN
+            means = {s: self._mean(make, *s) for s in grid if known[s] >= least}
             found = {setting: mean for setting, mean in means.items() if mean is not None}
             if len(found) < len(means):
                 return None
@@ -97,13 +110,17 @@ class Tuning:
         self, make: Callable[[float, str, int], Run], rate: float, decay: str
     ) -> float | None:
         """Return the mean accuracy over the seeds; None while one of them is missing."""
-        runs = [make(rate, decay, seed) for seed in SCREENING_SEEDS]
-        self.runs += runs
-        if not all(run.key in self._rows or run.key in self._failed for run in runs):
-            return None
-        return fmean(
-            self._rows[run.key]["accuracy"] if run.key in self._rows else 0.0 for run in runs
-        )
+        found = [self._accuracy(make(rate, decay, seed)) for seed in SCREENING_SEEDS]
+        known = [accuracy for accuracy in found if accuracy is not None]
+        return fmean(known) if len(known) == len(found) else None
+
+    def _accuracy(self, run: Run) -> float | None:
+        """Return the accuracy of a run, 0 if it always failed; None while it is missing."""
+        self.runs.append(run)
+        if run.key in self._rows:
+            accuracy: float = self._rows[run.key]["accuracy"]
+            return accuracy
+        return 0.0 if run.key in self._failed else None
 
 
 def screened(name: str, shape: str, scale: Scale) -> Callable[[float, str, int], Run]:
@@ -130,7 +147,7 @@ def _tuned(rows: Rows, scale: Scale) -> tuple[list[Run], dict[tuple[str, str], S
 
 def screening(rows: Rows, scale: Scale) -> list[Run]:
     """Return the grids: seeds last, so that what is there early is a whole grid."""
-    return sorted(_tuned(rows, scale)[0], key=lambda run: run.seed)
+    return sorted(dict.fromkeys(_tuned(rows, scale)[0]), key=lambda run: run.seed)
 
 
 def settings_found(rows: Rows, scale: Scale) -> dict[tuple[str, str], Setting]:
@@ -184,7 +201,7 @@ def shapes(rows: Rows, scale: Scale) -> list[Run]:
             if best is not None:
                 seeds = range(2000, 2000 + scale.shape_pairs)
                 runs += [make(*best, seed) for seed in seeds]
-    return [*tuning.runs, *runs]
+    return [*dict.fromkeys(tuning.runs), *runs]
 
 
 def near(rows: Rows, scale: Scale) -> list[Run]:
