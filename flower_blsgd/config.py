@@ -35,7 +35,8 @@ Value = bool | int | float | str
 
 CHANGEABLE = (
     *("epochs", "seconds", "stop-at-accuracy", "patience", "workers", "min-workers", "profile"),
-    *("data", "threads", "micro-batch-size", "channels-last", "compile", "cuda-graph"),
+    *("data", "threads", "loader-workers", "micro-batch-size", "channels-last", "compile"),
+    "cuda-graph",
     *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
     *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
 )
@@ -155,6 +156,9 @@ class RunConfig:
     clock: Clock = _one_of("wall", *get_args(Clock))
     seed: int = _at_least(0, 0)
     threads: int = _at_least(0, 0)
+    loader_workers: int | str = _setting(
+        "auto", 'at least 0, or "auto"', lambda v: v == "auto" or (isinstance(v, int) and v >= 0)
+    )
     precision: str = _one_of("float32", "float32", "tf32", "bfloat16")
     channels_last: bool = False
     compile: bool = False

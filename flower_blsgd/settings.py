@@ -58,6 +58,7 @@ class Settings(TypedDict, total=False):
     clock: Literal["wall", "device"]
     seed: int
     threads: int
+    loader_workers: int | str
     precision: str
     channels_last: bool
     compile: bool

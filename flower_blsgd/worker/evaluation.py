@@ -1,11 +1,13 @@
 """Loss and metric of a model on a test set or a slice of it."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ..protocol import EvaluateReport as EvaluateReport  # noqa: PLC0414
-from .batches import BatchSource, Samples
-from .step import SampleLoss
+from .batches import BatchSource, Collate, Samples, inputs_and_targets
+from .step import SampleLoss, takes_model
 
 _ON_CPU = 64
 
@@ -19,6 +21,7 @@ def evaluate_sums(
     first: int = 0,
     last: int | None = None,
     batch_size: int = 1024,
+    collate: Collate | None = None,
 ) -> EvaluateReport:
     """Return float64 sums of loss and metric over each batch of [first, last), in eval mode.
 
@@ -29,7 +32,8 @@ def evaluate_sums(
     samples : tuple of tensors, TensorDataset or map-style Dataset
         The test set. It is not moved; its samples are copied to the device batch by batch.
     loss, metric : callable
-        ``(outputs, targets) -> values`` of shape (batch_size,).
+        ``(outputs, targets)`` or ``(model, batch) -> values`` of shape (batch_size,). The outputs
+        of a batch are computed once for both.
     device : str or torch.device (default: "cpu")
         Device to compute on.
     first, last : int
@@ -37,9 +41,11 @@ def evaluate_sums(
     batch_size : int (default: 1024)
         Samples per batch. A CPU computes at most 64 at a time, because larger batches do not fit
         into its caches and take up to three times as long.
+    collate : callable, optional
+        As for training.
     """
     device = torch.device(device)
-    source = BatchSource(samples, device, move=False)
+    source = BatchSource(samples, device, move=False, collate=collate)
     last = len(source) if last is None else last
     model = model.to(device).eval()
     loss_sums, metric_sums, in_range = [], [], True
@@ -47,16 +53,33 @@ def evaluate_sums(
         for indices in torch.split(torch.arange(first, last), batch_size):
             loss_sum, metric_sum = 0.0, 0.0
             for part in torch.split(indices, _ON_CPU if device.type == "cpu" else batch_size):
-                inputs, targets = source.batch(part)
-                outputs = model(inputs)
+                losses, values = sample_values(model, source.batch(part), loss, metric)
                 # On the CPU, because not every accelerator supports float64.
-                loss_sum += float(loss(outputs, targets).cpu().double().sum())
-                values = metric(outputs, targets).cpu().double()
+                loss_sum += float(losses.cpu().double().sum())
+                values = values.cpu().double()
                 metric_sum += float(values.sum())
                 in_range = in_range and are_in_range(values)
             loss_sums.append(loss_sum)
             metric_sums.append(metric_sum)
     return EvaluateReport(first, last, loss_sums, metric_sums, in_range)
+
+
+def sample_values(model: nn.Module, batch: Any, *functions: SampleLoss) -> list[Tensor]:
+    """Return the values of losses and metrics on one batch, with one forward pass for all.
+
+    Functions that take the model call it themselves.
+    """
+    called: list[Any] = []
+    values = []
+    for function in functions:
+        if takes_model(function):
+            values.append(function(model, batch))
+            continue
+        inputs, targets = inputs_and_targets(batch)
+        if not called:
+            called.append(model(inputs))
+        values.append(function(called[0], targets))
+    return values
 
 
 def are_in_range(values: Tensor) -> bool:

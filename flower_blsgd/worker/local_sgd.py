@@ -1,9 +1,11 @@
 """Execution of training orders on one model and one device, with the loss of every sample."""
 
+import contextlib
 import logging
 import math
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +15,14 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..protocol import MOMENTUM, TrainOrder, TrainReport
-from .batches import BatchSource, Samples
-from .cuda_graph import GraphedSteps, Step, capture_for
+from .batches import (
+    BatchSource,
+    Collate,
+    Samples,
+    inputs_and_targets,
+    map_tensors,
+    micro_batches,
+)
 from .model_io import (
     begin_state,
     check_model,
@@ -28,6 +36,7 @@ from .model_io import (
 from .step import (
     Augment,
     SampleLoss,
+    augmented,
     autocast,
     batch_dependent_module,
     can_fuse,
@@ -35,9 +44,9 @@ from .step import (
     check_precision,
     first_cause,
     make_optimizer,
-    micro_batches,
     preserve_training_state,
     set_learning_rate,
+    takes_model,
     use_precision,
 )
 
@@ -91,6 +100,8 @@ class LocalSGD:
         can share a `BatchSource` and its copy of the samples.
     loss : callable (default: cross entropy)
         ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample, not the mean.
+        Or ``(model, batch) -> losses`` for batches of any structure: the first parameter must be
+        called ``model``.
     device : str or torch.device (default: "cpu")
         Device to compute on.
     optimizer : {"sgd", "adamw"} (default: "sgd")
@@ -107,7 +118,8 @@ class LocalSGD:
         Factor >= 1 by which to emulate a slower device; see `throttle`. The wait counts as
         computing. With a deadline, the last step of the slower device is also waited for.
     augment : callable, optional
-        ``(inputs, generator) -> inputs`` for a training batch, on the device, before each step.
+        ``(inputs, generator) -> inputs`` for a training batch, on the device, before each step; if
+        the batch is not a pair, ``(batch, generator) -> batch``.
     precision : {"float32", "tf32", "bfloat16"} (default: "float32")
         Precision of matrix products and convolutions; weights and losses stay float32. On CUDA, it
         determines for the whole process whether TF32 is allowed.
@@ -116,10 +128,6 @@ class LocalSGD:
         rounding.
     compile : bool (default: False)
         Use torch.compile. If it fails, one line is logged and the model runs eagerly.
-    cuda_graph : bool (default: False)
-        On CUDA, capture and replay each step as a graph; `GraphedSteps` lists the conditions. A
-        step that cannot be captured runs eagerly, as do all steps on other devices. It has not
-        been run on hardware yet.
     name : str (default: the device)
         Name of this worker in errors and log lines.
     micro_batch_size : int (default: 0)
@@ -127,6 +135,8 @@ class LocalSGD:
         batch; 0: the whole batch. The batch is read and augmented as a whole. Model, losses and
         momentum equal those of the whole batch up to rounding, but the model's own random numbers
         (dropout) may differ.
+    collate, loader_workers
+        See `BatchSource`, which the data set becomes.
 
     Raises
     ------
@@ -153,17 +163,23 @@ class LocalSGD:
         precision: str = "float32",
         channels_last: bool = False,
         compile: bool = False,
-        cuda_graph: bool = False,
         name: str = "",
         micro_batch_size: int = 0,
+        collate: Collate | None = None,
+        loader_workers: int = 0,
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self._name = name or str(self.device)
         self._clip_norm, self._slowdown = clip_norm, slowdown
         shared = isinstance(dataset, BatchSource)
-        self._source = dataset if shared else BatchSource(dataset, self.device)
+        self._source = (
+            dataset
+            if shared
+            else BatchSource(dataset, self.device, collate=collate, loader_workers=loader_workers)
+        )
         self._loss, self._augment = loss, augment
+        self._loss_takes_model = takes_model(loss)
         self._precision = check_precision(precision, self.device)
         check_micro_batches(self.model, micro_batch_size)
         check_model(self.model)
@@ -175,29 +191,19 @@ class LocalSGD:
         self._compiled_sizes: set[int] = set()
         self._generator = torch.Generator(self.device)
         fused = can_fuse(self.model, self.device)
-        capture = None
-        if cuda_graph:
-            capture = capture_for(self.device, self._source.on_device, fused, self._name)
         self._optimizer = make_optimizer(
             optimizer,
             self.model.parameters(),
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            # A captured step reads the learning rate from a tensor.
-            learning_rate=torch.tensor(1.0, device=self.device) if capture else 1.0,
             fused=fused or None,
         )
         # Whether the optimizer's state is created in advance and keeps its address.
-        self._state_stays = fused or capture is not None
+        self._state_stays = fused
         if self._state_stays:
             begin_state(self._optimizer)
         self._has_zeroed = False
-        self._graphs: GraphedSteps | None = None
-        if capture:
-            self._graphs = GraphedSteps(
-                self._step, self.model, self._optimizer, capture, self._name
-            )
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
         """Run the steps of an order.
@@ -314,18 +320,21 @@ class LocalSGD:
         losses = torch.empty(len(indices), device=self.device)
         cards = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
-            step = self._prepared_step(indices[:size], order.seed, weights is not None)
+            self._prepare_steps(indices[:size], order.seed)
             _synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
-            for first in range(0, len(indices), size):
-                batch = slice(first, first + size)
-                losses[batch] = step(indices[batch], None if weights is None else weights[batch])
-                completed += 1
-                if order.deadline_seconds > 0:
-                    _synchronize(self.device)  # otherwise the host runs ahead of the device
-                    elapsed = time.perf_counter() - start
-                    if self._slowdown * elapsed >= order.deadline_seconds:
-                        break
+            with contextlib.closing(self._source.batches(indices, size, order.seed)) as batches:
+                for batch in batches:
+                    rows = slice(completed * size, (completed + 1) * size)
+                    losses[rows] = self._step(
+                        batch, size, None if weights is None else weights[rows]
+                    )
+                    completed += 1
+                    if order.deadline_seconds > 0:
+                        _synchronize(self.device)  # otherwise the host runs ahead of the device
+                        elapsed = time.perf_counter() - start
+                        if self._slowdown * elapsed >= order.deadline_seconds:
+                            break
             _synchronize(self.device)
             throttle(start, self._slowdown)
             seconds = time.perf_counter() - start
@@ -339,12 +348,12 @@ class LocalSGD:
 
     def _step(
         self,
-        indices: Tensor,
-        generator: torch.Generator,
-        micro_batch_size: int | None = None,
+        batch: Any,
+        size: int,
         weights: Tensor | None = None,
+        micro_batch_size: int | None = None,
     ) -> Tensor:
-        """Run one step: gather, augment, forward, loss, backward, optimizer.
+        """Run one step on a batch of `size` samples: augment, forward, loss, backward, optimizer.
 
         The gradient is that of the mean of the weighted losses. It is not divided by the sum of the
         weights, because the weights stand for samples that were left out.
@@ -355,26 +364,24 @@ class LocalSGD:
             Unweighted losses before the step, shape (batch_size,).
         """
         self._optimizer.zero_grad()
-        inputs, targets = self._source.batch(indices)
         if self._augment is not None:
-            inputs = self._augment(inputs, generator)
-        if self._channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        size = len(indices)
+            batch = augmented(self._augment, batch, self._generator)
+        if self._channels_last:
+            batch = map_tensors(batch, _channels_last)
         most = self._micro_batch_size if micro_batch_size is None else micro_batch_size
         if 0 < most < size:
             parts, done = [], 0
-            for some, their_targets in micro_batches(inputs, targets, most):
-                losses = self._losses(some, their_targets, len(some))
+            for some, count in micro_batches(batch, size, most):
+                losses = self._losses(some, count)
                 parts.append(losses.detach())
                 if weights is not None:
-                    losses = losses * weights[done : done + len(some)]
+                    losses = losses * weights[done : done + count]
                 (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
-                done += len(some)
+                done += count
                 del losses  # frees its graph before the next micro-batch
             detached = torch.cat(parts)
         else:
-            losses = self._losses(inputs, targets, size)
+            losses = self._losses(batch, size)
             detached = losses.detach()
             if weights is not None:
                 losses = losses * weights
@@ -384,9 +391,13 @@ class LocalSGD:
         self._optimizer.step()
         return detached
 
-    def _losses(self, inputs: object, targets: Tensor, size: int) -> Tensor:
+    def _losses(self, batch: Any, size: int) -> Tensor:
         with autocast(self._precision, self.device):
-            losses = self._loss(self._forward(inputs), targets)
+            if self._loss_takes_model:
+                losses = self._loss(self._forward, batch)
+            else:
+                inputs, targets = inputs_and_targets(batch)
+                losses = self._loss(self._forward(inputs), targets)
         if losses.shape != (size,):
             raise ValueError(
                 f"the loss must return one value per sample, shape ({size},), not "
@@ -394,23 +405,14 @@ class LocalSGD:
             )
         return losses.float() if losses.dtype == torch.bfloat16 else losses
 
-    def _prepared_step(self, indices: Tensor, seed: int, weighted: bool) -> Step:
-        """Return the step function for batches of this size, and seed its random generators.
-
-        Compiles and captures a step of this size if requested and not done yet, without changing
-        the model, its momentum or any other state. The losses that a step returns may be
-        overwritten by the next step.
-        """
+    def _prepare_steps(self, indices: Tensor, seed: int) -> None:
+        """Compile the model for batches of this size if requested, and seed the generators."""
         if self._forward is not self.model:
             self._compile_for(indices)
-        captured = self._graphs.prepared(indices, seed, weighted) if self._graphs else None
         # torch.manual_seed searches for all kinds of devices, which takes half a millisecond.
         on_cpu = self.device.type == "cpu"
         (torch.default_generator if on_cpu else torch).manual_seed(seed)
-        if captured is not None:
-            return captured
         self._generator.manual_seed(seed)
-        return lambda indices, weights: self._step(indices, self._generator, weights=weights)
 
     def _compile_for(self, indices: Tensor) -> None:
         """Compile the model for this batch size with one step, and restore the training state.
@@ -423,7 +425,7 @@ class LocalSGD:
         self._compiled_sizes.add(len(indices))
         try:
             with preserve_training_state(self.model, self._optimizer):
-                self._step(indices, self._generator)
+                self._step(self._source.batch(indices), len(indices))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise many; the eager step repeats a model error
@@ -468,14 +470,12 @@ class LocalSGD:
         return UsageError(f"{message}; {fix}")
 
     def _fits(self, indices: npt.NDArray[np.int32], micro_batch_size: int) -> bool:
-        """Return whether an eager step fits into memory, after freeing graphs and gradients."""
+        """Return whether a step fits into memory, after freeing gradients."""
         self._optimizer.zero_grad()
-        if self._graphs:
-            self._graphs.release()
         try:
             with preserve_training_state(self.model, self._optimizer):
-                samples = self._as_tensor(indices)
-                self._step(samples, self._generator, micro_batch_size=micro_batch_size)
+                batch = self._source.batch(self._as_tensor(indices))
+                self._step(batch, len(indices), micro_batch_size=micro_batch_size)
         except Exception:  # of any kind: the user gets the error about memory
             return False
         return True
@@ -535,6 +535,11 @@ def throttle(start: float, slowdown: float) -> None:
         times_shared = times_shared + 1 if is_shared else 0
         if times_shared >= _SHARED_TIMES and now < until:
             time.sleep(min(until - now, _SLEEP_SECONDS))
+
+
+def _channels_last(part: Tensor) -> Tensor:
+    """Return images, which have four dimensions, in the channels-last memory format."""
+    return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
 
 
 def _synchronize(device: torch.device) -> None:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,11 +19,35 @@ from ..errors import UsageError
 from ..grids.worker_spec import PRECISIONS, Precision
 from ..protocol import SLOTS
 
-SampleLoss = Callable[[Any, Tensor], Tensor]
-"""(outputs, targets) -> one loss per sample, shape (batch_size,)."""
+SampleLoss = Callable[[Any, Any], Tensor]
+"""``(outputs, targets)`` or ``(model, batch)`` -> one loss per sample, shape (batch_size,).
+
+A function whose first parameter is called ``model`` gets the model and the whole batch. Any other
+one gets the model's outputs and the targets; batches are then pairs (inputs, targets).
+"""
 
 Augment = Callable[[Any, torch.Generator], Any]
-"""(inputs of a batch, generator on their device) -> inputs."""
+"""``(inputs, generator) -> inputs`` of a batch that is a pair; ``(batch, generator) -> batch`` of
+another one. The generator is on the batch's device.
+"""
+
+
+# --- the task's functions on a batch
+
+
+def takes_model(function: SampleLoss) -> bool:
+    """Return whether a loss or metric gets the model and the whole batch."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "") == "model"
+    except ValueError:  # some functions of C have no signature
+        return False
+
+
+def augmented(augment: Augment, batch: Any, generator: torch.Generator) -> Any:
+    """Return a training batch with random changes."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return augment(batch[0], generator), batch[1]
+    return augment(batch, generator)
 
 
 # --- optimizers
@@ -77,23 +102,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 # --- micro-batches
-
-
-def micro_batches(inputs: Any, targets: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets of each micro-batch of at most `size` samples, in order.
-
-    Their sizes differ by at most one. UsageError if inputs or targets are not tensors.
-    """
-    for name, part in (("inputs", inputs), ("targets", targets)):
-        if not isinstance(part, Tensor):
-            raise UsageError(
-                f"micro-batch-size = {size}: the {name} of a batch are a "
-                f"{type(part).__name__}, and only tensors can be split; set it to 0"
-            )
-    count = -(-len(inputs) // size)
-    yield from zip(
-        torch.tensor_split(inputs, count), torch.tensor_split(targets, count), strict=True
-    )
 
 
 def check_micro_batches(model: nn.Module, size: int) -> None:

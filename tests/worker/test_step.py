@@ -20,7 +20,6 @@ from flower_blsgd.worker.step import (
     check_micro_batches,
     check_precision,
     host_randomness,
-    micro_batches,
     preserve_training_state,
     use_precision,
 )
@@ -55,16 +54,7 @@ def sgd_of(micro_batch_size: int, **settings: Any) -> LocalSGD:
     return LocalSGD(independent_model(), data(), micro_batch_size=micro_batch_size, **settings)
 
 
-# --- micro-batches, by hand
-
-
-@pytest.mark.parametrize("batch", [({}, torch.zeros(4)), (torch.zeros(4), {})])
-def test_batch_that_is_no_tensor_is_not_cut(batch: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match="of a batch are a dict"):
-        list(micro_batches(*batch, size=2))
-
-
-# --- the same as without
+# --- micro-batches
 
 
 @pytest.mark.parametrize(
