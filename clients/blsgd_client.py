@@ -154,7 +154,7 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
 
     task = _task(config)
     return LocalSGD(
-        task.model(),
+        task.replica(config.seed),
         _samples(config, worker.device, len(worker.cores)),
         task.loss,
         worker.device,
@@ -176,4 +176,4 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
 @functools.lru_cache(maxsize=8)
 def _evaluation_model(config: RunConfig, device: str) -> "nn.Module":
     """Return a second model, so that evaluation does not change the one that trains."""
-    return _task(config).model()
+    return _task(config).replica(config.seed)

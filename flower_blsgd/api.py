@@ -29,6 +29,7 @@ from .settings import Settings
 from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, register_task
+from .worker.model_io import first_difference, sent_tensors
 from .worker.step import use_precision
 
 _NOT_SAVED = "the run's task was given as an object, which is not saved; pass it again: "
@@ -258,12 +259,12 @@ def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Mod
         if task is None and config.task in TASKS:
             model = load_saved_model(config.task, config.model, tensors, config.dropout)
         else:
-            model = _load_task(config, task, data).model()
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise UsageError(f"{folder}: the saved model does not fit its task: {reason}") from None
+            model = _load_task(config, task, data).replica(config.seed)
+    own = sent_tensors(model)
+    if different := first_difference(tensors, own):
+        raise UsageError(f"{folder}: the saved model does not fit its task: {different}")
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
     return model.eval()
 
 

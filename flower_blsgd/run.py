@@ -318,7 +318,7 @@ def _evaluation(
 ) -> tuple[EvaluateFn, WorkerEvaluation]:
     """Return a function that evaluates and records its time, and the evaluation on workers."""
     # Made only if this process evaluates, without drawing from the caller's generator.
-    model = functools.cache(functools.partial(task.fresh_model, 0))
+    model = functools.cache(functools.partial(task.replica, config.seed))
 
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
         device = next(iter(this_machine().accelerators), "cpu")

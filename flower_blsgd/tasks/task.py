@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from ..algorithm.randomness import generator
+from ..algorithm.randomness import derived_seed, generator
 from ..data.cache import Prepared, UnusableError, open_entry
 from ..errors import UsageError, nearest
 from ..worker.batches import (
@@ -33,7 +33,7 @@ from ..worker.batches import (
 )
 from ..worker.evaluation import EvaluateReport, are_in_range, evaluate_sums
 from ..worker.local_sgd import SampleLoss, cross_entropy
-from ..worker.model_io import check_model
+from ..worker.model_io import check_model, frozen_tensors
 from ..worker.step import Augment, augmented, check_micro_batches, takes_model
 from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
 
@@ -156,6 +156,17 @@ class Task:
             model = self.model()
             if self.pretrained is not None:
                 _call("task", "pretrained(model)", self.pretrained, model)
+        return model
+
+    def replica(self, seed: int) -> nn.Module:
+        """Return a model for a worker of a run with this seed; orders overwrite what is sent.
+
+        Frozen tensors are those of the initial model. Pretrained weights are loaded only if there
+        are any.
+        """
+        model = self.fresh_model(derived_seed(seed, "model"))
+        if self.pretrained is not None and frozen_tensors(model):
+            return self.initial_model(derived_seed(seed, "model"))
         return model
 
     def evaluate(
