@@ -75,7 +75,7 @@ GOALS = (
     ),
     Goal("`LocalSGD` against the bare loop, CPU, ResNet20 B 32", ">= 0.97", "step", r"\(cpu"),
     Goal(
-        "`LocalSGD` with CUDA graph against the eager bare loop, GPU, ResNet20 B 32",
+        "`LocalSGD` with `compile` against the eager bare loop, GPU, ResNet20 B 32",
         ">= 4",
         "step-gpu",
         r"\(cuda",

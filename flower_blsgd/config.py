@@ -36,7 +36,6 @@ Value = bool | int | float | str
 CHANGEABLE = (
     *("epochs", "seconds", "stop-at-accuracy", "patience", "workers", "min-workers", "profile"),
     *("data", "threads", "loader-workers", "micro-batch-size", "channels-last", "compile"),
-    "cuda-graph",
     *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
     *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
 )
@@ -162,7 +161,6 @@ class RunConfig:
     precision: str = _one_of("float32", "float32", "tf32", "bfloat16")
     channels_last: bool = False
     compile: bool = False
-    cuda_graph: bool = False
     evaluate_every_epochs: int = _at_least(1, 1)
     evaluate_on: str = _one_of("workers", "workers", "server")
     stop_at_accuracy: float = _setting(0.0, "in [0, 1]", lambda v: 0 <= v <= 1)

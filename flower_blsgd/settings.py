@@ -62,7 +62,6 @@ class Settings(TypedDict, total=False):
     precision: str
     channels_last: bool
     compile: bool
-    cuda_graph: bool
     evaluate_every_epochs: int
     evaluate_on: str
     stop_at_accuracy: float

@@ -153,8 +153,11 @@ def test_public_names_are_there() -> None:
 
 
 OUR_OWN_PIPE = {
-    f"flower_blsgd.grids.{name}"
-    for name in ("fork_server", "local_grid", "shared_memory", "worker_process")
+    "flower_blsgd.worker.loader",  # a DataLoader's processes
+    *(
+        f"flower_blsgd.grids.{name}"
+        for name in ("fork_server", "local_grid", "shared_memory", "worker_process")
+    ),
 }
 
 

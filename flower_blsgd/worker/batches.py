@@ -7,7 +7,7 @@ nested.
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -207,19 +207,19 @@ class BatchSource:
         parts = [part[indices.to(part.device)] for part in self._parts]
         return tuple(self._brought(part) for part in parts)
 
-    def batches(self, indices: Tensor, size: int, seed: int = 0) -> Iterator[Any]:
+    def batches(self, indices: Tensor, size: int, seed: int = 0) -> Generator[Any, None, None]:
         """Yield batches of `size` consecutive indices; a map-style Dataset is read ahead.
 
         Batch k of a Dataset is read with the seed ``seed + k``.
         """
         if self._parts is not None or not self._loader_workers:
-            for number, some in enumerate(indices.split(size)):
+            for number, some in enumerate(torch.split(indices, size)):
                 yield self.batch(some, seed + number)
             return
         if self._read_ahead is None:
             pinned = self._device.type == "cuda"
             self._read_ahead = read_ahead(self._reader, self._loader_workers, pinned)
-        parts = self._in_dataset(indices).split(size)
+        parts = torch.split(self._in_dataset(indices), size)
         wanted = [(seed + number, some.tolist()) for number, some in enumerate(parts)]
         for batch in self._read_ahead(wanted):
             yield self._brought(batch)

@@ -186,8 +186,8 @@ def tensor_on(array: npt.NDArray[Any]) -> Tensor:
 def begin_state(optimizer: torch.optim.Optimizer) -> None:
     """Create the optimizer's state of all trainable parameters, as zeros.
 
-    Otherwise torch creates it in the first step. A captured step needs the addresses before that,
-    and torch's fused SGD needs the state of all parameters or none.
+    Otherwise torch creates it in the first step. Its fused SGD needs the state of all parameters or
+    none.
     """
     for group in optimizer.param_groups:
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:

@@ -60,18 +60,16 @@ def make_optimizer(
     momentum: float,
     nesterov: bool,
     weight_decay: float,
-    learning_rate: float | Tensor = 1.0,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
     """Return an optimizer; `set_learning_rate` sets the learning rate of each order.
 
-    `LocalSGD` documents the settings. Captured steps need the learning rate in a tensor, because a
-    number would become a constant of the graph. `fused` optimizers use one kernel for all
-    parameters; None leaves the choice to torch.
+    `LocalSGD` documents the settings. `fused` optimizers use one kernel for all parameters; None
+    leaves the choice to torch.
 
     ValueError if the name is unknown.
     """
-    both: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "fused": fused}
+    both: dict[str, Any] = {"lr": 1.0, "weight_decay": weight_decay, "fused": fused}
     if name == "sgd":
         return torch.optim.SGD(parameters, momentum=momentum, nesterov=nesterov, **both)
     if name == "adamw":
@@ -93,12 +91,9 @@ def can_fuse(model: nn.Module, device: torch.device) -> bool:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set an optimizer's learning rate, in place if it is a tensor."""
+    """Set an optimizer's learning rate."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(learning_rate)
-        else:
-            group["lr"] = learning_rate
+        group["lr"] = learning_rate
 
 
 # --- micro-batches
@@ -153,12 +148,11 @@ def autocast(
     """Return the context manager for the forward pass and the loss: torch's autocast or none.
 
     With bfloat16, torch casts the inputs of matrix products and convolutions. Weights, sums and
-    losses stay float32. Casts are not cached, because a captured graph would reuse those of old
-    weights.
+    losses stay float32.
     """
     if precision != "bfloat16":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 def check_precision(precision: str, device: torch.device) -> Precision:
@@ -181,9 +175,8 @@ def preserve_training_state(model: nn.Module, optimizer: torch.optim.Optimizer) 
     """Restore everything that training steps inside the block change, in place.
 
     This covers the model's parameters and buffers, the optimizer's state, the gradients, and all
-    global random generators. Tensors keep their addresses, because captured graphs use them. If the
-    model replaces a buffer by a new tensor, the old one is restored. The copies are in host memory,
-    because the device may be out of memory.
+    global random generators. If the model replaces a buffer by a new tensor, the old one is
+    restored. The copies are in host memory, because the device may be out of memory.
     """
     tensors = [*model.parameters(), *model.buffers()]
     for state in optimizer.state.values():

@@ -217,8 +217,8 @@ class Extra(nn.Linear):
     ("make", "told"),
     [
         (
-            lambda: nn.Linear(2, 3).bfloat16(),
-            "'weight' is bfloat16, which numpy lacks; use float32",
+            lambda: nn.Linear(2, 3).to(torch.float8_e4m3fn),
+            "'weight' is float8_e4m3fn, which numpy lacks; use float32, bfloat16 or float16",
         ),
         (lambda: nn.LazyLinear(3), "'weight' has no shape yet"),
         (lambda: Extra(2, 3), "'_extra_state' comes from get_extra_state"),

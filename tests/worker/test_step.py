@@ -14,7 +14,7 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.grids.worker_spec import PRECISIONS, Precision
 from flower_blsgd.tasks.images import random_crop_and_flip
-from flower_blsgd.worker.local_sgd import cross_entropy
+from flower_blsgd.worker.local_sgd import compiled, cross_entropy
 from flower_blsgd.worker.step import (
     batch_dependent_module,
     check_micro_batches,
@@ -25,8 +25,6 @@ from flower_blsgd.worker.step import (
 )
 
 from .helpers import (
-    StandInCapture,
-    capture_on_cpu,
     close,
     data,
     independent_model,
@@ -107,40 +105,39 @@ def test_module_that_uses_the_batch_is_refused(module: nn.Module, told: str) -> 
 # --- compiled
 
 
-@pytest.mark.parametrize(("captured", "micro"), [(False, 0), (False, 3), (True, 0)])
-def test_compiled_model_computes_every_step(
-    monkeypatch: pytest.MonkeyPatch, captured: bool, micro: int
-) -> None:
+@pytest.mark.parametrize("micro", [0, 3])
+def test_compiled_model_computes_every_step(monkeypatch: pytest.MonkeyPatch, micro: int) -> None:
     sizes: list[int] = []
 
     def compile(model: nn.Module) -> Any:
         return lambda inputs: (sizes.append(len(inputs)), model(inputs))[1]
 
     monkeypatch.setattr(torch, "compile", compile)
-    capture = StandInCapture()
-    if captured:
-        capture_on_cpu(monkeypatch, capture)
-    sgd, plain = sgd_of(micro, compile=True, cuda_graph=captured), sgd_of(micro)
+    sgd, plain = sgd_of(micro, compile=True), sgd_of(micro)
     for server_round, size in ((1, 4), (2, 4), (3, 6)):
         order = independent_order(server_round, batch_size=size)
         assert same(sgd.run(order), plain.run(order))
     each = {4: [2, 2], 6: [3, 3]} if micro else {4: [4], 6: [6]}
-    # One more step for a batch size to see whether it works; four to capture it.
-    assert sizes == each[4] * (1 + 4 * captured + 6) + each[6] * (1 + 4 * captured + 3)
-    assert capture.replays == ([6, 3] if captured else [])
+    # One more step for each batch size to see whether it works.
+    assert sizes == each[4] * (1 + 6) + each[6] * (1 + 3)
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(("device", "mode"), [("cpu", {}), ("cuda", {"mode": "reduce-overhead"})])
+def test_compiling_uses_cuda_graphs_on_cuda(
+    monkeypatch: pytest.MonkeyPatch, device: str, mode: dict[str, str]
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model, **settings: settings)
+    assert compiled(small_model(), torch.device(device)) == mode
+
+
 def test_compiling_that_fails_costs_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, captured: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(inputs: Tensor) -> Any:
         raise RuntimeError("no C++ compiler was found\nSet CXX ...")
 
     monkeypatch.setattr(torch, "compile", lambda model: fails)
-    if captured:
-        capture_on_cpu(monkeypatch, StandInCapture())
-    sgd = LocalSGD(small_model(), data(), compile=True, cuda_graph=captured, name="slow-1")
+    sgd = LocalSGD(small_model(), data(), compile=True, name="slow-1")
     plain = LocalSGD(small_model(), data())
     for server_round in (1, 2):
         assert same(sgd.run(order_of(server_round)), plain.run(order_of(server_round)))
