@@ -34,7 +34,14 @@ from ..worker.batches import (
 from ..worker.evaluation import EvaluateReport, are_in_range, evaluate_sums
 from ..worker.local_sgd import SampleLoss, cross_entropy
 from ..worker.model_io import check_model, frozen_tensors
-from ..worker.step import Augment, augmented, check_micro_batches, takes_model
+from ..worker.step import (
+    Augment,
+    MakeOptimizer,
+    augmented,
+    check_micro_batches,
+    custom_optimizer,
+    takes_model,
+)
 from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
 
 _LOG = logging.getLogger(__name__)
@@ -73,6 +80,11 @@ class Task:
     collate : callable, optional
         ``(samples) -> batch`` for a map-style Dataset, like ``collate_fn`` of torch's DataLoader;
         by default torch's ``default_collate``. Padding collators of transformers can be used.
+    optimizer : callable, optional
+        ``(model) -> torch.optim.Optimizer``, for parameter groups, layer-wise learning rates, or
+        any other optimizer of torch. Its learning rates are those of the peak of the run's
+        schedule; the settings ``optimizer``, ``learning-rate``, ``momentum``, ``nesterov`` and
+        ``weight-decay`` are ignored.
     data_fingerprint : str (default: "")
         Fingerprint of the training data; empty: computed by hashing them.
     pretrained : callable, optional
@@ -100,6 +112,7 @@ class Task:
     metric: Callable[[Any, Tensor], Tensor] = correct
     augment: Augment | None = None
     collate: Collate | None = None
+    optimizer: MakeOptimizer | None = None
     data_fingerprint: str = ""
     pretrained: Callable[[nn.Module], None] | None = None
     evaluation_batch_size: int = 0
@@ -286,6 +299,8 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
         check_micro_batches(model, micro_batch_size)
         check_model(model)
         model = model.cpu().eval()
+        if task.optimizer is not None:
+            call("optimizer(model)", custom_optimizer, task.optimizer, model)
         if task.augment is not None:
             train = call("augment(inputs, generator)", _checked_augment, title, task.augment, train)
         changed = "augment(inputs, generator)" if task.augment else "inputs"

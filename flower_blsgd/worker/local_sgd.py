@@ -35,6 +35,7 @@ from .model_io import (
 )
 from .step import (
     Augment,
+    MakeOptimizer,
     SampleLoss,
     augmented,
     autocast,
@@ -42,6 +43,7 @@ from .step import (
     can_fuse,
     check_micro_batches,
     check_precision,
+    custom_optimizer,
     first_cause,
     make_optimizer,
     preserve_training_state,
@@ -104,8 +106,10 @@ class LocalSGD:
         called ``model``.
     device : str or torch.device (default: "cpu")
         Device to compute on.
-    optimizer : {"sgd", "adamw"} (default: "sgd")
-        Optimizer of the local steps. AdamW has the betas (0.9, 0.999) and twice the state of SGD.
+    optimizer : {"sgd", "adamw"} or callable (default: "sgd")
+        Optimizer of the local steps. AdamW has the betas (0.9, 0.999) and twice the state of SGD. A
+        function ``(model) -> torch.optim.Optimizer`` sets parameter groups and learning rates; the
+        settings of SGD and AdamW are then ignored. Its state must consist of tensors.
     momentum : float (default: 0.9)
         Momentum of SGD; ignored by AdamW.
     nesterov : bool (default: False)
@@ -136,6 +140,8 @@ class LocalSGD:
         batch; 0: the whole batch. The batch is read and augmented as a whole. Model, losses and
         momentum equal those of the whole batch up to rounding, but the model's own random numbers
         (dropout) may differ.
+    peak_learning_rate : float (default: 1.0)
+        Learning rate of an order for which the optimizer of a function has its own rates.
     collate, loader_workers
         See `BatchSource`, which the data set becomes.
 
@@ -154,7 +160,7 @@ class LocalSGD:
         loss: SampleLoss = cross_entropy,
         device: str | torch.device = "cpu",
         *,
-        optimizer: str = "sgd",
+        optimizer: str | MakeOptimizer = "sgd",
         momentum: float = 0.9,
         nesterov: bool = False,
         weight_decay: float = 0.0,
@@ -166,6 +172,7 @@ class LocalSGD:
         compile: bool = False,
         name: str = "",
         micro_batch_size: int = 0,
+        peak_learning_rate: float = 1.0,
         collate: Collate | None = None,
         loader_workers: int = 0,
     ) -> None:
@@ -191,17 +198,21 @@ class LocalSGD:
         self._forward = compiled(self.model, self.device) if compile else self.model
         self._compiled_sizes: set[int] = set()
         self._generator = torch.Generator(self.device)
-        fused = can_fuse(self.model, self.device)
-        self._optimizer = make_optimizer(
-            optimizer,
-            self.model.parameters(),
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            fused=fused or None,
-        )
-        # Whether the optimizer's state is created in advance and keeps its address.
-        self._state_stays = fused
+        if callable(optimizer):
+            self._optimizer, self._state_stays = custom_optimizer(optimizer, self.model), False
+            self._peak_learning_rate = peak_learning_rate
+        else:
+            # The state of a fused optimizer is created in advance and keeps its address.
+            self._state_stays = can_fuse(self.model, self.device)
+            self._optimizer = make_optimizer(
+                optimizer,
+                self.model.parameters(),
+                momentum=momentum,
+                nesterov=nesterov,
+                weight_decay=weight_decay,
+                fused=self._state_stays or None,
+            )
+            self._peak_learning_rate = 1.0
         if self._state_stays:
             begin_state(self._optimizer)
         self._has_zeroed = False
@@ -253,7 +264,7 @@ class LocalSGD:
         use_precision(self._precision, self.device)
         load_state(self.model, order.arrays)
         self._prepare_momentum(order, state)
-        set_learning_rate(self._optimizer, order.learning_rate)
+        set_learning_rate(self._optimizer, order.learning_rate / self._peak_learning_rate)
         self.model.train()
         try:
             losses, started_at, seconds = self._do_steps(order)

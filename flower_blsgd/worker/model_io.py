@@ -5,7 +5,7 @@ The optimizer's state is called momentum, like its record, because SGD has no ot
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -244,8 +244,8 @@ def load_momentum(
     if in_place:
         zero_momentum(model, optimizer)
     for name, parameter in model.named_parameters():
-        names = {slot: state_name(slot, name) for slot in slots_of(optimizer)}
-        if record is None or not all(key in record for key in names.values()):
+        names = _names_in(record or {}, name, slots_of(optimizer))
+        if record is None or not names:
             if not in_place:
                 optimizer.state.pop(parameter, None)
             continue
@@ -266,7 +266,9 @@ def load_momentum(
 
 
 def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Set the optimizer's state to zero, in place."""
+    """Set the optimizer's state to zero, in place; a custom optimizer begins anew."""
+    if not slots_of(optimizer):
+        optimizer.state.clear()
     for _, _, _, tensor in _state(model, optimizer):
         tensor.zero_()
 
@@ -280,8 +282,25 @@ def momentum_is_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bo
 
 
 def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return the names of the tensors that an optimizer keeps for each parameter."""
-    return SLOTS["adamw" if isinstance(optimizer, torch.optim.AdamW) else "sgd"]
+    """Return the names of what an optimizer keeps for each parameter; none if they are not known.
+
+    Those of a custom optimizer are known from its state only.
+    """
+    known = {torch.optim.SGD: "sgd", torch.optim.AdamW: "adamw"}
+    name = known.get(type(optimizer))
+    return SLOTS[name] if name else ()
+
+
+def _names_in(record: Mapping[str, Any], parameter: str, slots: Sequence[str]) -> dict[str, str]:
+    """Return the names of a parameter's state in a record, by slot; empty if it is incomplete."""
+    if slots:
+        names = {slot: state_name(slot, parameter) for slot in slots}
+        return names if all(key in record for key in names.values()) else {}
+    ending = state_name("", parameter)
+    names = {key.removesuffix(ending): key for key in record if key.endswith(ending)}
+    if parameter in record:
+        names[SLOTS["sgd"][0]] = parameter
+    return names
 
 
 def _state(
@@ -290,15 +309,20 @@ def _state(
     """Yield name, parameter, slot and tensor of the optimizer's whole state."""
     for name, parameter in model.named_parameters():
         kept = optimizer.state.get(parameter, {})
-        for slot in slots_of(optimizer):
+        for slot in slots_of(optimizer) or kept:
             tensor = kept.get(slot)
-            if tensor is not None:
+            if isinstance(tensor, Tensor):
                 yield name, parameter, slot, tensor
+            elif tensor is not None:
+                raise UsageError(
+                    f"task: the state {slot!r} of {type(optimizer).__name__} is a "
+                    f"{type(tensor).__name__}; only tensors can be kept between rounds"
+                )
 
 
 def _slot_device(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, slot: str
 ) -> torch.device:
     """Return the device of a slot: the CPU for counters unless fused, else the parameter's."""
-    fused = any(group["fused"] for group in optimizer.param_groups)
+    fused = any(group.get("fused") for group in optimizer.param_groups)
     return torch.device("cpu") if slot in COUNTERS and not fused else parameter.device

@@ -77,6 +77,32 @@ def make_optimizer(
     raise ValueError(f"optimizer = {name!r} must be one of {', '.join(map(repr, SLOTS))}")
 
 
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+"""``(model) -> optimizer`` with the user's parameter groups and learning rates."""
+
+
+def custom_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the user's optimizer for a model; its learning rates are those of the schedule's peak.
+
+    UsageError if it is not an optimizer of torch, or has parameters of another model.
+    """
+    optimizer = make(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"task: optimizer(model) returned a {type(optimizer).__name__}, expected a "
+            "torch.optim.Optimizer"
+        )
+    own = set(model.parameters())
+    for group in optimizer.param_groups:
+        if not own.issuperset(group["params"]):
+            raise UsageError(
+                "task: optimizer(model) has parameters that the model does not have; create it "
+                "from the model that it gets"
+            )
+        group["initial_lr"] = group["lr"]  # torch's name for it
+    return optimizer
+
+
 def can_fuse(model: nn.Module, device: torch.device) -> bool:
     """Return whether a fused optimizer can update all parameters of a model on this device.
 
@@ -91,9 +117,9 @@ def can_fuse(model: nn.Module, device: torch.device) -> bool:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set an optimizer's learning rate."""
+    """Set an optimizer's learning rate; those of a custom one are multiplied by it."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("initial_lr", 1.0)
 
 
 # --- micro-batches
