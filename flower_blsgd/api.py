@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from .algorithm.catalog import CUSTOM_PARTS, register_part
 from .config import RunConfig, python_names
 from .errors import UsageError
 from .grids.machine import this_machine
@@ -100,7 +101,8 @@ def train(
         Print nothing.
     **settings
         Any other setting of docs/settings.md, in snake_case: ``epochs=100``, ``batch_size=32``,
-        ``learning_rate=0.1``, ``out="my-run"``.
+        ``learning_rate=0.1``, ``out="my-run"``. ``steps``, ``sampler``, ``weights`` and
+        ``selection`` also accept an object.
 
     Returns
     -------
@@ -131,10 +133,12 @@ def train(
         raise UsageError(f"task = {task!r} must be a Task or a string")
     name = task if isinstance(task, str) else GIVEN_IN_PYTHON
     values: dict[str, Any] = {"workers": "auto", **before, "task": name, "resume": str(resume)}
-    values |= {
-        key.replace("_", "-"): os.fspath(value) if isinstance(value, os.PathLike) else value
-        for key, value in settings.items()
-    }
+    given_settings: dict[str, Any] = {**settings}
+    for key, value in given_settings.items():
+        is_part = key in CUSTOM_PARTS and not isinstance(value, str)
+        given_value = register_part(key, value) if is_part else value
+        is_path = isinstance(value, os.PathLike)
+        values[key.replace("_", "-")] = os.fspath(value) if is_path else given_value
     if workers:
         values["workers"] = workers
     if given is not None and not resume:

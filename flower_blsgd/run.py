@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from .algorithm.catalog import SAMPLERS, SELECTIONS, STEPS, TRAIN_ON, WEIGHTS
+from .algorithm.catalog import TRAIN_ON, part_of
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
 from .checkpointing import Checkpoints
@@ -265,12 +265,12 @@ def make_strategy(
     return BiasedLocalSGD(
         num_samples,
         config.batch_size,
-        STEPS[choices.steps](config),
+        part_of("steps", choices.steps, config),
         local_steps_fast=None if steps == "auto" else int(steps),
         learning_rate=config.learning_rate_schedule,
-        sampler=SAMPLERS[choices.sampler](config),
-        selection=SELECTIONS[config.selection]() if config.selection else None,
-        weights=WEIGHTS[choices.weights](config),
+        sampler=part_of("sampler", choices.sampler, config),
+        selection=part_of("selection", config.selection, config) if config.selection else None,
+        weights=part_of("weights", choices.weights, config),
         epoch=choices.epoch,  # type: ignore[arg-type]  # likewise
         momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # checked there
         deadline_seconds=config.deadline_seconds,

@@ -44,9 +44,9 @@ ARROWS = {
     | {"worker", "config", "errors"},
     # only the command line imports it; others name it as "module:name"
     "paper": {"experiments", "results", "strategy", "algorithm", "grids", "config", "errors"},
-    "settings": set(),  # written by make format
+    "settings": {"algorithm"},  # written by make format
     "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
-    | {"settings"},
+    | {"algorithm", "settings"},
     "cli": {"api", "experiments", "paper", "results", "grids", "tasks", "worker"}
     | {"config", "errors"},
     "clients": {"hosts", "worker", "protocol", "tasks", "grids", "config"},

@@ -14,7 +14,15 @@ from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 from torch import nn
 
-from flower_blsgd import Task, evaluate_run, train
+from flower_blsgd import (
+    EpochRequest,
+    LossTable,
+    SampleList,
+    Task,
+    UniformSampler,
+    evaluate_run,
+    train,
+)
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.protocol import TrainOrder
@@ -156,3 +164,25 @@ def test_frozen_weights_stay_with_the_workers() -> None:
     assert evaluate_run("run", task).accuracy == result.accuracy
     correct = (result.model(inputs).argmax(dim=1) == targets).float().mean()
     assert correct.item() == pytest.approx(result.accuracy)
+
+
+# custom parts of the algorithm
+
+
+class Backwards(UniformSampler):
+    """Counts how often it is used."""
+
+    used = 0
+
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        type(self).used += 1
+        return super().sample_lists(request, table)
+
+
+@pytest.mark.processes
+def test_sampler_may_be_an_object_or_a_class_of_a_module() -> None:
+    for sampler in (Backwards(), f"{__name__}:Backwards"):
+        used = Backwards.used
+        result = train("digits", workers=WORKERS, epochs=1, sampler=sampler, out="", quiet=True)
+        assert Backwards.used > used
+        assert result.summary["sampler"].endswith(":Backwards")

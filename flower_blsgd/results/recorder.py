@@ -14,7 +14,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
-from ..algorithm.catalog import WEIGHTS
+from ..algorithm.catalog import part_of
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.biased_local_sgd import BiasedLocalSGD
@@ -440,7 +440,9 @@ class RunRecorder:
             speeds.append((worker, speed if worker.trains else speed or relative * total))
             total += speed * worker.trains
         share = each and each * -(-len(self._rows) // config.evaluate_every_epochs) / trained
-        return slow_device_lines(speeds, size, WEIGHTS[config.choices.weights](config), share)
+        return slow_device_lines(
+            speeds, size, part_of("weights", config.choices.weights, config), share
+        )
 
     def _save_model(self, arrays: ArrayRecord) -> None:
         """Save the model in the results folder, else in a temporary one, else raise UsageError."""
