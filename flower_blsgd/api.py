@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -220,9 +219,13 @@ class Evaluation:
     Parameters
     ----------
     accuracy : float or None
-        Mean metric over the samples; None if the metric has values outside [0, 1].
-    metric, loss : float
-        Means over the samples.
+        Accuracy in [0, 1]; None if the metric is another one.
+    metric : float
+        Figure of the metric.
+    loss : float
+        Mean over the samples.
+    metric_name : str
+        Name of the metric, such as ``"accuracy"``.
     num_examples : int
         Number of test samples.
     device : str
@@ -232,6 +235,7 @@ class Evaluation:
     accuracy: float | None
     metric: float
     loss: float
+    metric_name: str
     num_examples: int
     device: str
 
@@ -311,10 +315,9 @@ def evaluate_run(
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
     report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
-    file = folder / "summary.json"  # set if the metric left [0, 1] in the run
-    in_run = json.loads(file.read_text()).get("metric") if file.is_file() else None
-    accuracy = report.metric if report.metric_in_range and in_run is None else None
-    return Evaluation(accuracy, report.metric, report.loss, task.num_test, device)
+    figure, name = task.figure(report), task.metric_name
+    accuracy = figure if name == "accuracy" else None
+    return Evaluation(accuracy, figure, report.loss, name, task.num_test, device)
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

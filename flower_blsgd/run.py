@@ -92,7 +92,7 @@ def _train(
     if config.tensorboard:
         require_tensorboard()
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
-    task, is_accuracy = load_own_task(config, given)
+    task = load_own_task(config, given)
     model = task.initial_model(derived_seed(config.seed, "model"))
     arrays, last_round = state_record(model), 0
     workers = grid.workers if isinstance(grid, LocalGrid) else ()
@@ -110,7 +110,7 @@ def _train(
     if not resumed:
         RunFolder.refuse_unusable(config.out)
     view = view or ProgressView(config.epochs, seconds=config.seconds)
-    recorder = RunRecorder(config, strategy, view, began, is_accuracy)
+    recorder = RunRecorder(config, strategy, view, began, task.metric_name, task.metric_mode)
     if resumed:
         arrays, last_round = resumed.restore(strategy, recorder, arrays)
     evaluate, async_evaluation = _evaluation(grid, config, task, strategy, recorder)
@@ -228,20 +228,19 @@ def make_local_grid(
         ) from error
 
 
-def load_own_task(config: RunConfig, given: Task | None = None) -> tuple[Task, bool]:
-    """Return the given task, or that of the settings, and whether its metric is an accuracy.
+def load_own_task(config: RunConfig, given: Task | None = None) -> Task:
+    """Return the given task, or that of the settings.
 
     UsageError if there is no such task, or the object is not a valid task.
     """
     task = load_task(**config.task_settings, given=given)
-    is_accuracy = check_task(task, config.task, config.micro_batch_size)
-    for key in ("patience", "stop-at-accuracy"):
-        if (value := getattr(config, key.replace("-", "_"))) and not is_accuracy:
-            raise UsageError(
-                f"{key} = {value:g}: needs a metric in [0, 1], and the task's metric has other "
-                "values; leave the setting out"
-            )
-    return task, is_accuracy
+    check_task(task, config.task, config.micro_batch_size)
+    if config.stop_at_accuracy and task.metric_name != "accuracy":
+        raise UsageError(
+            f"stop-at-accuracy = {config.stop_at_accuracy:g}: the task's metric is "
+            f"{task.metric_name}; leave the setting out, or use patience"
+        )
+    return task
 
 
 def make_strategy(
@@ -328,7 +327,13 @@ def _evaluation(
 
     size = task.evaluation_batch_size or config.evaluation_batch_size
     on_workers = WorkerEvaluation(
-        grid, strategy.registry, task.num_test, size, evaluate_slice, strategy.unevaluated
+        grid,
+        strategy.registry,
+        task.num_test,
+        size,
+        evaluate_slice,
+        task.metrics,
+        strategy.unevaluated,
     )
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -337,7 +342,7 @@ def _evaluation(
             if config.evaluate_on == "workers":
                 metrics = on_workers(server_round, arrays)
             else:
-                metrics = evaluate_slice(arrays, 0, task.num_test).metrics()
+                metrics = task.metrics(evaluate_slice(arrays, 0, task.num_test))
         except Exception as error:
             raise UsageError(
                 f"task = {config.task!r}: evaluating after round {server_round} raised "

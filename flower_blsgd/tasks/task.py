@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import MetricRecord
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
@@ -31,7 +32,7 @@ from ..worker.batches import (
     num_samples,
     tensor_parts,
 )
-from ..worker.evaluation import EvaluateReport, are_in_range, evaluate_sums
+from ..worker.evaluation import EvaluateReport, evaluate_sums, named_values
 from ..worker.local_sgd import SampleLoss, cross_entropy
 from ..worker.model_io import check_model, frozen_tensors
 from ..worker.step import (
@@ -71,8 +72,16 @@ class Task:
         that are not pairs, or for a model that needs the whole batch: ``(model, batch) -> losses``;
         the first parameter must be called ``model``.
     metric : callable (default: `correct`)
-        ``(outputs, targets)`` or ``(model, batch) -> values`` of shape (batch_size,). The mean over
-        the test set is reported as ``accuracy`` if all values are in [0, 1], else as ``metric``.
+        ``(outputs, targets)`` or ``(model, batch) -> values`` of shape (batch_size,), whose mean
+        over the test set is the figure; or a dict of such values by name.
+    metric_mode : {"max", "min"}
+        Whether a larger or a smaller figure is better; required with a custom metric. The best
+        model and ``patience`` follow it.
+    metric_name : str (default: "accuracy", of a custom metric "metric")
+        Name of the figure in the results. ``"accuracy"`` is shown in percent.
+    metric_from_sums : callable, optional
+        ``(sums, num_samples) -> float``: the figure from the sums of the metric's values over the
+        test set, by name, for figures that are no mean, such as F1, perplexity or RMSE.
     augment : callable, optional
         ``(inputs, generator) -> inputs`` for a whole training batch, on the worker's device; if
         batches are not pairs, ``(batch, generator) -> batch``. The generator is on that device and
@@ -109,7 +118,10 @@ class Task:
     train: Samples
     test: Samples
     loss: SampleLoss = cross_entropy
-    metric: Callable[[Any, Tensor], Tensor] = correct
+    metric: Callable[[Any, Any], Any] = correct
+    metric_mode: str = ""
+    metric_name: str = ""
+    metric_from_sums: Callable[[Mapping[str, float], int], float] | None = None
     augment: Augment | None = None
     collate: Collate | None = None
     optimizer: MakeOptimizer | None = None
@@ -130,6 +142,17 @@ class Task:
                 f"task: model is a {type(self.model).__name__}, but must be a function that "
                 "returns a new model, such as model=lambda: Net()"
             )
+        is_default = self.metric is correct
+        if not is_default and self.metric_mode not in ("max", "min"):
+            raise UsageError(
+                f"task: metric_mode is {self.metric_mode!r}, but a custom metric needs 'max' if "
+                "larger values are better, or 'min'"
+            )
+        name = self.metric_name or ("accuracy" if is_default else "metric")
+        if name == "loss":
+            raise UsageError("task: metric_name is 'loss', the name of the loss; use another one")
+        object.__setattr__(self, "metric_name", name)
+        object.__setattr__(self, "metric_mode", self.metric_mode or "max")
         if self.evaluation_batch_size < 0:
             raise UsageError(
                 f"task: evaluation_batch_size is {self.evaluation_batch_size}, but must be at "
@@ -190,7 +213,30 @@ class Task:
         `batch_size` applies unless the task sets its own.
         """
         parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size or batch_size
-        return evaluate_sums(model, *parts, device, first, last, size, self.collate)
+        more = self.collate, self.metric_name
+        return evaluate_sums(model, *parts, device, first, last, size, *more)
+
+    def figure(self, report: EvaluateReport) -> float:
+        """Return the figure of the metric for a report on the whole test set.
+
+        UsageError if `metric_from_sums` raises an exception, or is missing where there are several
+        values and none has the metric's name.
+        """
+        sums = report.totals
+        if self.metric_from_sums is not None:
+            count = report.num_examples
+            found = _call("task", "metric_from_sums", self.metric_from_sums, sums, count)
+            return float(found)
+        if self.metric_name not in sums:
+            raise UsageError(
+                f"task: metric returned {', '.join(sums)}; set metric_name to one of them, or "
+                "metric_from_sums"
+            )
+        return sums[self.metric_name] / report.num_examples
+
+    def metrics(self, report: EvaluateReport) -> MetricRecord:
+        """Return the figure by its name, and ``loss``."""
+        return MetricRecord({self.metric_name: self.figure(report), "loss": report.loss})
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that are equal for equal training data.
@@ -257,11 +303,10 @@ def _is_lightning(model: Any) -> bool:
     return any(kind.__name__ == "LightningModule" for kind in kinds)
 
 
-def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
+def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
     """Check model, loss, metric and augmentation with two samples, on the CPU.
 
-    Preserves the state of torch's generator. Returns whether all values of the metric are in
-    [0, 1], like those of an accuracy.
+    Preserves the state of torch's generator.
 
     Parameters
     ----------
@@ -303,28 +348,38 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
             call("optimizer(model)", custom_optimizer, task.optimizer, model)
         if task.augment is not None:
             train = call("augment(inputs, generator)", _checked_augment, title, task.augment, train)
-        changed = "augment(inputs, generator)" if task.augment else "inputs"
-        for of, given, batch, functions in (
-            ("", changed, train, {"loss": task.loss}),
-            (" of test", "inputs", test, {"loss": task.loss, "metric": task.metric}),
-        ):
-            outputs: Any = None
-            if not all(map(takes_model, functions.values())):
-                inputs, targets = inputs_and_targets(batch)
-                outputs = call(f"model({given}){of}", model, inputs)
-            for kind, function in functions.items():
-                if takes_model(function):
-                    described = f"{kind}(model, batch){of}"
-                    values = call(described, function, model, batch)
-                else:
-                    described = f"{kind}(outputs, targets){of}"
-                    values = call(described, function, outputs, targets)
-                if not isinstance(values, Tensor) or values.shape != (2,):
+        _check_functions(title, task, model, train, test)
+
+
+def _check_functions(title: str, task: Task, model: nn.Module, train: Any, test: Any) -> None:
+    """Check loss and metric on a batch of two training samples and one of two test samples."""
+    call = partial(_call, title)
+    changed = "augment(inputs, generator)" if task.augment else "inputs"
+    for of, given, batch, functions in (
+        ("", changed, train, {"loss": task.loss}),
+        (" of test", "inputs", test, {"loss": task.loss, "metric": task.metric}),
+    ):
+        outputs: Any = None
+        if not all(map(takes_model, functions.values())):
+            inputs, targets = inputs_and_targets(batch)
+            outputs = call(f"model({given}){of}", model, inputs)
+        for kind, function in functions.items():
+            if takes_model(function):
+                described = f"{kind}(model, batch){of}"
+                values = call(described, function, model, batch)
+            else:
+                described = f"{kind}(outputs, targets){of}"
+                values = call(described, function, outputs, targets)
+            named = named_values(values, kind) if kind == "metric" else {kind: values}
+            for value in named.values():
+                if not isinstance(value, Tensor) or value.shape != (2,):
                     raise UsageError(
-                        f"{title}: {described} returned {_what(values)} for 2 samples, expected "
-                        'shape (2,): one value per sample; for a torch loss, set reduction="none"'
+                        f"{title}: {described} returned {_what(value)} for 2 samples, expected "
+                        "shape (2,): one value per sample; for a torch loss, set "
+                        'reduction="none"'
                     )
-        return are_in_range(values)
+    sums = {k: float(v.sum()) for k, v in named_values(values, task.metric_name).items()}
+    task.figure(EvaluateReport(0, 2, [0.0], list(sums.values()), list(sums)))
 
 
 def _checked_augment(title: str, augment: Augment, batch: Any) -> Any:

@@ -23,6 +23,7 @@ from .batches import (
     map_tensors,
     micro_batches,
 )
+from .losses import cross_entropy
 from .model_io import (
     begin_state,
     check_model,
@@ -66,11 +67,6 @@ SMALLEST_BATCH = 2
 
 _PROBE_STEPS = 3
 _MEASUREMENTS = 3
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of every sample, shape (batch_size,)."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 class LocalSGD:
