@@ -1,11 +1,12 @@
 """What the tests with real processes share."""
 
-import shutil
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_blsgd.grids.local_grid import LocalGrid
@@ -17,7 +18,13 @@ from .channels import bytes_of, sum_of
 PATIENCE_SECONDS = 60.0
 """Costs nothing when all is well; a machine that has other work may need much of it."""
 CLIENT = "foreign_client:app"
-_CLIENT_FILE = Path(__file__).with_name("foreign_client.py")
+
+needs_affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity"
+)
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="this system has no /proc"
+)
 
 
 def wait_until(holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
@@ -59,13 +66,6 @@ def is_helper(pid: int) -> bool:
         return False
     names = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
     return any(helper in command for helper in names) and name != "blsgd-worker"
-
-
-def make_app(folder: Path) -> Path:
-    """Put the foreign app into a folder of its own."""
-    folder.mkdir(exist_ok=True)
-    shutil.copy(_CLIENT_FILE, folder / "foreign_client.py")
-    return folder
 
 
 def make_grid(
