@@ -18,7 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.grids.array_records import AnyArray, record_of, view_record
-from flower_blsgd.grids.flower_internals import RAISED, give_message_id
+from flower_blsgd.grids.flower_internals import (
+    RAISED,
+    become_server,
+    give_message_id,
+    message_to_proto,
+)
 from flower_blsgd.grids.stream import codec
 from flower_blsgd.grids.stream.codec import (
     CHUNK_BYTES,
@@ -173,26 +178,76 @@ def test_frames_of_any_size_one_after_another_come_out_as_they_went_in() -> None
         assert len(list(read_frames(incomplete))) == len(sent) - 1
 
 
+become_server(run_id=1)  # for the messages of the table below
+
+
+def message_to_node() -> Message:
+    content = RecordDict(
+        {
+            "z": ConfigRecord({"i": -3, "f": float("inf"), "b": True, "y": b"\0\xff", "e": []}),
+            "arrays": view_record(model_of(w=[1, 2], n=np.array([3]))),
+            "metrics": MetricRecord({"x": [1.0, 2.0], "large": 2**40}),
+            "empty": ArrayRecord(),
+        }
+    )
+    return Message(content, 7, "evaluate.mine", group_id="12", ttl=321.5)
+
+
+def lying(elements: bytes, dtype: str, *shape: int, data: bytes = b"") -> list[bytes]:
+    """Return the frame of a message whose only array is described so."""
+    described = record_of({"w": Array(dtype, shape, "numpy.ndarray", data)})
+    message = Message(RecordDict({"r": described}), 7, "train")
+    return frame_of(message, {"r": EncodedRecord(described, elements)})
+
+
+def error_with_elements() -> list[bytes]:
+    (frame,) = frame_of(Message(Error(RAISED, ""), reply_to=message_to_node()), {})
+    _, header_bytes = struct.unpack_from("<QQ", frame)
+    return [begin(len(frame) + 64, header_bytes, frame[16:]), bytes(64)]
+
+
+def with_metadata(size: int) -> list[bytes]:
+    proto = message_to_proto(message_to_node())
+    proto.metadata.group_id = "x" * size
+    header = proto.SerializeToString()
+    body_bytes = 64 * (len(header) // 64 + 2)
+    return [begin(body_bytes, len(header), header).ljust(body_bytes, b"\0")]
+
+
 @pytest.mark.parametrize(
-    ("chunks", "reason"),
+    ("parts", "reason"),
     [
         ([b""], "cannot begin with 0 bytes"),
         ([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], "is too large"),
-        ([begin(2**64 - 1, 0)], "is too large"),
         ([begin(2**36 + 1, 0)], "is too large"),
         ([begin(64, 49)], "message of 49 bytes does not fit"),
+        ([begin(1 << 30, (1 << 26) + 1)], "does not fit"),
         ([begin(64, 2**64 - 1)], "does not fit into its frame"),
         ([begin(0, 0)], "message of 0 bytes does not fit"),
-        ([begin(64, 5, bytes(48))], "message cannot be read"),
         ([begin(64, 5, b"\xff" * 48)], "message cannot be read"),
         ([begin(64, 0, bytes(48))], "message cannot be read"),  # neither content nor error
-        ([begin(64, 5, bytes(49))], "more than 64 bytes arrived"),
-        ([begin(64, 5, bytes(40)), bytes(9)], "more than 64 bytes"),
+        ([begin(64, 5, bytes(40)), bytes(9)], "more than 64 bytes arrived"),
+        (lying(bytes(12), "float32", 3), "not in its frame"),  # no padding
+        (lying(bytes(128), "float32", 3), "64 bytes of a frame belong to no array"),
+        (error_with_elements(), "64 bytes of a frame belong to no array"),
+        (lying(b"", "f4," * 1000 + "f4", 0), "invalid description"),
+        (lying(b"", "(" * 30 + "f4", 0), "cannot be read|not in its frame"),
+        (lying(b"", "float32", *[2**31 - 1] * 200_000), "invalid description"),
+        (lying(b"", "float32", 0, data=b"abc"), "invalid description"),
+        (with_metadata(1 << 17), "its metadata has"),
     ],
+    ids=range(18),
 )
-def test_bytes_that_are_no_frame_are_refused(chunks: list[bytes], reason: str) -> None:
+def test_bytes_that_are_no_frame_are_refused(parts: list[bytes], reason: str) -> None:
     with pytest.raises(FrameError, match=reason):
-        list(read_frames(chunks))
+        [decode_arrays(*frame, lambda _: {}) for frame in read_frames(parts)]
+
+
+def test_message_that_no_end_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = RecordDict({"config": ConfigRecord({"b": bytes(5000)})})
+    monkeypatch.setattr(codec, "LONGEST_HEADER_BYTES", 5000)
+    with pytest.raises(FrameError, match=r'put them into an ArrayRecord.*transport = "messages"'):
+        frame_of(Message(content, 7, "train"), {})
 
 
 def test_frame_longer_than_allowed_or_than_free_memory_is_refused_before_memory_is_allocated(
@@ -295,18 +350,6 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 
 
 # --- messages and replies -----------------------------------------------------------------------
-
-
-def message_to_node() -> Message:
-    content = RecordDict(
-        {
-            "z": ConfigRecord({"i": -3, "f": float("inf"), "b": True, "y": b"\0\xff", "e": []}),
-            "arrays": view_record(model_of(w=[1, 2], n=np.array([3]))),
-            "metrics": MetricRecord({"x": [1.0, 2.0], "large": 2**40}),
-            "empty": ArrayRecord(),
-        }
-    )
-    return Message(content, 7, "evaluate.mine", group_id="12", ttl=321.5)
 
 
 def test_message_arrives_as_it_was_sent_and_the_reply_as_an_answer_to_it() -> None:
