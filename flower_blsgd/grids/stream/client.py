@@ -92,9 +92,8 @@ class Session:
         candidates = [*(f"{host}:{port}" for port in ports), *request.addresses]
         self._addresses = list(dict.fromkeys(candidates))
 
-        self._held: dict[
-            str, Tensors
-        ] = {}  # the last models received, which changes are relative to
+        # The last models received, which changes are relative to.
+        self._held: dict[str, Tensors] = {}
         self._carried: dict[str, Tensors] = {}  # rounding errors of the last replies
         self._work: queue.SimpleQueue[tuple[Message, dict[str, Tensors]] | None]
         self._work = queue.SimpleQueue()

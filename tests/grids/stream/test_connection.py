@@ -16,7 +16,7 @@ from flower_blsgd.grids.flower_internals import NODE_GONE
 from flower_blsgd.grids.stream import client
 from flower_blsgd.grids.stream.client import Session
 from flower_blsgd.grids.stream.codec import frame_of
-from flower_blsgd.grids.stream.security import new_certificate, new_token
+from flower_blsgd.grids.stream.security import new_certificate
 from flower_blsgd.grids.stream.session import SessionRequest
 
 from ...log_capture import captured_log
@@ -225,7 +225,7 @@ def test_node_that_gets_garbage_ends_its_session_and_gets_a_new_one() -> None:
 
 
 def lone_session(*addresses: str) -> Session:
-    request = SessionRequest(list(addresses), new_certificate()[0], new_token())
+    request = SessionRequest(list(addresses), new_certificate()[0], bytes(32))
     return Session(made_app(echo), request, Context(1, 7, {}, RecordDict(), {}))
 
 

@@ -35,7 +35,6 @@ from flower_blsgd.grids.stream.security import (
     TOKEN_KEY,
     WELCOME_KEY,
     new_certificate,
-    new_token,
     own_addresses,
 )
 from flower_blsgd.grids.stream.server import Link, StreamServer
@@ -159,7 +158,7 @@ def log() -> Iterator[CapturedLog]:
 # --- certificates, tokens, addresses ------------------------------------------------------------
 
 
-def test_certificate_and_tokens_are_of_one_run_alone() -> None:
+def test_certificate_and_tokens_are_of_one_run_alone(server: Server) -> None:
     one, other = (x509.load_pem_x509_certificate(new_certificate()[0]) for _ in range(2))
     names = one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert list(names) == [x509.DNSName(SERVER_NAME)]
@@ -170,7 +169,8 @@ def test_certificate_and_tokens_are_of_one_run_alone() -> None:
     assert one.not_valid_before_utc < now - datetime.timedelta(hours=12)
     assert one.not_valid_after_utc > now + datetime.timedelta(days=90)
     assert b"PRIVATE" not in new_certificate()[0]
-    assert {len(token) for token in {new_token() for _ in range(100)}} == {32}
+    tokens = {server.open_session(node_id).token for node_id in range(100)}
+    assert (len(tokens), {len(token) for token in tokens}) == (100, {32})
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_callers_without_the_token_are_refused_and_logged_and_get_nothing(
         "no metadata": [],
         "no token": [(NODE_KEY, "7")],
         "empty token": proof(7, b""),
-        "wrong token": proof(7, new_token()),
+        "wrong token": proof(7, bytes(32)),
         "beginning of the token": proof(7, seven.token[:31]),
         "other last byte": proof(7, seven.token[:31] + bytes([seven.token[31] ^ 1])),
         "token and more": proof(7, seven.token + b"\0"),
