@@ -9,7 +9,7 @@ from flwr.common.config import parse_config_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.cli.main import _parser, main
+from flower_blsgd.cli.main import _parser
 from flower_blsgd.cli.supernode import (
     NodeCommand,
     check_superlink,
@@ -229,12 +229,3 @@ def test_superlink_with_tls_is_verified(tmp_path: Path) -> None:
         assert "certificate is not valid for '127.0.0.1'" in line
     ca.write_text("no certificate")
     assert f"--root-certificates {ca} cannot be used" in refusal(check_superlink, "lab:1", ca)
-
-
-def test_what_is_right_is_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[NodeCommand] = []
-    monkeypatch.setattr("flower_blsgd.cli.supernode.run_nodes", started.extend)
-    with listening() as port:
-        where = ("--superlink", f"127.0.0.1:{port}", "--insecure")
-        assert main(["supernode", *where, *TWO, "--", "--max-retries", "3"]) == 0
-    assert [node.arguments[-2:] for node in started] == [("--max-retries", "3")] * 2

@@ -50,17 +50,8 @@ def train(message: Message, context: Context) -> Message:
     elif what == "scribble-state":
         context.state["kept"]["x"].numpy()[...] = -1.0
         answer["kept"] = float(context.state["kept"]["x"].numpy().flat[0])
-    elif what == "raise-after-changes":
-        context.state["calls"]["count"] = 1000
-        context.state["calls"]["list"].append(5)
-        context.state["more"] = ConfigRecord({"x": 1})
+    elif what == "raise":
         raise ValueError("on purpose")
-    elif what == "calls":
-        calls = context.state.config_records.setdefault(
-            "calls", ConfigRecord({"count": 0, "list": [0]})
-        )
-        calls["count"] += 1
-        answer |= {"count": calls["count"], "list": list(calls["list"]), "names": [*context.state]}
     elif what == "return-none":
         return None  # type: ignore[return-value]
     elif what == "die":

@@ -23,7 +23,6 @@ from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
     NOT_LOADED,
-    RAISED,
 )
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
@@ -163,20 +162,6 @@ def test_no_process_before_the_first_message(app_dir: Path) -> None:
 
 
 # --- what goes wrong in a handler -----------------------------------------------------------
-
-
-def test_handler_that_raises(grid: LocalGrid) -> None:
-    before = report(grid, 100)["pid"]
-    bad, good = ask(grid, order(100, do="raise"), order(101))
-    assert bad.has_error()
-    assert bad.error.code == RAISED
-    assert "Traceback (most recent call last)" in bad.error.reason
-    assert "foreign_client.py" in bad.error.reason
-    assert bad.error.reason.rstrip().endswith("ValueError: raised on purpose")
-    assert bad.metadata.src_node_id == 100
-    assert not good.has_error()
-
-    assert report(grid, 100)["pid"] == before
 
 
 @pytest.mark.parametrize(
