@@ -190,23 +190,17 @@ def test_process_that_dies_in_a_handler(app_dir: Path) -> None:
         before, other = process_ids(grid)[100], process_ids(grid)[101]
         ways = {"exit": "exit code 3", "sys-exit": "exit code 5", "segv": "signal SIGSEGV"}
         for round_, (do, how) in enumerate(ways.items(), 1):
-            dead, queued, unaffected = ask(grid, order(100, do=do), order(100), order(101))
+            dying = order(100, do=do, print=f"first\nlast words of {do}")
+            dead, queued, unaffected = ask(grid, dying, order(100), order(101))
             assert dead.error.code == CRASHED
-            assert how in dead.error.reason
+            assert f"last words of {do}" in dead.error.reason
+            assert dead.error.reason.splitlines()[-1].endswith(f"died ({how})")
             assert not is_alive(before)
             assert list(grid.get_node_ids()) == [100, 101]
             before = process_ids(grid)[100]
             assert answer_of(queued) == ConfigRecord({"count": 1, "pid": before})
             assert answer_of(unaffected) == ConfigRecord({"count": 1 + round_, "pid": other})
         assert answer_of(ask_one(grid, order(100)))["count"] == 2
-
-
-def test_last_words_of_a_process_are_in_the_error(app_dir: Path) -> None:
-    with make_grid(app_dir) as grid:
-        lines = "\n".join(f"line {i}" for i in range(8))
-        reason = ask_one(grid, order(do="exit", print=lines)).error.reason
-    assert "line 7" in reason
-    assert reason.splitlines()[-1].endswith("died (exit code 3)")
 
 
 def test_death_is_noticed_while_a_forked_child_lives(

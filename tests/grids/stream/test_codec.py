@@ -3,11 +3,8 @@
 In 16 bits: rounded as torch does it, equal on all nodes, with errors late and not lost.
 """
 
-import io
-import pickle
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -230,13 +227,14 @@ def with_metadata(size: int) -> list[bytes]:
         (lying(bytes(12), "float32", 3), "not in its frame"),  # no padding
         (lying(bytes(128), "float32", 3), "64 bytes of a frame belong to no array"),
         (error_with_elements(), "64 bytes of a frame belong to no array"),
+        *((lying(bytes(64), dtype, 1), "not in its frame") for dtype in ("O", "|O8", "object")),
         (lying(b"", "f4," * 1000 + "f4", 0), "invalid description"),
         (lying(b"", "(" * 30 + "f4", 0), "cannot be read|not in its frame"),
         (lying(b"", "float32", *[2**31 - 1] * 200_000), "invalid description"),
         (lying(b"", "float32", 0, data=b"abc"), "invalid description"),
         (with_metadata(1 << 17), "its metadata has"),
     ],
-    ids=range(18),
+    ids=range(21),
 )
 def test_bytes_that_are_no_frame_are_refused(parts: list[bytes], reason: str) -> None:
     with pytest.raises(FrameError, match=reason):
@@ -297,56 +295,11 @@ def test_arrays_of_any_dtype_and_shape(dtype: str) -> None:
         for shape in SHAPES
     }
     by_flower = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-    for record in (by_flower, view_record(arrays)):
-        assert_same_bits(sent_and_read(record), arrays)
-
-
-def test_arrays_that_are_not_contiguous() -> None:
-    whole = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
-    arrays = {
-        "step": whole[:, ::2],
-        "transposed": whole.T,
-        "reversed": whole[::-1],
-        "fortran": np.asfortranarray(whole),
-        "broadcast": np.broadcast_to(np.float32(3), (2, 3)),
-        "0-d": whole[1, 1, 1:2].reshape(()),
-    }
+    assert_same_bits(sent_and_read(by_flower), arrays)
+    whole = np.asarray(rng.integers(0, 100, (3, 4, 5))).astype(dtype)
+    arrays |= {"step": whole[:, ::2], "transposed": whole.T, "reversed": whole[::-1]}
+    arrays["broadcast"] = np.broadcast_to(whole[0], (2, 4, 5))
     assert_same_bits(sent_and_read(view_record(arrays)), arrays)
-
-
-class _Evil:
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.file), "w")
-
-
-def decoded(elements: np.ndarray, *arrays: Array) -> Model:
-    """Read what a message says to be arrays in these bytes."""
-    record = record_of({str(i): array for i, array in enumerate(arrays)})
-    message = Message(RecordDict({"r": record}), 7, "train")
-    return dict(decode_arrays(message, elements, lambda _: {})["r"])
-
-
-def described(dtype: str, *shape: int, stype: str = "numpy.ndarray") -> Array:
-    return Array(dtype, shape, stype, b"")
-
-
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
-    file = tmp_path / "was-unpickled"
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([_Evil(file)], object), allow_pickle=True)
-    np.load(io.BytesIO(buffer.getvalue()), allow_pickle=True)  # the bait works
-    assert file.exists()
-    file.unlink()
-    with pytest.raises(FrameError, match="not a numpy array of numbers"):
-        plain_arrays(ArrayRecord({"a": Array("object", (1,), "numpy.ndarray", buffer.getvalue())}))
-    pickled = np.frombuffer(pickle.dumps(_Evil(file)).ljust(128, b"\0"), np.uint8).copy()
-    for dtype in ("O", "|O8", "object"):
-        with pytest.raises(FrameError):
-            decoded(pickled, described(dtype, 1))
-    assert not file.exists()
 
 
 # --- messages and replies -----------------------------------------------------------------------
@@ -410,6 +363,9 @@ def test_record_that_many_messages_share_is_encoded_once(
 
 def test_arrays_that_are_not_plain_are_refused_with_the_way_out() -> None:
     foreign = ArrayRecord({"w": Array("x", (2,), "somebody.format", b"abc")})
+    objects = ArrayRecord({"w": Array("object", (1,), "numpy.ndarray", bytes(128))})
+    with pytest.raises(FrameError, match="not a numpy array of numbers"):
+        plain_arrays(objects)
     for wire_dtype in ("float32", "bfloat16"):
         with pytest.raises(FrameError, match=r"'w'.*somebody\.format.*transport = \"messages\""):
             CodecServer(wire_dtype).send(foreign, CodecNode(wire_dtype))
