@@ -130,6 +130,7 @@ def _worker(
         "transfer_seconds": sum(row.transfer_seconds for row in rows),
         "failures": sum(bool(row.failure) for row in rows),
         "momentum_zeroed": sum(row.momentum_zeroed for row in rows),
+        "skipped_steps": sum(row.skipped_steps for row in rows),
     }
 
 

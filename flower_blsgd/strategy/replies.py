@@ -19,6 +19,7 @@ from ..grids.array_records import FlatTensors, flat_of
 from ..protocol import (
     ARRAYS,
     COUNTERS,
+    GRAD_SCALER,
     METRICS,
     MOMENTUM,
     MOMENTUM_ZEROED,
@@ -45,6 +46,7 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype."""
 
 _COUNTER: _Kind = ((), np.dtype(np.float32))
+_SCALE: _Kind = ((2,), np.dtype(np.float32))
 
 Orders = Sequence[tuple[Worker, TrainOrder]]
 
@@ -89,7 +91,7 @@ class ModelShape:
         the first tensor that belongs to no parameter, is not finite, or has another shape or dtype
         than torch's SGD and AdamW give it.
         """
-        expected: dict[str, _Kind | None] = {}
+        expected: dict[str, _Kind | None] = {GRAD_SCALER: _SCALE}
         for slots, (name, kind) in itertools.product(SLOTS.values(), self._tensors.items()):
             kinds = (_COUNTER if slot in COUNTERS else kind for slot in slots)
             expected |= zip((state_name(slot, name) for slot in slots), kinds, strict=True)

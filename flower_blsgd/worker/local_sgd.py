@@ -5,6 +5,7 @@ import logging
 import math
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..protocol import MOMENTUM, TrainOrder, TrainReport
+from ..grids.array_records import view_record
+from ..protocol import GRAD_SCALER, MOMENTUM, TrainOrder, TrainReport
 from .batches import (
     BatchSource,
     Collate,
@@ -35,7 +37,10 @@ from .model_io import (
     zero_momentum,
 )
 from .step import (
+    LOSS_SCALE,
+    MOST_SKIPS,
     Augment,
+    LossScaler,
     MakeOptimizer,
     SampleLoss,
     augmented,
@@ -120,9 +125,11 @@ class LocalSGD:
     augment : callable, optional
         ``(inputs, generator) -> inputs`` for a training batch, on the device, before each step; if
         the batch is not a pair, ``(batch, generator) -> batch``.
-    precision : {"float32", "tf32", "bfloat16"} (default: "float32")
+    precision : {"float32", "tf32", "bfloat16", "float16"} (default: "float32")
         Precision of matrix products and convolutions; weights and losses stay float32. On CUDA, it
-        determines for the whole process whether TF32 is allowed.
+        determines for the whole process whether TF32 is allowed. With float16, the loss is scaled
+        as by torch's GradScaler. A step whose gradients overflow is skipped, counted, and repeated
+        with a smaller scale.
     channels_last : bool (default: False)
         Use the channels-last memory format: usually faster for convolutions, same results up to
         rounding.
@@ -185,6 +192,8 @@ class LocalSGD:
         self._loss, self._augment = loss, augment
         self._loss_takes_model = takes_model(loss)
         self._precision = check_precision(precision, self.device)
+        self._scaler = LossScaler(self.device) if self._precision == "float16" else None
+        self._skipped_steps = 0
         check_micro_batches(self.model, micro_batch_size)
         check_model(self.model)
         self._micro_batch_size = micro_batch_size
@@ -262,6 +271,7 @@ class LocalSGD:
         self._prepare_momentum(order, state)
         set_learning_rate(self._optimizer, order.learning_rate / self._peak_learning_rate)
         self.model.train()
+        self._skipped_steps = 0
         try:
             losses, started_at, seconds = self._do_steps(order)
             zeroed = order.momentum_policy != "reset" and self._zeroed_momentum(order.round)
@@ -280,10 +290,15 @@ class LocalSGD:
             arrays=arrays,
             momentum=None if zeroed else momentum,
             momentum_zeroed=int(zeroed),
+            skipped_steps=self._skipped_steps,
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
         stays = self._state_stays
+        if self._scaler is not None:
+            before = order.momentum or (state and state.array_records.get(MOMENTUM))
+            if before and GRAD_SCALER in before:
+                self._scaler.load(before[GRAD_SCALER].numpy())
         if order.momentum_policy == "reset":
             self.forget_momentum()
         elif order.momentum_policy == "average" or order.momentum is not None:
@@ -300,6 +315,8 @@ class LocalSGD:
             return momentum_record(self.model, self._optimizer)
         if order.momentum_policy == "keep" and state is not None:
             kept = momentum_record(self.model, self._optimizer, copy=self._state_stays)
+            if self._scaler is not None:
+                kept[GRAD_SCALER] = view_record({GRAD_SCALER: self._scaler.state})[GRAD_SCALER]
             if kept:
                 state[MOMENTUM] = kept
         return None
@@ -371,33 +388,56 @@ class LocalSGD:
         torch.Tensor
             Unweighted losses before the step, shape (batch_size,).
         """
-        self._optimizer.zero_grad()
         if self._augment is not None:
             batch = augmented(self._augment, batch, self._generator)
         if self._channels_last:
             batch = map_tensors(batch, _channels_last)
+        for _ in range(MOST_SKIPS):
+            losses = self._backward(batch, size, weights, micro_batch_size)
+            if self._update():
+                return losses
+            self._skipped_steps += 1
+        raise ValueError(
+            f"the gradients overflow in float16 also with a loss scale of {LOSS_SCALE} / 2^"
+            f"{MOST_SKIPS}; use a smaller learning rate, or precision = bfloat16 or float32"
+        )
+
+    def _backward(
+        self, batch: Any, size: int, weights: Tensor | None, micro_batch_size: int | None
+    ) -> Tensor:
+        """Compute the gradient of a batch; return its losses."""
+        self._optimizer.zero_grad()
         most = self._micro_batch_size if micro_batch_size is None else micro_batch_size
-        if 0 < most < size:
-            parts, done = [], 0
-            for some, count in micro_batches(batch, size, most):
-                losses = self._losses(some, count)
-                parts.append(losses.detach())
-                if weights is not None:
-                    losses = losses * weights[done : done + count]
-                (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
-                done += count
-                del losses  # frees its graph before the next micro-batch
-            detached = torch.cat(parts)
-        else:
+        if not 0 < most < size:
             losses = self._losses(batch, size)
-            detached = losses.detach()
+            self._backpropagate((losses if weights is None else losses * weights).mean())
+            return losses.detach()
+        parts, done = [], 0
+        for some, count in micro_batches(batch, size, most):
+            losses = self._losses(some, count)
+            parts.append(losses.detach())
             if weights is not None:
-                losses = losses * weights
-            losses.mean().backward()  # type: ignore[no-untyped-call]
+                losses = losses * weights[done : done + count]
+            self._backpropagate(losses.sum() / size)
+            done += count
+            del losses  # frees its graph before the next micro-batch
+        return torch.cat(parts)
+
+    def _backpropagate(self, loss: Tensor) -> None:
+        if self._scaler is not None:
+            loss = self._scaler.scaled(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _update(self) -> bool:
+        """Clip the gradient and run the optimizer; return False if it was skipped."""
+        if self._scaler is not None:
+            self._scaler.unscale(self._optimizer)
         if self._clip_norm > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+        if self._scaler is not None:
+            return self._scaler.step(self._optimizer)
         self._optimizer.step()
-        return detached
+        return True
 
     def _losses(self, batch: Any, size: int) -> Tensor:
         with autocast(self._precision, self.device):
@@ -411,7 +451,7 @@ class LocalSGD:
                 f"the loss must return one value per sample, shape ({size},), not "
                 f'{tuple(losses.shape)}; for a torch loss, set reduction="none"'
             )
-        return losses.float() if losses.dtype == torch.bfloat16 else losses
+        return losses.float() if losses.dtype in (torch.bfloat16, torch.float16) else losses
 
     def _prepare_steps(self, indices: Tensor, seed: int) -> None:
         """Compile the model for batches of this size if requested, and seed the generators."""
@@ -432,7 +472,7 @@ class LocalSGD:
             return
         self._compiled_sizes.add(len(indices))
         try:
-            with preserve_training_state(self.model, self._optimizer):
+            with self._trial():
                 self._step(self._source.batch(indices), len(indices))
         except torch.OutOfMemoryError:
             raise
@@ -443,6 +483,18 @@ class LocalSGD:
                 self._name,
                 first_cause(error),
             )
+
+    @contextlib.contextmanager
+    def _trial(self) -> Iterator[None]:
+        """Undo what a step inside the block changes."""
+        scale, skipped = self._scaler.state if self._scaler else None, self._skipped_steps
+        try:
+            with preserve_training_state(self.model, self._optimizer):
+                yield
+        finally:
+            self._skipped_steps = skipped
+            if self._scaler is not None:
+                self._scaler.load(scale)
 
     # --- too little memory
 
@@ -481,7 +533,7 @@ class LocalSGD:
         """Return whether a step fits into memory, after freeing gradients."""
         self._optimizer.zero_grad()
         try:
-            with preserve_training_state(self.model, self._optimizer):
+            with self._trial():
                 batch = self._source.batch(self._as_tensor(indices))
                 self._step(batch, len(indices), micro_batch_size=micro_batch_size)
         except Exception:  # of any kind: the user gets the error about memory

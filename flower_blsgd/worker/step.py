@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -156,6 +157,9 @@ def batch_dependent_module(model: nn.Module) -> str:
 # --- precision
 
 
+_SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
 def use_precision(precision: str, device: str | torch.device) -> None:
     """Set whether CUDA may use TF32 for float32 matrices and convolutions, for the whole process.
 
@@ -168,17 +172,71 @@ def use_precision(precision: str, device: str | torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
+LOSS_SCALE = 65_536.0
+"""Scale of the loss in float16 at the start, as in torch."""
+
+MOST_SKIPS = 40
+"""Skipped steps in a row before an order fails; the scale is then below 1e-7."""
+
+
+class LossScaler:
+    """Scale of the loss in float16, whose gradients would otherwise become zero.
+
+    torch's GradScaler, with a state of two numbers: the scale, and the steps since it last changed.
+
+    Parameters
+    ----------
+    device : torch.device
+        Device of the gradients.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.load(None)
+
+    def load(self, state: npt.NDArray[np.float32] | None) -> None:
+        """Restore a state; None begins with the first scale."""
+        scale, steps = (LOSS_SCALE, 0) if state is None else (float(state[0]), int(state[1]))
+        self._scaler = torch.amp.GradScaler(self._device.type, init_scale=scale)
+        self._scaler.load_state_dict({**self._scaler.state_dict(), "_growth_tracker": steps})
+
+    @property
+    def state(self) -> npt.NDArray[np.float32]:
+        """Return the state."""
+        state = self._scaler.state_dict()
+        return np.array([state["scale"], state["_growth_tracker"]], np.float32)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return a loss times the scale."""
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale."""
+        self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Run a step of the optimizer; return False if the gradients overflowed and it did not.
+
+        The scale is halved then.
+        """
+        before = self._scaler.get_scale()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return bool(self._scaler.get_scale() >= before)
+
+
 def autocast(
     precision: Precision, device: torch.device
 ) -> contextlib.AbstractContextManager[object]:
     """Return the context manager for the forward pass and the loss: torch's autocast or none.
 
-    With bfloat16, torch casts the inputs of matrix products and convolutions. Weights, sums and
+    With 16 bits, torch casts the inputs of matrix products and convolutions. Weights, sums and
     losses stay float32.
     """
-    if precision != "bfloat16":
+    if precision not in _SHORT:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
+    return torch.autocast(device.type, _SHORT[precision])
 
 
 def check_precision(precision: str, device: torch.device) -> Precision:
@@ -186,9 +244,9 @@ def check_precision(precision: str, device: torch.device) -> Precision:
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise UsageError(f"precision = {precision!r} must be one of {known}")
-    if precision == "bfloat16" and not torch.amp.is_autocast_available(device.type):
+    if precision in _SHORT and not torch.amp.is_autocast_available(device.type):
         raise UsageError(
-            f'precision = "bfloat16" does not work on {device.type}; use "float32" there'
+            f'precision = "{precision}" does not work on {device.type}; use "float32" there'
         )
     return precision
 

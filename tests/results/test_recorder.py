@@ -234,6 +234,7 @@ def test_summary_hand_worked(run: Run) -> None:
         "transfer_seconds": [2.0, 1.0, 2.0],
         "failures": [0, 1, 0],
         "momentum_zeroed": [1, 0, 0],
+        "skipped_steps": [0, 0, 0],
     }.items():
         assert [worker.pop(key) for worker in summary["workers"]] == values, key
     assert summary["workers"] == [{}] * 3

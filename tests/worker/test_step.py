@@ -171,7 +171,11 @@ def test_tf32_is_what_float32_becomes_only_where_it_is_asked_for(chosen: Precisi
     ("chosen", "device", "told"),
     [
         ("bfloat16", "meta", 'precision = "bfloat16" does not work on meta; use "float32" there'),
-        ("fp8", "cpu", "precision = 'fp8' must be one of 'float32', 'tf32', 'bfloat16'"),
+        (
+            "fp8",
+            "cpu",
+            "precision = 'fp8' must be one of 'float32', 'tf32', 'bfloat16', 'float16'",
+        ),
     ],
 )
 def test_precision_that_is_not_there_is_refused(chosen: str, device: str, told: str) -> None:
@@ -219,3 +223,56 @@ def test_channels_last_agrees_and_sends_plain_arrays() -> None:
     report = last.run(independent_order(momentum_policy="average"))
     assert report.momentum is not None
     assert all(array.numpy().flags.c_contiguous for array in report.momentum.values())
+
+
+# --- float16
+
+
+@pytest.mark.parametrize("micro", [0, 3])
+def test_float16_is_near_float32(micro: int) -> None:
+    order = independent_order(batch_size=8)
+    exact, rounded = sgd_of(micro).run(order), sgd_of(micro, precision="float16").run(order)
+    assert rounded.skipped_steps == 0
+    assert not same(rounded, exact)
+    assert close(rounded, exact, rtol=0.02, atol=0.01)
+
+
+def test_step_that_overflows_is_counted_and_repeated_with_half_the_scale() -> None:
+    """The backward pass overflows above 60, as a type with less range than float16 would."""
+
+    class Overflowing(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, outputs: Tensor) -> Tensor:
+            return outputs.clone()
+
+        @staticmethod
+        def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return torch.where(gradient.abs().amax() > 60.0, torch.inf, gradient)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(Overflowing.apply(outputs.float()), targets)  # type: ignore[no-untyped-call]
+
+    order, context = independent_order(batch_size=8), RecordDict()
+    first = sgd_of(0, precision="float16", loss=loss)
+    report = first.run(order, context)
+    # A sample's largest gradient is 1/2 to 1 of an eighth of the scale. It begins with 2^16; with
+    # 2^9, that is 32 to 64.
+    assert report.skipped_steps in (7, 8)
+    assert report.completed_steps == order.local_steps
+    assert close(report, sgd_of(0).run(order), rtol=0.02, atol=0.01)
+    scale = context["momentum"]["grad-scaler"].numpy()
+    assert scale.tolist() == [2.0 ** (16 - report.skipped_steps), order.local_steps]
+    # Another process continues with this scale.
+    again = sgd_of(0, precision="float16", loss=loss).run(
+        independent_order(2, batch_size=8), context
+    )
+    assert again.skipped_steps == 0
+
+
+def test_overflow_at_every_scale_fails_the_order() -> None:
+    def infinite(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets) * torch.inf
+
+    sgd = sgd_of(0, precision="float16", loss=infinite)
+    with pytest.raises(ValueError, match="the gradients overflow in float16 also with a loss"):
+        sgd.run(independent_order(batch_size=8))
