@@ -273,7 +273,8 @@ def evaluate_run(
     """Evaluate a run's model on the whole test set.
 
     This is the test set even if the run was evaluated on a validation share: choose settings on the
-    validation share, and evaluate the choice once with this function.
+    validation share, and evaluate the choice once with this function. Only if the data have no test
+    set, it is the validation share of the run.
 
     Parameters
     ----------
@@ -330,7 +331,8 @@ def _load_task(config: RunConfig, task: Task | None, data: str) -> Task:
         return task
     if config.task == GIVEN_IN_PYTHON:
         raise UsageError(_NOT_SAVED + "load(run, task=...)")
-    return load_task(config.task, data or config.data, config.model, **config.task_options)
+    settings = {**config.task_settings, "data": data or config.data}
+    return load_task(**settings, prefer_test=True)
 
 
 def _check_assets(folder: Path, task: Task, data: str) -> None:
