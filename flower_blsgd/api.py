@@ -305,6 +305,13 @@ def evaluate_run(
     # `load` creates a benchmark's model without these data, which may have other classes.
     model = load(folder, given if config.task in TASKS else task)
     _check_assets(folder, task, data)
+    if given is None and task.prepared is not None:
+        outputs = model(torch.from_numpy(task.prepared.test[0][:1])).shape[1]
+        if task.prepared.num_classes > outputs:
+            raise UsageError(
+                f"data = {data or config.data!r} has {task.prepared.num_classes} classes, but the "
+                f"model of {folder} only {outputs}; evaluate with the classes of the run"
+            )
     use_precision(config.precision, device)
     report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
     file = folder / "summary.json"  # set if the metric left [0, 1] in the run

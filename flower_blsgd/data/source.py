@@ -79,7 +79,8 @@ class DataSource:
     skip_bad : bool (default: False)
         Skip unreadable samples.
     max_samples : int (default: 0)
-        Use only the first N samples of the training and of the test part; 0: all.
+        Use only the first N samples of the training and of the test part, or N evenly spaced ones
+        if they are sorted by class; 0: all.
     needs_test : bool (default: True)
         Whether data without a test split are invalid.
 
@@ -201,6 +202,9 @@ class DataSource:
         reachable = self.folder is not None or hf_hub_reachable()
         level = datasets.logging.get_verbosity()
         offline = hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+        bars = not datasets.are_progress_bars_disabled()
+        if self.folder is not None:
+            datasets.disable_progress_bars()
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our message replaces its own
         if not reachable:  # offline, it uses its downloads
             hf_hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
@@ -219,6 +223,8 @@ class DataSource:
             ) from error
         finally:
             datasets.logging.set_verbosity(level)
+            if bars:
+                datasets.enable_progress_bars()
             hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = offline
 
     def check_libraries(self) -> None:

@@ -124,7 +124,11 @@ def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str,
                 f"{source.setting}: {' and '.join(chosen)} cannot be joined ({first_line(error)}); "
                 "save them with columns of the same types"
             ) from None
-        joined[part] = rows.select(range(min(source.max_samples or len(rows), len(rows))))
+        count = min(source.max_samples or len(rows), len(rows))
+        labels = _labels_of(rows)
+        in_blocks = bool((labels[1:] >= labels[:-1]).all())  # as image folders are read
+        step = len(rows) if in_blocks else count
+        joined[part] = rows.select(np.arange(count) * step // count)
     return joined, num_classes
 
 

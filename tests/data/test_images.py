@@ -87,6 +87,13 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
     assert ready(folder, skip_bad=True).train[1].tolist() == [0, 0, 1, 2, 2]
 
 
+def test_a_part_of_a_folder_has_all_classes(tmp_path: Path) -> None:
+    """Its images are sorted by class, so the first ones would be of one class."""
+    part = ready(make_folders(tmp_path / "own", train=12, test=9), max_samples=3)
+    assert part.train[1].tolist() == part.test[1].tolist() == [0, 1, 2]
+    assert np.array_equal(part.train[0], chw(0, 1, 2))
+
+
 def test_folders_without_classes(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / "own" / split).mkdir(parents=True)

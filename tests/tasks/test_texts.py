@@ -271,3 +271,21 @@ def test_encoders_of_the_hub_by_name(
     assert task.initial_model(0).network.config.num_labels == 4
     assert {name for name, _ in asked} == {"owner/bert"}
     assert tokenizer_source("owner/bert", pretrained=False).identity == "hub owner/bert"
+
+
+def test_data_of_more_classes_than_the_model(tmp_path: Path) -> None:
+    own, out = write_csv(tmp_path / "csv", [("Good", "good")]), tmp_path / "run"
+    task = load_task("text", own, "encoder")
+    config = RunConfig(task="text", data=own, model="encoder", out=str(out))
+    RunFolder.new(str(out), "").write_config(config.to_run_config())
+    save_file(task.fresh_model(0).state_dict(), out / "model.safetensors")
+    assert evaluate_run(out, device="cpu").num_examples == 1
+    ROWS.append(("a film", "worse"))
+    try:
+        more = write_csv(tmp_path / "more", [("Good", "good")])
+    finally:
+        ROWS.pop()
+    assert refusal(evaluate_run, out, data=more, device="cpu") == (
+        f"data = {more!r} has 4 classes, but the model of {out} only 3; evaluate with the classes "
+        "of the run"
+    )
