@@ -45,9 +45,6 @@ _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _PATTERN_SIGNS = ("*", "?", "[", "]", "::")
 """Characters that ``datasets`` interprets as a pattern in a path."""
 
-_TARGETS = ("targets", "labels", "_labels")
-"""Names of the labels in the classes of ``torchvision.datasets``."""
-
 _TORCHVISION_SPLITS = ("train", "trainval", "test", "val", "valid")
 
 _TIMEOUT_SECONDS = 5.0
@@ -119,19 +116,16 @@ class DataSource:
             )
 
     def __str__(self) -> str:
-        if self.folder is None:
-            return f"the HF hub's {self._hub}"
-        return f"{self._torchvision}:{self.folder}" if self._torchvision else str(self.folder)
+        prefix = self._torchvision and f"{self._torchvision}:"
+        return f"the HF hub's {self._hub}" if self.folder is None else f"{prefix}{self.folder}"
 
     @functools.cached_property
     def folder(self) -> Path | None:
         """Absolute path of the folder or file; None for the HF hub."""
-        path = Path(os.path.expanduser(self.data))
-        if self._torchvision:
-            path = Path(os.path.expanduser(self.data.partition(":")[2]))
-        elif not self.data or (is_hf_hub_name(self.data) and not path.exists()):
-            return None
-        return path.resolve()
+        data = self.data.partition(":")[2] if self._torchvision else self.data
+        path = Path(os.path.expanduser(data))
+        on_hub = not data or (is_hf_hub_name(data) and not self._torchvision and not path.exists())
+        return None if on_hub else path.resolve()
 
     @functools.cached_property
     def _torchvision(self) -> str:
@@ -300,26 +294,19 @@ class DataSource:
 
     def image_at(self, number: int) -> Any:
         """Return an image of a torchvision data set, by its number in all splits."""
-        return self._images[number][0]
-
-    @functools.cached_property
-    def _images(self) -> Any:
         from torch.utils.data import ConcatDataset
 
-        return ConcatDataset(list(self._splits.values()))
+        return ConcatDataset(self._splits.values())[number][0]
 
     def _torchvision_tables(self, datasets: Any) -> Mapping[str, Any]:
         """Return the splits of a torchvision data set; samples are numbers for `image_at`."""
         first, tables = 0, {}
         for split, items in self._splits.items():
-            labels = next(
-                (
-                    found
-                    for name in _TARGETS
-                    if len(found := getattr(items, name, ())) == len(items)
-                ),
-                (items[number][1] for number in range(len(items))),  # decodes the images
-            )
+            names = [name for name in ("targets", "labels", "_labels") if hasattr(items, name)]
+            if names:
+                labels = getattr(items, names[0])
+            else:  # decodes the images
+                labels = [items[number][1] for number in range(len(items))]
             numbers = range(first, first := first + len(items))
             columns = {"image": numbers, "label": [int(label) for label in labels]}
             tables[split] = datasets.Dataset.from_dict(columns)

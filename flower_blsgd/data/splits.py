@@ -35,21 +35,11 @@ def prepared_rows(
     filler: int = 0,
     again: bool = False,
 ) -> Prepared:
-    """Return a data set as arrays, and prepare them if necessary.
+    """Return the arrays of a data set, and prepare them if necessary or if asked to do it `again`.
 
-    Parameters
-    ----------
-    source : DataSource
-        Source of the data, and the rows to use.
-    options : mapping
-        Everything else that affects the result, serializable as JSON.
-    converter : callable
-        ``(training rows, folder) -> (convert, shape, facts)``: returns the `Convert` function, the
-        largest shape of one input, and facts of `Write`. May write to the folder.
-    dtype, filler
-        Dtype and padding of the inputs; see `write_part`.
-    again : bool (default: False)
-        Prepare the data even if they are ready.
+    ``converter(training rows, folder)`` returns the `Convert` function, the largest shape of one
+    input, and facts of `Write`; it may write to the folder. `options` are everything else that
+    affects the result, serializable as JSON. `dtype` and `filler` are those of `write_part`.
 
     Raises
     ------

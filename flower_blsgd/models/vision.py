@@ -113,7 +113,10 @@ def read_weights(model: str) -> Mapping[str, Tensor]:
             if not cached.is_file() and not answers(weights.url):
                 raise ConnectionError(f"{weights.url} does not answer")
             found = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
-        return {_renamed(key): tensor for key, tensor in found.items()}
+        # Wrappers add a prefix, and the first weights of DenseNet have other names.
+        found = {re.sub(r"^(module|network)\.", "", key): tensor for key, tensor in found.items()}
+        old = r"(denselayer\d+\.\w+)\.([12]\.)"
+        return {re.sub(old, r"\1\2", key): tensor for key, tensor in found.items()}
     except Exception as error:  # libraries raise any kind for damaged files
         remedy = "save them with torch.save(model.state_dict(), FILE)"
         if not file:
@@ -121,15 +124,6 @@ def read_weights(model: str) -> Mapping[str, Tensor]:
         raise UsageError(
             f"model = {model!r}: its weights cannot be loaded ({first_line(error)}); {remedy}"
         ) from None
-
-
-def _renamed(key: str) -> str:
-    """Return the name of a tensor in its network.
-
-    Wrappers add a prefix, and the first weights of DenseNet have other names.
-    """
-    key = re.sub(r"^(module|network)\.", "", key)
-    return re.sub(r"(denselayer\d+\.\w+)\.([12]\.)", r"\1\2", key)
 
 
 def load_image_weights(model: nn.Module, name: str) -> None:

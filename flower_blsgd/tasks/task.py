@@ -181,7 +181,11 @@ class Benchmark:
     default_model: str
 
     def check_weights(self, model: str) -> None:
-        """Download the published weights of a model, if it has any; UsageError if this fails."""
+        """Download the published weights of a model, if it has any; UsageError if this fails.
+
+        Only the server does, before data are prepared: workers get the weights with the first
+        round, and a saved run has its own.
+        """
 
 
 def _check_samples(name: str, samples: Samples) -> None:
@@ -442,24 +446,15 @@ def load_saved_model(
 
 
 def check_weights(task: str, model: str = "", pretrained: bool = True) -> None:
-    """Check that a model's published weights are available, before its data are prepared.
-
-    Downloads weights of the HF hub. Only the server calls this function: workers get the weights
-    with the first round, and a saved run has its own.
-
-    Raises
-    ------
-    UsageError
-        If the weights are not available.
-    """
+    """Find or download the weights of a model of any task, see `Benchmark.check_weights`."""
     if pretrained and task in TASKS:
         benchmark = _benchmark(task)
         benchmark.check_weights(model or benchmark.default_model)
 
 
 def _benchmark(name: str) -> Benchmark:
-    benchmark: Benchmark = importlib.import_module(f".{TASKS[name]}", __package__).BENCHMARKS[name]
-    return benchmark
+    made: Benchmark = importlib.import_module(f".{TASKS[name]}", __package__).BENCHMARKS[name]
+    return made
 
 
 def _refuse_set(name: str, settings: Mapping[str, Any], taken: Collection[str] = ()) -> None:
