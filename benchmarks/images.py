@@ -68,7 +68,7 @@ def some_images(data: str, model_name: str) -> Task:
     count = int(text)
     if not folder:
         return Task(
-            model=lambda: BENCHMARKS["cifar10"].maker(model_name)(10),
+            model=lambda: BENCHMARKS["cifar10"].maker(model_name)(10, False),
             train=_made_up(count),
             test=_made_up(TEST_IMAGES),
             augment=random_crop_and_flip,

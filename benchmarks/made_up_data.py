@@ -16,8 +16,8 @@ import numpy.typing as npt
 from flower_blsgd.config import RunConfig
 from flower_blsgd.data import splits
 from flower_blsgd.data.cache import Prepared, Write, prepared
+from flower_blsgd.data.samples import LARGEST_VOCABULARY, TOKENIZER_FILE
 from flower_blsgd.data.source import DataSource
-from flower_blsgd.data.text_data import LARGEST_VOCABULARY, TOKENIZER_FILE
 from flower_blsgd.tasks.task import prepare_task
 
 CLASSES = 10

@@ -15,7 +15,7 @@ from flower_blsgd.models.resnets import (
     depth_and_width,
     resnet20,
 )
-from flower_blsgd.models.vision_transformer import VisionTransformer
+from flower_blsgd.models.vision import VisionModel
 from flower_blsgd.tasks.images import random_crop_and_flip
 
 from .rows import missing
@@ -87,7 +87,7 @@ class DistilBert(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        transformers = import_transformers("distilbert", "text")
+        transformers = import_transformers("distilbert")
         settings = transformers.DistilBertConfig(vocab_size=WORDS, num_labels=CLASSES)
         self.inner = transformers.DistilBertForSequenceClassification(settings)
 
@@ -123,12 +123,12 @@ WRN_28_10 = Workload(
 )
 VIT_B_16 = Workload(
     "ViT-B/16",
-    lambda: VisionTransformer("vit-b-16", CLASSES),
+    lambda: VisionModel("vit_b_16", CLASSES),
     lambda count: images(224, count),
     "images",
     cuda=(64, 16),
     optimizer="adamw",
-    package="transformers",
+    package="torchvision",
     extra="vision",
 )
 DISTILBERT = Workload(

@@ -282,7 +282,8 @@ def evaluate_run(
     """Evaluate a run's model on the whole test set.
 
     This is the test set even if the run was evaluated on a validation share: choose settings on the
-    validation share, and evaluate the choice once with this function.
+    validation share, and evaluate the choice once with this function. Only if the data have no test
+    set, it is the validation share of the run.
 
     Parameters
     ----------
@@ -313,6 +314,13 @@ def evaluate_run(
     # `load` creates a benchmark's model without these data, which may have other classes.
     model = load(folder, given if config.task in TASKS else task)
     _check_assets(folder, task, data)
+    if given is None and task.prepared is not None:
+        outputs = model(torch.from_numpy(task.prepared.test[0][:1])).shape[1]
+        if task.prepared.num_classes > outputs:
+            raise UsageError(
+                f"data = {data or config.data!r} has {task.prepared.num_classes} classes, but the "
+                f"model of {folder} only {outputs}; evaluate with the classes of the run"
+            )
     use_precision(config.precision, device)
     report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
     figure, name = task.figure(report), task.metric_name
@@ -338,7 +346,8 @@ def _load_task(config: RunConfig, task: Task | None, data: str) -> Task:
         return task
     if config.task == GIVEN_IN_PYTHON:
         raise UsageError(_NOT_SAVED + "load(run, task=...)")
-    return load_task(config.task, data or config.data, config.model, **config.task_options)
+    settings = {**config.task_settings, "data": data or config.data}
+    return load_task(**settings, prefer_test=True)
 
 
 def _check_assets(folder: Path, task: Task, data: str) -> None:

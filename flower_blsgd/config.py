@@ -110,6 +110,7 @@ class RunConfig:
         OPTIONS["split"], 'empty, "official" or "paper"', lambda v: v in ("", "official", "paper")
     )
     max_samples: int = _at_least(0, OPTIONS["max_samples"])
+    image_size: int = _at_least(0, OPTIONS["image_size"])
     max_tokens: int = _at_least(8, OPTIONS["max_tokens"])
     pretrained: bool = OPTIONS["pretrained"]
     dropout: float | str = _setting(OPTIONS["dropout"], 'in [0, 1), or "auto"', _is_dropout)

@@ -18,6 +18,7 @@ class Settings(TypedDict, total=False):
     skip_bad: bool
     split: str
     max_samples: int
+    image_size: int
     max_tokens: int
     pretrained: bool
     dropout: float | str

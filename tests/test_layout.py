@@ -181,7 +181,9 @@ def test_nothing_is_unpickled_but_from_a_pipe_between_our_own_processes() -> Non
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                assert called not in RUNS_WHAT_IT_READS, name_of(path)
+                weights = "weights_only=True" in map(ast.unparse, node.keywords)
+                safe = called == "torch.load" and weights
+                assert safe or called not in RUNS_WHAT_IT_READS, name_of(path)
                 for name in ("allow_pickle", "trust_remote_code"):
                     given = [k.value for k in node.keywords if k.arg == name]
                     assert all(ast.unparse(value) == "False" for value in given), name_of(path)

@@ -39,9 +39,9 @@ Pair = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 Write = Callable[[Path, Path], Mapping[str, Any]]
 """``(folder, scratch) -> facts``: writes ``{train,test}_{inputs,labels}.npy`` into an empty folder.
 
-Libraries may write to `scratch`, which is removed. The facts are ``num_classes``, ``skipped`` and,
-for texts, ``vocabulary``, see `Prepared`. Raises UsageError if the data are invalid, OSError if the
-folder cannot be written.
+The test part may be missing. Libraries may write to `scratch`, which is removed. The facts are
+``num_classes``, ``skipped`` and, for texts, ``vocabulary``, see `Prepared`. Raises UsageError if
+the data are invalid, OSError if the folder cannot be written.
 """
 
 
@@ -55,7 +55,7 @@ class Prepared:
     ----------
     train, test : pair of numpy.ndarray
         Inputs and labels. Images are uint8 of shape (N, 3, side, side), texts int32 of shape
-        (N, longest text), and labels int64 of shape (N,).
+        (N, longest text), and labels int64 of shape (N,). Without a test split, both are equal.
     folder : Path
         The cache entry.
     noun : str
@@ -78,6 +78,11 @@ class Prepared:
     num_classes: int
     skipped: Mapping[str, int]
     vocabulary: int = 0
+
+    @property
+    def has_test(self) -> bool:
+        """Whether the data set has a test split."""
+        return "test" in self.skipped
 
 
 class UnusableError(Exception):
@@ -170,7 +175,7 @@ def open_entry(entry: Path, content: bool = False) -> Prepared:
         train, test = (
             # Copy-on-write, because torch warns about read-only arrays.
             tuple(np.load(entry / f"{part}_{kind}.npy", mmap_mode="c") for kind in _KINDS)
-            for part in ("train", "test")
+            for part in ("train", "test" if "test_labels.npy" in files else "train")
         )
         hashes = "".join(files[f"train_{kind}.npy"]["sha256"] for kind in _KINDS)
         fingerprint = hashlib.sha256(hashes.encode()).hexdigest()[:16]

@@ -1,8 +1,11 @@
-"""Sources of data: a folder or a data set of the HF hub, read by ``datasets``."""
+"""Sources of data: a folder or a file, a data set of the HF hub, or one of torchvision."""
 
 import functools
 import importlib
+import inspect
+import logging
 import os
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -11,43 +14,72 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, first_line, pip_install
+from ..errors import UsageError, first_line, nearest, pip_install
+
+_LOG = logging.getLogger(__name__)
 
 _LIBRARIES = {"images": ("vision", "PIL"), "texts": ("text", "tokenizers")}
 """Extra of this package with the libraries that read each kind, and one library besides
 ``datasets``."""
 
+_LABELS = ("fine_label", "label", "labels", "class")
+COLUMNS = {
+    "images": (("img", "image"), _LABELS),
+    "texts": (("text", "sentence", "content"), _LABELS),
+}
+"""Possible names of the sample column and of the label column of each kind; the first existing one
+is used."""
+
+_FORMS = {
+    "images": "image folders {folders}, or {tables} with columns image and label, or the output of "
+    "datasets' save_to_disk, or CLASS:FOLDER for a class of torchvision.datasets",
+    "texts": "{tables}, or .csv or .jsonl, with columns text and label",
+}
+
 _VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 """Names of the validation split."""
+
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+"""Endings of a single file that is a data set."""
 
 _PATTERN_SIGNS = ("*", "?", "[", "]", "::")
 """Characters that ``datasets`` interprets as a pattern in a path."""
 
+_TORCHVISION_SPLITS = ("train", "trainval", "test", "val", "valid")
+
 _TIMEOUT_SECONDS = 5.0
+
+_HF_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TORCHVISION_NAME = re.compile(r"([A-Za-z]\w*):(.+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """Data set of the HF hub, or a folder in its layout.
+    """Data set in a folder or a file, of the HF hub, or of ``torchvision.datasets``.
 
     Parameters
     ----------
     name : str
         Name of the task, such as ``"cifar10"``.
-    hf_hub_name : str
-        Name on the HF hub, such as ``"uoft-cs/cifar10"``.
     noun : str (default: "images")
         Kind of samples: ``"images"`` or ``"texts"``.
-    forms : str
-        Description of valid folders for messages, with placeholders ``{tables}`` and ``{folders}``.
-    columns : pair of tuple of str
-        Possible names of the sample column and of the label column; the first existing one is used.
+    hf_hub_name : str (default: "")
+        Data set of the HF hub to read if `data` is empty, such as ``"uoft-cs/cifar10"``.
     num_classes : int, optional
         Required number of classes; None: any number.
     train, test : tuple of str (default: ("train",), ("test",))
-        Training and test splits; several are joined in this order.
+        Training and test splits; several are joined in this order. The validation split replaces
+        a missing test split.
     data : str (default: "")
-        Folder to read instead of the HF hub.
+        Folder or file, ``OWNER/NAME`` of the HF hub, or ``CLASS:FOLDER`` for a class of
+        ``torchvision.datasets``.
+    skip_bad : bool (default: False)
+        Skip unreadable samples.
+    max_samples : int (default: 0)
+        Use only the first N samples of the training and of the test part, or N evenly spaced ones
+        if they are sorted by class; 0: all.
+    needs_test : bool (default: True)
+        Whether data without a test split are invalid.
 
     Raises
     ------
@@ -56,20 +88,23 @@ class DataSource:
     """
 
     name: str
-    hf_hub_name: str
     noun: str = "images"
-    forms: str
-    columns: tuple[tuple[str, ...], tuple[str, ...]]
+    hf_hub_name: str = ""
     num_classes: int | None = None
     train: tuple[str, ...] = ("train",)
     test: tuple[str, ...] = ("test",)
     data: str = ""
+    skip_bad: bool = False
+    max_samples: int = 0
+    needs_test: bool = True
 
     def __post_init__(self) -> None:
         data, remedy = self.data, f"name a folder with {self.layout}"
-        remedy += f", or leave data empty for the HF hub's {self.hf_hub_name}"
+        if self.hf_hub_name:
+            remedy += f", or leave data empty for the HF hub's {self.hf_hub_name}"
         try:
-            found = self.folder is None or self.folder.is_dir()
+            path = self.folder
+            found = path is None or path.is_dir() or (path.is_file() and path.suffix in _TABLES)
         except (OSError, RuntimeError, ValueError) as error:  # too long, a link cycle, a NUL
             raise UsageError(f"data = {data!r} is not a valid path ({error}); {remedy}") from None
         if not found:
@@ -81,26 +116,42 @@ class DataSource:
             )
 
     def __str__(self) -> str:
-        return f"the HF hub's {self.hf_hub_name}" if self.folder is None else str(self.folder)
+        prefix = self._torchvision and f"{self._torchvision}:"
+        return f"the HF hub's {self._hub}" if self.folder is None else f"{prefix}{self.folder}"
 
     @functools.cached_property
     def folder(self) -> Path | None:
-        """Absolute path of the folder; None for the HF hub."""
-        return Path(os.path.expanduser(self.data)).resolve() if self.data else None
+        """Absolute path of the folder or file; None for the HF hub."""
+        data = self.data.partition(":")[2] if self._torchvision else self.data
+        path = Path(os.path.expanduser(data))
+        on_hub = not data or (is_hf_hub_name(data) and not self._torchvision and not path.exists())
+        return None if on_hub else path.resolve()
+
+    @functools.cached_property
+    def _torchvision(self) -> str:
+        """Name of a class of ``torchvision.datasets``, or empty."""
+        match = _TORCHVISION_NAME.fullmatch(self.data)
+        return match[1] if match and not Path(self.data).exists() else ""
+
+    @property
+    def _hub(self) -> str:
+        return self.data or self.hf_hub_name
 
     @property
     def layout(self) -> str:
         """Description of a valid folder."""
         names = (*self.train, *self.test)
-        return self.forms.format(
+        text = _FORMS[self.noun].format(
             tables=" and ".join(f"{name}-*.parquet" for name in names),
             folders=" and ".join(f"{name}/<class>/*.png" for name in names),
         )
+        return f"{text}; without a {self.test[-1]} split, set validation-share"
 
     @property
     def setting(self) -> str:
         """Key and value of the source, the beginning of messages."""
-        return f"data = {str(self.folder or '')!r}"
+        shown = self.data if self._torchvision or self.folder is None else str(self.folder)
+        return f"data = {shown!r}"
 
     def state(self) -> str:
         """Return a string that changes with any path, size or time of a file in the folder.
@@ -108,17 +159,23 @@ class DataSource:
         Raises
         ------
         UsageError
-            If the folder cannot be read.
+            If the folder cannot be read, or the task needs data and none are named.
         """
         if self.folder is None:
-            return f"hub {self.hf_hub_name}"
+            if not self._hub:
+                raise UsageError(
+                    f"data is empty, but task = {self.name!r} needs data; name a folder with "
+                    f"{self.layout}; or a data set OWNER/NAME of the HF hub"
+                )
+            return f"hub {self._hub}"
         try:
             files = sorted(_files_below(self.folder))
         except OSError as error:
             raise UsageError(
                 f"{self.setting} cannot be read ({error}); repair it or name another folder"
             ) from None
-        return "\n".join([f"folder {self.folder}", *files])
+        kind = self._torchvision or "folder"
+        return "\n".join([f"{kind} {self.folder}", *files])
 
     def tables(self, scratch: Path) -> Mapping[str, Any]:
         """Return all splits by name, each a ``datasets.Dataset``.
@@ -139,6 +196,9 @@ class DataSource:
         reachable = self.folder is not None or hf_hub_reachable()
         level = datasets.logging.get_verbosity()
         offline = hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+        bars = not datasets.are_progress_bars_disabled()
+        if self.folder is not None:
+            datasets.disable_progress_bars()
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our message replaces its own
         if not reachable:  # offline, it uses its downloads
             hf_hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
@@ -157,6 +217,8 @@ class DataSource:
             ) from error
         finally:
             datasets.logging.set_verbosity(level)
+            if bars:
+                datasets.enable_progress_bars()
             hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = offline
 
     def check_libraries(self) -> None:
@@ -171,21 +233,15 @@ class DataSource:
             ) from None
 
     def _read(self, datasets: Any, scratch: Path) -> Mapping[str, Any]:
-        from huggingface_hub import DatasetCard
-
         if self.folder is None:
-            return dict(datasets.load_dataset(self.hf_hub_name))
+            return dict(datasets.load_dataset(self._hub))
+        if self._torchvision:
+            return self._torchvision_tables(datasets)
         if (self.folder / "dataset_dict.json").is_file():
             return dict(datasets.load_from_disk(str(self.folder)))
-        # datasets searches for names of splits at any depth. Without patterns, CIFAR-100's class
-        # "train" in the folder "test" would belong to both. A data set card may name the files.
-        card = self.folder / "README.md"
-        names_files = card.is_file() and DatasetCard.load(card).data.get("configs")
-        names = () if names_files else ("train", "test", *_VALIDATION)
-        patterns = {name: f"{name}/**" for name in names if (self.folder / name).is_dir()}
         builder = datasets.load_dataset_builder(
-            str(self.folder),
-            data_files=patterns if len(patterns) > 1 else None,
+            str(self.folder.parent if self.folder.is_file() else self.folder),
+            data_files=self._data_files(),
             cache_dir=str(scratch),
         )
         files = [file for split in (builder.config.data_files or {}).values() for file in split]
@@ -196,11 +252,132 @@ class DataSource:
             )
         # A data set card may list more files than the folder has.
         builder.download_and_prepare(verification_mode="no_checks")
-        return dict(builder.as_dataset())
+        tables = dict(builder.as_dataset())
+        if builder.name == "imagefolder":
+            self._check_classes(tables)
+        return tables
+
+    def _data_files(self) -> Any:
+        """Return the files of each split as patterns; None to let ``datasets`` find the splits."""
+        from huggingface_hub import DatasetCard
+
+        assert self.folder is not None
+        if self.folder.is_file():
+            return {"train": self.folder.name}
+        # datasets searches for names of splits at any depth. Without patterns, CIFAR-100's class
+        # "train" in the folder "test" would belong to both. A data set card may name the files.
+        card = self.folder / "README.md"
+        names_files = card.is_file() and DatasetCard.load(card).data.get("configs")
+        names = () if names_files else ("train", "test", *_VALIDATION)
+        patterns = {name: f"{name}/**" for name in names if (self.folder / name).is_dir()}
+        return patterns if len(patterns) > 1 else None
+
+    def _check_classes(self, tables: Mapping[str, Any]) -> None:
+        """Raise UsageError if image folders have no classes, or a split has other classes."""
+        known: set[int] = set()
+        for split, table in sorted(tables.items(), key=lambda item: item[0] not in self.train):
+            labels = set(table.unique("label") if "label" in table.column_names else ()) - {None}
+            if not labels and "image" in table.column_names:
+                raise UsageError(
+                    f"{self.setting}: {split} has images but no classes; put every image into the "
+                    f"folder of its class, such as {split}/<class>/*.png, with at least two classes"
+                )
+            known |= labels if split in self.train else set()
+            if more := sorted(labels - known):
+                raise UsageError(
+                    f"{self.setting}: {split} has classes without training images: "
+                    f"{', '.join(table.features['label'].int2str(more))}; use the same class "
+                    f"folders in {self.train[0]} and {split}"
+                )
+
+    # --- torchvision
+
+    def image_at(self, number: int) -> Any:
+        """Return an image of a torchvision data set, by its number in all splits."""
+        from torch.utils.data import ConcatDataset
+
+        return ConcatDataset(self._splits.values())[number][0]
+
+    def _torchvision_tables(self, datasets: Any) -> Mapping[str, Any]:
+        """Return the splits of a torchvision data set; samples are numbers for `image_at`."""
+        first, tables = 0, {}
+        for split, items in self._splits.items():
+            names = [name for name in ("targets", "labels", "_labels") if hasattr(items, name)]
+            if names:
+                labels = getattr(items, names[0])
+            else:  # decodes the images
+                labels = [items[number][1] for number in range(len(items))]
+            numbers = range(first, first := first + len(items))
+            columns = {"image": numbers, "label": [int(label) for label in labels]}
+            tables[split] = datasets.Dataset.from_dict(columns)
+        return tables
+
+    @functools.cached_property
+    def _splits(self) -> Mapping[str, Any]:
+        """All splits of a torchvision data set; nothing is downloaded."""
+        module, name = import_torchvision().datasets, self._torchvision
+        make: Any = getattr(module, name, dict)
+        parameters = inspect.signature(make).parameters if name in module.__all__ else {}
+        if "train" not in parameters and "split" not in parameters:
+            raise UsageError(
+                f"{self.setting}: torchvision.datasets has no {name} with a parameter train or "
+                f"split; {nearest(name, set(module.__all__) - {name})}"
+            )
+        splits: dict[str, Any] = {}
+        why = ""
+        names = ("train", "test") if "train" in parameters else _TORCHVISION_SPLITS
+        for split in names:
+            choice = {"train": split == "train"} if "train" in parameters else {"split": split}
+            try:
+                splits.setdefault(split.removesuffix("val") or split, make(self.folder, **choice))
+            except ValueError as error:  # no such split
+                why = why or first_line(error)
+            except Exception as error:
+                why = first_line(error).partition(". You can")[0]
+        if not splits:
+            raise UsageError(
+                f"{self.setting}: torchvision cannot read it ({why}); download it first, with "
+                f"torchvision.datasets.{name}(FOLDER, download=True)"
+            )
+        return splits
+
+
+_declared: list[Any] = []
+"""Keeps the declarations of operators alive."""
+
+
+def import_torchvision() -> Any:
+    """Return the module torchvision, which is part of our extra "vision".
+
+    A torchvision that was built for another torch cannot load its compiled operators and fails at
+    the first one. Classification needs none of them, so the missing ones are declared, with one
+    line in the log. UsageError if torchvision is not installed or cannot be imported.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"task: images need {error.name}; {pip_install('vision')}") from None
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise UsageError(f"torchvision cannot be imported ({first_line(error)})") from None
+    from torch.library import Library
+
+    library: Any = Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _declared.append(library)
+    _LOG.warning(
+        "torchvision was built for another torch, so its compiled operators are missing; "
+        "classification works without them"
+    )
+    return importlib.import_module("torchvision")
 
 
 def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield path, size and time of every file that is not hidden."""
+    """Yield path, size and time of every file that is not hidden, or of a single file."""
+    if folder.is_file():
+        yield f"{folder.stat().st_size} {folder.stat().st_mtime_ns}"
+        return
     with os.scandir(folder) as entries:
         for entry in entries:
             path = f"{prefix}{entry.name}"
@@ -213,6 +390,11 @@ def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
                 yield f"{path} {status.st_size} {status.st_mtime_ns}"
 
 
+def is_hf_hub_name(name: str) -> bool:
+    """Return whether a name has the form ``OWNER/NAME`` of the HF hub."""
+    return _HF_HUB_NAME.fullmatch(name) is not None
+
+
 def hf_hub_reachable() -> bool:
     """Return whether the HF hub answers within seconds and is not disabled (``HF_HUB_OFFLINE``).
 
@@ -220,13 +402,16 @@ def hf_hub_reachable() -> bool:
     """
     import huggingface_hub.constants as hf_hub
 
-    if hf_hub.HF_HUB_OFFLINE:
-        return False
+    return not hf_hub.HF_HUB_OFFLINE and answers(str(hf_hub.ENDPOINT))
+
+
+def answers(url: str) -> bool:
+    """Return whether a server answers within seconds."""
     answered = threading.Event()
 
     def request() -> None:
         try:
-            head = urllib.request.Request(str(hf_hub.ENDPOINT), method="HEAD")
+            head = urllib.request.Request(url, method="HEAD")
             urllib.request.urlopen(head, timeout=_TIMEOUT_SECONDS).close()
         except urllib.error.HTTPError:
             pass  # also an answer

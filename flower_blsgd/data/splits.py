@@ -15,7 +15,7 @@ from rich.progress import track
 
 from ..errors import UsageError, first_line
 from .cache import Prepared, prepared
-from .source import DataSource
+from .source import COLUMNS, DataSource
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,34 +29,17 @@ Convert = Callable[[Any], npt.ArrayLike]
 def prepared_rows(
     source: DataSource,
     options: Mapping[str, Any],
-    converter: Callable[[Any, Path], tuple[Convert, Mapping[str, Any]]],
-    shape: tuple[int, ...],
+    converter: Callable[[Any, Path], tuple[Convert, tuple[int, ...], Mapping[str, Any]]],
     dtype: npt.DTypeLike,
     *,
     filler: int = 0,
-    skip_bad: bool = False,
-    max_samples: int = 0,
     again: bool = False,
 ) -> Prepared:
-    """Return a data set as arrays, and prepare them if necessary.
+    """Return the arrays of a data set, and prepare them if necessary or if asked to do it `again`.
 
-    Parameters
-    ----------
-    source : DataSource
-        Source of the data.
-    options : mapping
-        Everything else that affects the result, serializable as JSON.
-    converter : callable
-        ``(training rows, folder) -> (convert, facts)``: returns the `Convert` function and facts of
-        `Write`. May write to the folder.
-    shape, dtype, filler
-        Largest shape, dtype and padding of one input; see `write_part`.
-    skip_bad : bool (default: False)
-        Skip unreadable samples.
-    max_samples : int (default: 0)
-        Use only the first N rows of each part; 0: all.
-    again : bool (default: False)
-        Prepare the data even if they are ready.
+    ``converter(training rows, folder)`` returns the `Convert` function, the largest shape of one
+    input, and facts of `Write`; it may write to the folder. `options` are everything else that
+    affects the result, serializable as JSON. `dtype` and `filler` are those of `write_part`.
 
     Raises
     ------
@@ -66,44 +49,50 @@ def prepared_rows(
 
     def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
         source.check_libraries()
-        parts, num_classes = read_parts(source, source.tables(scratch), max_samples)
-        convert, facts = converter(parts["train"], folder)
+        parts, num_classes = read_parts(source, source.tables(scratch))
+        convert, shape, facts = converter(parts["train"], folder)
         skipped = {
-            part: write_part(rows, folder, part, convert, shape, dtype, skip_bad, filler)
+            part: write_part(rows, folder, part, convert, shape, dtype, source.skip_bad, filler)
             for part, rows in parts.items()
         }
         return {"num_classes": num_classes, "skipped": skipped, **facts}
 
-    shared = {"classes": source.num_classes, "skip_bad": skip_bad, "max_samples": max_samples}
-    return prepared(source, {**options, **shared}, write, again)
+    rows = {"skip_bad": source.skip_bad, "max_samples": source.max_samples}
+    options = {**options, "classes": source.num_classes, **rows}
+    found = prepared(source, options, write, again)
+    if source.needs_test and not found.has_test:
+        raise _no_split(source, source.test[0], ["train"])
+    return found
 
 
-def read_parts(
-    source: DataSource, tables: Mapping[str, Any], max_samples: int = 0
-) -> tuple[dict[str, Any], int]:
+def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the rows of each part of a data set, and the number of classes of all splits.
 
     A part is a ``datasets.Dataset`` with the columns ``sample`` and ``label``; images are encoded.
-    The tables are those of `DataSource.tables`. `max_samples` is that of `prepared_rows`.
+    The tables are those of `DataSource.tables`. Without a test split, if that is allowed, there is
+    only the part ``train``.
 
     Raises
     ------
     UsageError
-        If a split or column is missing or empty, splits have different classes, labels are not
-        integers or out of range, the number of classes is wrong, or splits to join have columns of
-        different types.
+        If a split or column is missing or empty, splits have different classes, labels are out of
+        range, the number of classes is wrong, or splits to join have columns of different types.
     """
     from datasets import Image, concatenate_datasets
 
+    names = {"train": source.train, "test": source.test}
+    if source.test == ("test",) and "test" not in tables:
+        names["test"] = ("validation",) if "validation" in tables else source.test
+    if not source.needs_test and not set(names["test"]) & set(tables):
+        del names["test"]
     splits = {}
-    for split in (*source.train, *source.test):
+    for split in dict.fromkeys(split for part in names.values() for split in part):
         if split not in tables:
-            raise UsageError(
-                f"{source.setting}: no {split} split, found {', '.join(tables)}; expected "
-                f"{source.layout}"
-            )
+            raise _no_split(source, split, tables)
         table = tables[split]
-        known = [[name for name in names if name in table.column_names] for names in source.columns]
+        known = [
+            [name for name in names if name in table.column_names] for names in COLUMNS[source.noun]
+        ]
         if not all(known) or not len(table):
             raise UsageError(
                 f"{source.setting}: {split} has {len(table)} rows of the columns "
@@ -114,18 +103,50 @@ def read_parts(
         if isinstance(splits[split].features["sample"], Image):
             # Otherwise one damaged image makes its whole chunk unreadable.
             splits[split] = splits[split].cast_column("sample", Image(decode=False))
+    splits = _number_classes(source, splits)
     num_classes = _count_classes(source, splits)
     joined = {}
-    for part, names in (("train", source.train), ("test", source.test)):
+    for part, chosen in names.items():
         try:
-            rows = concatenate_datasets([splits[split] for split in names])
+            rows = concatenate_datasets([splits[split] for split in chosen])
         except ValueError as error:
             raise UsageError(
-                f"{source.setting}: {' and '.join(names)} cannot be joined ({first_line(error)}); "
+                f"{source.setting}: {' and '.join(chosen)} cannot be joined ({first_line(error)}); "
                 "save them with columns of the same types"
             ) from None
-        joined[part] = rows.select(range(min(max_samples or len(rows), len(rows))))
+        count = min(source.max_samples or len(rows), len(rows))
+        labels = _labels_of(rows)
+        in_blocks = bool((labels[1:] >= labels[:-1]).all())  # as image folders are read
+        step = len(rows) if in_blocks else count
+        joined[part] = rows.select(np.arange(count) * step // count)
     return joined, num_classes
+
+
+def _no_split(source: DataSource, split: str, found: Iterable[str]) -> UsageError:
+    return UsageError(
+        f"{source.setting}: no {split} split, found {', '.join(found)}; expected {source.layout}"
+    )
+
+
+def _number_classes(source: DataSource, splits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the splits with numbers for labels that are strings, in alphabetical order."""
+    from datasets import ClassLabel
+
+    if not any("string" in str(split.features["label"].dtype) for split in splits.values()):
+        return dict(splits)
+    found = {
+        name: {str(label) for label in split.unique("label") if label is not None}
+        for name, split in splits.items()
+    }
+    known = set().union(*(found[name] for name in source.train))
+    for name, labels in found.items():
+        if more := sorted(labels - known):
+            raise UsageError(
+                f"{source.setting}: {name} has classes that {' and '.join(source.train)} does not "
+                f"have: {', '.join(more[:5])}; use the same classes in both"
+            )
+    names = ClassLabel(names=sorted(known))
+    return {name: split.cast_column("label", names) for name, split in splits.items()}
 
 
 def _count_classes(source: DataSource, splits: Mapping[str, Any]) -> int:

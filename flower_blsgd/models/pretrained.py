@@ -1,10 +1,9 @@
-"""Published models: folders, configs, weights and tokenizers, read with transformers."""
+"""Published text models: folders, configs, weights and tokenizers, read with transformers."""
 
 import contextlib
 import importlib
 import importlib.util
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,32 +12,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.source import hf_hub_reachable
+from ..data.source import hf_hub_reachable, import_torchvision, is_hf_hub_name
 from ..errors import UsageError, first_line, pip_install
 
 _LOG = logging.getLogger(__name__)
 
-HF_HUB_NAMES: Mapping[str, str] = {
-    "vit-b-16": "google/vit-base-patch16-224",
-    "distilbert": "distilbert/distilbert-base-uncased",
-}
-"""Models with published weights, and their names on the HF hub."""
-
-_FRESH = re.compile("encoder|resnet(8|20)|wrn.*|distilbert-micro|vit-micro-16")
-"""Names of models without published weights; a folder of such a name is ignored."""
+_HF_HUB_NAMES: Mapping[str, str] = {"distilbert": "distilbert/distilbert-base-uncased"}
+"""Short names of models on the HF hub."""
 
 _WEIGHTS = "*.safetensors"
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 _EXPECTED = "a Hugging Face folder with config.json, *.safetensors and, for texts, a tokenizer"
 
 
-def import_transformers(model: str, extra: str) -> ModuleType:
-    """Return the module transformers, which is part of our extras "vision" and "text".
+def import_transformers(model: str) -> ModuleType:
+    """Return the module transformers, which is part of our extra "text".
 
     UsageError if it is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise UsageError(f"model = {model!r} needs transformers; {pip_install(extra)}")
+        raise UsageError(f"model = {model!r} needs transformers; " + pip_install("text"))
+    if importlib.util.find_spec("torchvision") is not None:
+        import_torchvision()  # as transformers does, but also from a build for another torch
     return importlib.import_module("transformers")
 
 
@@ -70,17 +65,17 @@ def reading(what: str, remedy: str = "") -> Iterator[None]:
 # --- folders
 
 
-def is_published(model: str) -> bool:
-    """Return whether a model has weights, on the HF hub or in a folder."""
-    if model in HF_HUB_NAMES or _FRESH.fullmatch(model):
-        return model in HF_HUB_NAMES
-    return _is_complete(Path(model).expanduser())
+def hf_hub_name(model: str) -> str:
+    """Return the name of a model on the HF hub; empty for other models and for folders."""
+    if is_hf_hub_name(model) and not Path(model).is_dir():
+        return model
+    return _HF_HUB_NAMES.get(model, "")
 
 
 def model_folder(model: str, weights: bool = True) -> Path:
     """Return the absolute path of the Hugging Face folder of a published model.
 
-    Models in `HF_HUB_NAMES` are downloaded if necessary, without pickles, which can execute code.
+    Models of the HF hub are downloaded if necessary, without pickles, which can execute code.
     Downloads are found without a network. Without `weights`, config and tokenizer are sufficient.
 
     Raises
@@ -89,8 +84,8 @@ def model_folder(model: str, weights: bool = True) -> Path:
         If the folder has no config.json or no weights as safetensors, or the HF hub is not
         reachable or refuses the model.
     """
-    if model in HF_HUB_NAMES:
-        return _downloaded(model, weights)
+    if name := hf_hub_name(model):
+        return _downloaded(model, name, weights)
     folder = Path(model).expanduser().resolve()
     if not _is_complete(folder):
         raise UsageError(f"model = {model!r}: the folder has no config.json; name {_EXPECTED}")
@@ -103,8 +98,8 @@ def model_folder(model: str, weights: bool = True) -> Path:
     return folder
 
 
-def _downloaded(model: str, weights: bool) -> Path:
-    import_transformers(model, "text")  # installs the hub's library too
+def _downloaded(model: str, name: str, weights: bool) -> Path:
+    import_transformers(model)  # installs the hub's library too
     from huggingface_hub import snapshot_download
 
     reachable = hf_hub_reachable()
@@ -112,7 +107,7 @@ def _downloaded(model: str, weights: bool) -> Path:
     try:
         folder = Path(
             snapshot_download(
-                HF_HUB_NAMES[model],
+                name,
                 allow_patterns=["*.json", "*.txt", *([_WEIGHTS] if weights else [])],
                 ignore_patterns="*/*",  # subfolders contain other formats
                 local_files_only=not reachable,
@@ -124,7 +119,7 @@ def _downloaded(model: str, weights: bool) -> Path:
         if reachable:
             reason = f"refused it ({first_line(error)})"
     raise UsageError(
-        f"model = {model!r}: the HF hub with {HF_HUB_NAMES[model]} {reason}; give model=<folder>, "
+        f"model = {model!r}: the HF hub with {name} {reason}; give model=<folder>, "
         f"{_EXPECTED}, or set pretrained = false for fresh weights"
     )
 
@@ -144,7 +139,7 @@ def folder_config(model: str, num_classes: int) -> Any:
     UsageError
         If transformers is not installed or does not know the architecture.
     """
-    transformers = import_transformers(model, "text")
+    transformers = import_transformers(model)
     folder = model_folder(model, weights=False)
     with reading(f"model = {model!r}: transformers cannot use its config.json"):
         return transformers.AutoConfig.from_pretrained(
@@ -210,7 +205,7 @@ def folder_tokenizer(model: str) -> Any:
     UsageError
         If there is no tokenizer, or transformers cannot load it as a fast one.
     """
-    transformers = import_transformers(model, "text")
+    transformers = import_transformers(model)
     folder = model_folder(model, weights=False)
     if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""ResNets and wide ResNets for uint8 images."""
+"""ResNets for small uint8 images, and wide ResNets; torchvision has neither."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ Channels = tuple[Sequence[float], Sequence[float]]
 
 CIFAR10_CHANNELS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR100_CHANNELS = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-IMAGENET_CHANNELS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_CHANNELS: Channels = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Stem = Literal["3x3", "7x7"]
 
@@ -30,16 +30,13 @@ class PixelNormalize(nn.Module):
     ----------
     mean, std : sequence of float
         Mean and standard deviation per channel, for values in [0, 1].
-    crop : int (default: 0)
-        Center-crop larger images to this side, in pixels; 0: no cropping.
     """
 
     mean: Tensor
     inverse_std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], crop: int = 0) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        self._crop = crop
         # Not persistent, so that the state dict is that of the plain network.
         for name, values in (
             ("mean", torch.tensor(mean) * 255),
@@ -49,10 +46,6 @@ class PixelNormalize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (images / 255 - mean) / std, in the type of the buffers."""
-        for dimension in (-2, -1):
-            over = images.shape[dimension] - self._crop
-            if self._crop and over > 0:
-                images = images.narrow(dimension, over // 2, self._crop)
         return (images.to(self.mean.dtype) - self.mean) * self.inverse_std
 
 

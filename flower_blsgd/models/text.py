@@ -172,7 +172,7 @@ class TextTransformer(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        transformers = import_transformers(config.model_type, "text")
+        transformers = import_transformers(config.model_type)
         make = transformers.AutoModelForSequenceClassification.from_config
         config = copy.deepcopy(config)  # transformers modifies it
         with quiet():
@@ -210,7 +210,7 @@ def text_config(name: str, num_classes: int, dropout: float | str = "auto") -> A
     UsageError
         If transformers is not installed, or the folder's architecture is not in `ENCODERS`.
     """
-    transformers = import_transformers(name, "text")
+    transformers = import_transformers(name)
     if name in DISTILBERTS:
         config = transformers.DistilBertConfig(num_labels=num_classes, **DISTILBERTS[name])
     else:

@@ -13,13 +13,15 @@ __all__ = ["GIVEN_IN_PYTHON", "OPTIONS", "TASKS", "Task", "load_task", "register
 
 TASKS: Mapping[str, str] = {
     "digits": "digits",
+    "images": "images",
+    "text": "texts",
     "cifar10": "images",
     "cifar100": "images",
     "flowers102": "images",
     "tiny-imagenet": "images",
-    "ag-news": "ag_news",
+    "ag-news": "texts",
 }
-"""The benchmarks, and the module of this package whose `BENCHMARKS` contains each."""
+"""The built-in tasks, and the module of this package whose `BENCHMARKS` contains each."""
 
 GIVEN_IN_PYTHON = "given-in-python"
 """Name of a task that was given as an object."""
@@ -28,6 +30,7 @@ OPTIONS: Mapping[str, Any] = {
     "skip_bad": False,
     "split": "",
     "max_samples": 0,
+    "image_size": 0,
     "max_tokens": 128,
     "pretrained": True,
     "dropout": "auto",

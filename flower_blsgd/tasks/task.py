@@ -258,9 +258,10 @@ class Benchmark:
     Attributes
     ----------
     task : callable
-        ``(data, model, again=, ...) -> Task``. Prepares the data if this was not done yet, or with
-        `again`. Accepts the `OPTIONS` that it has parameters for. Raises UsageError if the data are
-        not available, the model is unknown, or the options are invalid.
+        ``(data, model, again=, needs_test=, ...) -> Task``. Prepares the data if this was not done
+        yet, or with `again`. Accepts the `OPTIONS` that it has parameters for. Raises UsageError if
+        the data are not available, have no test split although `needs_test` is set, the model is
+        unknown, or the options are invalid.
     saved_model : callable
         ``(model, tensors, dropout) -> Module``: a new model with the sizes of saved weights, made
         without the data. Raises UsageError if the model is unknown.
@@ -271,6 +272,13 @@ class Benchmark:
     task: Callable[..., Task]
     saved_model: Callable[[str, Mapping[str, Tensor], float | str], nn.Module]
     default_model: str
+
+    def check_weights(self, model: str) -> None:
+        """Download the published weights of a model, if it has any; UsageError if this fails.
+
+        Only the server does, before data are prepared: workers get the weights with the first
+        round, and a saved run has its own.
+        """
 
 
 def _check_samples(name: str, samples: Samples) -> None:
@@ -483,6 +491,7 @@ def load_task(
     validation_share: float = 0.0,
     seed: int = 0,
     again: bool = False,
+    prefer_test: bool = False,
     given: Task | None = None,
     **options: Any,
 ) -> Task:
@@ -499,7 +508,9 @@ def load_task(
     seed : int (default: 0)
         Seed that chooses this fraction.
     again : bool (default: False)
-        Prepare the data of a benchmark even if they are ready.
+        Prepare the data of a built-in task even if they are ready.
+    prefer_test : bool (default: False)
+        Use the test set, if there is one, even if `validation_share` is set.
     given : Task, optional
         The task, instead of one found by name.
     **options
@@ -523,8 +534,8 @@ def load_task(
     options = {**OPTIONS, **options}
     known = {key: options[key] for key in OPTIONS if key in parameters}
     _refuse_set(name, options, known)
-    if "again" in parameters:
-        known["again"] = again
+    own = {"again": again, "needs_test": validation_share == 0 and not prefer_test}
+    known |= {key: own[key] for key in own if key in parameters}
     if set(parameters) - set(known):
         task = make(data, model, **known)
     else:
@@ -532,7 +543,10 @@ def load_task(
         task = make(**known)
     if not isinstance(task, Task):
         raise UsageError(f"task = {name!r} returned {type(task).__name__}, not a Task")
-    return task if validation_share == 0 else with_validation(task, validation_share, seed)
+    has_test = task.prepared is None or task.prepared.has_test
+    if validation_share == 0 or (prefer_test and has_test):
+        return task
+    return with_validation(task, validation_share, seed)
 
 
 def prepare_task(
@@ -543,7 +557,7 @@ def prepare_task(
     Prepared data are compared with their checksums; a run compares sizes only. Parameters and
     errors are those of `load_task`.
     """
-    task = load_task(name, data, model, again=again, **options)
+    task = load_task(name, data, model, again=again, prefer_test=True, **options)
     prepared = task.prepared
     if prepared is None:
         made = "" if name in TASKS else ", from its own code"
@@ -555,11 +569,12 @@ def prepare_task(
         open_entry(prepared.folder, content=True)
     except UnusableError as error:
         _LOG.warning("%s is damaged (%s); preparing it again", prepared.folder, error)
-        load_task(name, data, model, again=True, **options)
+        load_task(name, data, model, again=True, prefer_test=True, **options)
     bad = sum(prepared.skipped.values())
     left_out = f", {bad:,} unreadable ones skipped" if bad else ""
+    num_test = task.num_test if prepared.has_test else 0
     return (
-        f"{name}: {task.num_train:,} training and {task.num_test:,} test {prepared.noun} of "
+        f"{name}: {task.num_train:,} training and {num_test:,} test {prepared.noun} of "
         f"{prepared.num_classes} classes{left_out}, ready in {prepared.folder}"
     )
 
@@ -573,30 +588,15 @@ def load_saved_model(
 
 
 def check_weights(task: str, model: str = "", pretrained: bool = True) -> None:
-    """Check that a model's published weights are available, before its data are prepared.
-
-    Downloads weights of the HF hub. Only the server calls this function: workers get the weights
-    with the first round, and a saved run has its own.
-
-    Raises
-    ------
-    UsageError
-        If the weights are not available.
-    """
-    if not pretrained or task not in TASKS:
-        return
-    benchmark = _benchmark(task)
-    if "pretrained" in inspect.signature(benchmark.task).parameters:
-        from ..models.pretrained import is_published, model_folder
-
-        model = model or benchmark.default_model
-        if is_published(model):
-            model_folder(model)
+    """Find or download the weights of a model of any task, see `Benchmark.check_weights`."""
+    if pretrained and task in TASKS:
+        benchmark = _benchmark(task)
+        benchmark.check_weights(model or benchmark.default_model)
 
 
 def _benchmark(name: str) -> Benchmark:
-    benchmark: Benchmark = importlib.import_module(f".{TASKS[name]}", __package__).BENCHMARKS[name]
-    return benchmark
+    made: Benchmark = importlib.import_module(f".{TASKS[name]}", __package__).BENCHMARKS[name]
+    return made
 
 
 def _refuse_set(name: str, settings: Mapping[str, Any], taken: Collection[str] = ()) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
+from torch import Tensor
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -61,3 +63,9 @@ def make_parquet(
             table = table.cast_column(image, ImageFeature())
         table.to_parquet(root / f"{split}-00000-of-00001.parquet")
     return root
+
+
+def some_images(side: int, count: int = 2) -> Tensor:
+    """Return random images as bytes."""
+    generator = torch.Generator().manual_seed(side)
+    return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)

@@ -31,9 +31,7 @@ from ..refusal import refusal
 
 Damage = Callable[[Path], object]
 
-HF_HUB = DataSource(
-    name="numbers", hf_hub_name="hub/x", noun="numbers", forms="", columns=(("n",), ("label",))
-)
+HF_HUB = DataSource(name="numbers", hf_hub_name="hub/x", noun="texts")
 
 
 def write_numbers(folder: Path, scratch: Path) -> Mapping[str, Any]:
@@ -67,7 +65,7 @@ def entries(cache: Path) -> list[str]:
 
 def test_what_is_prepared(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = numbers()
-    line = f"preparing the numbers of the HF hub's hub/x (once) in {found.folder}\n"
+    line = f"preparing the texts of the HF hub's hub/x (once) in {found.folder}\n"
     assert capfd.readouterr() == ("", line)
     torch.from_numpy(numbers().train[0]).zero_()  # does not warn, nor change the file
     assert capfd.readouterr() == ("", "")
@@ -75,7 +73,7 @@ def test_what_is_prepared(cache: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert found.test[0].tolist() == [10, 11, 12, 13, 14, 15]
     assert (found.train[0].dtype, found.train[1].dtype) == (np.int32, np.int64)
     assert found.test[1].tolist() == [0, 1, 2]
-    assert (found.noun, found.num_classes, found.vocabulary) == ("numbers", 3, 7)
+    assert (found.noun, found.num_classes, found.vocabulary) == ("texts", 3, 7)
     assert found.skipped == {"train": 1}
     assert entries(cache) == [found.folder.name]
     assert len(list(found.folder.iterdir())) == 6  # four arrays, words and the manifest
@@ -225,7 +223,7 @@ def write(folder, scratch):
         wrote.append(name)
     return {"num_classes": 3, "skipped": {}}
 
-source = DataSource(name="numbers", hf_hub_name="hub/x", forms="", columns=((), ()))
+source = DataSource(name="numbers", hf_hub_name="hub/x")
 found = prepared(source, {}, write)
 print(found.folder.name, len(found.train[0]), len(wrote))
 """

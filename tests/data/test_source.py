@@ -21,13 +21,16 @@ from ..refusal import refusal
 from .image_files import make_folders, make_parquet, pixels, png
 
 IMAGES = [png(k) for k in range(6)]
-LAYOUT = "train-*.parquet and test-*.parquet, or train/<class>/*.png and test/<class>/*.png"
+LAYOUT = (
+    "image folders train/<class>/*.png and test/<class>/*.png, or train-*.parquet and "
+    "test-*.parquet with columns image and label, or the output of datasets' save_to_disk, or "
+    "CLASS:FOLDER for a class of torchvision.datasets; without a test split, set validation-share"
+)
 
 
 def source_of(data: Path | str, **values: Any) -> DataSource:
-    columns = (("img",), ("label",))
-    known = {"name": "cifar10", "hf_hub_name": "uoft-cs/cifar10", "columns": columns}
-    return DataSource(**known, forms="{tables}, or {folders}", data=str(data), **values)
+    known = {"name": "cifar10", "hf_hub_name": "uoft-cs/cifar10", "data": str(data)}
+    return DataSource(**{**known, **values})
 
 
 def rows_of(folder: Path, scratch: Path) -> dict[str, int]:

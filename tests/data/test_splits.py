@@ -24,8 +24,7 @@ from ..refusal import refusal
 SOURCE = DataSource(
     name="cifar100",
     hf_hub_name="hub/x",
-    forms="{tables}",
-    columns=(("words", "text"), ("label",)),
+    noun="texts",
 )
 
 
@@ -43,8 +42,8 @@ def read(
     max_samples: int = 0,
 ) -> tuple[dict[str, Any], int]:
     names = parts or {"train": ("train",), "test": (list(tables)[-1],)}
-    source = replace(SOURCE, num_classes=num_classes, **names)
-    return read_parts(source, tables, max_samples)
+    source = replace(SOURCE, num_classes=num_classes, max_samples=max_samples, **names)
+    return read_parts(source, tables)
 
 
 # --- parts of a data set

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from flower_blsgd.data.text_data import vocabulary_of_rows
+from flower_blsgd.data.samples import vocabulary_of_rows
 from flower_blsgd.models.pretrained import import_transformers, quiet
 
-transformers = import_transformers("test", "text")
+transformers = import_transformers("test")
 
 TEXTS = [
     "the vote in the capital",
@@ -60,14 +59,6 @@ def save_text_model(
     return model
 
 
-def vit_config(**changes: Any) -> Any:
-    """Return the config of a ViT of width 32, with one layer, for 32x32 and five classes."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return transformers.ViTConfig(
-        **({**sizes, "intermediate_size": 64, "image_size": 32, "num_labels": 5} | changes)
-    )
-
-
 def save_model(folder: Path, model: Any) -> str:
     """Save a model of transformers and return its folder."""
     with quiet():
@@ -87,9 +78,3 @@ def keep_weights(folder: Path, keep: Callable[[str], bool]) -> None:
     tensors = {name: tensor for name, tensor in load_file(path).items() if keep(name)}
     path.unlink()
     save_file(tensors, path, {"format": "pt"})
-
-
-def some_images(side: int, count: int = 2) -> Tensor:
-    """Return random images as bytes."""
-    generator = torch.Generator().manual_seed(side)
-    return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)

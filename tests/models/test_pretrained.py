@@ -21,7 +21,7 @@ import huggingface_hub
 from flower_blsgd.models import pretrained as module
 from flower_blsgd.models.pretrained import (
     folder_tokenizer,
-    is_published,
+    hf_hub_name,
     load_weights,
     model_folder,
 )
@@ -43,9 +43,10 @@ def test_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "own", "config.json", "model-00001-of-00002.safetensors")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert model_folder(str(folder)) == model_folder("~/own") == folder.resolve()
-    assert is_published("~/own")
-    assert is_published("vit-b-16")
-    assert not is_published("resnet20")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "part").mkdir()
+    assert hf_hub_name("own/part") == hf_hub_name("./own") == hf_hub_name("encoder") == ""
+    assert hf_hub_name("owner/name") == "owner/name"
 
 
 def test_pickles_are_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_pickles_are_refused_with_the_way_out(tmp_path: Path) -> None:
 
 # the hub
 
-NAME, HUB = "vit-b-16", "google/vit-base-patch16-224"
+NAME, HUB = "distilbert", "distilbert/distilbert-base-uncased"
 
 
 def test_the_hub_is_asked_for_safe_files_only(
@@ -88,7 +89,7 @@ def test_the_hub_is_asked_for_safe_files_only(
     assert asked[1]["allow_patterns"] == ["*.json", "*.txt"]
     assert {request["ignore_patterns"] for request in asked} == {"*/*"}
     monkeypatch.setattr(module, "hf_hub_reachable", lambda: False)
-    assert model_folder(NAME) == there
+    assert model_folder(HUB) == there
     assert [request["local_files_only"] for request in asked] == [False, False, True]
     (there / "model.safetensors").unlink()  # only the tokenizer was downloaded
     assert "is not reachable" in refusal(model_folder, NAME)

@@ -42,20 +42,6 @@ def test_normalize_by_hand() -> None:
     assert not layer.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("side", "height", "expected"),
-    [
-        (2, 4, [[6, 7], [11, 12]]),
-        (9, 2, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]),
-        (0, 1, [[0, 1, 2, 3, 4]]),
-    ],
-)
-def test_the_middle_of_larger_images(side: int, height: int, expected: list[list[int]]) -> None:
-    images = torch.arange(5 * height).view(1, 1, height, 5)
-    cut = PixelNormalize([0.0], [1 / 255], crop=side)(images)
-    assert cut.round().int().tolist() == [[expected]]
-
-
 # ResNets
 
 

@@ -27,7 +27,7 @@ MODELS = {
     "cifar10": "resnet20",
     "cifar100": "wrn-28-10",
     "flowers102": "wrn-16-8",
-    "tiny-imagenet": "vit-b-16",
+    "tiny-imagenet": "vit_b_16",
     "ag-news": "distilbert",
 }
 

@@ -1,17 +1,13 @@
 """Random crops and flips of a whole batch."""
 
-import math
+import importlib
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from flower_blsgd.tasks.images import (
-    random_boxes,
-    random_crop_and_flip,
-    random_resized_crop_and_flip,
-)
+from flower_blsgd.data.source import import_torchvision
+from flower_blsgd.tasks.images import random_crop_and_flip, random_resized_crop_and_flip
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -58,79 +54,23 @@ def test_equals_one_by_one(device: str, dtype: torch.dtype, padding: int) -> Non
     assert torch.equal(images, before)
 
 
-# random boxes
+# crops of large images
 
 
-def one_box(draws: list[float], height: int, width: int) -> tuple[int, ...]:
-    """Return a box as torchvision's RandomResizedCrop makes it of random numbers."""
-    down, right = draws[20:]
-    for share, power in zip(draws[:10], draws[10:20], strict=True):
-        area = height * width * (0.08 + 0.92 * share)
-        ratio = math.exp(math.log(3 / 4) + (math.log(4 / 3) - math.log(3 / 4)) * power)
-        rows, columns = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-        if 0 < rows <= height and 0 < columns <= width:
-            break
-    else:  # the largest of an allowed ratio
-        rows, columns = (height, round(height * 4 / 3)) if width > height else (width, height)
-    top, left = (int(down * (height - rows + 1)), int(right * (width - columns + 1)))
-    return top, left, rows, columns
-
-
-@pytest.mark.parametrize(("height", "width"), [(256, 256), (20, 300)])
-def test_boxes_equal_one_by_one(height: int, width: int) -> None:
-    """Also where boxes do not fit, and are drawn again; of a wide image most never fit."""
-    count = 2000
-    draws = torch.rand((22, count), generator=generator_of(4)).T.tolist()
-    expected = torch.tensor([one_box(numbers, height, width) for numbers in draws])
-    found = random_boxes(count, height, width, generator_of(4)).T
-    assert torch.equal(found, found.round())
-    assert float((found == expected).double().mean()) > 0.999  # but for rounding to float32
-    top, left, rows, columns = found.T
-    assert (float(top.min()), float((top + rows).max())) == (0, height)
-    assert (float(left.min()), float((left + columns).max())) == (0, width)
-
-
-def coarse_images(count: int, height: int, width: int) -> Tensor:
-    coarse = torch.rand(count, 3, 7, 7, generator=generator_of(9)) * 255
-    return functional.interpolate(coarse, size=(height, width), mode="bicubic").clamp(0, 255)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_resized_crops_equal_one_by_one(device: str, dtype: torch.dtype) -> None:
-    count, side = 30, 24
-    images = coarse_images(count, 32, 40).to(device, dtype)
+def test_resized_crops_are_those_of_torchvision_one_by_one() -> None:
+    """Each image has a crop of its own, drawn from the generator alone."""
+    images = images_of(6)
     before, state = images.clone(), torch.get_rng_state()
-    changed = random_resized_crop_and_flip(images, generator_of(3, device), side)
+    generator = generator_of(3)
+    changed = random_resized_crop_and_flip(images, generator, 8)
     assert torch.equal(torch.get_rng_state(), state)
-    assert (changed.shape, changed.dtype) == ((count, 3, side, side), dtype)
     assert torch.equal(images, before)
-    generator = generator_of(3, device)
-    boxes = random_boxes(count, 32, 40, generator).long().T.tolist()
-    mirrored = torch.randint(0, 2, (count, 1), generator=generator, device=device)
-    for image, ours, (top, left, rows, columns), mirror in zip(
-        images, changed, boxes, mirrored, strict=True
-    ):
-        cut = image[None, :, top : top + rows, left : left + columns].double()
-        expected = functional.interpolate(cut, size=(side, side), mode="bilinear")[0]
-        expected = expected.flip(2) if mirror else expected
-        furthest = float((ours.double() - expected).abs().max())
-        assert furthest < (0.502 if dtype == torch.uint8 else 0.002)
-
-
-def test_resized_crop_sees_nothing_beside_its_box() -> None:
-    """The last row and column of a box are not mixed with what lies behind them.
-
-    Black and white stay what they are.
-    """
-    generator = generator_of(6)
-    top, left, rows, columns = random_boxes(1, 64, 64, generator_of(6))[:, 0].int().tolist()
-    image = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-    image[:, :, top : top + rows, left : left + columns] = 200
-    assert (rows, columns) != (64, 64)
-    changed = random_resized_crop_and_flip(image, generator, 224)
-    assert set(changed.flatten().tolist()) == {200}
-    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 50, 50)
-    changed = random_resized_crop_and_flip(images, generator_of(0), 224)
-    assert not changed[0].any()
-    assert bool((changed[1] == 255).all())
+    assert (changed.shape, changed.dtype) == ((6, 3, 8, 8), torch.uint8)
+    assert not torch.equal(random_resized_crop_and_flip(images, generator, 8), changed)
+    import_torchvision()
+    v2 = importlib.import_module("torchvision.transforms.v2")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), generator=generator_of(3))))
+        crop, flip = v2.RandomResizedCrop(8), v2.RandomHorizontalFlip()
+        for image, one in zip(images, changed, strict=True):
+            assert torch.equal(flip(crop(image)), one)

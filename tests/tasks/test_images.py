@@ -1,10 +1,11 @@
-"""The benchmarks of images: their models, and what a few images in their layouts become."""
+"""The tasks of images: their models, and what a few images in their layouts become."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 pytest.importorskip("datasets")
@@ -14,17 +15,16 @@ from flower_blsgd.tasks.images import BENCHMARKS
 from flower_blsgd.tasks.task import check_task, load_saved_model, prepare_task
 from flower_blsgd.worker.local_sgd import cross_entropy
 
-from ..data.image_files import make_parquet, png
-from ..models.hf_folders import some_images
+from ..data.image_files import make_folders, make_parquet, png, some_images
 from ..refusal import refusal
 from ..stand_ins import write_stand_in
 
-# Classes, side as stored, side as augmented.
+# Classes, side.
 TASKS = {
-    "cifar10": (10, 32, 32),
-    "cifar100": (100, 32, 32),
-    "tiny-imagenet": (200, 64, 64),
-    "flowers102": (102, 256, 224),
+    "cifar10": (10, 32),
+    "cifar100": (100, 32),
+    "tiny-imagenet": (200, 64),
+    "flowers102": (102, 224),
 }
 TRAIN, TEST = 12, 5  # and as many for validation as for testing
 
@@ -52,13 +52,14 @@ def dropouts(model: nn.Module) -> list[float]:
         ("flowers102", "", 11_010_486),
         ("tiny-imagenet", "wrn-28-10", 36_536_884 + 100 * 641),
         ("tiny-imagenet", "", 85_952_456),
+        ("images", "", 11_176_512 + 10 * 513),
     ],
 )
 def test_models_by_name(task: str, name: str, parameters: int) -> None:
-    if not name.startswith("wrn") and task == "tiny-imagenet":
-        pytest.importorskip("transformers")
+    classes, side = TASKS.get(task, (10, 224))
     with torch.device("meta"):
-        model = BENCHMARKS[task].maker(name or BENCHMARKS[task].default_model)(TASKS[task][0])
+        make = BENCHMARKS[task].maker(name or BENCHMARKS[task].default_model)
+        model = make(classes, side > 64)
         assert parameters_of(model) == parameters
         again = load_saved_model(task, name, model.state_dict())
         assert parameters_of(again) == parameters
@@ -66,9 +67,9 @@ def test_models_by_name(task: str, name: str, parameters: int) -> None:
 
 def test_dropout() -> None:
     maker = BENCHMARKS["cifar100"].maker
-    assert dropouts(maker("wrn-16-1", 0.25)(5)) == [0.25] * 6
-    assert dropouts(maker("wrn-16-1")(5)) == dropouts(maker("wrn-16-1", 0.0)(5)) == []
-    for name in ("resnet8", "vit-micro-16"):
+    assert dropouts(maker("wrn-16-1", 0.25)(5, False)) == [0.25] * 6
+    assert dropouts(maker("wrn-16-1")(5, True)) == dropouts(maker("wrn-16-1", 0.0)(5, True)) == []
+    for name in ("resnet8", "resnet18"):
         maker(name, 0.0)
         message = refusal(load_task, "cifar100", "/no/such/folder", name, dropout=0.3)
         assert f"dropout = 0.3: model = '{name}' has no dropout" in message
@@ -77,8 +78,9 @@ def test_dropout() -> None:
 def test_unknown_models_are_refused_before_data_are_read(tmp_path: Path) -> None:
     for name, message in (
         ("resnet9", "is not known; did you mean resnet8"),
-        ("/no/such/folder", "is not known; known: "),
-        (str(tmp_path), "has no config.json"),
+        ("convnext_tine", "is not known; did you mean convnext_tiny"),
+        ("/no/such/folder", "is not known; known: resnet20, resnet8, wrn-16-8, wrn-28-10, another"),
+        (str(tmp_path), "or a classification model of torchvision, such as resnet18 or vit_b_16"),
     ):
         refused = refusal(load_task, "cifar10", "/no/such/data", name)
         assert refused.startswith(f"model = {name!r}")
@@ -107,10 +109,10 @@ def loaded(root: Path, name: str, model: str = "wrn-10-1", **options: Any) -> An
 
 @pytest.mark.parametrize("name", TASKS)
 def test_task_is_sound(root: Path, name: str) -> None:
-    classes, stored, seen = TASKS[name]
+    classes, side = TASKS[name]
     task = loaded(root, name)
     assert (task.num_train, task.num_test) == (TRAIN, TEST)
-    assert task.train[0].shape == (TRAIN, 3, stored, stored)
+    assert task.train[0].shape == (TRAIN, 3, side, side)
     assert str(task.train[0].dtype) == "uint8"
     mean = torch.tensor(BENCHMARKS[name].channels[0]).view(1, 3, 1, 1)
     narrow: Any = task.model()
@@ -118,13 +120,13 @@ def test_task_is_sound(root: Path, name: str) -> None:
     assert task.loss is cross_entropy
     images = torch.from_numpy(task.train[0][:4].copy())
     augmented = task.augment(images, torch.Generator().manual_seed(0))
-    assert augmented.shape == (4, 3, seen, seen)
-    transform = BENCHMARKS[name].augment
-    assert torch.equal(augmented, transform(images, torch.Generator().manual_seed(0)))
+    assert augmented.shape == (4, 3, side, side)
+    assert torch.equal(augmented, task.augment(images, torch.Generator().manual_seed(0)))
+    assert not torch.equal(augmented, task.augment(images, torch.Generator().manual_seed(1)))
     model = task.initial_model(0).eval()
     assert model(augmented).shape == model(images).shape == (4, classes)
-    larger = some_images(seen + 4)  # than the model sees: cut, not squeezed
-    assert torch.equal(model(larger), model(larger[:, :, 2:-2, 2:-2]))
+    again = load_saved_model(name, "wrn-10-1", model.state_dict())
+    again.load_state_dict(model.state_dict())  # also its first layer is that of the size
     check_task(task, name)
     assert task.pretrained is None
     assert task.fingerprint() == task.data_fingerprint
@@ -144,3 +146,54 @@ def test_own_images_have_their_own_number_of_classes(tmp_path: Path) -> None:
     assert model(some_images(32)).shape == (2, 3)
     again = load_saved_model("cifar10", "resnet8", model.state_dict())
     again.load_state_dict(model.state_dict())
+
+
+def test_image_size_is_that_of_small_images_or_as_set(tmp_path: Path) -> None:
+    def side(data: Path, name: str = "images", **options: Any) -> int:
+        task = load_task(name, str(data), "resnet8", **options)
+        assert task.test[0].shape[1:] == task.train[0].shape[1:]
+        return int(task.train[0].shape[-1])
+
+    small = make_folders(tmp_path / "small")
+    large = make_parquet(tmp_path / "large", [png(k, 65) for k in range(4)], [png(5, 65)])
+    assert (side(small), side(large), side(large, "cifar10")) == (32, 224, 32)
+    assert side(small, image_size=40) == side(small, "cifar10", image_size=40) == 40
+
+
+def test_pictures_of_torchvision_s_models(tmp_path: Path) -> None:
+    """Grayscale, RGBA, palette and CMYK pictures in one folder, all trained as RGB."""
+    for split in ("train", "val"):
+        for k, mode in enumerate(("L", "RGBA", "P", "CMYK")):
+            folder = tmp_path / "own" / split / ("cat", "dog")[k % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            picture = Image.new("RGB", (40, 40), (200, 10, 10)).convert(mode)
+            picture.save(folder / f"{k}.{'jpg' if mode == 'CMYK' else 'png'}")
+    task = load_task("images", str(tmp_path / "own"), "shufflenet_v2_x0_5", pretrained=False)
+    check_task(task)
+    assert (task.num_train, task.num_test) == (4, 4)
+    assert task.train[0][0, :, 0, 0].tolist() == [67] * 3
+    assert task.model()(some_images(40)).shape == (2, 2)
+
+
+def test_one_folder_of_classes_is_divided_by_validation_share(tmp_path: Path) -> None:
+    folder = make_folders(tmp_path / "two") / "train"
+    message = refusal(load_task, "images", str(folder), "resnet8")
+    assert "no test split, found train; expected" in message
+    assert message.endswith("without a test split, set validation-share")
+    assert not list((tmp_path / "two").rglob("*.npy"))
+    task = load_task("images", str(folder), "resnet8", validation_share=0.5)
+    assert (task.num_train, task.num_test) == (3, 3)
+    again = load_task("images", str(folder), "resnet8", validation_share=0.5, prefer_test=True)
+    assert again.fingerprint() == task.fingerprint()
+    assert "no test split" in refusal(load_task, "images", str(folder), "resnet8")
+    assert "6 training and 0 test images of 3 classes" in prepare_task("images", str(folder))
+    whole = str(make_folders(tmp_path / "two"))
+    assert (
+        load_task("images", whole, "resnet8", validation_share=0.5, prefer_test=True).num_test == 3
+    )
+
+
+def test_images_need_data() -> None:
+    message = refusal(load_task, "images", "", "resnet8")
+    assert message.startswith("data is empty, but task = 'images' needs data; name a folder with ")
+    assert message.endswith("or a data set OWNER/NAME of the HF hub")

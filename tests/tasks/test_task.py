@@ -17,12 +17,10 @@ from torch.utils.data import Dataset, TensorDataset
 from flower_blsgd import LocalSGD, Task
 from flower_blsgd.cli import main as cli
 from flower_blsgd.errors import UsageError
-from flower_blsgd.models import pretrained
-from flower_blsgd.models.text import DISTILBERTS
+from flower_blsgd.models import pretrained, vision
 from flower_blsgd.protocol import EvaluateReport
 from flower_blsgd.tasks import load_task, register_task
 from flower_blsgd.tasks import task as module
-from flower_blsgd.tasks.images import _KNOWN
 from flower_blsgd.tasks.task import (
     check_task,
     check_weights,
@@ -375,7 +373,10 @@ def test_settings_that_a_task_does_not_take(
     ("name", "message"),
     [
         ("digit", "did you mean digits?"),
-        ("zzz", "known: ag-news, cifar10, cifar100, digits, flowers102, tiny-imagenet"),
+        (
+            "zzz",
+            "known: ag-news, cifar10, cifar100, digits, flowers102, images, text, tiny-imagenet",
+        ),
         ("no_such_module_here:task", "PYTHONPATH"),
         ("{own}:no_such_task", "no_such_task"),
         ("{own}:wrong", "returned str, not a Task"),
@@ -393,28 +394,41 @@ def test_unknown_tasks(own: str, name: str, message: str) -> None:
 
 
 def test_weights_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked: list[str] = []
 
-    def out_of_reach(model: str, weights: bool) -> Path:
+    def out_of_reach(model: str, name: str, weights: bool) -> Path:
         asked.append(model)
         raise UsageError(f"model = {model!r}: out of reach")
 
     monkeypatch.setattr(pretrained, "_downloaded", out_of_reach)
+    monkeypatch.setattr(vision, "answers", lambda url: bool(asked.append(url)))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     check_weights("digits")
     monkeypatch.chdir(tmp_path)
-    for model in {"wrn-10-1", *_KNOWN, *DISTILBERTS, "encoder"} - pretrained.HF_HUB_NAMES.keys():
+    for model in ("encoder", "distilbert-micro"):
         (tmp_path / model).mkdir()  # a folder of the same name is not looked at
         (tmp_path / model / "config.json").touch()
+        check_weights("ag-news", model)
+    for model in ("wrn-10-1", "resnet8", "resnet20"):
         check_weights("cifar100", model)
-    check_weights("cifar100", "vit-b-16", pretrained=False)
+    check_weights("cifar100", "vit_b_16", pretrained=False)
     assert asked == []
-    for task, model in (("cifar100", "vit-b-16"), ("tiny-imagenet", ""), ("ag-news", "")):
-        assert "out of reach" in refusal(check_weights, task, model)
-    assert asked == ["vit-b-16", "vit-b-16", "distilbert"]
+    assert "out of reach" in refusal(check_weights, "ag-news")
+    for task, model, name in (
+        ("cifar100", "resnet18", "resnet18"),
+        ("tiny-imagenet", "", "vit_b_16"),
+    ):
+        message = refusal(check_weights, task, model)
+        assert message.startswith(
+            f"model = {name!r}: its weights cannot be loaded (https://download.py"
+        )
+        assert message.endswith(
+            f"does not answer); give a file, model = {name}:FILE, or set pretrained = false"
+        )
+    assert len(asked) == 3
     (tmp_path / "config.json").touch()
-    for task in ("cifar10", "ag-news"):
-        assert "the folder has no weights" in refusal(check_weights, task, str(tmp_path))
-        check_weights(task, str(tmp_path), pretrained=False)
+    assert "the folder has no weights" in refusal(check_weights, "ag-news", str(tmp_path))
+    check_weights("ag-news", str(tmp_path), pretrained=False)
 
 
 # prepared

@@ -13,18 +13,18 @@ pytest.importorskip("tokenizers")
 from tokenizers import Tokenizer
 
 from flower_blsgd.data.cache import Prepared
-from flower_blsgd.data.text_data import (
-    TokenizerSource,
-    prepared_texts,
-    vocabulary_of_rows,
-)
+from flower_blsgd.data.samples import TokenizerSource, prepared_texts, vocabulary_of_rows
+from flower_blsgd.data.source import DataSource
 
 from ..refusal import refusal
 from .text_files import TRAIN, make_texts
 
 
-def ready(folder: Path, tokenizer: TokenizerSource | None = None, **settings: Any) -> Prepared:
-    return prepared_texts(tokenizer or vocabulary_of_rows(), str(folder), **settings)
+def ready(
+    folder: Path, tokenizer: TokenizerSource | None = None, max_tokens: int = 128, **rows: Any
+) -> Prepared:
+    source = DataSource(name="ag-news", noun="texts", num_classes=4, data=str(folder), **rows)
+    return prepared_texts(source, tokenizer or vocabulary_of_rows(), max_tokens)
 
 
 # --- rows and tokens
@@ -81,7 +81,7 @@ def test_words_that_occur_twice_by_frequency_then_alphabet() -> None:
 def test_equal_in_every_process() -> None:
     """Nodes prepare their own data, and must agree: no hash seed may show."""
     code = (
-        "from flower_blsgd.data.text_data import vocabulary_of_rows\n"
+        "from flower_blsgd.data.samples import vocabulary_of_rows\n"
         "texts = [' '.join(f'w{k * j % 977}' for k in range(40)) for j in range(300)]\n"
         "print(vocabulary_of_rows(True).make(texts).to_str())"
     )

@@ -1,4 +1,4 @@
-"""The benchmark of texts: its models, and a run on a few texts, saved and loaded again."""
+"""The tasks of texts: their models, and a run on a few texts, saved and loaded again."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,15 @@ from safetensors.torch import save_file
 from flower_blsgd import Task, evaluate_run, load
 from flower_blsgd.cli import main as cli
 from flower_blsgd.config import RunConfig
-from flower_blsgd.data.text_data import vocabulary_of_rows
+from flower_blsgd.data.samples import vocabulary_of_rows
 from flower_blsgd.errors import UsageError
+from flower_blsgd.models import pretrained
 from flower_blsgd.models.text import TextEncoder, TextTransformer
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.run import train_on
 from flower_blsgd.tasks import load_task
-from flower_blsgd.tasks.ag_news import model_maker, tokenizer_source
 from flower_blsgd.tasks.task import check_task, load_saved_model
+from flower_blsgd.tasks.texts import model_maker, tokenizer_source
 
 from ..data.text_files import CLASS_NAMES, TRAIN, make_texts
 from ..in_process_grid import InProcessGrid
@@ -33,11 +34,16 @@ from ..refusal import refusal
 MODELS = ("encoder", "distilbert-micro")
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
+
+
 # models
 
 
 def made(name: str, vocabulary: int = 30, **settings: Any) -> Any:
-    return model_maker(name, **settings)(vocabulary, 9)
+    return model_maker(name, **settings)(4, vocabulary, 9)
 
 
 def shown(network: Any, name: str) -> Any:
@@ -108,8 +114,7 @@ def test_refused_models() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
+def folder(tmp_path: Path) -> str:
     return str(make_texts(tmp_path / "own", names=CLASS_NAMES))
 
 
@@ -186,3 +191,101 @@ def test_a_run_is_loaded_without_its_data_and_evaluated_with_no_other(
     assert line.count("\n") == 1
     for part in (f"data = {other!r}", "tokenizer.json", "evaluate with the data of the run"):
         assert part in line
+
+
+# own texts
+
+
+ROWS = [("A good film", "good"), ("A bad film", "bad"), ("So good", "good"), ("a film", "mixed")]
+
+
+def write_csv(folder: Path, test: list[tuple[str, Any]], columns: str = "text,label") -> str:
+    folder.mkdir(exist_ok=True)
+    for split, rows in (("train", ROWS), ("test", test)):
+        lines = [f"{text},{label}" for text, label in rows]
+        (folder / f"{split}.csv").write_text("\n".join([columns, *lines]) + "\n")
+    return str(folder)
+
+
+@pytest.mark.parametrize("columns", ["text,label", "sentence,class", "content,labels"])
+def test_labels_that_are_words_are_numbered_by_name(columns: str, tmp_path: Path) -> None:
+    own = write_csv(tmp_path / "csv", [("Good", "mixed"), ("bad", "bad")], columns)
+    for model in MODELS:
+        task = load_task("text", own, model)
+        check_task(task)
+        assert (task.train[1].tolist(), task.test[1].tolist()) == ([1, 0, 1, 2], [2, 0])
+        network = task.model()
+        assert network(torch.from_numpy(task.train[0].copy())).shape == (4, 3)
+        again = load_saved_model("text", model, network.state_dict())
+        again.load_state_dict(network.state_dict())
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_one_file_is_divided_by_validation_share(ending: str, tmp_path: Path) -> None:
+    file = tmp_path / f"own.{ending}"
+    rows = [{"text": text, "label": label} for text, label in ROWS]
+    if ending == "jsonl":
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        Path(write_csv(tmp_path / "csv", []), "train.csv").rename(file)
+    assert "set validation-share" in refusal(load_task, "text", str(file), "encoder")
+    task = load_task("text", str(file), "encoder", validation_share=0.25)
+    assert (task.num_train, task.num_test) == (3, 1)
+    before = task.fingerprint()
+    file.write_text(file.read_text().replace("mixed", "good"))
+    task = load_task("text", str(file), "encoder", validation_share=0.25)
+    assert task.fingerprint() != before
+
+
+def test_texts_that_cannot_be_used(tmp_path: Path) -> None:
+    def message(test: list[tuple[str, Any]], columns: str = "text,label") -> str:
+        return refusal(load_task, "text", write_csv(tmp_path / "csv", test, columns), "encoder")
+
+    assert "train has 4 rows of the columns review, label; expected" in message(
+        [("x", "good")], "review,label"
+    )
+    assert message([("x", "worse"), ("y", "good")]).endswith(
+        "test has classes that train does not have: worse; use the same classes in both"
+    )
+    assert "test has classes that train does not have: 1;" in message([("x", 1)])
+    assert "row 0 of test cannot be used (no tokens); skip-bad = true" in message([("  ", "good")])
+    assert not list(tmp_path.rglob("*.npy"))
+    assert "task = 'text' needs data" in refusal(load_task, "text", "", "encoder")
+    known = "did you mean encoder?, an encoder OWNER/NAME of the HF hub, or a Hugging Face folder"
+    assert refusal(load_task, "text", "", "encodr").endswith(known)
+
+
+def test_encoders_of_the_hub_by_name(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_text_model(tmp_path / "bert", head="Model")
+    asked = []
+
+    def download(model: str, name: str, weights: bool) -> Path:
+        asked.append((name, weights))
+        return tmp_path / "bert"
+
+    monkeypatch.setattr(pretrained, "_downloaded", download)
+    task = load_task("text", folder, "owner/bert")
+    check_task(task)
+    assert task.initial_model(0).network.config.num_labels == 4
+    assert {name for name, _ in asked} == {"owner/bert"}
+    assert tokenizer_source("owner/bert", pretrained=False).identity == "hub owner/bert"
+
+
+def test_data_of_more_classes_than_the_model(tmp_path: Path) -> None:
+    own, out = write_csv(tmp_path / "csv", [("Good", "good")]), tmp_path / "run"
+    task = load_task("text", own, "encoder")
+    config = RunConfig(task="text", data=own, model="encoder", out=str(out))
+    RunFolder.new(str(out), "").write_config(config.to_run_config())
+    save_file(task.fresh_model(0).state_dict(), out / "model.safetensors")
+    assert evaluate_run(out, device="cpu").num_examples == 1
+    ROWS.append(("a film", "worse"))
+    try:
+        more = write_csv(tmp_path / "more", [("Good", "good")])
+    finally:
+        ROWS.pop()
+    assert refusal(evaluate_run, out, data=more, device="cpu") == (
+        f"data = {more!r} has 4 classes, but the model of {out} only 3; evaluate with the classes "
+        "of the run"
+    )
