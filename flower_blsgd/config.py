@@ -112,6 +112,7 @@ class RunConfig:
     max_samples: int = _at_least(0, OPTIONS["max_samples"])
     image_size: int = _at_least(0, OPTIONS["image_size"])
     max_tokens: int = _at_least(8, OPTIONS["max_tokens"])
+    lora_rank: int = _at_least(0, OPTIONS["lora_rank"])
     pretrained: bool = OPTIONS["pretrained"]
     dropout: float | str = _setting(OPTIONS["dropout"], 'in [0, 1), or "auto"', _is_dropout)
     validation_share: float = _share(0.0)

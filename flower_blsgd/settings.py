@@ -20,6 +20,7 @@ class Settings(TypedDict, total=False):
     max_samples: int
     image_size: int
     max_tokens: int
+    lora_rank: int
     pretrained: bool
     dropout: float | str
     validation_share: float

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import first_line
-from .cache import Prepared
-from .source import DataSource
+from ..errors import UsageError, first_line
+from .cache import Prepared, prepared
+from .source import COLUMNS, DataSource
 from .splits import Convert, prepared_rows
 
 SMALL_SIDE = 64
@@ -194,3 +194,74 @@ def prepared_texts(
 
     options = {"tokenizer": tokenizer.identity, "max_tokens": max_tokens}
     return prepared_rows(source, options, converter, np.int32, filler=-1, again=again)
+
+
+def prepared_blocks(
+    source: DataSource,
+    tokenizer: TokenizerSource,
+    length: int,
+    end_of_text: int | None = None,
+    again: bool = False,
+) -> Prepared:
+    """Return the texts of a data set as blocks of tokens for a language model.
+
+    The texts of a split are joined, each followed by the token `end_of_text`, and cut into blocks.
+    A shorter block at the end is left out. Inputs are int32 of shape (N, length); labels are zeros.
+    The folder also contains the tokenizer (`TOKENIZER_FILE`).
+
+    Raises
+    ------
+    UsageError
+        If a split has no column of texts, or fewer tokens than a block; else as of `prepared`.
+    """
+
+    def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
+        source.check_libraries()
+        tables = source.tables(scratch)
+        made = tokenizer.make(())
+        made.save(str(folder / TOKENIZER_FILE))
+        made.no_padding()
+        made.no_truncation()
+        ending = [] if end_of_text is None else [end_of_text]
+        skipped = {}
+        for part, splits in (("train", source.train), ("test", source.test)):
+            if part == "test" and not set(splits) & set(tables):
+                continue  # with a validation share
+            texts = [text for split in splits for text in _texts_of(source, tables, split)]
+            texts = texts[: source.max_samples or None]
+            encoded = made.encode_batch(texts, add_special_tokens=False)
+            tokens = np.array([t for one in encoded for t in (*one.ids, *ending)], np.int32)
+            if (count := len(tokens) // length) == 0:
+                raise UsageError(
+                    f"{source.setting}: {part} has {len(tokens)} tokens, but a block has {length}; "
+                    "use more text, or a smaller max-tokens"
+                )
+            np.save(folder / f"{part}_inputs.npy", tokens[: count * length].reshape(count, length))
+            np.save(folder / f"{part}_labels.npy", np.zeros(count, np.int64))
+            skipped[part] = 0
+        return {"num_classes": 0, "skipped": skipped, "vocabulary": made.get_vocab_size()}
+
+    options = {"tokenizer": tokenizer.identity, "length": length, "end": end_of_text}
+    options |= {"max_samples": source.max_samples, "kind": "blocks"}
+    found = prepared(source, options, write, again)
+    if source.needs_test and not found.has_test:
+        raise UsageError(
+            f"{source.setting}: no {source.test[0]} split; add one, or set validation-share"
+        )
+    return found
+
+
+def _texts_of(source: DataSource, tables: Mapping[str, Any], split: str) -> list[str]:
+    if split not in tables:
+        raise UsageError(
+            f"{source.setting}: no {split} split, found {', '.join(tables)}; name a file, or a "
+            f"folder with {split}.txt"
+        )
+    table = tables[split]
+    column = next((name for name in COLUMNS["texts"][0] if name in table.column_names), None)
+    if column is None:
+        raise UsageError(
+            f"{source.setting}: {split} has no column of texts ({', '.join(COLUMNS['texts'][0])}), "
+            f"but {', '.join(table.column_names)}; rename it"
+        )
+    return [text for text in table[column] if text]

@@ -39,7 +39,7 @@ _FORMS = {
 _VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 """Names of the validation split."""
 
-_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 """Endings of a single file that is a data set."""
 
 _PATTERN_SIGNS = ("*", "?", "[", "]", "::")
@@ -239,11 +239,11 @@ class DataSource:
             return self._torchvision_tables(datasets)
         if (self.folder / "dataset_dict.json").is_file():
             return dict(datasets.load_from_disk(str(self.folder)))
-        builder = datasets.load_dataset_builder(
-            str(self.folder.parent if self.folder.is_file() else self.folder),
-            data_files=self._data_files(),
-            cache_dir=str(scratch),
-        )
+        folder = str(self.folder.parent if self.folder.is_file() else self.folder)
+        files_and_cache = {"data_files": self._data_files(), "cache_dir": str(scratch)}
+        builder = datasets.load_dataset_builder(folder, **files_and_cache)
+        if builder.name == "text":  # a row for each file, not for each line
+            builder = datasets.load_dataset_builder(folder, sample_by="document", **files_and_cache)
         files = [file for split in (builder.config.data_files or {}).values() for file in split]
         if len(set(files)) < len(files):
             raise UsageError(

@@ -131,7 +131,7 @@ def _is_complete(folder: Path, weights: bool = False) -> bool:
 # --- what is in them
 
 
-def folder_config(model: str, num_classes: int) -> Any:
+def folder_config(model: str, num_classes: int = 2) -> Any:
     """Return the config in a Hugging Face folder, for this number of classes.
 
     Raises

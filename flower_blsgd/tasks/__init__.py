@@ -15,6 +15,7 @@ TASKS: Mapping[str, str] = {
     "digits": "digits",
     "images": "images",
     "text": "texts",
+    "lm": "lm",
     "cifar10": "images",
     "cifar100": "images",
     "flowers102": "images",
@@ -32,6 +33,7 @@ OPTIONS: Mapping[str, Any] = {
     "max_samples": 0,
     "image_size": 0,
     "max_tokens": 128,
+    "lora_rank": 0,
     "pretrained": True,
     "dropout": "auto",
 }

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-IGNORED = -100
-"""Label of a token that has no loss, as in transformers."""
+_IGNORED = -1
+"""Label of a token that has no loss; transformers has -100."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -51,11 +51,21 @@ def causal_lm_loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     outputs = model(input_ids=tokens, attention_mask=mask)
     logits = outputs if isinstance(outputs, Tensor) else outputs.logits
     labels = batch.get("labels", tokens)
-    if mask is not None:
-        labels = labels.masked_fill(mask == 0, IGNORED)
-    labels = labels[:, 1:]
+    return next_token_loss(logits, labels if mask is None else labels.masked_fill(mask == 0, -100))
+
+
+def next_token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return each text's mean cross entropy of the next token, shape (batch_size,).
+
+    `outputs` are logits of shape (batch_size, length, vocabulary), `targets` the tokens of shape
+    (batch_size, length); tokens below 0 have no loss.
+    """
+    labels = targets[:, 1:].long()
     losses = functional.cross_entropy(
-        logits[:, :-1].transpose(1, 2).float(), labels, reduction="none", ignore_index=IGNORED
+        outputs[:, :-1].transpose(1, 2).float(),
+        labels.clamp(min=_IGNORED),
+        reduction="none",
+        ignore_index=_IGNORED,
     )
-    means: Tensor = losses.sum(dim=1) / (labels != IGNORED).sum(dim=1).clamp(min=1)
+    means: Tensor = losses.sum(dim=1) / (labels >= 0).sum(dim=1).clamp(min=1)
     return means
