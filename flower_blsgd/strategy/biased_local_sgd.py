@@ -27,17 +27,17 @@ from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..errors import UsageError
 from ..grids.array_records import view_record
-from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy
+from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
 from .fit_loop import EpochEnd, EvaluateFn, fit
+from .messages import Address
 from .patience import Patience
 from .planner import Planner
-from .replies import Outcome
-from .round import Round, samples_of
+from .round import Outcome, Round
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
 from .speeds import Connector
-from .workers import DEAD_BAND, MOST_FAILURES, WorkerRegistry
+from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
 
@@ -327,7 +327,7 @@ class BiasedLocalSGD(FedAvg):
         is `most` if a worker has its first order, or its first with another batch size.
         """
         orders = self.round.orders if self.round else ()
-        known = samples_of(pair for pair in orders if not pair[0].failures_in_a_row)
+        known = _samples_of(pair for pair in orders if not pair[0].failures_in_a_row)
         patience = self._patience.seconds(known, most, self.registry.restart_seconds)
         return max(patience, 2 * self.planner.deadline_seconds)
 
@@ -337,7 +337,7 @@ class BiasedLocalSGD(FedAvg):
             # The round lasted too long to learn from, but the other workers have compiled.
             seconds = max((o.report.compute_seconds for o in outcomes if o.report), default=0.0)
         answered = ((o.worker, o.order) for o in outcomes if not o.failure)
-        self._patience.learn(seconds, samples_of(answered))
+        self._patience.learn(seconds, _samples_of(answered))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -403,6 +403,11 @@ class BiasedLocalSGD(FedAvg):
             outer.load_state_dict(state["outer-optimizer"])
         elif state["outer-optimizer"]:
             raise ValueError("it has the state of an outer optimizer, but this run has none")
+
+
+def _samples_of(orders: Iterable[tuple[Worker, TrainOrder]]) -> dict[tuple[Address, int], int]:
+    """Return the number of samples in the orders, by worker and batch size."""
+    return {(w.address, order.batch_size): len(order.indices) for w, order in orders}
 
 
 def _check_parts(

@@ -29,8 +29,7 @@ from ..errors import UsageError
 from ..grids.array_records import tensors_of, view_record
 from ..protocol import Keys, TrainOrder
 from ..protocol.records import from_wire, to_wire
-from .replies import Outcome
-from .round import Round
+from .round import Outcome, Round
 from .workers import Worker
 
 _COUNTERS = (

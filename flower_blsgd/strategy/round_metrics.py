@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .replies import Outcome
-    from .round import Round
+    from .round import Outcome, Round
 
 
 @dataclass(frozen=True)

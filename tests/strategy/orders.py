@@ -9,9 +9,10 @@ from flwr.app import Message, MetricRecord
 from flower_blsgd.algorithm.local_steps import Clock, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.schedules import LearningRate
-from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.protocol import Keys, ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.planner import Planner
-from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, read_replies
+from flower_blsgd.strategy.replies import CheckedReply
+from flower_blsgd.strategy.round import Outcome, Round
 from flower_blsgd.strategy.speeds import Connector
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
@@ -63,7 +64,7 @@ def good_reply(orders: Orders, node_id: int, value: float = 1.0) -> Message:
 
 
 def outcomes_of(orders: Orders, *replies: Message) -> list[Outcome]:
-    return read_replies(replies, orders, ModelShape(toy_arrays()))
+    return Round(orders, toy_arrays(), Keys(), 2).read(replies)
 
 
 class Clocked(ToyWorker):

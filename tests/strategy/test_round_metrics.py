@@ -7,8 +7,7 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
 from flower_blsgd.protocol import Keys
-from flower_blsgd.strategy.replies import Outcome
-from flower_blsgd.strategy.round import Round
+from flower_blsgd.strategy.round import Outcome, Round
 from flower_blsgd.strategy.round_metrics import WorkerRound, round_record, split_times
 
 from ..in_process_grid import ToyWorker, toy_arrays

@@ -14,7 +14,7 @@ from flower_blsgd.algorithm.local_steps import BalancedBatches, SystemAwareSteps
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.cost_model import predict_run
-from flower_blsgd.strategy.replies import Outcome
+from flower_blsgd.strategy.round import Outcome
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.workers import DEAD_BAND, WorkerRegistry, rank_key
 
