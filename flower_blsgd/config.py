@@ -219,7 +219,7 @@ class RunConfig:
 
     def to_run_config(self) -> dict[str, Value]:
         """Return all settings with keys in kebab-case."""
-        return {name.replace("_", "-"): value for name, value in vars(self).items()}
+        return {name.replace("_", "-"): value for name, value in dataclasses.asdict(self).items()}
 
     @property
     def choices(self) -> Choices:

@@ -111,7 +111,7 @@ def _of_paper(name: str) -> Any:
     return getattr(importlib.import_module(f"flower_blsgd.paper.{module}"), attribute)
 
 
-def _tau_fast(settings: Settings) -> int | None:
+def tau_fast(settings: Settings) -> int | None:
     """Return tau_fast of the settings; None for "auto", which leaves a policy open."""
     steps = settings.choices.local_steps_fast
     return None if steps == "auto" else int(steps)
@@ -119,14 +119,14 @@ def _tau_fast(settings: Settings) -> int | None:
 
 STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
     "system-aware": lambda s: SystemAwareSteps(
-        _tau_fast(s),
+        tau_fast(s),
         None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
         s.shrink_slow_batch,
     ),
     "by-speed": lambda s: SystemAwareSteps(
-        _tau_fast(s), None, s.shrink_slow_batch, all_by_speed=True
+        tau_fast(s), None, s.shrink_slow_batch, all_by_speed=True
     ),
-    "same": lambda s: SameSteps(_tau_fast(s)),
+    "same": lambda s: SameSteps(tau_fast(s)),
     "one": lambda _: SameSteps(1),
     "one-by-throughput": lambda _: BalancedBatches(),
 }
@@ -158,8 +158,8 @@ WEIGHTS: Mapping[str, Callable[[Settings], Weighting]] = {
     ),
 }
 
-TRAIN_ON: Mapping[str, Callable[[Settings], TrainOn]] = {
-    "all": lambda _: TrainOn(),
-    "fast": lambda _: TrainOn(fast_only=True),
-    "fast-slow-sums": lambda _: TrainOn(fast_only=True, slow_reduce=True),
+TRAIN_ON: Mapping[str, TrainOn] = {
+    "all": TrainOn(),
+    "fast": TrainOn(fast_only=True),
+    "fast-slow-sums": TrainOn(fast_only=True, slow_reduce=True),
 }

@@ -95,17 +95,6 @@ def predict_run(
     )
 
 
-def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | str | None]:
-    """Return predictions of the figures that a summary reports as measured."""
-    return {
-        "clock": clock,
-        "round_seconds": prediction.round_seconds,
-        "epoch_seconds": prediction.epoch_seconds,
-        "fast_waiting_share": prediction.waiting_share(fast=True),
-        "slow_waiting_share": prediction.waiting_share(fast=False),
-    }
-
-
 # --- what a slow device should do ----------------------------------------------------------------
 
 NEGLIGIBLE = 0.01

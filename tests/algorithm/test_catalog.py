@@ -86,7 +86,7 @@ def test_algorithm_row_is_that_of_the_specification(
     assert policy.batch_sizes(_WORKERS) == batches
     assert type(SAMPLERS[row.sampler](_SETTINGS)) is sampler
     assert WEIGHTS[row.weights](_SETTINGS).weights(_LOADS) == pytest.approx(weights)
-    train_on = TRAIN_ON[row.train_on](_SETTINGS)
+    train_on = TRAIN_ON[row.train_on]
     assert [train_on.trains(worker) for worker in _WORKERS[:2]] == trains
     assert row.momentum_buffers == momentum
 
@@ -94,7 +94,7 @@ def test_algorithm_row_is_that_of_the_specification(
 def test_what_only_one_algorithm_has() -> None:
     assert list(ALGORITHMS) == [row[0] for row in _ROWS]
     rows = ALGORITHMS.items()
-    assert [n for n, r in rows if TRAIN_ON[r.train_on](_SETTINGS).slow_reduce] == ["byteps"]
+    assert [n for n, r in rows if TRAIN_ON[r.train_on].slow_reduce] == ["byteps"]
     assert [n for n, r in rows if r.local_steps_fast == "auto"] == ["recommended"]
     assert [n for n, r in rows if STEPS[r.steps](_SETTINGS).follows_speeds] == ["dlb"]
     assert [n for n, r in rows if WEIGHTS[r.weights](_SETTINGS).scales_updates] == ["fednova"]
