@@ -19,7 +19,6 @@ from .averaging import (
 from .local_steps import (
     DEFAULT_LOCAL_STEPS,
     BalancedBatches,
-    Participant,
     SameSteps,
     StepPolicy,
     SystemAwareSteps,
@@ -49,10 +48,6 @@ class TrainOn:
 
     fast_only: bool = False
     slow_reduce: bool = False
-
-    def trains(self, participant: Participant) -> bool:
-        """Return whether a participant is one of those that train."""
-        return participant.fast or not self.fast_only
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class Planner:
 
     def training(self, workers: Sequence[Worker]) -> list[Worker]:
         """Return the workers that train."""
-        return [w for w in workers if self.train_on.trains(w.participant(self.batch_size))]
+        return [worker for worker in workers if worker.fast or not self.train_on.fast_only]
 
     def fewest_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> int:
         """Return the best tau_fast of an open step policy; else the tau_fast of the run.
