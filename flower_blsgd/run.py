@@ -203,19 +203,8 @@ def make_local_grid(
 ) -> LocalGrid:
     """Return the grid of the built-in app's workers; processes start with the first message.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Names the workers, and optionally a profile with their speeds.
-    setup : callable, optional
-        Called in every process before it loads the app.
-    workers : sequence of WorkerSpec, optional
-        Replaces the workers that the settings name.
-
-    Raises
-    ------
-    UsageError
-        If a worker or the profile cannot be used, or `setup` cannot be sent.
+    Every process calls `setup` before it loads the app. `workers` replaces those of the settings.
+    UsageError if a worker or the profile of their speeds cannot be used, or `setup` cannot be sent.
     """
     app = built_in_app()
     if workers is None:

@@ -124,18 +124,14 @@ def plan_epoch(
     selected: Selected | None = None,
     last: EpochPlan | None = None,
 ) -> EpochPlan:
-    """Plan one epoch.
+    """Plan one epoch: a pure function of the arguments.
 
     Parameters
     ----------
     seed, epoch, participants
         As in `EpochRequest`.
-    shape : RoundShape
-        From `round_shape`.
-    sampler : Sampler
-        Chooses the samples.
-    table : LossTable
-        Its length is N.
+    shape, sampler, table
+        Shape of a round, the sampler, and its loss table for all N samples.
     samples_before : int
         Samples that were planned in all earlier epochs.
     samples_due : int
@@ -145,11 +141,6 @@ def plan_epoch(
     last : EpochPlan, optional
         Plan of the epoch before, if its workers are the same. If its lists are not used up, the
         new plan continues them.
-
-    Returns
-    -------
-    EpochPlan
-        A pure function of the arguments.
 
     Raises
     ------

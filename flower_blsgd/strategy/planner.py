@@ -160,12 +160,8 @@ class Planner:
     def record(self, outcomes: Sequence[Outcome], momentum: ArrayRecord | None = None) -> None:
         """Record the losses, the progress and the workers' times of a round.
 
-        Parameters
-        ----------
-        outcomes : sequence of Outcome
-            In worker order. If two workers had one sample, the loss of the first is kept.
-        momentum : ArrayRecord, optional
-            Averaged momentum for the next round.
+        The outcomes are in worker order. If two workers had one sample, the loss of the first is
+        kept. `momentum` is the average for the next round.
         """
         for outcome in reversed(outcomes):
             report, order = outcome.report, outcome.order

@@ -136,16 +136,8 @@ class Round:
         """Return the messages with the orders, and start the clock of the round.
 
         A node with several devices gets the model once, the orders of all its workers, and the
-        rule to average their models.
-
-        Parameters
-        ----------
-        averaging : Averaging
-            The averaging of the run.
-        config : ConfigRecord, optional
-            Sent with every order; the keys of the order take precedence.
-        patience_seconds : float (default: 600)
-            Time that the server waits for the replies.
+        rule to average their models. `config` is sent with every order; the keys of the order take
+        precedence. The server waits `patience_seconds` for the replies.
         """
         contents = []
         for worker, order in self.orders:

@@ -308,21 +308,9 @@ def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Fail
 def query_speeds(
     grid: Grid, batch_sizes: Mapping[Address, int], seconds: float = 1.0
 ) -> dict[Address, float | str]:
-    """Measure the seconds per step of workers, all at the same time.
+    """Measure workers at the same time: return seconds per step, or why they are unknown.
 
-    Parameters
-    ----------
-    grid : Grid
-        Any Flower grid.
-    batch_sizes : mapping of Address to int
-        Samples per step of each worker.
-    seconds : float (default: 1.0)
-        Approximate duration of the measurement.
-
-    Returns
-    -------
-    dict of Address to float or str
-        Seconds per step, or the reason why they are unknown.
+    `batch_sizes` are the samples per step of each worker. The measurement takes about `seconds`.
     """
     contents = {
         size: ProfileQuery(True, size, seconds).to_records() for size in batch_sizes.values()
@@ -350,21 +338,9 @@ def measure_rounds(
     """Measure rounds: return the seconds per step of each worker, then the overhead in seconds.
 
     The rounds are those of training, with learning rate 0. After one warm-up round, rounds are
-    measured for about three seconds. There are fewer rows, or none, if an order fails.
-
-    Parameters
-    ----------
-    do_round : callable
-        Sends the orders, averages the models, and returns the reports in worker order.
-    arrays, shape, num_samples
-        The global model, the shape of the rounds, and N.
-    fewest, most : int (default: 4, 30)
-        Limits of the number of rounds.
-
-    Returns
-    -------
-    list of list of float
-        One row per round.
+    measured for about three seconds, from `fewest` to `most`. Each gives a row; there are fewer
+    rows, or none, if an order fails. `do_round` sends the orders, averages the models, and returns
+    the reports in worker order.
     """
     rows: list[list[float]] = []
     until = time.perf_counter() + _MEASURED_SECONDS
