@@ -272,9 +272,7 @@ def test_worker_that_left_keeps_its_place_and_its_losses_stay_given_up(tmp_path:
         assert [w.index for w in strategy.registry.active] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("failure", "kind"), [("dies", "died"), ("wrong losses", "unusable reply")]
-)
+@pytest.mark.parametrize(("failure", "kind"), [("dies", "died"), ("mis-shaped", "unusable reply")])
 def test_worker_that_was_left_out_is_queried_again_at_the_next_plan(
     tmp_path: Path, failure: str, kind: str
 ) -> None:

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result
 from hypothesis import given
@@ -283,24 +283,7 @@ def test_planned_samples_are_trained_given_up_or_cut_off(rounds: list[tuple[str,
             assert planner.samples_planned_so_far == planner.samples_planned
 
 
-# --- failures
-
-
-def _slow(node_id: int) -> Workers:
-    return {node_id: ToyWorker(slow_profile(2), 6.0)}
-
-
-def test_reply_without_num_examples_counts_zero() -> None:
-    def silent_about_examples(message: Message, node_id: int) -> Message:
-        if message.metadata.message_type == "query.profile":
-            return fast_profile(1).to_reply(message)
-        content = RecordDict({"a": toy_arrays(9.0), "m": MetricRecord({"loss": 1.0})})
-        return Message(content, reply_to=message)
-
-    nodes = {10: ToyWorker(fast_profile(0), 1.0), 20: silent_about_examples, **_slow(30)}
-    arrays, metrics = play_round(strategy_of(30), InProcessGrid(nodes))
-    assert weight_of(arrays) == pytest.approx((2 * 1.0 + 1 * 6.0) / 3)
-    assert metrics["num-examples"] == 6
+# --- parts of one's own
 
 
 class Unbounded(NormalizedWeighting):
