@@ -332,6 +332,11 @@ def slow_profile(place: int = 1, **values: object) -> WorkerProfile:
     return WorkerProfile(f"cpu:{place}", tier="slow", partition_id=place, **values)  # type: ignore[arg-type]
 
 
+def unnamed_profile(place: int, seconds: float = 0.0, **values: object) -> WorkerProfile:
+    """Return the profile of a worker whose tier follows from its speed."""
+    return WorkerProfile(f"cpu:{place}", partition_id=place, seconds_per_step=seconds, **values)  # type: ignore[arg-type]
+
+
 def toy_arrays(value: float = 0.0) -> ArrayRecord:
     """Return a model of two weights, a float64 bias and a counter."""
     return ArrayRecord(

@@ -45,38 +45,7 @@ from ..in_process_grid import (
     tensors_of,
     toy_arrays,
 )
-
-Workers = dict[int, ToyWorker]
-
-
-def strategy_of(num_samples: int = 24, **changes: Any) -> BiasedLocalSGD:
-    """Return a strategy; with `two()` weights are 2/3 and 1/3, an epoch of 24 has 4 rounds."""
-    arguments: dict[str, Any] = {
-        "batch_size": 2,
-        "local_steps": 2,
-        "local_steps_slow": 1,
-        "fraction_evaluate": 0.0,
-        "seed": 5,
-    }
-    arguments |= changes
-    return BiasedLocalSGD(num_samples, **arguments)
-
-
-def two(**changes: Any) -> Workers:
-    """Return a fast worker with weights 1.0 and a slow one with weights 4.0."""
-    return {
-        10: ToyWorker(fast_profile(0), 1.0, **changes),
-        20: ToyWorker(slow_profile(1), 4.0, **changes),
-    }
-
-
-def three() -> Workers:
-    """Loads 2, 2, 1: weights 0.4, 0.4, 0.2; an epoch of 30 samples has 3 rounds."""
-    return {
-        10: ToyWorker(fast_profile(0), 1.0),
-        20: ToyWorker(fast_profile(1), 2.0),
-        30: ToyWorker(slow_profile(2), 6.0),
-    }
+from .orders import Workers, strategy_of, three, two
 
 
 def play_round(

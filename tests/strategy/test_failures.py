@@ -9,7 +9,6 @@ import pytest
 from flwr.app import Error, Message
 from flwr.serverapp.exception import AggregationError
 
-from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.grids.flower_internals import NOT_LOADED
@@ -19,7 +18,6 @@ from flower_blsgd.strategy.round_metrics import RoundRecord
 from ..in_process_grid import (
     BROKEN_REPLIES,
     TRACEBACK,
-    Handler,
     InProcessGrid,
     ToyWorker,
     fast_profile,
@@ -27,6 +25,7 @@ from ..in_process_grid import (
     toy_arrays,
 )
 from ..log_capture import captured_log
+from .orders import strategy_of, three
 
 NUM_SAMPLES = 60
 """Six rounds an epoch, of 4, 4 and 2 samples."""
@@ -51,23 +50,12 @@ def test_every_broken_reply_is_in_the_table() -> None:
     assert set(BROKEN_REPLIES) < set(KINDS)
 
 
-def three() -> dict[int, Handler]:
-    """Loads 2, 2, 1: weights 0.4, 0.4, 0.2 of the values 1, 2, 6: 2.4."""
-    return {
-        10: ToyWorker(fast_profile(0), 1.0),
-        20: ToyWorker(fast_profile(1), 2.0),
-        30: ToyWorker(slow_profile(2), 6.0),
-    }
-
-
 class Run:
     """A run of three workers, with the rounds' records and what was logged."""
 
     def __init__(self, grid: InProcessGrid, **changes: Any) -> None:
-        arguments = {"min_available_nodes": 3, "fraction_evaluate": 0.0, "seed": 5}
-        arguments |= {"sampler": UniformSampler()} | changes
-        self.grid = grid
-        self.strategy = BiasedLocalSGD(NUM_SAMPLES, 2, 2, local_steps_slow=1, **arguments)
+        arguments = {"min_available_nodes": 3, "sampler": UniformSampler()} | changes
+        self.grid, self.strategy = grid, strategy_of(NUM_SAMPLES, **arguments)
         self.records: list[RoundRecord] = []
         self.models: list[float] = []
         aggregate = self.strategy.aggregate_train
@@ -233,7 +221,7 @@ def test_round_that_nobody_completed_is_given_up_and_the_third_in_a_row_ends_the
 def test_run_in_which_no_worker_completes_a_step_ends() -> None:
     nodes = three()
     for node in nodes.values():
-        node.steps = 0  # type: ignore[attr-defined]  # no worker completed a step
+        node.steps = 0  # no worker completed a step
     with pytest.raises(AggregationError, match="no worker succeeded"):
         Run(InProcessGrid(nodes)).play(epochs=1)
 
