@@ -231,14 +231,6 @@ def test_run_that_dies_goes_on_in_its_folder_to_the_same_bits(
     assert about == {"round": best["rounds"], "accuracy": best["accuracy"]}
 
 
-def test_run_with_weights_per_sample_goes_on_to_the_same_bits() -> None:
-    train(out="undisturbed", weights="per-sample")
-    with pytest.raises(KeyboardInterrupt):
-        train(View(7, interrupt), weights="per-sample", checkpoint_minutes=EVERY_ROUND)
-    train(resume="run", weights="per-sample", checkpoint_minutes=EVERY_ROUND)
-    assert left_by(Path("run")) == left_by(Path("undisturbed"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("after", [6, 8, 12], ids=["in an epoch", "at its end", "at the end"])
 def test_signal_lets_the_round_finish_and_the_run_goes_on_from_it(

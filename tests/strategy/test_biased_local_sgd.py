@@ -144,29 +144,21 @@ class Momentous(ToyWorker):
 # --- orders
 
 
-def test_orders_each_node_gets_its_own_payload() -> None:
-    strategy, grid = strategy_of(), InProcessGrid(two())
-    messages = list(strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid))
-    first, second = messages
-    assert first.content is not second.content
-    assert first.content["config"] is not second.content["config"]
-    orders = [TrainOrder.from_message(message) for message in messages]
-    assert [order.local_steps for order in orders] == [2, 1]
-    assert [message.metadata.dst_node_id for message in messages] == [10, 20]
-    assert [message.metadata.message_type for message in messages] == ["train", "train"]
-    assert orders[0].seed != orders[1].seed
-
-
-def test_orders_carry_the_callers_config_under_the_callers_record_names() -> None:
+def test_orders_carry_the_callers_config_in_a_payload_of_their_own() -> None:
     strategy = strategy_of(learning_rate=0.25, arrayrecord_key="model", configrecord_key="settings")
     config = ConfigRecord({"lr": 9.0, "augment": "flip"})
-    messages = strategy.configure_train(1, toy_arrays(), config, InProcessGrid(two()))
+    messages = list(strategy.configure_train(1, toy_arrays(), config, InProcessGrid(two())))
     assert dict(config) == {"lr": 9.0, "augment": "flip"}
+    assert [message.metadata.dst_node_id for message in messages] == [10, 20]
     for message in messages:
+        assert message.metadata.message_type == "train"
         assert set(message.content) == {"model", "settings"}
         sent = message.content.config_records["settings"]
         assert sent["augment"] == "flip"
         assert sent["lr"] == 0.25  # an order's own keys win
+    first, second = (message.content for message in messages)
+    assert first is not second
+    assert first["settings"] is not second["settings"]
 
 
 def test_table_epochs_of_an_own_step_policy_need_the_steps_of_fast_workers() -> None:

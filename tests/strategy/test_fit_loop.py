@@ -194,22 +194,24 @@ def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
 
 
 @pytest.mark.parametrize(
-    ("decay", "budget", "rates"),
+    ("schedule", "budget", "rates"),
     [
-        ((0.6, 0.8), {"epochs": 5}, [1.0] * 6 + [0.1] * 2 + [0.01] * 2),
-        ((0.5,), {"seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
-        ((0.5,), {"epochs": 100, "seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
+        ({"decay_shares": (0.6, 0.8)}, {"epochs": 5}, [1.0] * 6 + [0.1] * 2 + [0.01] * 2),
+        ({"decay_shares": (0.5,)}, {"seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
+        ({"decay_shares": (0.5,)}, {"epochs": 100, "seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
         # Within an epoch of two rounds: after 1.2 and 1.6 of 2 epochs; after 2.8 and 5 of 7 seconds
-        ((0.6, 0.8), {"epochs": 2}, [1.0, 1.0, 1.0, 0.1]),
-        ((0.4, 0.71), {"seconds": 7.0}, [1.0] * 3 + [0.1] * 2 + [0.01] * 2),
+        ({"decay_shares": (0.6, 0.8)}, {"epochs": 2}, [1.0, 1.0, 1.0, 0.1]),
+        ({"decay_shares": (0.4, 0.71)}, {"seconds": 7.0}, [1.0] * 3 + [0.1] * 2 + [0.01] * 2),
+        ({"decay_epochs": (1, 2)}, {"epochs": 3}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
+        ({"warmup_epochs": 2}, {"epochs": 3}, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
     ],
     ids=str,
 )
-def test_learning_rate_decays_at_shares_of_the_budget(
-    decay: tuple[float, ...], budget: dict[str, Any], rates: list[float]
+def test_learning_rate_follows_the_budget_the_epochs_and_the_rounds(
+    schedule: dict[str, Any], budget: dict[str, Any], rates: list[float]
 ) -> None:
     grid = InProcessGrid(two())
-    strategy = strategy_of(12, learning_rate=LearningRate(1.0, decay_shares=decay))
+    strategy = strategy_of(12, learning_rate=LearningRate(1.0, **schedule))
     planner = strategy.planner
     strategy.fit(grid, toy_arrays(), budget_seconds=lambda: float(planner.rounds_total), **budget)
     assert [order.learning_rate for order in orders_of(grid)] == pytest.approx(rates)

@@ -43,21 +43,9 @@ Instead = Callable[[Message, Message], Message]
 
 
 class Summer:
-    """A slow worker: answers the profile query, and sums; refuses to train.
+    """A slow worker: answers the profile query, and sums; refuses to train."""
 
-    Parameters
-    ----------
-    profile : WorkerProfile
-        Its answer.
-    instead : callable, optional
-        What it sends.
-    """
-
-    def __init__(
-        self,
-        profile: WorkerProfile,
-        instead: Instead = lambda _, reply: reply,
-    ) -> None:
+    def __init__(self, profile: WorkerProfile, instead: Instead = lambda _, reply: reply) -> None:
         self.profile = profile
         self.instead = instead
         self.types: list[str] = []
@@ -172,8 +160,7 @@ def test_server_sums_the_slice_of_a_worker_that_sends_a_wrong_reply(
 def play(
     algorithm: str,
     *slow: Handler,
-    on_round: Callable[[RoundRecord], None] | None = None,
-    grids: list[InProcessGrid] | None = None,
+    on_round: Callable[[RoundRecord, InProcessGrid], object] = lambda *_: None,
     **changes: Any,
 ) -> tuple[ArrayRecord, InProcessGrid]:
     """Two fast workers and these; two epochs of six rounds."""
@@ -183,10 +170,8 @@ def play(
     )
     strategy = make_strategy(config, NUM_SAMPLES, 2)
     grid = InProcessGrid({10 + i: worker for i, worker in enumerate([*fast, *slow])})
-    if grids is not None:
-        grids.append(grid)
     initial = ArrayRecord(make_model(True).state_dict())
-    result = strategy.fit(grid, initial, epochs=2, on_round=on_round)
+    result = strategy.fit(grid, initial, epochs=2, on_round=lambda record: on_round(record, grid))
     assert len(result.train_metrics_clientapp) == len(fast[0].orders)
     return result.arrays, grid
 
@@ -201,7 +186,7 @@ def two_summers() -> list[Summer]:
 def test_byteps_is_fast_only_sync_sgd_to_the_bit(settings: dict[str, Any]) -> None:
     records: list[RoundRecord] = []
     slow = two_summers()
-    summed, grid = play("byteps", *slow, on_round=records.append, **settings)
+    summed, grid = play("byteps", *slow, on_round=lambda r, _: records.append(r), **settings)
     idle = two_summers()
     alone, other = play("sync-sgd-fast-only", *idle, **settings)
     assert [worker.types for worker in idle] == [["query.profile"]] * 2
@@ -221,7 +206,8 @@ def test_byteps_records_tell_who_summed_and_how_long() -> None:
         now = time.time()
         return SumReport(right.arrays, now, now + 1000.0).to_reply(message)
 
-    play("byteps", Summer(slow_profile(2), wait), two_summers()[1], on_round=records.append)
+    slow = Summer(slow_profile(2), wait), two_summers()[1]
+    play("byteps", *slow, on_round=lambda record, _: records.append(record))
     assert len(records) == 12
     for record in records:
         assert [row.worker for row in record.workers] == [0, 1, 2, 3]
@@ -240,15 +226,14 @@ def test_byteps_records_tell_who_summed_and_how_long() -> None:
 
 def test_byteps_goes_on_to_the_same_bits_when_slow_workers_fail_and_are_gone() -> None:
     slow = [Summer(slow_profile(2), _dies), two_summers()[1]]
-    grids: list[InProcessGrid] = []
 
-    def leave(record: RoundRecord) -> None:
+    def leave(record: RoundRecord, grid: InProcessGrid) -> None:
         if record.round == 3:
-            grids[0].disconnect(12)
-            grids[0].disconnect(13)
+            grid.disconnect(12)
+            grid.disconnect(13)
 
     with captured_log() as log:
-        summed, _ = play("byteps", *slow, on_round=leave, grids=grids)
+        summed, _ = play("byteps", *slow, on_round=leave)
     assert [worker.types.count(TRAIN_SUM) for worker in slow] == [3, 3]
     assert [line for line in log.warnings if "is gone" in line] == [
         "slow-2 (cpu:2) is gone",
