@@ -24,6 +24,7 @@ from flower_blsgd.strategy.slow_reduce import SlowWorkerReduce
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import answer_sum
 
+from ..algorithm.workers import bits, mixed_model
 from ..in_process_grid import (
     Handler,
     InProcessGrid,
@@ -59,21 +60,6 @@ class Summer:
         return self.instead(message, answer_sum(message))
 
 
-def numbers(seed: int, size: int = 1000) -> dict[str, np.ndarray]:
-    """Return a model of several dtypes, with an empty and a scalar tensor, out of dtype order."""
-    rng = np.random.default_rng(seed)
-    return {
-        "a": rng.normal(size=(size, 3)).astype(np.float32),
-        "b": rng.normal(size=7),
-        "counter": np.array(rng.integers(100), np.int64),
-        "c": rng.normal(size=(2, 5)).astype(np.float32),
-        "half": rng.normal(size=11).astype(np.float16),
-        "scalar": np.array(rng.normal(), np.float32),
-        "none": np.empty((0, 3), np.float32),
-        "mask": rng.integers(0, 2, 4).astype(np.bool_),
-    }
-
-
 def sums_of(num_slow: int, *handlers: Handler) -> tuple[SlowWorkerReduce, InProcessGrid]:
     profiles = [slow_profile(place) for place in range(num_slow)]
     workers = WorkerRegistry.of_profiles(profiles).workers
@@ -82,16 +68,12 @@ def sums_of(num_slow: int, *handlers: Handler) -> tuple[SlowWorkerReduce, InProc
     return SlowWorkerReduce(grid, workers), grid
 
 
-def bits(model: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {name: (str(t.dtype), t.shape, t.tobytes()) for name, t in model.items()}
-
-
 # --- one sum
 
 
 @pytest.mark.parametrize(("num_slow", "size"), [(1, 1000), (3, 1000), (7, 1)])
 def test_sums_are_those_of_the_server_to_the_bit(num_slow: int, size: int) -> None:
-    models = [numbers(seed, size) for seed in range(3)]
+    models = [mixed_model(seed, size) for seed in range(3)]
     models.insert(1, {})  # a failed one, which has no tensors
     weights = [0.5, 0.0, 0.3, 0.2]
     sums, grid = sums_of(num_slow)
@@ -124,7 +106,7 @@ def test_each_slow_worker_gets_an_equal_slice_of_every_tensor() -> None:
 def _not_finite(message: Message, reply: Message) -> Message:
     right = SumReport.from_content(reply.content)
     arrays = {name: array.numpy().copy() for name, array in right.arrays.items()}
-    arrays["a"][-1] = np.nan
+    arrays["large"][-1] = np.nan
     return SumReport(view_record(arrays), right.started_at, right.ended_at).to_reply(message)
 
 
@@ -144,7 +126,7 @@ def test_server_sums_the_slice_of_a_worker_that_sends_a_wrong_reply(
     instead: Instead, reason: str
 ) -> None:
     sums, _ = sums_of(2, Summer(slow_profile(0), instead), Summer(slow_profile(1)))
-    models = [numbers(seed) for seed in range(3)]
+    models = [mixed_model(seed) for seed in range(3)]
     with captured_log() as log:
         found = sums(models, [0.5, 0.25, 0.25])
     assert bits(found) == bits(weighted_average(models, [0.5, 0.25, 0.25]))
