@@ -197,6 +197,14 @@ class InProcessGrid(Grid, GridFeatures):
         return reply
 
 
+class FastGrid(InProcessGrid):
+    """A grid whose messages are cheap, so that it is queried for momentum."""
+
+    @property
+    def fast_nodes(self) -> set[int]:
+        return set(self.get_node_ids())
+
+
 def over_the_wire(message: Message) -> Message:
     """Return the message as another process would receive it."""
     return message_from_proto(message_to_proto(message))

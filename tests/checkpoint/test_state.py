@@ -33,6 +33,7 @@ from flower_blsgd.worker.profile import answer_sum
 
 from ..hosts.host_nodes import HostNode
 from ..in_process_grid import (
+    FastGrid,
     InProcessGrid,
     TorchWorker,
     ToyWorker,
@@ -56,14 +57,6 @@ class Worker(TorchWorker):
         if message.metadata.message_type == "train.sum":
             return answer_sum(message)
         return super().__call__(message, node_id)
-
-
-class FastGrid(InProcessGrid):
-    """A grid whose messages are cheap."""
-
-    @property
-    def fast_nodes(self) -> set[int]:
-        return set(self.get_node_ids())
 
 
 def worker_of(profile: WorkerProfile, optimizer: str = "sgd") -> Worker:
