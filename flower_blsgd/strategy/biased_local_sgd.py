@@ -183,9 +183,6 @@ class BiasedLocalSGD(FedAvg):
             clock=clock,
             fast_threshold=fast_threshold,
         )
-        _check_parts(
-            local_steps, sampler, selection, weights, epoch, momentum_buffers, rebalance, clock
-        )
         self._dead_band: tuple[float, float] | None = DEAD_BAND if rebalance else None
         if local_steps.follows_speeds and clock == "wall":
             self._dead_band = 0.0, 0.0
@@ -212,6 +209,7 @@ class BiasedLocalSGD(FedAvg):
             selection=selection,
             keys=Keys(self.arrayrecord_key, self.configrecord_key, self.weighted_by_key),
         )
+        _check_parts(self.planner, weights, rebalance, clock)
         self.averaging = Averaging(weights, outer_optimizer, parameter_names)
         self.connector = Connector(
             self.registry, self.planner, max(self.min_available_nodes, 1), clock
@@ -310,7 +308,7 @@ class BiasedLocalSGD(FedAvg):
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         self._learn_patience(round, outcomes)
         if self.on_round is not None:
-            self.on_round(round_record(round, outcomes, weights, round.seconds))
+            self.on_round(round_record(round, outcomes, weights))
         self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
         trained_nothing = not self.planner.samples_trained and self.planner.budget_share() >= 1
         if self._rounds_lost >= MOST_FAILURES or trained_nothing:
@@ -410,21 +408,13 @@ def _samples_of(orders: Iterable[tuple[Worker, TrainOrder]]) -> dict[tuple[Addre
     return {(w.address, order.batch_size): len(order.indices) for w, order in orders}
 
 
-def _check_parts(
-    policy: StepPolicy,
-    sampler: Sampler,
-    selection: Selection | None,
-    weighting: Weighting,
-    epoch: EpochMode,
-    momentum_buffers: str,
-    rebalance: bool,
-    clock: Clock,
-) -> None:
+def _check_parts(planner: Planner, weighting: Weighting, rebalance: bool, clock: Clock) -> None:
     """Raise UsageError if two parts of a strategy exclude each other."""
+    selection, sampler, policy = planner.selection, planner.sampler, planner.step_policy
     # The settings of these names may be empty.
-    if not epoch:
-        raise UsageError(f"epoch = {epoch!r} must be one of {', '.join(get_args(EpochMode))}")
-    if not momentum_buffers:
+    if not planner.mode:
+        raise UsageError(f"epoch = '' must be one of {', '.join(get_args(EpochMode))}")
+    if not planner.momentum_buffers:
         raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
     if selection:
         reason = ""
@@ -437,14 +427,14 @@ def _check_parts(
                 f"selection ({type(selection).__name__}) leaves out samples of an epoch, but "
                 f'{reason}; use "separated" or "uniform"'
             )
-        if epoch == "table":
+        if planner.mode == "table":
             raise UsageError(
                 'selection makes epochs shorter, but epoch = "table" has the number of rounds of '
                 'the paper; use epoch = "samples"'
             )
-    if weighting.momentum_buffers not in ("", momentum_buffers):
+    if weighting.momentum_buffers not in ("", planner.momentum_buffers):
         raise UsageError(
-            f'momentum-buffers = "{momentum_buffers}" does not work with '
+            f'momentum-buffers = "{planner.momentum_buffers}" does not work with '
             f'{type(weighting).__name__}, which needs "{weighting.momentum_buffers}"'
         )
     if rebalance and not policy.with_local_steps(1).needs_speeds:

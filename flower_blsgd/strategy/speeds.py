@@ -74,9 +74,8 @@ class Connector:
     clock: Clock = "wall"
 
     def __post_init__(self) -> None:
-        self._query_seconds = _FIRST_QUERY_SECONDS
         self._speeds_are_due = False
-        self._silent_nodes: set[int] = set()
+        self._queried_nodes: set[int] = set()
 
     def refresh(self, grid: Grid) -> None:
         """Update which workers are connected.
@@ -99,16 +98,13 @@ class Connector:
             for worker in registry.workers:
                 if worker.node_id == node_id:
                     worker.note_failure("died between orders")
-        known = {worker.node_id for worker in registry.workers}
-        new = sorted(online - known - self._silent_nodes)
+        new = sorted(online - self._queried_nodes)
         if not registry.begun:
             began = time.monotonic()
             self._query(grid, new)
             seconds = time.monotonic() - began
             if seconds < _FIRST_QUERY_SECONDS:  # all nodes answered
                 registry.start_seconds = seconds
-            least = MULTIPLE_OF_START * registry.start_seconds
-            self._query_seconds = max(_QUERY_AGAIN_SECONDS, least)
             self._measure_speeds(grid, 0)
         elif not all(worker.present for worker in registry.workers):
             self._query(grid, new)
@@ -193,10 +189,12 @@ class Connector:
     def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
         """Query nodes, register new workers, and readmit excluded workers that answer."""
         registry = self.registry
-        known = self._silent_nodes | {worker.node_id for worker in registry.workers}
-        level = logging.ERROR if set(nodes) - known else logging.DEBUG
-        found = query_profiles(grid, nodes, self._query_seconds, level)
-        self._silent_nodes |= set(nodes)
+        level = logging.ERROR if set(nodes) - self._queried_nodes else logging.DEBUG
+        seconds = _FIRST_QUERY_SECONDS
+        if registry.begun:
+            seconds = max(_QUERY_AGAIN_SECONDS, MULTIPLE_OF_START * registry.start_seconds)
+        found = query_profiles(grid, nodes, seconds, level)
+        self._queried_nodes |= set(nodes)
         for worker in registry.workers:
             profile = found.pop(worker.address, None)
             if profile and worker.is_left_out and not registry.mismatch(profile, worker.local_rank):

@@ -24,7 +24,7 @@ def rows_of(outcomes: list[Outcome], weights: list[float]) -> tuple[WorkerRound,
     """Return the rows of a round with orders sent at 0 and the last reply at 4."""
     round = Round([(o.worker, o.order) for o in outcomes], toy_arrays(), Keys(), 2, 1, 1, 4)
     round.reply_seconds = 4.0
-    return round_record(round, outcomes, weights, 4.0).workers
+    return round_record(round, outcomes, weights).workers
 
 
 def test_split_times_hand_worked() -> None:
