@@ -122,13 +122,14 @@ def _train(
         # Other grids ignore a profile, and may not have the file.
         profile = config.profile if workers else ""
         overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
-        chosen = strategy.prepare(grid, arrays, overhead)
+        is_auto = strategy.planner.step_policy.is_open
+        strategy.prepare(grid, arrays, overhead)
         if strategy.registry.active or not resumed:  # else all are left out until the next epoch
             strategy.planner.check(strategy.registry.active)
         recorder.open_folder(RunFolder(resumed.folder) if resumed else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, recorder)
-        if chosen:
+        if is_auto:
             recorder.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
         _predict(strategy, recorder, overhead)
 

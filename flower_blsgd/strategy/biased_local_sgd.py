@@ -224,7 +224,7 @@ class BiasedLocalSGD(FedAvg):
 
     def prepare(
         self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None
-    ) -> bool:
+    ) -> None:
         """Connect workers, measure their speeds if needed, and choose tau_fast if it is open.
 
         `configure_train` calls it before every round. Call it yourself to see the workers before
@@ -239,21 +239,14 @@ class BiasedLocalSGD(FedAvg):
         overhead_seconds : float, optional
             Duration of a round without computing; measured if needed and not given.
 
-        Returns
-        -------
-        bool
-            Whether tau_fast was chosen.
-
         Raises
         ------
         UsageError
             If the workers have different data or models, or one of them cannot take part.
         """
-        begun = self.registry.begun
         self.connector.refresh(grid)
-        if begun:
-            return False
-        return self.connector.choose_steps(grid, arrays, self.averaging, overhead_seconds)
+        if self.planner.step_policy.is_open:
+            self.connector.choose_steps(grid, arrays, self.averaging, overhead_seconds)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

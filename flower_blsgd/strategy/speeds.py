@@ -148,15 +148,13 @@ class Connector:
         arrays: ArrayRecord,
         averaging: Averaging,
         overhead_seconds: float | None = None,
-    ) -> bool:
-        """Choose tau_fast if the step policy is open; return whether it was open.
+    ) -> None:
+        """Choose the tau_fast of an open step policy.
 
         `overhead_seconds` is the duration of a round without computing. If it is not given, rounds
         with the smallest tau_fast measure it. They also replace the speeds measured by the run.
         """
         planner, workers = self.planner, self.registry.active
-        if not planner.step_policy.is_open:
-            return False
         if not overhead_seconds and any(worker.speed_ratio for worker in workers):
             training, shape = planner.training(workers), planner.check(workers)
             averaging = replace(averaging, outer_optimizer=None)
@@ -184,7 +182,6 @@ class Connector:
         known = f"{overhead_seconds:.2g} s" if overhead_seconds else "an unknown time"
         what = "local-steps-fast = auto: %d; a round takes %s in addition to computing"
         _PROGRESS.info(what, planner.local_steps_fast, known)
-        return True
 
     def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
         """Query nodes, register new workers, and readmit excluded workers that answer."""

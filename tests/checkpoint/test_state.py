@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from flower_blsgd import BiasedLocalSGD, LocalSGD
 from flower_blsgd.algorithm.catalog import ALGORITHMS
-from flower_blsgd.algorithm.epoch_plan import RoundShape
+from flower_blsgd.algorithm.epoch_plan import EpochPlan, RoundShape
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from flower_blsgd.checkpoint.state import capture, expanded, restore
 from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
@@ -124,8 +124,11 @@ def over_the_disk(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
 
 def assert_goes_on_to_the_bit(
     folder: Path, config: RunConfig, k: int, new_grid: Callable[[], FastGrid] | None = None
-) -> None:
-    """Capture after round k, and compare the five rounds after it with those of a resumed run."""
+) -> EpochPlan:
+    """Capture after round k, and compare the five rounds after it with those of a resumed run.
+
+    Return the plan after round k.
+    """
     new_grid = new_grid or (lambda: grid_of(config.optimizer))
     whole, grid = strategy_of(config), new_grid()
     models = play(whole, grid, first_model(), 1, k)
@@ -141,6 +144,7 @@ def assert_goes_on_to_the_bit(
     at_once = capture(resumed, new_grid(), k, arrays)  # before any worker is back
     assert at_once.values == read.values
     np.testing.assert_equal(at_once.tensors, read.tensors)
+    plan = resumed.planner.plan
     again = play(resumed, new_grid(), arrays, k + 1, k + 5)
     for found, wanted in zip(again, models[k:], strict=True):
         assert same_bits(found, wanted)
@@ -152,6 +156,7 @@ def assert_goes_on_to_the_bit(
     np.testing.assert_equal(
         vars(resumed.planner.sampling_stats), vars(whole.planner.sampling_stats)
     )
+    return plan
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -175,10 +180,7 @@ def test_resumed_run_has_the_same_models_to_the_bit(tmp_path: Path, algorithm: s
 
 def test_resumed_selection_has_the_same_samples_and_weights(tmp_path: Path) -> None:
     config = config_of(selection="infobatch", weights="per-sample")
-    assert_goes_on_to_the_bit(tmp_path, config, k=5)
-    whole = strategy_of(config)
-    play(whole, grid_of(), first_model(), 1, 5)
-    plan = whole.planner.plan
+    plan = assert_goes_on_to_the_bit(tmp_path, config, k=5)
     assert plan.epoch > 1
     assert plan.weights is not None
 
@@ -189,10 +191,7 @@ def test_resumed_lists_of_an_epoch_before_go_on(tmp_path: Path) -> None:
     The second lists begin with round 4, within an epoch, and go on in round 5; the third with 7.
     """
     config = config_of(algorithm="biased-local-sgd-released")
-    assert_goes_on_to_the_bit(tmp_path, config, k=5)
-    whole = strategy_of(config)
-    play(whole, grid_of(), first_model(), 1, 5)
-    plan = whole.planner.plan
+    plan = assert_goes_on_to_the_bit(tmp_path, config, k=5)
     assert (plan.rounds, plan.first_round, plan.lists_end) == (2, -1, 2)
 
 
