@@ -53,10 +53,6 @@ def fail_at(worker: int, server_round: int, kind: str = "raises", rounds: int = 
     return Fault(worker, server_round, server_round + rounds - 1, kind)
 
 
-def hang_at(worker: int, server_round: int) -> Fault:
-    return fail_at(worker, server_round, "hangs")
-
-
 def slow_at(worker: int, server_round: int, seconds: float, kind: str = "slow") -> Fault:
     return Fault(worker, server_round, server_round, kind, seconds)
 

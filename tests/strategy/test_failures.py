@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
@@ -58,22 +58,15 @@ class Run:
         self.grid, self.strategy = grid, strategy_of(NUM_SAMPLES, **arguments)
         self.records: list[RoundRecord] = []
         self.models: list[float] = []
-        aggregate = self.strategy.aggregate_train
-
-        def note_model(server_round: int, replies: Any) -> Any:
-            arrays, metrics = aggregate(server_round, replies)
-            assert arrays is not None
-            self.models.append(float(arrays["weight"].numpy()[0, 0]))
-            return arrays, metrics
-
-        self.strategy.aggregate_train = note_model  # type: ignore[method-assign]
 
     def play(self, epochs: int, **arguments: Any) -> "Run":
+        arguments |= {"on_round": self.records.append, "between_rounds": self._note_model}
         with captured_log() as self.log:
-            self.strategy.fit(
-                self.grid, toy_arrays(), epochs=epochs, on_round=self.records.append, **arguments
-            )
+            self.strategy.fit(self.grid, toy_arrays(), epochs=epochs, **arguments)
         return self
+
+    def _note_model(self, server_round: int, arrays: ArrayRecord) -> None:
+        self.models.append(float(arrays["weight"].numpy()[0, 0]))
 
     @property
     def failures(self) -> list[dict[str, int]]:
