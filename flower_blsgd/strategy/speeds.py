@@ -119,7 +119,7 @@ class Connector:
         first_new, needed = len(registry.workers), min(self.min_workers, began)
         known = {worker.node_id for worker in registry.workers}
         nodes = set(grid.get_node_ids()) - known - registry.refused_nodes
-        nodes |= {w.node_id for w in registry.workers if w.present and w.is_left_out}
+        nodes |= {w.node_id for w in registry.workers if w.present and w.excluded}
         self._query(grid, sorted(nodes))
         give_up_at = time.monotonic() + _RETURN_SECONDS
         while len(training(registry.active)) < needed and not all(
@@ -194,7 +194,7 @@ class Connector:
         self._queried_nodes |= set(nodes)
         for worker in registry.workers:
             profile = found.pop(worker.address, None)
-            if profile and worker.is_left_out and not registry.mismatch(profile, worker.local_rank):
+            if profile and worker.excluded and not registry.mismatch(profile, worker.local_rank):
                 worker.excluded = ""
                 _LOG.info("%s answers and takes part again", worker.label)
         self._speeds_are_due |= bool(found)

@@ -283,7 +283,8 @@ def test_late_node_that_does_not_fit_is_not_missed_where_fewer_began_than_are_ne
     registry = connector.registry
     grid.connect(300, ToyWorker(fast_profile(1)))
     connector.prepare_epoch(grid)
-    registry.workers[1].excluded = "its speed is not known"
+    registry.workers[1].excluded = "RuntimeError: the fan stands still"
+    grid.handlers[300] = _raises
     connector.prepare_epoch(grid)
     assert len(registry.active) == 1
 
@@ -294,6 +295,7 @@ def _leaves(grid: InProcessGrid, strategy: BiasedLocalSGD) -> None:
 
 def _is_excluded(grid: InProcessGrid, strategy: BiasedLocalSGD) -> None:
     strategy.registry.workers[0].excluded = "RuntimeError: the fan stands still"
+    grid.handlers[100] = _raises
 
 
 @pytest.mark.parametrize("loses", [_leaves, _is_excluded])
