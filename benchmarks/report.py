@@ -21,6 +21,7 @@ PAGE, RESULTS = FOLDER / "RESULTS.md", FOLDER / "results"
 BENCHMARKS = {
     "rounds": "Seconds per round beyond computing",
     "step": "A local step against hand-written loops",
+    "loader": "Images that are decoded when they are read",
     "epoch": "An epoch on a fast and a slowed device",
     "paper_rounds": "One round of each of the paper's configs",
     "waiting": "The steps that are chosen, who waits, and the throughput",
@@ -74,8 +75,9 @@ GOALS = (
         r"^10 x 36 M: engine, local grid$",
     ),
     Goal("`LocalSGD` against the bare loop, CPU, ResNet20 B 32", ">= 0.97", "step", r"\(cpu"),
+    Goal("a worker against a loop with a DataLoader, JPEG files", ">= 0.95", "loader", "worker"),
     Goal(
-        "`LocalSGD` with CUDA graph against the eager bare loop, GPU, ResNet20 B 32",
+        "`LocalSGD` with `compile` against the eager bare loop, GPU, ResNet20 B 32",
         ">= 4",
         "step-gpu",
         r"\(cuda",

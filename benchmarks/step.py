@@ -147,7 +147,7 @@ def local_sgd(
         augment=workload.augment,
         precision=precision,
         channels_last=channels_last,
-        cuda_graph=True,  # on CUDA, as in the captured loop; eager elsewhere
+        compile=device.type == "cuda",  # with torch's CUDA graphs, as in the captured loop
     )
     state = RecordDict()
 

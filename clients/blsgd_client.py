@@ -135,13 +135,17 @@ def _task(config: RunConfig) -> "Task":
 
 
 @functools.lru_cache(maxsize=8)
-def _samples(config: RunConfig, device: str) -> "BatchSource":
+def _samples(config: RunConfig, device: str, num_cores: int) -> "BatchSource":
     """Return the training data, one copy on the device for all nodes of this process."""
     import torch
 
     from flower_blsgd.worker.batches import BatchSource
+    from flower_blsgd.worker.loader import loader_workers
 
-    return BatchSource(_task(config).train, torch.device(device))
+    task, processes = _task(config), loader_workers(config.loader_workers, num_cores)
+    return BatchSource(
+        task.train, torch.device(device), collate=task.collate, loader_workers=processes
+    )
 
 
 @functools.lru_cache(maxsize=128)  # equal nodes share one: momentum is in their context
@@ -150,11 +154,12 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
 
     task = _task(config)
     return LocalSGD(
-        task.model(),
-        _samples(config, worker.device),
+        task.replica(config.seed),
+        _samples(config, worker.device, len(worker.cores)),
         task.loss,
         worker.device,
-        optimizer=config.optimizer,
+        optimizer=task.optimizer or config.optimizer,
+        peak_learning_rate=config.learning_rate,
         momentum=config.momentum,
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,
@@ -164,7 +169,6 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
         precision=worker.precision or config.precision,
         channels_last=config.channels_last,
         compile=config.compile,
-        cuda_graph=config.cuda_graph,
         name=worker.name or worker.device_with_cores,
         micro_batch_size=config.micro_batch_size,
     )
@@ -173,4 +177,4 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
 @functools.lru_cache(maxsize=8)
 def _evaluation_model(config: RunConfig, device: str) -> "nn.Module":
     """Return a second model, so that evaluation does not change the one that trains."""
-    return _task(config).model()
+    return _task(config).replica(config.seed)

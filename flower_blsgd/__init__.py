@@ -61,6 +61,10 @@ if TYPE_CHECKING:
     from .strategy.round_metrics import WorkerRound as WorkerRound
     from .tasks import Task as Task
     from .worker.local_sgd import LocalSGD as LocalSGD
+    from .worker.losses import binary_cross_entropy as binary_cross_entropy
+    from .worker.losses import causal_lm_loss as causal_lm_loss
+    from .worker.losses import cross_entropy as cross_entropy
+    from .worker.losses import mean_squared_error as mean_squared_error
     from .worker.profile import answer_profile as answer_profile
     from .worker.profile import worker_of as worker_of
 
@@ -142,6 +146,12 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "tasks": ("Task",),
     "worker.local_sgd": ("LocalSGD",),
+    "worker.losses": (
+        "binary_cross_entropy",
+        "causal_lm_loss",
+        "cross_entropy",
+        "mean_squared_error",
+    ),
     "worker.profile": (
         "answer_profile",
         "worker_of",

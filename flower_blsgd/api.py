@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from .algorithm.catalog import CUSTOM_PARTS, register_part
 from .config import RunConfig, python_names
 from .errors import UsageError
 from .grids.machine import this_machine
@@ -29,6 +29,7 @@ from .settings import Settings
 from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, register_task
+from .worker.model_io import first_difference, sent_tensors
 from .worker.step import use_precision
 
 _NOT_SAVED = "the run's task was given as an object, which is not saved; pass it again: "
@@ -99,7 +100,8 @@ def train(
         Print nothing.
     **settings
         Any other setting of docs/settings.md, in snake_case: ``epochs=100``, ``batch_size=32``,
-        ``learning_rate=0.1``, ``out="my-run"``.
+        ``learning_rate=0.1``, ``out="my-run"``. ``steps``, ``sampler``, ``weights`` and
+        ``selection`` also accept an object.
 
     Returns
     -------
@@ -130,10 +132,12 @@ def train(
         raise UsageError(f"task = {task!r} must be a Task or a string")
     name = task if isinstance(task, str) else GIVEN_IN_PYTHON
     values: dict[str, Any] = {"workers": "auto", **before, "task": name, "resume": str(resume)}
-    values |= {
-        key.replace("_", "-"): os.fspath(value) if isinstance(value, os.PathLike) else value
-        for key, value in settings.items()
-    }
+    given_settings: dict[str, Any] = {**settings}
+    for key, value in given_settings.items():
+        is_part = key in CUSTOM_PARTS and not isinstance(value, str)
+        given_value = register_part(key, value) if is_part else value
+        is_path = isinstance(value, os.PathLike)
+        values[key.replace("_", "-")] = os.fspath(value) if is_path else given_value
     if workers:
         values["workers"] = workers
     if given is not None and not resume:
@@ -215,9 +219,13 @@ class Evaluation:
     Parameters
     ----------
     accuracy : float or None
-        Mean metric over the samples; None if the metric has values outside [0, 1].
-    metric, loss : float
-        Means over the samples.
+        Accuracy in [0, 1]; None if the metric is another one.
+    metric : float
+        Figure of the metric.
+    loss : float
+        Mean over the samples.
+    metric_name : str
+        Name of the metric, such as ``"accuracy"``.
     num_examples : int
         Number of test samples.
     device : str
@@ -227,6 +235,7 @@ class Evaluation:
     accuracy: float | None
     metric: float
     loss: float
+    metric_name: str
     num_examples: int
     device: str
 
@@ -258,12 +267,12 @@ def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Mod
         if task is None and config.task in TASKS:
             model = load_saved_model(config.task, config.model, tensors, config.dropout)
         else:
-            model = _load_task(config, task, data).model()
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise UsageError(f"{folder}: the saved model does not fit its task: {reason}") from None
+            model = _load_task(config, task, data).replica(config.seed)
+    own = sent_tensors(model)
+    if different := first_difference(tensors, own):
+        raise UsageError(f"{folder}: the saved model does not fit its task: {different}")
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
     return model.eval()
 
 
@@ -306,10 +315,9 @@ def evaluate_run(
     _check_assets(folder, task, data)
     use_precision(config.precision, device)
     report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
-    file = folder / "summary.json"  # set if the metric left [0, 1] in the run
-    in_run = json.loads(file.read_text()).get("metric") if file.is_file() else None
-    accuracy = report.metric if report.metric_in_range and in_run is None else None
-    return Evaluation(accuracy, report.metric, report.loss, task.num_test, device)
+    figure, name = task.figure(report), task.metric_name
+    accuracy = figure if name == "accuracy" else None
+    return Evaluation(accuracy, figure, report.loss, name, task.num_test, device)
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

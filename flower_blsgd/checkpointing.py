@@ -83,16 +83,13 @@ class Checkpoints:
 
     def end_epoch(self, end: EpochEnd) -> bool:
         """Record an epoch or its late result, and write a checkpoint; return whether to stop."""
-        had_best = self._recorder.best is not None
         stops = self._recorder.add_result(end) if end.late else self._recorder.add_epoch(end)
         if not end.late:
             self._last = end.round, end.arrays
         best = self._recorder.best
         if best is not None and best.round == end.round:
             # Before the checkpoint that names it, so that the two agree even after a kill.
-            self._store.save_best(end.arrays, end.round, best.accuracy)
-        elif best is None and had_best:
-            self._store.discard_best()
+            self._store.save_best(end.arrays, end.round, best.value)
         self._save()
         return stops
 

@@ -35,7 +35,7 @@ Value = bool | int | float | str
 
 CHANGEABLE = (
     *("epochs", "seconds", "stop-at-accuracy", "patience", "workers", "min-workers", "profile"),
-    *("data", "threads", "micro-batch-size", "channels-last", "compile", "cuda-graph"),
+    *("data", "threads", "loader-workers", "micro-batch-size", "channels-last", "compile"),
     *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
     *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
 )
@@ -50,8 +50,9 @@ def _one_of(default: str, *allowed: str) -> Any:
     return _setting(default, f"one of {', '.join(allowed)}", lambda v: v in allowed)
 
 
-def _part(*known: str) -> Any:
-    return _setting("", f"empty, or one of {', '.join(known)}", lambda v: not v or v in known)
+def _part(*known: str, custom: bool = False) -> Any:
+    rule = f"empty, or one of {', '.join(known)}" + ", or module:Class" * custom
+    return _setting("", rule, lambda v: not v or v in known or (custom and ":" in v))
 
 
 def _at_least(minimum: int | float, default: Any) -> Any:
@@ -114,9 +115,9 @@ class RunConfig:
     dropout: float | str = _setting(OPTIONS["dropout"], 'in [0, 1), or "auto"', _is_dropout)
     validation_share: float = _share(0.0)
     algorithm: str = _one_of("recommended", *ALGORITHMS)
-    steps: str = _part(*STEPS)
-    sampler: str = _part(*SAMPLERS)
-    weights: str = _part(*WEIGHTS)
+    steps: str = _part(*STEPS, custom=True)
+    sampler: str = _part(*SAMPLERS, custom=True)
+    weights: str = _part(*WEIGHTS, custom=True)
     train_on: str = _part(*TRAIN_ON)
     epochs: int = _at_least(1, 15)
     seconds: float = _at_least(0, 0.0)
@@ -147,7 +148,7 @@ class RunConfig:
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: str = _part(*get_args(TierName))
     candidate_factor: int = _at_least(1, 4)
-    selection: str = _part(*SELECTIONS)
+    selection: str = _part(*SELECTIONS, custom=True)
     deadline_seconds: float = _at_least(0, 0.0)
     transport: str = _one_of("auto", "auto", "stream", "messages")
     stream_address: str = _setting("", 'empty, "HOST:PORT" or ":PORT"', _is_address)
@@ -155,10 +156,12 @@ class RunConfig:
     clock: Clock = _one_of("wall", *get_args(Clock))
     seed: int = _at_least(0, 0)
     threads: int = _at_least(0, 0)
-    precision: str = _one_of("float32", "float32", "tf32", "bfloat16")
+    loader_workers: int | str = _setting(
+        "auto", 'at least 0, or "auto"', lambda v: v == "auto" or (isinstance(v, int) and v >= 0)
+    )
+    precision: str = _one_of("float32", "float32", "tf32", "bfloat16", "float16")
     channels_last: bool = False
     compile: bool = False
-    cuda_graph: bool = False
     evaluate_every_epochs: int = _at_least(1, 1)
     evaluate_on: str = _one_of("workers", "workers", "server")
     stop_at_accuracy: float = _setting(0.0, "in [0, 1]", lambda v: 0 <= v <= 1)

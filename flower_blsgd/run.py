@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from .algorithm.catalog import SAMPLERS, SELECTIONS, STEPS, TRAIN_ON, WEIGHTS, tau_fast
+from .algorithm.catalog import TRAIN_ON, part_of, tau_fast
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
 from .checkpointing import Checkpoints
@@ -92,7 +92,7 @@ def _train(
     if config.tensorboard:
         require_tensorboard()
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
-    task, is_accuracy = load_own_task(config, given)
+    task = load_own_task(config, given)
     model = task.initial_model(derived_seed(config.seed, "model"))
     arrays, last_round = state_record(model), 0
     workers = grid.workers if isinstance(grid, LocalGrid) else ()
@@ -110,7 +110,7 @@ def _train(
     if not resumed:
         RunFolder.refuse_unusable(config.out)
     view = view or ProgressView(config.epochs, seconds=config.seconds)
-    recorder = RunRecorder(config, strategy, view, began, is_accuracy)
+    recorder = RunRecorder(config, strategy, view, began, task.metric_name, task.metric_mode)
     if resumed:
         arrays, last_round = resumed.restore(strategy, recorder, arrays)
     evaluate, async_evaluation = _evaluation(grid, config, task, strategy, recorder)
@@ -224,20 +224,19 @@ def make_local_grid(
         ) from error
 
 
-def load_own_task(config: RunConfig, given: Task | None = None) -> tuple[Task, bool]:
-    """Return the given task, or that of the settings, and whether its metric is an accuracy.
+def load_own_task(config: RunConfig, given: Task | None = None) -> Task:
+    """Return the given task, or that of the settings.
 
     UsageError if there is no such task, or the object is not a valid task.
     """
     task = load_task(**config.task_settings, given=given)
-    is_accuracy = check_task(task, config.task, config.micro_batch_size)
-    for key in ("patience", "stop-at-accuracy"):
-        if (value := getattr(config, key.replace("-", "_"))) and not is_accuracy:
-            raise UsageError(
-                f"{key} = {value:g}: needs a metric in [0, 1], and the task's metric has other "
-                "values; leave the setting out"
-            )
-    return task, is_accuracy
+    check_task(task, config.task, config.micro_batch_size)
+    if config.stop_at_accuracy and task.metric_name != "accuracy":
+        raise UsageError(
+            f"stop-at-accuracy = {config.stop_at_accuracy:g}: the task's metric is "
+            f"{task.metric_name}; leave the setting out, or use patience"
+        )
+    return task
 
 
 def make_strategy(
@@ -260,12 +259,12 @@ def make_strategy(
     return BiasedLocalSGD(
         num_samples,
         config.batch_size,
-        STEPS[choices.steps](config),
+        part_of("steps", choices.steps, config),
         local_steps_fast=tau_fast(config),
         learning_rate=config.learning_rate_schedule,
-        sampler=SAMPLERS[choices.sampler](config),
-        selection=SELECTIONS[config.selection]() if config.selection else None,
-        weights=WEIGHTS[choices.weights](config),
+        sampler=part_of("sampler", choices.sampler, config),
+        selection=part_of("selection", config.selection, config) if config.selection else None,
+        weights=part_of("weights", choices.weights, config),
         epoch=choices.epoch,  # type: ignore[arg-type]  # checked there
         momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # likewise
         deadline_seconds=config.deadline_seconds,
@@ -313,7 +312,7 @@ def _evaluation(
 ) -> tuple[EvaluateFn, WorkerEvaluation]:
     """Return a function that evaluates and records its time, and the evaluation on workers."""
     # Made only if this process evaluates, without drawing from the caller's generator.
-    model = functools.cache(functools.partial(task.fresh_model, 0))
+    model = functools.cache(functools.partial(task.replica, config.seed))
 
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
         device = next(iter(this_machine().accelerators), "cpu")
@@ -323,7 +322,13 @@ def _evaluation(
 
     size = task.evaluation_batch_size or config.evaluation_batch_size
     on_workers = WorkerEvaluation(
-        grid, strategy.registry, task.num_test, size, evaluate_slice, strategy.unevaluated
+        grid,
+        strategy.registry,
+        task.num_test,
+        size,
+        evaluate_slice,
+        task.metrics,
+        strategy.unevaluated,
     )
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -332,7 +337,7 @@ def _evaluation(
             if config.evaluate_on == "workers":
                 metrics = on_workers(server_round, arrays)
             else:
-                metrics = evaluate_slice(arrays, 0, task.num_test).metrics()
+                metrics = task.metrics(evaluate_slice(arrays, 0, task.num_test))
         except Exception as error:
             raise UsageError(
                 f"task = {config.task!r}: evaluating after round {server_round} raised "

@@ -3,6 +3,11 @@
 from os import PathLike
 from typing import Literal, TypedDict
 
+from .algorithm.averaging import Weighting
+from .algorithm.local_steps import StepPolicy
+from .algorithm.sampling import Sampler
+from .algorithm.selection import Selection
+
 
 class Settings(TypedDict, total=False):
     """Settings of a run, by their names in Python; docs/settings.md explains each."""
@@ -18,9 +23,9 @@ class Settings(TypedDict, total=False):
     dropout: float | str
     validation_share: float
     algorithm: str
-    steps: str
-    sampler: str
-    weights: str
+    steps: str | StepPolicy
+    sampler: str | Sampler
+    weights: str | Weighting
     train_on: str
     epochs: int
     seconds: float
@@ -50,7 +55,7 @@ class Settings(TypedDict, total=False):
     high_loss_ratio: float
     high_loss_to: str
     candidate_factor: int
-    selection: str
+    selection: str | Selection
     deadline_seconds: float
     transport: str
     stream_address: str
@@ -58,10 +63,10 @@ class Settings(TypedDict, total=False):
     clock: Literal["wall", "device"]
     seed: int
     threads: int
+    loader_workers: int | str
     precision: str
     channels_last: bool
     compile: bool
-    cuda_graph: bool
     evaluate_every_epochs: int
     evaluate_on: str
     stop_at_accuracy: float

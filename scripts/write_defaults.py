@@ -14,6 +14,14 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.worker_spec import options_table
 
 _PATHS = {"data", "model", "profile", "out"}
+_PARTS = {
+    "steps": "StepPolicy",
+    "sampler": "Sampler",
+    "weights": "Weighting",
+    "selection": "Selection",
+}
+"""Settings that also accept an object in Python."""
+
 _OWN_ARGUMENTS = {"task", "workers", "resume"}
 """Settings that `train` declares itself."""
 
@@ -21,6 +29,11 @@ _HEAD = '''"""Keyword arguments of `train`; generated from config.py by ``make f
 
 from os import PathLike
 from typing import Literal, TypedDict
+
+from .algorithm.averaging import Weighting
+from .algorithm.local_steps import StepPolicy
+from .algorithm.sampling import Sampler
+from .algorithm.selection import Selection
 
 
 class Settings(TypedDict, total=False):
@@ -47,6 +60,8 @@ def write_settings(module: Path) -> None:
 def _type_of(field: "dataclasses.Field[object]") -> str:
     if field.name in _PATHS:
         return "str | PathLike[str]"
+    if field.name in _PARTS:
+        return f"str | {_PARTS[field.name]}"
     if get_origin(field.type) is Literal:
         return "Literal[" + ", ".join(f'"{name}"' for name in get_args(field.type)) + "]"
     return field.type.__name__ if isinstance(field.type, type) else str(field.type)

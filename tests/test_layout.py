@@ -44,9 +44,9 @@ ARROWS = {
     | {"worker", "config", "errors"},
     # only the command line imports it; others name it as "module:name"
     "paper": {"experiments", "results", "strategy", "algorithm", "grids", "config", "errors"},
-    "settings": set(),  # written by make format
+    "settings": {"algorithm"},  # written by make format
     "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
-    | {"settings"},
+    | {"algorithm", "settings"},
     "cli": {"api", "experiments", "paper", "results", "grids", "tasks", "worker"}
     | {"config", "errors"},
     "clients": {"hosts", "worker", "protocol", "tasks", "grids", "config"},
@@ -153,8 +153,11 @@ def test_public_names_are_there() -> None:
 
 
 OUR_OWN_PIPE = {
-    f"flower_blsgd.grids.{name}"
-    for name in ("fork_server", "local_grid", "shared_memory", "worker_process")
+    "flower_blsgd.worker.loader",  # a DataLoader's processes
+    *(
+        f"flower_blsgd.grids.{name}"
+        for name in ("fork_server", "local_grid", "shared_memory", "worker_process")
+    ),
 }
 
 

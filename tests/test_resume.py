@@ -229,7 +229,7 @@ def test_run_that_dies_goes_on_in_its_folder_to_the_same_bits(
     best = max(undisturbed["epochs"], key=lambda one: float(one["accuracy"]))
     with safe_open("run/best_model.safetensors", "np") as model:
         about = model.metadata()
-    assert about == {"round": best["rounds"], "accuracy": best["accuracy"]}
+    assert about == {"round": best["rounds"], "value": best["accuracy"]}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -462,18 +462,24 @@ def test_best_model_of_an_epoch_that_was_resumed_in_the_middle_stays_the_best() 
     train(seconds=450, **settings)
     summary = train(seconds=1050, resume="run", **settings).summary
     with safe_open("run/best_model.safetensors", "np") as model:
-        assert model.metadata() == {"round": "5", "accuracy": repr(summary["best_accuracy"])}
+        assert model.metadata() == {"round": "5", "value": repr(summary["best_accuracy"])}
     assert (summary["best_accuracy"], summary["epochs"]) == (0.75, 3)
 
 
-@pytest.mark.parametrize("settings", [{"patience": 2}, {"stop_at_accuracy": 0.5}])
-def test_metric_that_is_no_accuracy_is_refused_by_what_needs_one(settings: dict[str, Any]) -> None:
-    task = replace(points(), metric=lambda outputs, targets: 2.0 + targets)
-    register_task(task, "points")
-    name = next(iter(settings)).replace("_", "-")
-    assert refusal(train, **settings).startswith(f"{name} = {settings[name.replace('-', '_')]}: ")
-    assert train().summary["metric"] > 2.0
-    assert not Path("run/best_model.safetensors").exists()
+def test_metric_to_minimize_saves_its_best_model_and_refuses_stop_at_accuracy() -> None:
+    errors = iter([0.5, 3.0, 2.0, 4.0])  # each process tries the task first
+
+    def error(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.full((len(targets),), next(errors))
+
+    named = {"metric_mode": "min", "metric_name": "error"}
+    register_task(replace(points(), metric=error, evaluation_batch_size=32, **named), "points")
+    line = refusal(train, stop_at_accuracy=0.5)
+    assert line.startswith("stop-at-accuracy = 0.5: the task's metric is error; leave")
+    summary = train(epochs=2).summary
+    assert [summary[key] for key in ("accuracy", "metric", "best_metric")] == [None, 4.0, 2.0]
+    with safe_open("run/best_model.safetensors", "np") as model:
+        assert model.metadata()["value"] == "2.0"
 
 
 # --- settings -----------------------------------------------------------------------------------

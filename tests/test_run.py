@@ -168,6 +168,8 @@ def task_of(sizes: list[int], evaluation_batch_size: int = 7) -> Task:
         train=(points[:60], labels[:60]),
         test=(points[60:], labels[60:]),
         metric=noting,
+        metric_mode="max",
+        metric_name="accuracy",
         evaluation_batch_size=evaluation_batch_size,
     )
 

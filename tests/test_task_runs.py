@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from safetensors.torch import load_file
 from torch import nn
 
-from flower_blsgd import Task
+from flower_blsgd import (
+    EpochRequest,
+    LossTable,
+    SampleList,
+    Task,
+    UniformSampler,
+    evaluate_run,
+    train,
+)
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.protocol import TrainOrder
@@ -119,3 +128,61 @@ def test_first_round_begins_with_pretrained_weights() -> None:
     assert first.round == 1
     assert first.arrays["weight"].numpy().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert first.arrays["bias"].numpy().tolist() == [0.5, 0.5]
+
+
+# only what is trained is sent and saved
+
+
+class OnFrozenBase(nn.Module):
+    """A large base with random weights that are never trained, and a small head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 512).requires_grad_(False)
+        self.head = nn.Linear(512, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(self.base(inputs).relu())
+        return outputs
+
+
+@pytest.mark.processes
+def test_frozen_weights_stay_with_the_workers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(400, 8, generator=generator)
+    targets = (inputs.sum(dim=1) > 0).long()
+    task = Task(model=OnFrozenBase, train=(inputs, targets), test=(inputs, targets))
+    result = train(task, workers=WORKERS, epochs=2, threads=1, seed=5, out="run", quiet=True)
+    saved = load_file("run/model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in saved.items()} == {
+        "head.weight": (2, 512),
+        "head.bias": (2,),
+    }
+    assert result.accuracy is not None
+    assert result.accuracy > 0.9
+    # The base is that of the run, so the loaded model is as good as the one that was evaluated.
+    assert evaluate_run("run", task).accuracy == result.accuracy
+    correct = (result.model(inputs).argmax(dim=1) == targets).float().mean()
+    assert correct.item() == pytest.approx(result.accuracy)
+
+
+# custom parts of the algorithm
+
+
+class Backwards(UniformSampler):
+    """Counts how often it is used."""
+
+    used = 0
+
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        type(self).used += 1
+        return super().sample_lists(request, table)
+
+
+@pytest.mark.processes
+def test_sampler_may_be_an_object_or_a_class_of_a_module() -> None:
+    for sampler in (Backwards(), f"{__name__}:Backwards"):
+        used = Backwards.used
+        result = train("digits", workers=WORKERS, epochs=1, sampler=sampler, out="", quiet=True)
+        assert Backwards.used > used
+        assert result.summary["sampler"].endswith(":Backwards")

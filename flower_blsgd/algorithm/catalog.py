@@ -1,7 +1,7 @@
 """The algorithms by name: each a row of independent choices.
 
 ``steps`` x ``sampler`` x ``weights`` x ``train-on``; a run may override any of them. Adding an
-algorithm is adding a row.
+algorithm is adding a row. Custom parts are named as ``module:Class``, or given as objects.
 """
 
 import importlib
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import UsageError, nearest
 from .averaging import (
     EqualWeighting,
     LoadWeighting,
@@ -136,10 +137,10 @@ SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
     "reshuffled": lambda _: _of_paper("released:ReshuffledSampler")(),
 }
 
-SELECTIONS: Mapping[str, Callable[[], Selection]] = {
-    "infobatch": InfoBatch,
-    "importance-sampling": ImportanceSampling,
-    "active-bias": ActiveBias,
+SELECTIONS: Mapping[str, Callable[[Settings], Selection]] = {
+    "infobatch": lambda _: InfoBatch(),
+    "importance-sampling": lambda _: ImportanceSampling(),
+    "active-bias": lambda _: ActiveBias(),
 }
 
 WEIGHTS: Mapping[str, Callable[[Settings], Weighting]] = {
@@ -158,3 +159,74 @@ TRAIN_ON: Mapping[str, TrainOn] = {
     "fast": TrainOn(fast_only=True),
     "fast-slow-sums": TrainOn(fast_only=True, slow_reduce=True),
 }
+
+
+# --- parts by name
+
+_KINDS: Mapping[str, tuple[Mapping[str, Callable[[Settings], Any]], type]] = {
+    "steps": (STEPS, StepPolicy),
+    "sampler": (SAMPLERS, Sampler),
+    "weights": (WEIGHTS, Weighting),
+    "selection": (SELECTIONS, Selection),
+}
+
+CUSTOM_PARTS = tuple(_KINDS)
+"""The settings that also accept ``module:Class``, and in Python an object."""
+
+_GIVEN = "given-in-python"
+_given: dict[tuple[str, str], Any] = {}
+
+
+def register_part(setting: str, part: object) -> str:
+    """Register an object as a part of the algorithm in this process, and return its name.
+
+    UsageError if it is no part of this kind. It replaces one of the same class.
+    """
+    base = _KINDS[setting][1]
+    if base not in type(part).__mro__:  # a Protocol
+        raise UsageError(f"{setting} = {part!r} must be a name, module:Class, or a {base.__name__}")
+    name = f"{_GIVEN}:{type(part).__name__}"
+    _given[setting, name] = part
+    return name
+
+
+def part_of(setting: str, name: str, settings: Settings) -> Any:
+    """Return a part of the algorithm: a built-in one, ``module:Class``, or a registered object.
+
+    Parameters
+    ----------
+    setting : str
+        One of `CUSTOM_PARTS`.
+    name : str
+        Its value.
+    settings : RunConfig
+        All settings, for the built-in parts.
+
+    Raises
+    ------
+    UsageError
+        If there is no such part, it cannot be created without arguments, or it has another base
+        class.
+    """
+    known, base = _KINDS[setting]
+    if name in known:
+        return known[name](settings)
+    if (setting, name) in _given:
+        return _given[setting, name]
+    module, colon, class_name = name.partition(":")
+    if module == _GIVEN:
+        raise UsageError(
+            f"{setting} = {name!r}: it was given as an object, which is not saved; pass it again"
+        )
+    if not colon:
+        raise UsageError(f"{setting} = {name!r} is not known; {nearest(name, known)}")
+    try:
+        part = getattr(importlib.import_module(module), class_name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f"{setting} = {name!r} cannot be created: {error}") from error
+    if base not in type(part).__mro__:  # a Protocol
+        raise UsageError(
+            f"{setting} = {name!r} is a {type(part).__name__}, but must be a {base.__name__} of "
+            "flower_blsgd"
+        )
+    return part

@@ -86,15 +86,14 @@ class CheckpointStore:
         if self._keep:
             self._hand_over(FOLDER, self._write, checkpoint, server_round)
 
-    def save_best(self, arrays: ArrayRecord, server_round: int, accuracy: float) -> None:
-        """Write the best model so far to ``best_model.safetensors`` in the background."""
-        about = {"round": str(server_round), "accuracy": repr(accuracy)}
+    def save_best(self, arrays: ArrayRecord, server_round: int, value: float) -> None:
+        """Write the best model so far to ``best_model.safetensors`` in the background.
+
+        `value` is the figure of its metric.
+        """
+        about = {"round": str(server_round), "value": repr(value)}
         if self._keep:
             self._hand_over(BEST_MODEL, self._write_best, arrays, about)
-
-    def discard_best(self) -> None:
-        """Remove ``best_model.safetensors`` in the background."""
-        self._hand_over(BEST_MODEL, (self._run_folder / BEST_MODEL).unlink, True)
 
     def close(self) -> None:
         """Wait until everything is written; may be called twice."""

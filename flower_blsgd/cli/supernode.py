@@ -245,12 +245,8 @@ def check_superlink(address: str, root_certificates: Path | None) -> None:
 def run_nodes(commands: Sequence[NodeCommand]) -> None:
     """Start SuperNodes, show their output, and wait until all have ended; leave none behind.
 
-    Raises
-    ------
-    UsageError
-        If the SuperLink does not know a node's key; the other nodes are ended first.
-    SystemExit
-        If a node ends with another error; the other nodes are ended first.
+    If one fails, the others are ended. Then UsageError if the SuperLink does not know its key, and
+    SystemExit for another error.
     """
     running: list[_Node] = []
     try:
@@ -271,10 +267,8 @@ def run_nodes(commands: Sequence[NodeCommand]) -> None:
 
 def _end(nodes: Sequence["_Node"]) -> None:
     """End nodes with all their processes; kill them after the grace time."""
-    for node in nodes:
-        node.signal(
-            signal.SIGTERM
-        )  # once: a second one would kill it before it leaves the SuperLink
+    for node in nodes:  # once: a second SIGTERM would kill it before it leaves the SuperLink
+        node.signal(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while any(node.is_alive() for node in nodes) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

@@ -85,7 +85,7 @@ def measure_speeds(config: RunConfig, log: Callable[[str], object]) -> SpeedProf
     """
     # A worker reports a speed that it was given instead of measuring it.
     workers = [replace(worker, seconds_per_step=0.0) for worker in parse_workers(config.workers)]
-    task, _ = load_own_task(config)
+    task = load_own_task(config)
     check_workers(config, workers, task.num_train)
     if note := cores_note(workers):
         log(note)

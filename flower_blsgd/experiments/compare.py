@@ -140,7 +140,7 @@ def prepare(
     """
     check_folder(folder, config)
     config, given, own = replace(config, profile=""), config.profile, folder / PROFILE
-    workers, num_samples = parse_workers(config.workers), load_own_task(config)[0].num_train
+    workers, num_samples = parse_workers(config.workers), load_own_task(config).num_train
     _refuse_unable(config, arms, workers, num_samples)  # before anything is measured
     if all(worker.seconds_per_step for worker in workers):
         open_folder(folder, config)

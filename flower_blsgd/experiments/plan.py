@@ -86,7 +86,7 @@ def plan(
         overhead, source = profile.overhead_seconds.median, str(path)
     num_test = 0
     if num_samples is None:
-        task, _ = load_own_task(config)
+        task = load_own_task(config)
         num_samples, num_test = task.num_train, task.num_test
     found = plan_runs(config, workers, num_samples, algorithms, overhead, num_test)
     source += f"; clock = {config.clock}, {num_samples:,} samples per epoch"
@@ -95,7 +95,7 @@ def plan(
 
 def plan_with(profile: SpeedProfile, config: RunConfig) -> Plan:
     """Predict a run with the speeds of a profile."""
-    task, _ = load_own_task(config)
+    task = load_own_task(config)
     workers = profile.given_to(parse_workers(config.workers), config.clock)
     overhead = profile.overhead_seconds.median
     return plan_runs(config, workers, task.num_train, [config.algorithm], overhead, task.num_test)

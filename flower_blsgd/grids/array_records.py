@@ -112,10 +112,7 @@ def is_plain(dtype: np.dtype[Any]) -> bool:
 def memory_of(array: Array) -> AnyArray | None:
     """Return an array's elements, contiguous, without a copy where possible.
 
-    Returns
-    -------
-    ndarray or None
-        None if the payload does not match dtype and shape, or `is_plain` is False.
+    None if the payload does not match dtype and shape, or `is_plain` is False.
     """
     if isinstance(array, ArrayView):
         memory = array.memory
@@ -248,18 +245,9 @@ def flat_record(
     new_memory: NewMemory | None = None,
     kind: type[ArrayView] = ArrayView,
 ) -> ArrayRecord:
-    """Return a record of views on one piece of memory.
+    """Return a record of views on one piece of memory (uint8), which is allocated by default.
 
-    Parameters
-    ----------
-    layout : Layout
-        Names, dtypes, shapes and positions of the arrays.
-    memory : numpy.ndarray of uint8, optional
-        Memory of the arrays; by default it is allocated.
-    new_memory : callable, optional
-        Allocates the memory; `flat_like` uses it again.
-    kind : type (default: ArrayView)
-        Class of the arrays.
+    `new_memory` allocates it, and `flat_like` uses it again. `kind` is the class of the arrays.
     """
     if memory is None:
         memory = (new_memory or _own_memory)(layout)

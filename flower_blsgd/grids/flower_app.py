@@ -21,16 +21,8 @@ _ASSIGNMENT = re.compile(r"""([^\s=]+)=("[^"]*"|'[^']*'|\S*)""")
 class FlowerApp:
     """The folder of a Flower app, as its ``pyproject.toml`` describes it.
 
-    Parameters
-    ----------
-    path : Path
-        Absolute path of the folder.
-    name : str
-        Name of the project.
-    server_app, client_app : str
-        The apps as ``module:attribute``.
-    config : mapping
-        Defaults of the run config, flat, with keys joined by dots.
+    `server_app` and `client_app` are ``module:attribute``. `config` has the defaults of the run
+    config, flat, with keys joined by dots.
     """
 
     path: Path

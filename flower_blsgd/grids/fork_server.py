@@ -46,13 +46,8 @@ PROCESSES = threading.RLock()
 def start_fork_server(modules: Iterable[str] = ()) -> None:
     """Start the fork server unless it runs, without waiting for its imports.
 
-    It ends with this program.
-
-    Parameters
-    ----------
-    modules : iterable of str
-        Modules to import in addition to torch and Flower. They must not start threads or initialise
-        CUDA. Modules that cannot be imported are left to the workers.
+    It ends with this program. In addition to torch and Flower it imports `modules`, which must not
+    start threads or initialise CUDA. Modules that cannot be imported are left to the workers.
     """
     if sys.platform != "linux":
         return
@@ -144,24 +139,10 @@ def start_worker(
     arguments: tuple[object, ...],
     output: Connection,
 ) -> StartedProcess:
-    """Start a process that is pinned to a worker's device, cores and threads.
+    """Start a process that is pinned to a worker's device, cores and threads (0: one per core).
 
-    Parameters
-    ----------
-    worker : WorkerSpec
-        Device and cores of the process.
-    threads : int
-        Compute threads; 0 for one per core.
-    program, arguments
-        A function of a module, and its arguments.
-    output : Connection
-        Pipe for stdout and stderr. The caller closes its own copy, and those of pipes in
-        `arguments`.
-
-    Raises
-    ------
-    OSError
-        If the system cannot start the process.
+    It calls `program`, a function of a module. `output` is a pipe for stdout and stderr. The caller
+    closes its own copies of this and other pipes. OSError if the system cannot start the process.
     """
 
     def start(method: str) -> StartedProcess:

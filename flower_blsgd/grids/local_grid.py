@@ -98,9 +98,8 @@ class LocalGrid(MailboxGrid):
             context = self._context(rank, run_config)
             job = Job(worker, threads, context, client_app, app_dir, payload)
             self._nodes[context.node_id] = WorkerNode(job, self._mailbox, self._idle_deaths)
-        nodes = list(self._nodes.values())
         # Not `weakref.finalize`: multiprocessing waits for its processes at exit.
-        self._finalizer = Finalize(self, _close_all, (nodes,), exitpriority=0)
+        self._finalizer = Finalize(self, _close_all, (self._nodes,), exitpriority=0)
 
     def _context(self, rank: int, run_config: Config) -> Context:
         node_config = {
@@ -298,15 +297,14 @@ class WorkerNode:
 def _allow_open_files(count: int) -> None:
     """Raise the limit of open files to `count` if allowed: shared memory needs files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= count:
-        return
-    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    if 0 <= soft < count:  # a negative number is no limit
+        with contextlib.suppress(OSError, ValueError):
+            new = count if hard < 0 else min(count, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new, hard))
 
 
-def _close_all(nodes: Sequence[WorkerNode]) -> None:
-    for node in nodes:
+def _close_all(nodes: Mapping[int, WorkerNode]) -> None:
+    for node in nodes.values():
         node.begin_close()
-    for node in nodes:
+    for node in nodes.values():
         node.finish_close()

@@ -70,9 +70,8 @@ class Block:
     """A mapped piece of shared memory.
 
     It has no name in the file system, so the kernel frees it with the last process that uses it.
-    Two processes identify it by its number. It closes its file descriptor.
-    copy_on_write : bool (default: False)
-        What is written here stays here.
+    Two processes identify it by its number. It closes its file descriptor. With `copy_on_write`,
+    writes stay private.
     """
 
     def __init__(self, number: int, fd: int, copy_on_write: bool = False) -> None:
@@ -199,12 +198,7 @@ def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None)
     `placed` has the records of objects that were packed before, so that a record in several
     objects is placed only once. These records must not change meanwhile.
 
-    Raises
-    ------
-    UsageError
-        If there is not enough memory.
-    Exception
-        Any exception of pickling.
+    UsageError if there is not enough memory; any exception of pickling.
     """
     known = {} if placed is None else placed
     memories: dict[int, BlockMemory] = {}
@@ -276,12 +270,7 @@ def ship(content: object, pool: BufferPool) -> Payload:
     are pickled by value (cloudpickle). Large tensors and arrays travel in shared memory, once for
     all processes. They are copy-on-write, so a worker's changes stay private.
 
-    Raises
-    ------
-    UsageError
-        If there is not enough memory for the tensors.
-    Exception
-        Any exception of cloudpickle, such as for an open file.
+    UsageError if there is not enough memory; any exception of cloudpickle, as for an open file.
     """
     buffer = io.BytesIO()
     pickler = _ByValue(buffer, pool)
@@ -367,12 +356,8 @@ class Channel:
     def receive(self) -> Any:
         """Wait for an object and return it.
 
-        Raises
-        ------
-        EOFError, OSError
-            If the other end has gone, or the pipe cannot be read. The channel must be closed.
-        Exception
-            Any exception of unpickling an object. The next one can be received.
+        EOFError or OSError if the other end has gone or the pipe cannot be read; then the channel
+        must be closed. After any other exception of unpickling, the next object can be received.
         """
         try:
             envelope = pickle.loads(self._connection.recv_bytes())

@@ -97,12 +97,8 @@ class WorkerProcess:
     def receive(self) -> Message:
         """Wait for the reply to the message that was sent, and return it.
 
-        Raises
-        ------
-        EOFError, OSError
-            If the process has ended.
-        Exception
-            Any exception of unpickling, if the reply cannot be read; the process continues.
+        EOFError or OSError if the process has ended. After any other exception of unpickling, the
+        process continues.
         """
         # A child of a dead process may keep its end of the pipe open.
         while not (events := self._events.poll(_POLL_MILLISECONDS)):

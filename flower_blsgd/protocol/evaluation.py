@@ -64,16 +64,18 @@ class EvaluateOrder:
 
 @dataclass(frozen=True)
 class EvaluateReport:
-    """Sums of the loss and the metric over a slice of the test set.
+    """Sums of the loss and of the values of the metric over a slice of the test set.
 
     Parameters
     ----------
     first, last : int
         The slice [first, last) of the test set.
-    loss_sums, metric_sums : list of float
-        Sums of the batches in float64, in order, so the total does not depend on the slices.
-    metric_in_range : bool (default: True)
-        Whether all values of the metric are in [0, 1]; only then it is called accuracy.
+    loss_sums : list of float
+        Sum of each batch in float64, in order, so the total does not depend on the slices.
+    metric_sums : list of float
+        Sums of all values of the metric over the first batch, then over the second one, and so on.
+    metric_names : list of str (default: ``["accuracy"]``)
+        Names of the metric's values.
     seconds : float (default: 0)
         Duration of the evaluation; 0 if unknown.
     """
@@ -82,7 +84,7 @@ class EvaluateReport:
     last: int
     loss_sums: list[float] = field(metadata={"limits": None})
     metric_sums: list[float] = field(metadata={"limits": None})
-    metric_in_range: bool = True
+    metric_names: list[str] = field(default_factory=lambda: ["accuracy"])
     seconds: float = field(default=0.0, metadata={"limits": 0})
 
     @property
@@ -96,22 +98,23 @@ class EvaluateReport:
         return sum(self.loss_sums) / self.num_examples
 
     @property
-    def metric(self) -> float:
-        """Mean metric."""
-        return sum(self.metric_sums) / self.num_examples
+    def totals(self) -> dict[str, float]:
+        """Sum of each value of the metric over all samples."""
+        count = len(self.metric_names)
+        return {name: sum(self.metric_sums[i::count]) for i, name in enumerate(self.metric_names)}
 
     def metrics(self) -> MetricRecord:
-        """Return the means: ``loss``, and ``accuracy`` or ``metric``."""
-        name = "accuracy" if self.metric_in_range else "metric"
-        return MetricRecord({name: self.metric, "loss": self.loss})
+        """Return the means of the loss and of the metric's values."""
+        means = {name: total / self.num_examples for name, total in self.totals.items()}
+        return MetricRecord({**means, "loss": self.loss})
 
     @classmethod
     def total(cls, reports: Sequence["EvaluateReport"]) -> "EvaluateReport":
         """Return the report of consecutive slices as one."""
         losses = [loss_sum for r in reports for loss_sum in r.loss_sums]
         metrics = [metric_sum for r in reports for metric_sum in r.metric_sums]
-        in_range = all(r.metric_in_range for r in reports)
-        return cls(reports[0].first, reports[-1].last, losses, metrics, in_range)
+        names = reports[0].metric_names
+        return cls(reports[0].first, reports[-1].last, losses, metrics, names)
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to an evaluate message.
@@ -135,6 +138,7 @@ class EvaluateReport:
                 f"samples {order.first} to {order.last} were ordered, but the sums are of samples "
                 f"{report.first} to {report.last}"
             )
-        if not 0 < len(report.loss_sums) == len(report.metric_sums):
+        batches, names = len(report.loss_sums), len(report.metric_names)
+        if not 0 < batches * names == len(report.metric_sums):
             raise ProtocolError("the reply does not hold a loss and a metric of each batch")
         return report

@@ -34,9 +34,11 @@ NUM_EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
 COMPLETED_STEPS = "completed-steps"
 MOMENTUM_ZEROED = "momentum-zeroed"
+SKIPPED_STEPS = "skipped-steps"
+GRAD_SCALER = "grad-scaler"
 TIMING_KEYS = (
     *("compute-seconds", "started-at", "ended-at", "batch-size"),
-    *(COMPLETED_STEPS, MOMENTUM_ZEROED),
+    *(COMPLETED_STEPS, MOMENTUM_ZEROED, SKIPPED_STEPS),
 )
 """Metrics of a reply whose average is meaningless."""
 

@@ -19,6 +19,7 @@ from .records import (
     MOMENTUM_ZEROED,
     NUM_EXAMPLES,
     SERVER_ROUND,
+    SKIPPED_STEPS,
     TRAIN_LOSS,
     AnyRecord,
     Record,
@@ -195,6 +196,8 @@ class TrainReport:
         State of the optimizer, only for the policy ``"average"``.
     momentum_zeroed : int (default: 0)
         1 if the optimizer's state was not finite and was set to zero.
+    skipped_steps : int (default: 0)
+        Steps in float16 whose gradients overflowed; each was repeated with a smaller loss scale.
     """
 
     completed_steps: int
@@ -206,6 +209,7 @@ class TrainReport:
     arrays: ArrayRecord = field(metadata={"wire": False})
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
     momentum_zeroed: int = field(default=0, metadata={"key": MOMENTUM_ZEROED, "limits": (0, 1)})
+    skipped_steps: int = field(default=0, metadata={"key": SKIPPED_STEPS, "limits": 0})
 
     @property
     def num_examples(self) -> int:

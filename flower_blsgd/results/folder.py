@@ -63,11 +63,23 @@ class EpochRow:
     result_seconds: float | None = None
 
     @property
+    def value(self) -> float | None:
+        """The figure of the metric, accuracy or not; None without an evaluation."""
+        return self.metric if self.accuracy is None else self.accuracy
+
+    @property
     def late(self) -> tuple[int, float] | None:
         """Rounds and seconds between the epoch and its result; None without async evaluation."""
         if self.result_rounds is None or self.result_seconds is None:
             return None
         return self.result_rounds - self.rounds, self.result_seconds - self.wall_seconds
+
+
+def shown_metric(name: str, value: float | None) -> str:
+    """Return ``"accuracy 98.33%"`` or ``"rmse 1.234"``; empty without a value."""
+    if value is None:
+        return ""
+    return f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
 
 
 def shown_late(late: tuple[float, float]) -> str:

@@ -53,28 +53,33 @@ _HEIGHT = 0.62
 
 
 def draw_learning_curve(
-    rows: Sequence[EpochRow], title: str, path: Path, clock: Clock = "wall", split: str = "test"
+    rows: Sequence[EpochRow],
+    title: str,
+    path: Path,
+    clock: Clock = "wall",
+    split: str = "test",
+    metric_name: str = "accuracy",
+    metric_mode: str = "max",
 ) -> None:
-    """Draw accuracy over epochs and over seconds of training, where it was measured.
+    """Draw accuracy, or another metric, over epochs and over seconds of training.
 
-    With the clock "device" these are seconds on simulated devices, if all are known. A metric that
-    is not an accuracy is drawn instead, without a best epoch.
+    With the clock "device" these are seconds on simulated devices, if all are known.
     """
-    is_metric = any(row.metric is not None for row in rows)
-    values = [row.metric if is_metric else row.accuracy for row in rows]
+    is_accuracy = metric_name == "accuracy"
+    values = [row.value for row in rows]
     known = [v is not None and math.isfinite(v) for v in values]
     rows, values = list(compress(rows, known)), list(compress(values, known))
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(title)
     if not rows:
-        save_text_instead(figure, f"no {split} accuracy was measured", path)
+        save_text_instead(figure, f"no {split} {metric_name} was measured", path)
         return
     seconds, unit = [row.training_seconds for row in rows], "training time (s)"
     simulated = [row.device_seconds for row in rows if row.device_seconds is not None]
     if clock == "device" and len(simulated) == len(rows):
         seconds, unit = simulated, "training time on simulated devices (s, computed)"
-    shown = [(1 if is_metric else 100) * (value or 0.0) for value in values]
-    best = max(shown)
+    shown = [(100 if is_accuracy else 1) * (value or 0.0) for value in values]
+    best = min(shown) if metric_mode == "min" else max(shown)
     best_at = shown.index(best)
     left, right = figure.subplots(1, 2, sharey=True)
     panels: list[tuple[Axes, str, Sequence[float], str]] = [
@@ -84,11 +89,10 @@ def draw_learning_curve(
     for axes, label, along, when in panels:
         axes.plot(along, shown, ".-", color=GREEN)
         axes.set_xlim(left=0)
-        if not is_metric:
-            axes.plot(along[best_at], best, "o", color=DARK, fillstyle="none", markersize=9)
-        text = "" if is_metric else f"best {best:.1f} % {when} (circle)"
-        style_panel(axes, text, label, grid=True)
-    left.set_ylabel(f"{split} metric" if is_metric else f"{split} accuracy (%)")
+        axes.plot(along[best_at], best, "o", color=DARK, fillstyle="none", markersize=9)
+        shown_best = f"{best:.1f} %" if is_accuracy else f"{best:.4g}"
+        style_panel(axes, f"best {shown_best} {when} (circle)", label, grid=True)
+    left.set_ylabel(f"{split} accuracy (%)" if is_accuracy else f"{split} {metric_name}")
     save(figure, path)
 
 

@@ -9,9 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..strategy.round_metrics import RoundRecord
-from .folder import EpochRow, shown_late
+from .folder import EpochRow, shown_late, shown_metric
 from .metrics import RunMetrics
-from .summary import shown_metric
 
 
 class ProgressView:
@@ -31,7 +30,7 @@ class ProgressView:
     """
 
     def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
-        self.measured_on = ""
+        self.measured_on, self.metric_name = "", "accuracy"
         self.log: Callable[[str], object] = lambda line: None
         self._epochs, self._seconds = epochs, seconds
         self._of_epochs = "" if seconds else f"/{epochs}"
@@ -86,7 +85,7 @@ class ProgressView:
     def epoch(self, row: EpochRow) -> None:
         """Print the line of a finished epoch, or of a result that arrived later."""
         width = len(str(self._epochs)) if self._of_epochs else 3
-        shown = shown_metric(row.accuracy, row.metric)
+        shown = shown_metric(self.metric_name, row.value)
         accuracy = [f"{self.measured_on}{shown}"] if shown else []
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
         if row.late:

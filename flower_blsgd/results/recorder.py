@@ -14,7 +14,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
-from ..algorithm.catalog import WEIGHTS
+from ..algorithm.catalog import part_of
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.biased_local_sgd import BiasedLocalSGD
@@ -69,8 +69,8 @@ class RunRecorder:
         Shows rounds, epochs and lines.
     began_at : float
         Start of the set-up, on the clock of `time.monotonic`.
-    metric_is_accuracy : bool (default: True)
-        Whether the task's metric is an accuracy; values outside [0, 1] change that.
+    metric_name, metric_mode : str (default: "accuracy", "max")
+        Those of the task.
 
     Attributes
     ----------
@@ -94,7 +94,8 @@ class RunRecorder:
         strategy: BiasedLocalSGD,
         view: ProgressView,
         began_at: float,
-        metric_is_accuracy: bool = True,
+        metric_name: str = "accuracy",
+        metric_mode: str = "max",
     ) -> None:
         self.config = config
         self.durations = Durations()
@@ -112,7 +113,9 @@ class RunRecorder:
         self._metrics = RunMetrics(config.clock)
         self._rows: list[EpochRow] = []
         self.arrays: ArrayRecord | None = None
-        self._stopping = EarlyStopping(config, metric_is_accuracy)
+        self._stopping = EarlyStopping(config, metric_name, metric_mode)
+        self._metric_name, view.metric_name = metric_name, metric_name
+        self._metric_mode = metric_mode
         self._said: set[str] = set()
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
@@ -121,7 +124,7 @@ class RunRecorder:
 
     @property
     def best(self) -> Best | None:
-        """The first model with the highest accuracy; None without one."""
+        """The first best model; None before an evaluation."""
         return self._stopping.best
 
     @property
@@ -222,7 +225,6 @@ class RunRecorder:
         self.durations = of_plain(Durations, state["durations"])
         self._resumed = [*map(int, state["resumed"])]
         self._stopping.load_state_dict(state)
-        self._stopping.metric_is_accuracy &= all(row.metric is None for row in self._rows)
 
     def resume(
         self, folder: RunFolder, state: Mapping[str, Any], last_round: int, arrays: ArrayRecord
@@ -347,16 +349,15 @@ class RunRecorder:
     def _measured(self, end: EpochEnd) -> dict[str, Any]:
         """Return the fields of a row that come from an evaluation."""
         metrics: Mapping[str, Any] = end.metrics or {}
-        value = metrics.get("accuracy", metrics.get("metric"))
-        self._stopping.metric_is_accuracy &= "metric" not in metrics
-        accuracy, metric = (value, None) if self._stopping.metric_is_accuracy else (None, value)
+        value = metrics.get(self._metric_name)
+        accuracy, metric = (value, None) if self._metric_name == "accuracy" else (None, value)
         return {"accuracy": accuracy, "metric": metric, "loss": metrics.get("loss")}
 
     def _note_best(self, row: EpochRow, server_round: int) -> None:
         ignored = self._stopping.add(row, server_round, self.stopped_early is not None)
         if ignored and ignored not in self._said:
             self._said.add(ignored)
-            self.say(f"warning: {ignored}, so best_model, patience and stop-at-accuracy ignore it")
+            self.say(f"warning: {ignored}, so best_model and stop-at-accuracy ignore it")
 
     def _reason_to_stop(self) -> str | None:
         return None if self._budget_used_up() else self._stopping.reason()
@@ -404,9 +405,13 @@ class RunRecorder:
     def _finish(self, interrupted: bool = False) -> None:
         chosen_on = "the validation share" if self.config.validation_share else "the test set"
         has_best_model = self.best and self.config.keep_checkpoints
+        best = self.best and self.best.value
         self.summary = {
             **summary_of(self.config, self._strategy, self._metrics, self._rows),
-            "best_accuracy": self.best.accuracy if self.best else None,
+            "metric_name": self._metric_name,
+            "metric_mode": self._metric_mode,
+            "best_accuracy": best if self._metric_name == "accuracy" else None,
+            "best_metric": None if self._metric_name == "accuracy" else best,
             "best_model_chosen_on": chosen_on if has_best_model else None,
             "predicted": self.predicted,
             "measured": measured_figures(self._metrics),
@@ -440,7 +445,9 @@ class RunRecorder:
             speeds.append((worker, speed if worker.trains else speed or relative * total))
             total += speed * worker.trains
         share = each and each * -(-len(self._rows) // config.evaluate_every_epochs) / trained
-        return slow_device_lines(speeds, size, WEIGHTS[config.choices.weights](config), share)
+        return slow_device_lines(
+            speeds, size, part_of("weights", config.choices.weights, config), share
+        )
 
     def _save_model(self, arrays: ArrayRecord) -> None:
         """Save the model in the results folder, else in a temporary one, else raise UsageError."""
@@ -478,7 +485,8 @@ class RunRecorder:
         path = self.folder.path
         split = "validation" if self.config.validation_share else "test"
         curve = path / "learning_curve.png"
-        draw_learning_curve(self._rows, title, curve, self._metrics.clock, split)
+        named = {"metric_name": self._metric_name, "metric_mode": self._metric_mode}
+        draw_learning_curve(self._rows, title, curve, self._metrics.clock, split, **named)
         draw_timeline(self._metrics.records, title, path / "timeline.png")
         draw_sampling(self._rows, title, path / "sampling.png")
 

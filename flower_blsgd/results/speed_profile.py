@@ -69,7 +69,7 @@ ProfileKey = dict[str, Any]
 
 _SETTINGS = (
     *("task", "model", "batch_size", "threads", "optimizer", "precision", "channels_last"),
-    *("compile", "cuda_graph", "micro_batch_size", "clip_norm", "max_tokens"),
+    *("compile", "loader_workers", "micro_batch_size", "clip_norm", "max_tokens"),
 )
 
 

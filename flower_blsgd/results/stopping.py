@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import RunConfig
-from .folder import EpochRow, of_plain
+from .folder import EpochRow, of_plain, shown_metric
 
 
 @dataclass(frozen=True)
 class Best:
-    """The first model with the highest accuracy so far: its round, its epoch and its accuracy."""
+    """The first best model so far: its round, its epoch and the figure of its metric."""
 
     round: int
     epoch: int
-    accuracy: float
+    value: float
 
 
 class EarlyStopping:
@@ -25,19 +25,23 @@ class EarlyStopping:
     ----------
     config : RunConfig
         The settings ``stop-at-accuracy`` and ``patience``.
-    metric_is_accuracy : bool
-        Whether all values of the metric were in [0, 1] so far; may be set at any time.
+    metric_name : str (default: "accuracy")
+        Name of the figure.
+    metric_mode : {"max", "min"} (default: "max")
+        Whether a larger or a smaller figure is better.
 
     Attributes
     ----------
     best : Best, optional
-        None before an evaluation, and if the metric is not an accuracy.
+        None before an evaluation.
     """
 
-    def __init__(self, config: RunConfig, metric_is_accuracy: bool) -> None:
+    def __init__(
+        self, config: RunConfig, metric_name: str = "accuracy", metric_mode: str = "max"
+    ) -> None:
         self._config = config
         self.best: Best | None = None
-        self.metric_is_accuracy = metric_is_accuracy
+        self.metric_name, self._sign = metric_name, -1 if metric_mode == "min" else 1
         self._since_best = 0
 
     def add(self, row: EpochRow, server_round: int, stopped: bool) -> str:
@@ -46,31 +50,29 @@ class EarlyStopping:
         After the run has `stopped`, late results may still improve the best model. They do not
         restart patience, so a resumed run knows that it has ended.
         """
-        accuracy = row.accuracy
-        if not self.metric_is_accuracy:
-            self.best = None
-            return "the metric has values outside [0, 1]"
-        if accuracy is None:
+        value = row.value
+        if value is None:
             return ""
-        known = math.isfinite(accuracy)
-        if known and (self.best is None or accuracy > self.best.accuracy):
-            self.best = Best(server_round, row.epoch, accuracy)
+        known, sign = math.isfinite(value), self._sign
+        if known and (self.best is None or sign * value > sign * self.best.value):
+            self.best = Best(server_round, row.epoch, value)
             self._since_best = self._since_best if stopped else 0
             return ""
         self._since_best += 1
-        return "" if known else "the accuracy is not a number"
+        return "" if known else f"{self.metric_name} is not a number"
 
     def reason(self) -> str | None:
         """Return why the run ends before its budget; None if it does not."""
         config, best = self._config, self.best
         if best is None:
             return None
-        if config.stop_at_accuracy and best.accuracy >= config.stop_at_accuracy:
-            return f"accuracy {best.accuracy:.2%} (stop-at-accuracy = {config.stop_at_accuracy:g})"
+        shown = shown_metric(self.metric_name, best.value)
+        if config.stop_at_accuracy and best.value >= config.stop_at_accuracy:
+            return f"{shown} (stop-at-accuracy = {config.stop_at_accuracy:g})"
         if config.patience and self._since_best >= config.patience:
             return (
-                f"{self._since_best} evaluations without more than the {best.accuracy:.2%} of "
-                f"epoch {best.epoch} (patience = {config.patience})"
+                f"{self._since_best} evaluations without a better result than {shown} in epoch "
+                f"{best.epoch} (patience = {config.patience})"
             )
         return None
 

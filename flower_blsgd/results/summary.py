@@ -18,18 +18,11 @@ from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.cost_model import NEGLIGIBLE
 from ..strategy.round_metrics import WorkerRound
 from ..tasks import GIVEN_IN_PYTHON
-from .folder import EpochRow, shown_late
+from .folder import EpochRow, shown_late, shown_metric
 from .metrics import Figures, RunMetrics
 from .tables import counted
 
 _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
-
-
-def shown_metric(accuracy: float | None, metric: float | None) -> str:
-    """Return ``"accuracy 98.33%"`` or ``"metric 1.234"``; empty without either."""
-    if accuracy is None:
-        return "" if metric is None else f"metric {metric:.4g}"
-    return f"accuracy {accuracy:.2%}"
 
 
 def summary_of(
@@ -137,6 +130,7 @@ def _worker(
         "transfer_seconds": sum(row.transfer_seconds for row in rows),
         "failures": sum(bool(row.failure) for row in rows),
         "momentum_zeroed": sum(row.momentum_zeroed for row in rows),
+        "skipped_steps": sum(row.skipped_steps for row in rows),
     }
 
 
@@ -166,7 +160,8 @@ def last_lines(
     state = "stopped early" if summary["interrupted"] else "done"
     device_seconds = summary["device_seconds"]
     measured_on = "validation" if config.validation_share else "test"
-    shown = shown_metric(summary["accuracy"], summary["metric"])
+    found = summary["metric"] if summary["accuracy"] is None else summary["accuracy"]
+    shown = shown_metric(summary["metric_name"], found)
     reached = shown and f"{measured_on} {shown} "
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:

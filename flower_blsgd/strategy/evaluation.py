@@ -69,6 +69,8 @@ class WorkerEvaluation:
         Samples of the test set, and of a batch, >= 1.
     evaluate_slice : callable
         ``(model, first, last) -> EvaluateReport`` of a slice, in this process.
+    to_metrics : callable (default: the means)
+        ``(report) -> MetricRecord`` of the whole test set.
     unevaluated : list of EpochEnd, optional
         Models given to `begin` without a result: the one being evaluated and one that waits. Those
         of a checkpoint are evaluated again.
@@ -79,6 +81,7 @@ class WorkerEvaluation:
     num_test: int
     batch_size: int
     evaluate_slice: Callable[[ArrayRecord, int, int], EvaluateReport]
+    to_metrics: Callable[[EvaluateReport], MetricRecord] = EvaluateReport.metrics
     unevaluated: list[EpochEnd] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,7 +95,7 @@ class WorkerEvaluation:
     # --- between rounds, by all workers
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        """Return `EvaluateReport.metrics` of a model on the whole test set."""
+        """Return the metrics of a model on the whole test set."""
         workers = [w for w in self.registry.active if _RAISED not in w.failures]
         if not self._sent:
             idle = (w for w in self.registry.evaluating if not w.failures_in_a_row)
@@ -122,7 +125,7 @@ class WorkerEvaluation:
                 report = self.evaluate_slice(order.arrays, order.first, order.last)
             reports.append(report)
         reports = reports or [self.evaluate_slice(arrays, 0, self.num_test)]
-        return EvaluateReport.total(reports).metrics()
+        return self.to_metrics(EvaluateReport.total(reports))
 
     def _orders(self, workers: Sequence[Worker], server_round: int, arrays: ArrayRecord) -> Orders:
         online = set(self.grid.get_node_ids())
@@ -208,7 +211,9 @@ class WorkerEvaluation:
         samples = _samples((worker, order) for worker, order, _ in sent)
         self._patience.learn(time.monotonic() - self._sent_at, samples)
         busy = sum(report.seconds for report in reports)
-        return replace(end, metrics=EvaluateReport.total(reports).metrics(), busy_seconds=busy)
+        return replace(
+            end, metrics=self.to_metrics(EvaluateReport.total(reports)), busy_seconds=busy
+        )
 
     def finish(self) -> None:
         """Remove the model that `take` returned, and start with the next one."""

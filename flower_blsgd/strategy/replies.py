@@ -13,6 +13,7 @@ from ..algorithm.tensor_sum import AnyArray, first_not_finite
 from ..grids.array_records import FlatTensors, flat_of
 from ..protocol import (
     COUNTERS,
+    GRAD_SCALER,
     SLOTS,
     NotFiniteError,
     ProtocolError,
@@ -29,6 +30,7 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype."""
 
 _COUNTER: _Kind = ((), np.dtype(np.float32))
+_SCALE: _Kind = ((2,), np.dtype(np.float32))
 
 
 # --- models ---------------------------------------------------------------------------------
@@ -66,21 +68,24 @@ class ModelShape:
     def checked_momentum(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
         """Return the tensors of an optimizer's state by `state_name`.
 
-        All tensors of a parameter may be missing; it may be frozen. ProtocolError names the first
-        tensor that is missing otherwise, extra, not finite, or has another shape or dtype.
+        Any may be missing: a parameter may be frozen, and a worker begins with zero where something
+        is missing. Those of a custom optimizer may have any shape and dtype. ProtocolError names
+        the first tensor that belongs to no parameter, is not finite, or has another shape or dtype
+        than torch's SGD and AdamW give it.
         """
-        expected: dict[str, _Kind] = {}
+        expected: dict[str, _Kind | None] = {GRAD_SCALER: _SCALE}
         for slots, (name, kind) in itertools.product(SLOTS.values(), self._tensors.items()):
-            keys = [state_name(slot, name) for slot in slots]
-            missing = [key for key in keys if key not in arrays]
-            if 0 < len(missing) < len(keys):
-                raise ProtocolError(f"its optimizer's state lacks tensor {missing[0]!r}")
             kinds = (_COUNTER if slot in COUNTERS else kind for slot in slots)
-            expected |= zip(keys, kinds, strict=True)
+            expected |= zip((state_name(slot, name) for slot in slots), kinds, strict=True)
+        for key in arrays:
+            if key.partition("/")[2] in self._tensors:
+                expected.setdefault(key, None)
         return _checked(arrays, expected, "its optimizer's state")
 
 
-def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> dict[str, AnyArray]:
+def _checked(
+    arrays: ArrayRecord, expected: Mapping[str, _Kind | None], what: str
+) -> dict[str, AnyArray]:
     """Return the tensors in the expected order; some may be missing."""
     held = dict(arrays.items())
     extra = sorted(set(held) - set(expected))
@@ -92,7 +97,7 @@ def _checked(arrays: ArrayRecord, expected: Mapping[str, _Kind], what: str) -> d
         if array is None:
             continue
         tensor = array.numpy()  # the record's own shape and dtype may be wrong
-        if (tensor.shape, tensor.dtype) != kind:
+        if kind is not None and (tensor.shape, tensor.dtype) != kind:
             raise ProtocolError(
                 f"its tensor {name!r} is {tensor.dtype} of shape {tensor.shape}, "
                 f"not {kind[1]} of shape {kind[0]}"

@@ -39,6 +39,8 @@ class WorkerRound:
         the last worker has computed.
     momentum_zeroed : bool
         Whether the optimizer's state was not finite and was set to zero.
+    skipped_steps : int
+        Steps in float16 that were repeated with a smaller loss scale.
     failure, failure_kind : str
         Reason of a failed order, and its kind, such as ``"died"`` or ``"late"``; else empty.
     """
@@ -58,6 +60,7 @@ class WorkerRound:
     transfer_seconds: float = 0.0
     summing_seconds: float = 0.0
     momentum_zeroed: bool = False
+    skipped_steps: int = 0
     failure: str = ""
     failure_kind: str = ""
 
@@ -180,6 +183,7 @@ def round_record(
             weight=weight,
             loss=outcome.report.mean_loss if outcome.report else float("nan"),
             momentum_zeroed=outcome.momentum_zeroed,
+            skipped_steps=outcome.report.skipped_steps if outcome.report else 0,
             failure=outcome.failure.brief if outcome.failure else "",
             failure_kind=outcome.failure.kind if outcome.failure else "",
             **times.get(outcome.worker.index, {}),

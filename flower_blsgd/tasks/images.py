@@ -151,7 +151,7 @@ class ImageBenchmark(Benchmark):
 
 # --- augmentation of whole batches
 
-# No operation waits for the device or reads random values, so CUDA graphs can contain all of it.
+# No operation waits for the device or reads random values.
 
 _TRIES = 10
 """Number of boxes to draw before the fallback, as in torchvision."""

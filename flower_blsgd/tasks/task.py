@@ -15,17 +15,34 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import MetricRecord
 from torch import Tensor, nn
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from ..algorithm.randomness import generator
+from ..algorithm.randomness import derived_seed, generator
 from ..data.cache import Prepared, UnusableError, open_entry
 from ..errors import UsageError, nearest
-from ..worker.batches import BatchSource, Samples, num_samples, tensor_parts
-from ..worker.evaluation import EvaluateReport, are_in_range, evaluate_sums
+from ..worker.batches import (
+    BatchSource,
+    Collate,
+    Samples,
+    inputs_and_targets,
+    map_tensors,
+    micro_batches,
+    num_samples,
+    tensor_parts,
+)
+from ..worker.evaluation import EvaluateReport, evaluate_sums, named_values
 from ..worker.local_sgd import SampleLoss, cross_entropy
-from ..worker.model_io import check_model
-from ..worker.step import Augment, check_micro_batches, micro_batches
+from ..worker.model_io import check_model, frozen_tensors
+from ..worker.step import (
+    Augment,
+    MakeOptimizer,
+    augmented,
+    check_micro_batches,
+    custom_optimizer,
+    takes_model,
+)
 from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
 
 _LOG = logging.getLogger(__name__)
@@ -47,15 +64,36 @@ class Task:
     model : callable
         Function that returns a new model, with weights drawn from torch's generator.
     train, test : pair of tensors or numpy arrays, TensorDataset or map-style Dataset
-        Inputs and targets; every worker reads all of `train`. Arrays may be memory maps.
+        Every worker reads all of `train`. Arrays may be memory maps. Samples of a Dataset may be
+        pairs (inputs, targets), dicts or tuples, as torchvision and Hugging Face datasets have
+        them.
     loss : callable (default: cross entropy)
-        ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample.
+        ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample. For batches
+        that are not pairs, or for a model that needs the whole batch: ``(model, batch) -> losses``;
+        the first parameter must be called ``model``.
     metric : callable (default: `correct`)
-        ``(outputs, targets) -> values`` of shape (batch_size,). The mean over the test set is
-        reported as ``accuracy`` if all values are in [0, 1], else as ``metric``.
+        ``(outputs, targets)`` or ``(model, batch) -> values`` of shape (batch_size,), whose mean
+        over the test set is the figure; or a dict of such values by name.
+    metric_mode : {"max", "min"}
+        Whether a larger or a smaller figure is better; required with a custom metric. The best
+        model and ``patience`` follow it.
+    metric_name : str (default: "accuracy", of a custom metric "metric")
+        Name of the figure in the results. ``"accuracy"`` is shown in percent.
+    metric_from_sums : callable, optional
+        ``(sums, num_samples) -> float``: the figure from the sums of the metric's values over the
+        test set, by name, for figures that are no mean, such as F1, perplexity or RMSE.
     augment : callable, optional
-        ``(inputs, generator) -> inputs`` for a whole training batch, on the worker's device. The
-        generator is on that device and must be the only source of random numbers.
+        ``(inputs, generator) -> inputs`` for a whole training batch, on the worker's device; if
+        batches are not pairs, ``(batch, generator) -> batch``. The generator is on that device and
+        must be the only source of random numbers.
+    collate : callable, optional
+        ``(samples) -> batch`` for a map-style Dataset, like ``collate_fn`` of torch's DataLoader;
+        by default torch's ``default_collate``. Padding collators of transformers can be used.
+    optimizer : callable, optional
+        ``(model) -> torch.optim.Optimizer``, for parameter groups, layer-wise learning rates, or
+        any other optimizer of torch. Its learning rates are those of the peak of the run's
+        schedule; the settings ``optimizer``, ``learning-rate``, ``momentum``, ``nesterov`` and
+        ``weight-decay`` are ignored.
     data_fingerprint : str (default: "")
         Fingerprint of the training data; empty: computed by hashing them.
     pretrained : callable, optional
@@ -80,8 +118,13 @@ class Task:
     train: Samples
     test: Samples
     loss: SampleLoss = cross_entropy
-    metric: Callable[[Any, Tensor], Tensor] = correct
+    metric: Callable[[Any, Any], Any] = correct
+    metric_mode: str = ""
+    metric_name: str = ""
+    metric_from_sums: Callable[[Mapping[str, float], int], float] | None = None
     augment: Augment | None = None
+    collate: Collate | None = None
+    optimizer: MakeOptimizer | None = None
     data_fingerprint: str = ""
     pretrained: Callable[[nn.Module], None] | None = None
     evaluation_batch_size: int = 0
@@ -89,11 +132,27 @@ class Task:
     prepared: Prepared | None = None
 
     def __post_init__(self) -> None:
+        if _is_lightning(self.model):
+            raise UsageError(
+                "task: model is a LightningModule, whose training_step and configure_optimizers "
+                "would be ignored; pass a function that returns its torch.nn.Module, and the loss"
+            )
         if isinstance(self.model, nn.Module) or not callable(self.model):
             raise UsageError(
                 f"task: model is a {type(self.model).__name__}, but must be a function that "
                 "returns a new model, such as model=lambda: Net()"
             )
+        is_default = self.metric is correct
+        if not is_default and self.metric_mode not in ("max", "min"):
+            raise UsageError(
+                f"task: metric_mode is {self.metric_mode!r}, but a custom metric needs 'max' if "
+                "larger values are better, or 'min'"
+            )
+        name = self.metric_name or ("accuracy" if is_default else "metric")
+        if name == "loss":
+            raise UsageError("task: metric_name is 'loss', the name of the loss; use another one")
+        object.__setattr__(self, "metric_name", name)
+        object.__setattr__(self, "metric_mode", self.metric_mode or "max")
         if self.evaluation_batch_size < 0:
             raise UsageError(
                 f"task: evaluation_batch_size is {self.evaluation_batch_size}, but must be at "
@@ -135,6 +194,17 @@ class Task:
                 _call("task", "pretrained(model)", self.pretrained, model)
         return model
 
+    def replica(self, seed: int) -> nn.Module:
+        """Return a model for a worker of a run with this seed; orders overwrite what is sent.
+
+        Frozen tensors are those of the initial model. Pretrained weights are loaded only if there
+        are any.
+        """
+        model = self.fresh_model(derived_seed(seed, "model"))
+        if self.pretrained is not None and frozen_tensors(model):
+            return self.initial_model(derived_seed(seed, "model"))
+        return model
+
     def evaluate(
         self, model: nn.Module, device: str, first: int, last: int, batch_size: int
     ) -> EvaluateReport:
@@ -143,7 +213,30 @@ class Task:
         `batch_size` applies unless the task sets its own.
         """
         parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size or batch_size
-        return evaluate_sums(model, *parts, device, first, last, size)
+        more = self.collate, self.metric_name
+        return evaluate_sums(model, *parts, device, first, last, size, *more)
+
+    def figure(self, report: EvaluateReport) -> float:
+        """Return the figure of the metric for a report on the whole test set.
+
+        UsageError if `metric_from_sums` raises an exception, or is missing where there are several
+        values and none has the metric's name.
+        """
+        sums = report.totals
+        if self.metric_from_sums is not None:
+            count = report.num_examples
+            found = _call("task", "metric_from_sums", self.metric_from_sums, sums, count)
+            return float(found)
+        if self.metric_name not in sums:
+            raise UsageError(
+                f"task: metric returned {', '.join(sums)}; set metric_name to one of them, or "
+                "metric_from_sums"
+            )
+        return sums[self.metric_name] / report.num_examples
+
+    def metrics(self, report: EvaluateReport) -> MetricRecord:
+        """Return the figure by its name, and ``loss``."""
+        return MetricRecord({self.metric_name: self.figure(report), "loss": report.loss})
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that are equal for equal training data.
@@ -181,24 +274,39 @@ class Benchmark:
 
 
 def _check_samples(name: str, samples: Samples) -> None:
+    if isinstance(samples, DataLoader):
+        raise UsageError(
+            f"task: {name} is a DataLoader; pass its dataset, and its collate_fn as collate, "
+            "because the server chooses the samples of each batch"
+        )
+    if isinstance(samples, IterableDataset):
+        raise UsageError(
+            f"task: {name} is an IterableDataset, whose samples have no index; pass a map-style "
+            "Dataset with __getitem__ and __len__"
+        )
     try:
         lengths = [len(part) for part in tensor_parts(samples) or ()]
-        sound = num_samples(samples) > 0 and len(lengths) in (0, 2) and len(set(lengths)) < 2
+        is_pair = len(lengths) == 2 or isinstance(samples, TensorDataset)
+        sound = num_samples(samples) > 0 and (not lengths or is_pair) and len(set(lengths)) < 2
         found = f"its parts have the lengths {lengths}" if lengths else "it is empty"
     except TypeError as error:
         sound, found = False, str(error)
     if not sound:
         raise UsageError(
             f"task: {name} must be a pair (inputs, targets) of tensors or numpy arrays of equal "
-            f"length, or a map-style Dataset of pairs, and not empty; {found}"
+            f"length, or a map-style Dataset, and not empty; {found}"
         )
 
 
-def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
+def _is_lightning(model: Any) -> bool:
+    kinds = model.__mro__ if isinstance(model, type) else type(model).__mro__
+    return any(kind.__name__ == "LightningModule" for kind in kinds)
+
+
+def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
     """Check model, loss, metric and augmentation with two samples, on the CPU.
 
-    Preserves the state of torch's generator. Returns whether all values of the metric are in
-    [0, 1], like those of an accuracy.
+    Preserves the state of torch's generator.
 
     Parameters
     ----------
@@ -217,41 +325,75 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> bool:
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(_call, title)
-    inputs, targets = train = call("reading train", _two_samples, task.train)
-    test = call("reading test", _two_samples, task.test)
+    train = call("reading train", _two_samples, task, task.train)
+    test = call("reading test", _two_samples, task, task.test)
     if micro_batch_size > 0:
-        next(micro_batches(inputs, targets, micro_batch_size))
+        for _ in micro_batches(train, 2, 1):
+            pass
     with torch.no_grad():
         model = call("model()", task.fresh_model, 0)
         if not isinstance(model, nn.Module):
             raise UsageError(
                 f"{title}: model() returned {_what(model)}, expected a torch.nn.Module"
             )
+        if _is_lightning(model):
+            raise UsageError(
+                f"{title}: model() returned a LightningModule, whose training_step and "
+                "configure_optimizers would be ignored; return its torch.nn.Module"
+            )
         check_micro_batches(model, micro_batch_size)
         check_model(model)
         model = model.cpu().eval()
+        if task.optimizer is not None:
+            call("optimizer(model)", custom_optimizer, task.optimizer, model)
         if task.augment is not None:
-            seeded = torch.Generator().manual_seed(0)
-            augmented = call("augment(inputs, generator)", task.augment, inputs.clone(), seeded)
-            if not isinstance(augmented, Tensor) or augmented.shape[:1] != inputs.shape[:1]:
-                raise UsageError(
-                    f"{title}: augment(inputs, generator) returned {_what(augmented)}, expected a "
-                    f"tensor of the whole batch, like the inputs' shape {tuple(inputs.shape)}"
-                )
-            call("model(augment(inputs, generator))", model, augmented)
-        functions: dict[str, SampleLoss] = {"loss": task.loss}
-        for of, (inputs, targets) in (("", train), (" of test", test)):
-            outputs = call(f"model(inputs){of}", model, inputs)
-            for kind, function in functions.items():
+            train = call("augment(inputs, generator)", _checked_augment, title, task.augment, train)
+        _check_functions(title, task, model, train, test)
+
+
+def _check_functions(title: str, task: Task, model: nn.Module, train: Any, test: Any) -> None:
+    """Check loss and metric on a batch of two training samples and one of two test samples."""
+    call = partial(_call, title)
+    changed = "augment(inputs, generator)" if task.augment else "inputs"
+    for of, given, batch, functions in (
+        ("", changed, train, {"loss": task.loss}),
+        (" of test", "inputs", test, {"loss": task.loss, "metric": task.metric}),
+    ):
+        outputs: Any = None
+        if not all(map(takes_model, functions.values())):
+            inputs, targets = inputs_and_targets(batch)
+            outputs = call(f"model({given}){of}", model, inputs)
+        for kind, function in functions.items():
+            if takes_model(function):
+                described = f"{kind}(model, batch){of}"
+                values = call(described, function, model, batch)
+            else:
                 described = f"{kind}(outputs, targets){of}"
                 values = call(described, function, outputs, targets)
-                if not isinstance(values, Tensor) or values.shape != (2,):
+            named = named_values(values, kind) if kind == "metric" else {kind: values}
+            for value in named.values():
+                if not isinstance(value, Tensor) or value.shape != (2,):
                     raise UsageError(
-                        f"{title}: {described} returned {_what(values)} for 2 samples, expected "
-                        'shape (2,): one value per sample; for a torch loss, set reduction="none"'
+                        f"{title}: {described} returned {_what(value)} for 2 samples, expected "
+                        "shape (2,): one value per sample; for a torch loss, set "
+                        'reduction="none"'
                     )
-            functions["metric"] = task.metric  # on the test set only
-        return are_in_range(values)
+    sums = {k: float(v.sum()) for k, v in named_values(values, task.metric_name).items()}
+    task.figure(EvaluateReport(0, 2, [0.0], list(sums.values()), list(sums)))
+
+
+def _checked_augment(title: str, augment: Augment, batch: Any) -> Any:
+    seeded = torch.Generator().manual_seed(0)
+    found = augmented(augment, map_tensors(batch, Tensor.clone), seeded)
+    before, after = (part[0] if type(part) is tuple else part for part in (batch, found))
+    if isinstance(before, Tensor) and (
+        not isinstance(after, Tensor) or after.shape[:1] != before.shape[:1]
+    ):
+        raise UsageError(
+            f"{title}: augment(inputs, generator) returned {_what(after)}, expected a tensor of "
+            f"the whole batch, like the inputs' shape {tuple(before.shape)}"
+        )
+    return found
 
 
 def _call(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -264,10 +406,10 @@ def _call(title: str, described: str, function: Callable[..., Any], *arguments: 
         raise UsageError(f"{title}: {described} raised {type(error).__name__}: {reason}") from error
 
 
-def _two_samples(samples: Samples) -> tuple[Any, Any]:
+def _two_samples(task: Task, samples: Samples) -> Any:
     """Return a batch of the first and the last sample, which may be the same one."""
     indices = torch.tensor([0, num_samples(samples) - 1])
-    return BatchSource(samples, torch.device("cpu")).batch(indices)
+    return BatchSource(samples, torch.device("cpu"), collate=task.collate).batch(indices)
 
 
 def _what(value: Any) -> str:

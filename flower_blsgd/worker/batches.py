@@ -1,9 +1,13 @@
-"""Data sets of a worker, their location in memory, and the batches of its steps."""
+"""Data sets of a worker, and the batches of its steps on its device.
+
+A batch has the structure that PyTorch and Hugging Face give it: a pair, a tuple, a dict, or these
+nested.
+"""
 
 import contextlib
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from ..errors import UsageError
+from .loader import SampleReader, read_ahead
 
 _LOG = logging.getLogger(__name__)
 
@@ -19,8 +24,72 @@ DATA_SHARE = 0.5
 """Share of an accelerator's free memory that data may use."""
 
 Samples = Any
-"""A pair (inputs, targets) of tensors, arrays or memory maps; a TensorDataset; a map-style Dataset
-of pairs; or a `Subset` of one of these, which is not copied."""
+"""A pair (inputs, targets) of tensors, arrays or memory maps; a TensorDataset; a map-style Dataset;
+or a `Subset` of one of these, which is not copied."""
+
+Collate = Callable[[list[Any]], Any]
+"""``(samples) -> batch``, like ``collate_fn`` of torch's DataLoader."""
+
+
+# --- the structure of a batch
+
+
+def map_tensors(
+    batch: Any, function: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda leaf: leaf
+) -> Any:
+    """Return a batch with a function applied to its tensors, and `other` to its other leaves.
+
+    Mappings become dicts; lists, tuples and named tuples keep their type.
+    """
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(part, function, other) for key, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [map_tensors(part, function, other) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return other(batch)
+
+
+def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
+    """Return the parts of a batch that is a pair; UsageError for another structure."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    parts = len(batch) if isinstance(batch, tuple | list) else 1
+    found = f"a {type(batch).__name__}" + (f" of {parts} parts" if parts != 1 else "")
+    raise UsageError(
+        f"task: a batch is {found}, not a pair (inputs, targets), so loss and metric must take the "
+        "model and the whole batch: loss(model, batch) and metric(model, batch)"
+    )
+
+
+def micro_batches(batch: Any, num_samples: int, size: int) -> Iterator[tuple[Any, int]]:
+    """Yield each micro-batch of at most `size` samples with its number of samples, in order.
+
+    Their sizes differ by at most one. UsageError if a part of the batch is not a tensor with one
+    row per sample.
+    """
+
+    def refuse(part: Any) -> Any:
+        what = f"a {type(part).__name__}"
+        if isinstance(part, Tensor):
+            what = f"a tensor of shape {tuple(part.shape)}"
+        raise UsageError(
+            f"micro-batch-size = {size}: a part of a batch of {num_samples} is {what}, and only "
+            "tensors with one row per sample can be split; set it to 0"
+        )
+
+    for rows in torch.arange(num_samples).tensor_split(-(-num_samples // size)):
+        first, last = int(rows[0]), int(rows[-1]) + 1
+
+        def cut(part: Tensor, first: int = first, last: int = last) -> Any:
+            has_rows = part.dim() > 0 and len(part) == num_samples
+            return part[first:last] if has_rows else refuse(part)
+
+        yield map_tensors(batch, cut, refuse), last - first
+
+
+# --- data sets
 
 
 def num_samples(samples: Samples) -> int:
@@ -54,12 +123,16 @@ def _on_array(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 class BatchSource:
-    """Source of batches on a worker's device, gathered by sample index.
+    """Source of batches on a worker's device, by sample index.
 
     Tensors move to an accelerator once, as a whole, so that a batch is one gather operation there.
     Tensors that would take more than half of its free memory stay on the host, with one line in the
     log. In this case, and for other data sets, the host assembles every batch. CUDA gets it through
     page-locked memory, so that the host can gather the next batch while the device computes.
+
+    Samples of a map-style Dataset are read ahead by the processes of a DataLoader, or by the
+    calling thread. Before a batch is read, the global random generators of torch, Python and numpy
+    are seeded, so a random transform gives the same samples wherever it runs.
 
     Parameters
     ----------
@@ -70,6 +143,11 @@ class BatchSource:
     move : bool (default: True)
         Whether tensors may move to the device as a whole. On a CPU, they never do, and memory maps
         stay memory maps.
+    collate : callable, optional
+        See `Collate`; by default torch's ``default_collate``. With it, tensors are also read sample
+        by sample.
+    loader_workers : int (default: 0)
+        Processes that read a map-style Dataset; 0: the calling thread reads it.
 
     Attributes
     ----------
@@ -79,26 +157,34 @@ class BatchSource:
     Raises
     ------
     ValueError
-        If the data set is a sequence of tensors other than a pair of the same length.
+        If tensors have different lengths.
     """
 
-    def __init__(self, samples: Samples, device: torch.device, move: bool = True) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        device: torch.device,
+        move: bool = True,
+        collate: Collate | None = None,
+        loader_workers: int = 0,
+    ) -> None:
         self._device = device
         self._chosen: Tensor | None = None
         if type(samples) is Subset:  # subclasses may change samples
             self._chosen = torch.as_tensor(samples.indices)
             samples = samples.dataset
-        self._dataset = samples
         self._parts = tensor_parts(samples)
-        if self._parts is not None:
-            if len(self._parts) != 2:
-                raise ValueError(
-                    f"expected a pair (inputs, targets), got {len(self._parts)} tensors"
-                )
-            if len(self._parts[0]) != len(self._parts[1]):
-                raise ValueError(f"{len(self._parts[0])} inputs, but {len(self._parts[1])} targets")
-            if move:
-                self._parts = _moved(self._parts, device)
+        if self._parts is not None and len({len(part) for part in self._parts}) != 1:
+            lengths = ", ".join(str(len(part)) for part in self._parts)
+            raise ValueError(f"the tensors of the data have different lengths: {lengths}")
+        if self._parts is not None and collate is not None:
+            samples, self._parts = TensorDataset(*self._parts), None
+        self._dataset = samples
+        self._reader = SampleReader(samples, collate or default_collate)
+        self._loader_workers = loader_workers
+        self._read_ahead: Callable[..., Iterator[Any]] | None = None
+        if self._parts is not None and move:
+            self._parts = _moved(self._parts, device)
         self.on_device = self._parts is not None and not _elsewhere(self._parts, device)
         if self._chosen is not None and self.on_device:
             self._chosen = self._chosen.to(device)
@@ -108,35 +194,47 @@ class BatchSource:
             return len(self._chosen)
         return len(self._dataset) if self._parts is None else len(self._parts[0])
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
-        """Return inputs and targets of the samples, on the worker's device.
+    def batch(self, indices: Tensor, seed: int = 0) -> Any:
+        """Return the samples of these indices as one batch, on the worker's device.
 
         The indices may be on any device. They need no copy if they are on the worker's device (with
-        `on_device`) or on the host (without).
+        `on_device`) or on the host (without). `seed` is that of a map-style Dataset's transforms.
         """
-        if self._chosen is not None:
-            indices = self._chosen[indices.to(self._chosen.device)]
+        indices = self._in_dataset(indices)
         if self._parts is None:
-            inputs, targets = _pair(default_collate([self._dataset[i] for i in indices.tolist()]))
-        else:
-            inputs, targets = (part[indices.to(part.device)] for part in self._parts)
-        return self._brought(inputs), self._brought(targets)
+            with self._reader.own_randomness():
+                return self._brought(self._reader[seed, indices.tolist()])
+        parts = [part[indices.to(part.device)] for part in self._parts]
+        return tuple(self._brought(part) for part in parts)
 
-    def _brought(self, part: Any) -> Any:
-        if self._device.type == "cuda" and isinstance(part, Tensor) and part.device.type == "cpu":
-            return part.pin_memory().to(self._device, non_blocking=True)
-        return part.to(self._device)
+    def batches(self, indices: Tensor, size: int, seed: int = 0) -> Generator[Any, None, None]:
+        """Yield batches of `size` consecutive indices; a map-style Dataset is read ahead.
 
+        Batch k of a Dataset is read with the seed ``seed + k``.
+        """
+        if self._parts is not None or not self._loader_workers:
+            for number, some in enumerate(torch.split(indices, size)):
+                yield self.batch(some, seed + number)
+            return
+        if self._read_ahead is None:
+            pinned = self._device.type == "cuda"
+            self._read_ahead = read_ahead(self._reader, self._loader_workers, pinned)
+        parts = torch.split(self._in_dataset(indices), size)
+        wanted = [(seed + number, some.tolist()) for number, some in enumerate(parts)]
+        for batch in self._read_ahead(wanted):
+            yield self._brought(batch)
 
-def _pair(batch: Any) -> tuple[Any, Any]:
-    """Return the inputs and targets of a collated batch; ValueError if it is not a pair."""
-    parts = batch if isinstance(batch, tuple | list) else [batch]
-    if len(parts) != 2 or not all(hasattr(part, "to") for part in parts):
-        raise ValueError(
-            "a sample of a Dataset must be a pair (inputs, targets) of tensors, arrays or numbers; "
-            f"found {', '.join(type(part).__name__ for part in parts)}"
-        )
-    return parts[0], parts[1]
+    def _in_dataset(self, indices: Tensor) -> Tensor:
+        return indices if self._chosen is None else self._chosen[indices.to(self._chosen.device)]
+
+    def _brought(self, batch: Any) -> Any:
+        def bring(part: Tensor) -> Tensor:
+            if self._device.type == "cuda" and part.device.type == "cpu":
+                part = part if part.is_pinned() else part.pin_memory()
+                return part.to(self._device, non_blocking=True)
+            return part.to(self._device)
+
+        return map_tensors(batch, bring)
 
 
 def _moved(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:

@@ -1,9 +1,12 @@
 """Execution of training orders on one model and one device, with the loss of every sample."""
 
+import contextlib
 import logging
 import math
 import statistics
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +15,17 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..protocol import MOMENTUM, TrainOrder, TrainReport
-from .batches import BatchSource, Samples
-from .cuda_graph import GraphedSteps, Step, capture_for
+from ..grids.array_records import view_record
+from ..protocol import GRAD_SCALER, MOMENTUM, TrainOrder, TrainReport
+from .batches import (
+    BatchSource,
+    Collate,
+    Samples,
+    inputs_and_targets,
+    map_tensors,
+    micro_batches,
+)
+from .losses import cross_entropy
 from .model_io import (
     begin_state,
     check_model,
@@ -26,18 +37,24 @@ from .model_io import (
     zero_momentum,
 )
 from .step import (
+    LOSS_SCALE,
+    MOST_SKIPS,
     Augment,
+    LossScaler,
+    MakeOptimizer,
     SampleLoss,
+    augmented,
     autocast,
     batch_dependent_module,
     can_fuse,
     check_micro_batches,
     check_precision,
+    custom_optimizer,
     first_cause,
     make_optimizer,
-    micro_batches,
     preserve_training_state,
     set_learning_rate,
+    takes_model,
     use_precision,
 )
 
@@ -55,11 +72,6 @@ SMALLEST_BATCH = 2
 
 _PROBE_STEPS = 3
 _MEASUREMENTS = 3
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of every sample, shape (batch_size,)."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 class LocalSGD:
@@ -91,10 +103,14 @@ class LocalSGD:
         can share a `BatchSource` and its copy of the samples.
     loss : callable (default: cross entropy)
         ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample, not the mean.
+        Or ``(model, batch) -> losses`` for batches of any structure: the first parameter must be
+        called ``model``.
     device : str or torch.device (default: "cpu")
         Device to compute on.
-    optimizer : {"sgd", "adamw"} (default: "sgd")
-        Optimizer of the local steps. AdamW has the betas (0.9, 0.999) and twice the state of SGD.
+    optimizer : {"sgd", "adamw"} or callable (default: "sgd")
+        Optimizer of the local steps. AdamW has the betas (0.9, 0.999) and twice the state of SGD. A
+        function ``(model) -> torch.optim.Optimizer`` sets parameter groups and learning rates; the
+        settings of SGD and AdamW are then ignored. Its state must consist of tensors.
     momentum : float (default: 0.9)
         Momentum of SGD; ignored by AdamW.
     nesterov : bool (default: False)
@@ -107,19 +123,19 @@ class LocalSGD:
         Factor >= 1 by which to emulate a slower device; see `throttle`. The wait counts as
         computing. With a deadline, the last step of the slower device is also waited for.
     augment : callable, optional
-        ``(inputs, generator) -> inputs`` for a training batch, on the device, before each step.
-    precision : {"float32", "tf32", "bfloat16"} (default: "float32")
+        ``(inputs, generator) -> inputs`` for a training batch, on the device, before each step; if
+        the batch is not a pair, ``(batch, generator) -> batch``.
+    precision : {"float32", "tf32", "bfloat16", "float16"} (default: "float32")
         Precision of matrix products and convolutions; weights and losses stay float32. On CUDA, it
-        determines for the whole process whether TF32 is allowed.
+        determines for the whole process whether TF32 is allowed. With float16, the loss is scaled
+        as by torch's GradScaler. A step whose gradients overflow is skipped, counted, and repeated
+        with a smaller scale.
     channels_last : bool (default: False)
         Use the channels-last memory format: usually faster for convolutions, same results up to
         rounding.
     compile : bool (default: False)
-        Use torch.compile. If it fails, one line is logged and the model runs eagerly.
-    cuda_graph : bool (default: False)
-        On CUDA, capture and replay each step as a graph; `GraphedSteps` lists the conditions. A
-        step that cannot be captured runs eagerly, as do all steps on other devices. It has not
-        been run on hardware yet.
+        Use torch.compile, on CUDA with its CUDA graphs (``mode="reduce-overhead"``), which has not
+        run on a GPU yet. If it fails, one line is logged and the model runs eagerly.
     name : str (default: the device)
         Name of this worker in errors and log lines.
     micro_batch_size : int (default: 0)
@@ -127,6 +143,10 @@ class LocalSGD:
         batch; 0: the whole batch. The batch is read and augmented as a whole. Model, losses and
         momentum equal those of the whole batch up to rounding, but the model's own random numbers
         (dropout) may differ.
+    peak_learning_rate : float (default: 1.0)
+        Learning rate of an order for which the optimizer of a function has its own rates.
+    collate, loader_workers
+        See `BatchSource`, which the data set becomes.
 
     Raises
     ------
@@ -143,7 +163,7 @@ class LocalSGD:
         loss: SampleLoss = cross_entropy,
         device: str | torch.device = "cpu",
         *,
-        optimizer: str = "sgd",
+        optimizer: str | MakeOptimizer = "sgd",
         momentum: float = 0.9,
         nesterov: bool = False,
         weight_decay: float = 0.0,
@@ -153,51 +173,54 @@ class LocalSGD:
         precision: str = "float32",
         channels_last: bool = False,
         compile: bool = False,
-        cuda_graph: bool = False,
         name: str = "",
         micro_batch_size: int = 0,
+        peak_learning_rate: float = 1.0,
+        collate: Collate | None = None,
+        loader_workers: int = 0,
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self._name = name or str(self.device)
         self._clip_norm, self._slowdown = clip_norm, slowdown
         shared = isinstance(dataset, BatchSource)
-        self._source = dataset if shared else BatchSource(dataset, self.device)
+        self._source: BatchSource = (
+            dataset
+            if shared
+            else BatchSource(dataset, self.device, collate=collate, loader_workers=loader_workers)
+        )
         self._loss, self._augment = loss, augment
+        self._loss_takes_model = takes_model(loss)
         self._precision = check_precision(precision, self.device)
+        self._scaler = LossScaler(self.device) if self._precision == "float16" else None
+        self._skipped_steps = 0
         check_micro_batches(self.model, micro_batch_size)
         check_model(self.model)
         self._micro_batch_size = micro_batch_size
         self._channels_last = channels_last
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._forward = torch.compile(self.model) if compile else self.model
+        self._forward = compiled(self.model, self.device) if compile else self.model
         self._compiled_sizes: set[int] = set()
         self._generator = torch.Generator(self.device)
-        fused = can_fuse(self.model, self.device)
-        capture = None
-        if cuda_graph:
-            capture = capture_for(self.device, self._source.on_device, fused, self._name)
-        self._optimizer = make_optimizer(
-            optimizer,
-            self.model.parameters(),
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            # A captured step reads the learning rate from a tensor.
-            learning_rate=torch.tensor(1.0, device=self.device) if capture else 1.0,
-            fused=fused or None,
-        )
-        # Whether the optimizer's state is created in advance and keeps its address.
-        self._state_stays = fused or capture is not None
+        if callable(optimizer):
+            self._optimizer, self._state_stays = custom_optimizer(optimizer, self.model), False
+            self._peak_learning_rate = peak_learning_rate
+        else:
+            # The state of a fused optimizer is created in advance and keeps its address.
+            self._state_stays = can_fuse(self.model, self.device)
+            self._optimizer = make_optimizer(
+                optimizer,
+                self.model.parameters(),
+                momentum=momentum,
+                nesterov=nesterov,
+                weight_decay=weight_decay,
+                fused=self._state_stays or None,
+            )
+            self._peak_learning_rate = 1.0
         if self._state_stays:
             begin_state(self._optimizer)
         self._has_zeroed = False
-        self._graphs: GraphedSteps | None = None
-        if capture:
-            self._graphs = GraphedSteps(
-                self._step, self.model, self._optimizer, capture, self._name
-            )
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
         """Run the steps of an order.
@@ -246,8 +269,9 @@ class LocalSGD:
         use_precision(self._precision, self.device)
         load_state(self.model, order.arrays)
         self._prepare_momentum(order, state)
-        set_learning_rate(self._optimizer, order.learning_rate)
+        set_learning_rate(self._optimizer, order.learning_rate / self._peak_learning_rate)
         self.model.train()
+        self._skipped_steps = 0
         try:
             losses, started_at, seconds = self._do_steps(order)
             zeroed = order.momentum_policy != "reset" and self._zeroed_momentum(order.round)
@@ -266,10 +290,15 @@ class LocalSGD:
             arrays=arrays,
             momentum=None if zeroed else momentum,
             momentum_zeroed=int(zeroed),
+            skipped_steps=self._skipped_steps,
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
         stays = self._state_stays
+        if self._scaler is not None:
+            before = order.momentum or (state and state.array_records.get(MOMENTUM))
+            if before and GRAD_SCALER in before:
+                self._scaler.load(before[GRAD_SCALER].numpy())
         if order.momentum_policy == "reset":
             self.forget_momentum()
         elif order.momentum_policy == "average" or order.momentum is not None:
@@ -286,6 +315,8 @@ class LocalSGD:
             return momentum_record(self.model, self._optimizer)
         if order.momentum_policy == "keep" and state is not None:
             kept = momentum_record(self.model, self._optimizer, copy=self._state_stays)
+            if self._scaler is not None:
+                kept[GRAD_SCALER] = view_record({GRAD_SCALER: self._scaler.state})[GRAD_SCALER]
             if kept:
                 state[MOMENTUM] = kept
         return None
@@ -314,18 +345,21 @@ class LocalSGD:
         losses = torch.empty(len(indices), device=self.device)
         cards = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
-            step = self._prepared_step(indices[:size], order.seed, weights is not None)
+            self._prepare_steps(indices[:size], order.seed)
             _synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
-            for first in range(0, len(indices), size):
-                batch = slice(first, first + size)
-                losses[batch] = step(indices[batch], None if weights is None else weights[batch])
-                completed += 1
-                if order.deadline_seconds > 0:
-                    _synchronize(self.device)  # otherwise the host runs ahead of the device
-                    elapsed = time.perf_counter() - start
-                    if self._slowdown * elapsed >= order.deadline_seconds:
-                        break
+            with contextlib.closing(self._source.batches(indices, size, order.seed)) as batches:
+                for batch in batches:
+                    rows = slice(completed * size, (completed + 1) * size)
+                    losses[rows] = self._step(
+                        batch, size, None if weights is None else weights[rows]
+                    )
+                    completed += 1
+                    if order.deadline_seconds > 0:
+                        _synchronize(self.device)  # otherwise the host runs ahead of the device
+                        elapsed = time.perf_counter() - start
+                        if self._slowdown * elapsed >= order.deadline_seconds:
+                            break
             _synchronize(self.device)
             throttle(start, self._slowdown)
             seconds = time.perf_counter() - start
@@ -339,12 +373,12 @@ class LocalSGD:
 
     def _step(
         self,
-        indices: Tensor,
-        generator: torch.Generator,
-        micro_batch_size: int | None = None,
+        batch: Any,
+        size: int,
         weights: Tensor | None = None,
+        micro_batch_size: int | None = None,
     ) -> Tensor:
-        """Run one step: gather, augment, forward, loss, backward, optimizer.
+        """Run one step on a batch of `size` samples: augment, forward, loss, backward, optimizer.
 
         The gradient is that of the mean of the weighted losses. It is not divided by the sum of the
         weights, because the weights stand for samples that were left out.
@@ -354,63 +388,79 @@ class LocalSGD:
         torch.Tensor
             Unweighted losses before the step, shape (batch_size,).
         """
-        self._optimizer.zero_grad()
-        inputs, targets = self._source.batch(indices)
         if self._augment is not None:
-            inputs = self._augment(inputs, generator)
-        if self._channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        size = len(indices)
+            batch = augmented(self._augment, batch, self._generator)
+        if self._channels_last:
+            batch = map_tensors(batch, _channels_last)
+        for _ in range(MOST_SKIPS):
+            losses = self._backward(batch, size, weights, micro_batch_size)
+            if self._update():
+                return losses
+            self._skipped_steps += 1
+        raise ValueError(
+            f"the gradients overflow in float16 also with a loss scale of {LOSS_SCALE} / 2^"
+            f"{MOST_SKIPS}; use a smaller learning rate, or precision = bfloat16 or float32"
+        )
+
+    def _backward(
+        self, batch: Any, size: int, weights: Tensor | None, micro_batch_size: int | None
+    ) -> Tensor:
+        """Compute the gradient of a batch; return its losses."""
+        self._optimizer.zero_grad()
         most = self._micro_batch_size if micro_batch_size is None else micro_batch_size
-        if 0 < most < size:
-            parts, done = [], 0
-            for some, their_targets in micro_batches(inputs, targets, most):
-                losses = self._losses(some, their_targets, len(some))
-                parts.append(losses.detach())
-                if weights is not None:
-                    losses = losses * weights[done : done + len(some)]
-                (losses.sum() / size).backward()  # type: ignore[no-untyped-call]
-                done += len(some)
-                del losses  # frees its graph before the next micro-batch
-            detached = torch.cat(parts)
-        else:
-            losses = self._losses(inputs, targets, size)
-            detached = losses.detach()
+        if not 0 < most < size:
+            losses = self._losses(batch, size)
+            self._backpropagate((losses if weights is None else losses * weights).mean())
+            return losses.detach()
+        parts, done = [], 0
+        for some, count in micro_batches(batch, size, most):
+            losses = self._losses(some, count)
+            parts.append(losses.detach())
             if weights is not None:
-                losses = losses * weights
-            losses.mean().backward()  # type: ignore[no-untyped-call]
+                losses = losses * weights[done : done + count]
+            self._backpropagate(losses.sum() / size)
+            done += count
+            del losses  # frees its graph before the next micro-batch
+        return torch.cat(parts)
+
+    def _backpropagate(self, loss: Tensor) -> None:
+        if self._scaler is not None:
+            loss = self._scaler.scaled(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _update(self) -> bool:
+        """Clip the gradient and run the optimizer; return False if it was skipped."""
+        if self._scaler is not None:
+            self._scaler.unscale(self._optimizer)
         if self._clip_norm > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+        if self._scaler is not None:
+            return self._scaler.step(self._optimizer)
         self._optimizer.step()
-        return detached
+        return True
 
-    def _losses(self, inputs: object, targets: Tensor, size: int) -> Tensor:
+    def _losses(self, batch: Any, size: int) -> Tensor:
         with autocast(self._precision, self.device):
-            losses = self._loss(self._forward(inputs), targets)
+            if self._loss_takes_model:
+                losses = self._loss(self._forward, batch)
+            else:
+                inputs, targets = inputs_and_targets(batch)
+                losses = self._loss(self._forward(inputs), targets)
         if losses.shape != (size,):
             raise ValueError(
                 f"the loss must return one value per sample, shape ({size},), not "
                 f'{tuple(losses.shape)}; for a torch loss, set reduction="none"'
             )
-        return losses.float() if losses.dtype == torch.bfloat16 else losses
+        return losses.float() if losses.dtype in (torch.bfloat16, torch.float16) else losses
 
-    def _prepared_step(self, indices: Tensor, seed: int, weighted: bool) -> Step:
-        """Return the step function for batches of this size, and seed its random generators.
-
-        Compiles and captures a step of this size if requested and not done yet, without changing
-        the model, its momentum or any other state. The losses that a step returns may be
-        overwritten by the next step.
-        """
+    def _prepare_steps(self, indices: Tensor, seed: int) -> None:
+        """Compile the model for batches of this size if requested, and seed the generators."""
         if self._forward is not self.model:
             self._compile_for(indices)
-        captured = self._graphs.prepared(indices, seed, weighted) if self._graphs else None
         # torch.manual_seed searches for all kinds of devices, which takes half a millisecond.
         on_cpu = self.device.type == "cpu"
         (torch.default_generator if on_cpu else torch).manual_seed(seed)
-        if captured is not None:
-            return captured
         self._generator.manual_seed(seed)
-        return lambda indices, weights: self._step(indices, self._generator, weights=weights)
 
     def _compile_for(self, indices: Tensor) -> None:
         """Compile the model for this batch size with one step, and restore the training state.
@@ -422,8 +472,8 @@ class LocalSGD:
             return
         self._compiled_sizes.add(len(indices))
         try:
-            with preserve_training_state(self.model, self._optimizer):
-                self._step(indices, self._generator)
+            with self._trial():
+                self._step(self._source.batch(indices), len(indices))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise many; the eager step repeats a model error
@@ -433,6 +483,18 @@ class LocalSGD:
                 self._name,
                 first_cause(error),
             )
+
+    @contextlib.contextmanager
+    def _trial(self) -> Iterator[None]:
+        """Undo what a step inside the block changes."""
+        scale, skipped = self._scaler.state if self._scaler else None, self._skipped_steps
+        try:
+            with preserve_training_state(self.model, self._optimizer):
+                yield
+        finally:
+            self._skipped_steps = skipped
+            if self._scaler is not None:
+                self._scaler.load(scale)
 
     # --- too little memory
 
@@ -468,14 +530,12 @@ class LocalSGD:
         return UsageError(f"{message}; {fix}")
 
     def _fits(self, indices: npt.NDArray[np.int32], micro_batch_size: int) -> bool:
-        """Return whether an eager step fits into memory, after freeing graphs and gradients."""
+        """Return whether a step fits into memory, after freeing gradients."""
         self._optimizer.zero_grad()
-        if self._graphs:
-            self._graphs.release()
         try:
-            with preserve_training_state(self.model, self._optimizer):
-                samples = self._as_tensor(indices)
-                self._step(samples, self._generator, micro_batch_size=micro_batch_size)
+            with self._trial():
+                batch = self._source.batch(self._as_tensor(indices))
+                self._step(batch, len(indices), micro_batch_size=micro_batch_size)
         except Exception:  # of any kind: the user gets the error about memory
             return False
         return True
@@ -535,6 +595,22 @@ def throttle(start: float, slowdown: float) -> None:
         times_shared = times_shared + 1 if is_shared else 0
         if times_shared >= _SHARED_TIMES and now < until:
             time.sleep(min(until - now, _SLEEP_SECONDS))
+
+
+def compiled(model: nn.Module, device: torch.device) -> Any:
+    """Return ``torch.compile`` of a model, with CUDA graphs on CUDA.
+
+    Each call of such a model overwrites the outputs of the last one. Losses are computed from them
+    before the next call.
+    """
+    if device.type == "cuda":
+        return torch.compile(model, mode="reduce-overhead")
+    return torch.compile(model)
+
+
+def _channels_last(part: Tensor) -> Tensor:
+    """Return images, which have four dimensions, in the channels-last memory format."""
+    return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
 
 
 def _synchronize(device: torch.device) -> None:

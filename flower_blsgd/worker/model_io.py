@@ -5,7 +5,7 @@ The optimizer's state is called momentum, like its record, because SGD has no ot
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,37 +23,92 @@ from ..protocol import COUNTERS, SLOTS, state_name
 # --- weights
 
 
+def sent_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model that are trained, sent, averaged and saved, by name.
+
+    These are the parameters with ``requires_grad``, the persistent buffers of floating point, and
+    counters: integer buffers of one element. A tensor with several names, such as a tied weight, is
+    sent once. See `frozen_tensors` for the others.
+    """
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen and _is_sent(tensor):
+            seen.add(id(tensor))
+            found[name] = tensor.detach()
+    return found
+
+
+def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model's state dict that are not sent, by name.
+
+    All workers must have the same ones: parameters without ``requires_grad``, such as the base of a
+    LoRA adapter, and large buffers of integers.
+    """
+    every = model.state_dict(keep_vars=True).items()
+    return {name: tensor.detach() for name, tensor in every if not _is_sent(tensor)}
+
+
+def _is_sent(tensor: Tensor) -> bool:
+    if isinstance(tensor, nn.Parameter):
+        return tensor.requires_grad
+    return tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 1
+
+
 def check_model(model: nn.Module) -> None:
     """Raise UsageError if a model has no trainable parameters, or tensors that cannot be sent."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("model: no parameter has requires_grad = True; there is nothing to train")
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor) or name.rpartition(".")[2] == "_extra_state":
             reason = "comes from get_extra_state, which cannot be averaged; use a buffer instead"
         elif is_lazy(tensor):
             reason = "has no shape yet; give its layer all sizes, as in nn.Linear(64, 10)"
-        elif (dtype := str(tensor.dtype).removeprefix("torch.")) not in np.sctypeDict:
-            reason = f'is {dtype}, which numpy lacks; use float32 with precision = "bfloat16"'
+        elif _is_sent(tensor) and (dtype := _dtype_sent(tensor)) not in np.sctypeDict:
+            reason = f"is {dtype}, which numpy lacks; use float32, bfloat16 or float16"
         else:
             continue
         raise UsageError(f"model: {name!r} {reason}")
 
 
-def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
-    """Overwrite every tensor of the model's state dict.
+def _dtype_sent(tensor: Tensor) -> str:
+    """Return the name of the dtype in which a tensor travels: float32 for 16 bits."""
+    dtype = torch.float32 if tensor.dtype in _SHORT else tensor.dtype
+    return str(dtype).removeprefix("torch.")
 
-    A record in one buffer moves to an accelerator in one copy, where it is split into tensors.
+
+_SHORT = torch.bfloat16, torch.float16
+"""Types that travel and are averaged as float32, which holds their values exactly."""
+
+
+def first_difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return the first tensor whose shape differs, with both shapes; empty if none does."""
+    shapes = [{name: tuple(part.shape) for name, part in side.items()} for side in (theirs, ours)]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        there, here = (side.get(name, "none") for side in shapes)
+        if there != here:
+            return f"tensor {name!r} has shape {there} in the global model, {here} in this worker's"
+    return ""
+
+
+def _named_in(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a model that a record has: those that are sent, or the state dict."""
+    own = sent_tensors(model)
+    state = model.state_dict()
+    return state if record.keys() == state.keys() != own.keys() else own
+
+
+def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
+    """Overwrite the tensors of a model that are sent; see `sent_tensors`.
+
+    A record of the whole state dict is loaded as a whole. A record in one buffer moves to an
+    accelerator in one copy, where it is split into tensors.
 
     ValueError if names or shapes differ; the message gives the first difference.
     """
-    own = model.state_dict()
-    ours = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    theirs = {name: tuple(array.shape) for name, array in arrays.items()}
-    for name in sorted(ours.keys() | theirs.keys()):
-        if (there := theirs.get(name, "none")) != (here := ours.get(name, "none")):
-            raise ValueError(
-                f"tensor {name!r} has shape {there} in the global model, {here} in this worker's"
-            )
+    own = _named_in(model, arrays)
+    if different := first_difference(arrays, own):
+        raise ValueError(different)
     flat = flat_of(arrays) if copied_whole(own) else None
     if flat is None:
         sources = {name: tensor_on(array.numpy()) for name, array in arrays.items()}
@@ -65,16 +120,13 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
 
 
 def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayRecord:
-    """Return a copy of every tensor of the model's state dict, in one buffer.
+    """Return a copy of the tensors of a model that are sent, in one buffer.
 
-    With `like`, the buffer is of the same kind as this record's, see `flat_like`. From an
-    accelerator, it is filled in one copy.
+    Tensors of 16 bits become float32. With `like`, the record has the same tensors as this one, and
+    a buffer of the same kind, see `flat_like`. From an accelerator, it is filled in one copy.
     """
-    own = model.state_dict()
-    layout = Layout.of(
-        (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        for name, tensor in own.items()
-    )
+    own = sent_tensors(model) if like is None else _named_in(model, like)
+    layout = Layout.of((n, _dtype_sent(tensor), tuple(tensor.shape)) for n, tensor in own.items())
     record = flat_record(layout) if like is None else flat_like(like, layout)
     with torch.no_grad():
         if copied_whole(own):
@@ -109,9 +161,15 @@ def _cut(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Return a string that is equal for models with the same tensor names, shapes and dtypes."""
-    layout = [(n, tuple(t.shape), str(t.dtype)) for n, t in sorted(model.state_dict().items())]
-    return hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
+    """Return a string that is equal for models with the same tensors and frozen values.
+
+    The names, shapes and dtypes of all tensors count, and the content of `frozen_tensors`.
+    """
+    every = sorted(model.state_dict().items())
+    digest = hashlib.sha256(repr([(n, tuple(t.shape), str(t.dtype)) for n, t in every]).encode())
+    for _, tensor in sorted(frozen_tensors(model).items()):
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def tensor_on(array: npt.NDArray[Any]) -> Tensor:
@@ -128,8 +186,8 @@ def tensor_on(array: npt.NDArray[Any]) -> Tensor:
 def begin_state(optimizer: torch.optim.Optimizer) -> None:
     """Create the optimizer's state of all trainable parameters, as zeros.
 
-    Otherwise torch creates it in the first step. A captured step needs the addresses before that,
-    and torch's fused SGD needs the state of all parameters or none.
+    Otherwise torch creates it in the first step. Its fused SGD needs the state of all parameters or
+    none.
     """
     for group in optimizer.param_groups:
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:
@@ -156,12 +214,13 @@ def momentum_record(
     tensors = {}
     for name, parameter, slot, tensor in _state(model, optimizer):
         # A counter on the CPU must match the copy of the moments on an accelerator.
-        if not copy and parameter.device.type == "cpu":
+        if not copy and parameter.device.type == "cpu" and tensor.dtype not in _SHORT:
             copied = tensor.detach()
         else:
+            short = slot in COUNTERS or tensor.dtype in _SHORT  # of counters torch has float64
             copied = tensor.detach().to(
                 "cpu",
-                torch.float32 if slot in COUNTERS else tensor.dtype,  # torch may use float64
+                torch.float32 if short else tensor.dtype,
                 copy=True,
                 memory_format=torch.contiguous_format,  # also with channels_last
             )
@@ -185,8 +244,8 @@ def load_momentum(
     if in_place:
         zero_momentum(model, optimizer)
     for name, parameter in model.named_parameters():
-        names = {slot: state_name(slot, name) for slot in slots_of(optimizer)}
-        if record is None or not all(key in record for key in names.values()):
+        names = _names_in(record or {}, name, slots_of(optimizer))
+        if record is None or not names:
             if not in_place:
                 optimizer.state.pop(parameter, None)
             continue
@@ -197,13 +256,19 @@ def load_momentum(
         else:
             copied = copy or parameter.device.type != "cpu"
             optimizer.state[parameter] = {
-                slot: tensor.to(_slot_device(optimizer, parameter, slot), copy=copied)
+                slot: tensor.to(
+                    _slot_device(optimizer, parameter, slot),
+                    parameter.dtype if parameter.dtype in _SHORT and slot not in COUNTERS else None,
+                    copy=copied,
+                )
                 for slot, tensor in kept.items()
             }
 
 
 def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Set the optimizer's state to zero, in place."""
+    """Set the optimizer's state to zero, in place; a custom optimizer begins anew."""
+    if not slots_of(optimizer):
+        optimizer.state.clear()
     for _, _, _, tensor in _state(model, optimizer):
         tensor.zero_()
 
@@ -217,8 +282,25 @@ def momentum_is_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bo
 
 
 def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return the names of the tensors that an optimizer keeps for each parameter."""
-    return SLOTS["adamw" if isinstance(optimizer, torch.optim.AdamW) else "sgd"]
+    """Return the names of what an optimizer keeps for each parameter; none if they are not known.
+
+    Those of a custom optimizer are known from its state only.
+    """
+    known = {torch.optim.SGD: "sgd", torch.optim.AdamW: "adamw"}
+    name = known.get(type(optimizer))
+    return SLOTS[name] if name else ()
+
+
+def _names_in(record: Mapping[str, Any], parameter: str, slots: Sequence[str]) -> dict[str, str]:
+    """Return the names of a parameter's state in a record, by slot; empty if it is incomplete."""
+    if slots:
+        names = {slot: state_name(slot, parameter) for slot in slots}
+        return names if all(key in record for key in names.values()) else {}
+    ending = state_name("", parameter)
+    names = {key.removesuffix(ending): key for key in record if key.endswith(ending)}
+    if parameter in record:
+        names[SLOTS["sgd"][0]] = parameter
+    return names
 
 
 def _state(
@@ -227,15 +309,20 @@ def _state(
     """Yield name, parameter, slot and tensor of the optimizer's whole state."""
     for name, parameter in model.named_parameters():
         kept = optimizer.state.get(parameter, {})
-        for slot in slots_of(optimizer):
+        for slot in slots_of(optimizer) or kept:
             tensor = kept.get(slot)
-            if tensor is not None:
+            if isinstance(tensor, Tensor):
                 yield name, parameter, slot, tensor
+            elif tensor is not None:
+                raise UsageError(
+                    f"task: the state {slot!r} of {type(optimizer).__name__} is a "
+                    f"{type(tensor).__name__}; only tensors can be kept between rounds"
+                )
 
 
 def _slot_device(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, slot: str
 ) -> torch.device:
     """Return the device of a slot: the CPU for counters unless fused, else the parameter's."""
-    fused = any(group["fused"] for group in optimizer.param_groups)
+    fused = any(group.get("fused") for group in optimizer.param_groups)
     return torch.device("cpu") if slot in COUNTERS and not fused else parameter.device

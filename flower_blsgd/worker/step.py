@@ -4,11 +4,13 @@
 """
 
 import contextlib
+import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,11 +20,35 @@ from ..errors import UsageError
 from ..grids.worker_spec import PRECISIONS, Precision
 from ..protocol import SLOTS
 
-SampleLoss = Callable[[Any, Tensor], Tensor]
-"""(outputs, targets) -> one loss per sample, shape (batch_size,)."""
+SampleLoss = Callable[[Any, Any], Tensor]
+"""``(outputs, targets)`` or ``(model, batch)`` -> one loss per sample, shape (batch_size,).
+
+A function whose first parameter is called ``model`` gets the model and the whole batch. Any other
+one gets the model's outputs and the targets; batches are then pairs (inputs, targets).
+"""
 
 Augment = Callable[[Any, torch.Generator], Any]
-"""(inputs of a batch, generator on their device) -> inputs."""
+"""``(inputs, generator) -> inputs`` of a batch that is a pair; ``(batch, generator) -> batch`` of
+another one. The generator is on the batch's device.
+"""
+
+
+# --- the task's functions on a batch
+
+
+def takes_model(function: SampleLoss) -> bool:
+    """Return whether a loss or metric gets the model and the whole batch."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "") == "model"
+    except ValueError:  # some functions of C have no signature
+        return False
+
+
+def augmented(augment: Augment, batch: Any, generator: torch.Generator) -> Any:
+    """Return a training batch with random changes."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return augment(batch[0], generator), batch[1]
+    return augment(batch, generator)
 
 
 # --- optimizers
@@ -35,23 +61,47 @@ def make_optimizer(
     momentum: float,
     nesterov: bool,
     weight_decay: float,
-    learning_rate: float | Tensor = 1.0,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
     """Return an optimizer; `set_learning_rate` sets the learning rate of each order.
 
-    `LocalSGD` documents the settings. Captured steps need the learning rate in a tensor, because a
-    number would become a constant of the graph. `fused` optimizers use one kernel for all
-    parameters; None leaves the choice to torch.
+    `LocalSGD` documents the settings. `fused` optimizers use one kernel for all parameters; None
+    leaves the choice to torch.
 
     ValueError if the name is unknown.
     """
-    both: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "fused": fused}
+    both: dict[str, Any] = {"lr": 1.0, "weight_decay": weight_decay, "fused": fused}
     if name == "sgd":
         return torch.optim.SGD(parameters, momentum=momentum, nesterov=nesterov, **both)
     if name == "adamw":
         return torch.optim.AdamW(parameters, betas=(0.9, 0.999), **both)
     raise ValueError(f"optimizer = {name!r} must be one of {', '.join(map(repr, SLOTS))}")
+
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+"""``(model) -> optimizer`` with the user's parameter groups and learning rates."""
+
+
+def custom_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the user's optimizer for a model; its learning rates are those of the schedule's peak.
+
+    UsageError if it is not an optimizer of torch, or has parameters of another model.
+    """
+    optimizer = make(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"task: optimizer(model) returned a {type(optimizer).__name__}, expected a "
+            "torch.optim.Optimizer"
+        )
+    own = set(model.parameters())
+    for group in optimizer.param_groups:
+        if not own.issuperset(group["params"]):
+            raise UsageError(
+                "task: optimizer(model) has parameters that the model does not have; create it "
+                "from the model that it gets"
+            )
+        group["initial_lr"] = group["lr"]  # torch's name for it
+    return optimizer
 
 
 def can_fuse(model: nn.Module, device: torch.device) -> bool:
@@ -68,32 +118,12 @@ def can_fuse(model: nn.Module, device: torch.device) -> bool:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set an optimizer's learning rate, in place if it is a tensor."""
+    """Set an optimizer's learning rate; those of a custom one are multiplied by it."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(learning_rate)
-        else:
-            group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("initial_lr", 1.0)
 
 
 # --- micro-batches
-
-
-def micro_batches(inputs: Any, targets: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets of each micro-batch of at most `size` samples, in order.
-
-    Their sizes differ by at most one. UsageError if inputs or targets are not tensors.
-    """
-    for name, part in (("inputs", inputs), ("targets", targets)):
-        if not isinstance(part, Tensor):
-            raise UsageError(
-                f"micro-batch-size = {size}: the {name} of a batch are a "
-                f"{type(part).__name__}, and only tensors can be split; set it to 0"
-            )
-    count = -(-len(inputs) // size)
-    yield from zip(
-        torch.tensor_split(inputs, count), torch.tensor_split(targets, count), strict=True
-    )
 
 
 def check_micro_batches(model: nn.Module, size: int) -> None:
@@ -127,6 +157,9 @@ def batch_dependent_module(model: nn.Module) -> str:
 # --- precision
 
 
+_SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
 def use_precision(precision: str, device: str | torch.device) -> None:
     """Set whether CUDA may use TF32 for float32 matrices and convolutions, for the whole process.
 
@@ -139,18 +172,71 @@ def use_precision(precision: str, device: str | torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
+LOSS_SCALE = 65_536.0
+"""Scale of the loss in float16 at the start, as in torch."""
+
+MOST_SKIPS = 40
+"""Skipped steps in a row before an order fails; the scale is then below 1e-7."""
+
+
+class LossScaler:
+    """Scale of the loss in float16, whose gradients would otherwise become zero.
+
+    torch's GradScaler, with a state of two numbers: the scale, and the steps since it last changed.
+
+    Parameters
+    ----------
+    device : torch.device
+        Device of the gradients.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.load(None)
+
+    def load(self, state: npt.NDArray[np.float32] | None) -> None:
+        """Restore a state; None begins with the first scale."""
+        scale, steps = (LOSS_SCALE, 0) if state is None else (float(state[0]), int(state[1]))
+        self._scaler = torch.amp.GradScaler(self._device.type, init_scale=scale)
+        self._scaler.load_state_dict({**self._scaler.state_dict(), "_growth_tracker": steps})
+
+    @property
+    def state(self) -> npt.NDArray[np.float32]:
+        """Return the state."""
+        state = self._scaler.state_dict()
+        return np.array([state["scale"], state["_growth_tracker"]], np.float32)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return a loss times the scale."""
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale."""
+        self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Run a step of the optimizer; return False if the gradients overflowed and it did not.
+
+        The scale is halved then.
+        """
+        before = self._scaler.get_scale()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return bool(self._scaler.get_scale() >= before)
+
+
 def autocast(
     precision: Precision, device: torch.device
 ) -> contextlib.AbstractContextManager[object]:
     """Return the context manager for the forward pass and the loss: torch's autocast or none.
 
-    With bfloat16, torch casts the inputs of matrix products and convolutions. Weights, sums and
-    losses stay float32. Casts are not cached, because a captured graph would reuse those of old
-    weights.
+    With 16 bits, torch casts the inputs of matrix products and convolutions. Weights, sums and
+    losses stay float32.
     """
-    if precision != "bfloat16":
+    if precision not in _SHORT:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+    return torch.autocast(device.type, _SHORT[precision])
 
 
 def check_precision(precision: str, device: torch.device) -> Precision:
@@ -158,9 +244,9 @@ def check_precision(precision: str, device: torch.device) -> Precision:
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise UsageError(f"precision = {precision!r} must be one of {known}")
-    if precision == "bfloat16" and not torch.amp.is_autocast_available(device.type):
+    if precision in _SHORT and not torch.amp.is_autocast_available(device.type):
         raise UsageError(
-            f'precision = "bfloat16" does not work on {device.type}; use "float32" there'
+            f'precision = "{precision}" does not work on {device.type}; use "float32" there'
         )
     return precision
 
@@ -173,9 +259,8 @@ def preserve_training_state(model: nn.Module, optimizer: torch.optim.Optimizer) 
     """Restore everything that training steps inside the block change, in place.
 
     This covers the model's parameters and buffers, the optimizer's state, the gradients, and all
-    global random generators. Tensors keep their addresses, because captured graphs use them. If the
-    model replaces a buffer by a new tensor, the old one is restored. The copies are in host memory,
-    because the device may be out of memory.
+    global random generators. If the model replaces a buffer by a new tensor, the old one is
+    restored. The copies are in host memory, because the device may be out of memory.
     """
     tensors = [*model.parameters(), *model.buffers()]
     for state in optimizer.state.values():

@@ -12,6 +12,8 @@ from flower_blsgd.algorithm.catalog import (
     STEPS,
     TRAIN_ON,
     WEIGHTS,
+    part_of,
+    register_part,
 )
 from flower_blsgd.algorithm.local_steps import (
     Participant,
@@ -24,6 +26,7 @@ from flower_blsgd.algorithm.sampling import (
     UniformSampler,
 )
 from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
 from flower_blsgd.paper.released import CandidateSampler, ReshuffledSampler
 
 _WORKERS = [
@@ -147,3 +150,41 @@ def test_names_of_algorithms_stand_in_the_catalog_only() -> None:
     assert found.pop("flower_blsgd/config.py") == {"recommended"}
     # The paper's reproductions are lists of algorithms.
     assert all(name.startswith("flower_blsgd/paper/") for name in found), found
+
+
+# --- custom parts
+
+
+class FirstSamples(UniformSampler):
+    """A sampler of a user."""
+
+
+def test_custom_part_is_named_as_module_and_class_or_given() -> None:
+    own = f"{__name__}:FirstSamples"
+    assert RunConfig(sampler=own).choices.sampler == own
+    assert type(part_of("sampler", own, RunConfig())) is FirstSamples
+    given = FirstSamples()
+    assert part_of("sampler", register_part("sampler", given), RunConfig()) is given
+    assert part_of("sampler", "uniform", RunConfig()) == UniformSampler()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("unifrom", "sampler = 'unifrom' is not known; did you mean uniform?"),
+        ("no_such_module:X", "cannot be created: No module named 'no_such_module'"),
+        (f"{__name__}:NoSuch", "cannot be created: module"),
+        ("pathlib:Path", "is a PosixPath, but must be a Sampler of flower_blsgd"),
+        ("given-in-python:Other", "was given as an object, which is not saved; pass it again"),
+    ],
+)
+def test_custom_part_that_cannot_be_used_is_refused(name: str, told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        part_of("sampler", name, RunConfig())
+    assert str(refused.value).startswith("sampler = ")
+    assert told in str(refused.value)
+
+
+def test_object_of_another_kind_is_refused() -> None:
+    with pytest.raises(UsageError, match="must be a name, module:Class, or a StepPolicy"):
+        register_part("steps", FirstSamples())

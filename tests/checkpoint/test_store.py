@@ -226,7 +226,7 @@ def test_writing_holds_nobody_up_and_a_newer_checkpoint_replaces_one_that_waits(
     assert store.saved_round == 4
     assert names(tmp_path) == ["round-000000001", "round-000000004"]
     with safe_open(tmp_path / "best_model.safetensors", "numpy") as best:
-        assert best.metadata() == {"round": "4", "accuracy": "0.75"}
+        assert best.metadata() == {"round": "4", "value": "0.75"}
         np.testing.assert_array_equal(best.get_tensor("bias"), [2.0])
 
 

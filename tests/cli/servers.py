@@ -68,11 +68,3 @@ def listening(context: ssl.SSLContext | None = None, answer: bytes = ANSWER) -> 
         closing.set()
         thread.join()
         server.close()
-
-
-@contextlib.contextmanager
-def deaf_port() -> Iterator[int]:
-    """Yield a port that is taken, but on which nobody listens: connections are refused."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        yield int(holder.getsockname()[1])

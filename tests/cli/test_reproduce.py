@@ -108,7 +108,7 @@ def test_data_of_each_data_set_lies_in_its_own_folder(
     refused: Refused, trained: FakeTrain, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = SimpleNamespace(num_train=25_000)
-    monkeypatch.setattr(compare, "load_own_task", lambda _: (task, True))
+    monkeypatch.setattr(compare, "load_own_task", lambda _: task)
     Path("mine/ag_news").mkdir(parents=True)
     quick = ("reproduce", "bias-2c8g", "--scale", "quick", "-s", "data=mine", "--seeds", "7")
     assert "has no folder cifar10" in refused(*quick)

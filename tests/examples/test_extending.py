@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flower_blsgd import TrainReport
 from flower_blsgd.algorithm.local_steps import Participant
 from flower_blsgd.results.folder import EpochRow
+from flower_blsgd.tasks.task import check_task
 
 from ..results.records import epoch
 from .commands import ROOT, two_nodes
@@ -50,6 +51,7 @@ def test_blocks_do_what_they_say(names: dict[str, Any]) -> None:
     workers = [Participant(True, 8), Participant(False, 8), Participant(False, 8, given_steps=3)]
     assert names["HalfForSlow"](8).local_steps(workers) == [8, 4, 3]
     assert names["RootWeighting"]().weights([64.0, 16.0, 0.0]) == [8 / 12, 4 / 12, 0.0]
+    check_task(names["own_task"])
     strategy = names["strategy"]
     # (8 + 4) x 8 = 96 of 192 samples a round: two rounds an epoch. start: 4, fit: to epoch 3,
     # which is 2 more, the stream's start: 2.

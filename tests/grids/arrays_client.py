@@ -12,7 +12,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from flower_blsgd.grids.app_call import accept_views
-from flower_blsgd.grids.array_records import view_record
 
 app, viewing_app = ClientApp(), ClientApp()
 accept_views(viewing_app)
@@ -51,20 +50,8 @@ def train(message: Message, context: Context) -> Message:
     elif what == "scribble-state":
         context.state["kept"]["x"].numpy()[...] = -1.0
         answer["kept"] = float(context.state["kept"]["x"].numpy().flat[0])
-    elif what == "momentum":
-        answer["momentum"] = step_momentum(context, memory)
-        back["arrays"] = view_record({"x": memory + 1})
-    elif what == "raise-after-changes":
-        context.state["calls"]["count"] = 1000
-        context.state["calls"]["list"].append(5)
-        context.state["more"] = ConfigRecord({"x": 1})
+    elif what == "raise":
         raise ValueError("on purpose")
-    elif what == "calls":
-        calls = context.state.config_records.setdefault(
-            "calls", ConfigRecord({"count": 0, "list": [0]})
-        )
-        calls["count"] += 1
-        answer |= {"count": calls["count"], "list": list(calls["list"]), "names": [*context.state]}
     elif what == "return-none":
         return None  # type: ignore[return-value]
     elif what == "die":
@@ -79,14 +66,3 @@ def train(message: Message, context: Context) -> Message:
         answer |= sys.modules["shipped"].call(context.node_id, dict(order))
     back["answer"] = ConfigRecord(answer)
     return Message(back, reply_to=message)
-
-
-def step_momentum(context: Context, gradient: np.ndarray) -> float:
-    """Keep a sum of all that came, where it is; return its first element before."""
-    if "momentum" not in context.state:
-        context.state["momentum"] = view_record({"x": np.zeros_like(gradient)})
-    momentum = context.state["momentum"]["x"].numpy()
-    before = float(momentum.flat[0])
-    momentum += gradient
-    assert momentum.min() == momentum.max()
-    return before

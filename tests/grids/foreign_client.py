@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 LONGEST_WAIT_SECONDS = 60.0
 
 app = ClientApp()
-fedavg_app = ClientApp()
 not_an_app = "a text"
 
 
@@ -53,8 +52,6 @@ def train(message: Message, context: Context) -> Message:
     if "print" in order:
         print(order["print"], flush=True)
     what = order["do"]
-    if what == "raise":
-        raise ValueError("raised on purpose")
     if what == "exit":
         os._exit(3)
     if what == "sys-exit":
@@ -118,27 +115,3 @@ def _native_threads() -> list[int]:
         return []
     pythons = {thread.native_id for thread in threading.enumerate()}
     return [int(task.name) for task in tasks.iterdir() if int(task.name) not in pythons]
-
-
-@fedavg_app.train()
-def fedavg_train(message: Message, context: Context) -> Message:
-    """Node 0 adds 1 and has 1 example; node 1 adds 5 and has 3."""
-    step, examples = [(1.0, 1), (5.0, 3)][int(context.node_config["partition-id"])]
-    (name,) = message.content["arrays"]
-    model = message.content["arrays"][name].numpy()
-    return Message(
-        RecordDict(
-            {
-                "arrays": ArrayRecord({name: Array(model + np.float32(step))}),
-                "metrics": MetricRecord({"num-examples": examples, "step": step}),
-            }
-        ),
-        reply_to=message,
-    )
-
-
-@fedavg_app.evaluate()
-def fedavg_evaluate(message: Message, context: Context) -> Message:
-    (array,) = message.content["arrays"].values()
-    metrics = MetricRecord({"num-examples": 1, "mean": float(array.numpy().mean())})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -1,12 +1,12 @@
 """What the tests with real processes share."""
 
-import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_blsgd.grids.local_grid import LocalGrid
@@ -18,7 +18,13 @@ from .channels import bytes_of, sum_of
 PATIENCE_SECONDS = 60.0
 """Costs nothing when all is well; a machine that has other work may need much of it."""
 CLIENT = "foreign_client:app"
-_CLIENT_FILE = Path(__file__).with_name("foreign_client.py")
+
+needs_affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity"
+)
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="this system has no /proc"
+)
 
 
 def wait_until(holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
@@ -33,76 +39,33 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE_SECONDS) -
 
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; one that is dead but not yet waited for does not."""
-    stat = Path(f"/proc/{pid}/stat")
-    if Path("/proc/self/stat").exists():
-        try:
-            return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            return False
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return False
-    return True
 
 
 def living(mark: str) -> list[int]:
     """Return the living processes that have this ``NAME=value`` in their environment."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in environment.read_bytes():
-                found.append(int(environment.parent.name))
-    return sorted(filter(is_alive, found))
+    name, _, value = mark.partition("=")
+    found = psutil.process_iter(["environ"])
+    return sorted(p.pid for p in found if (p.info["environ"] or {}).get(name) == value)
 
 
 def processes_below(parent: int | None = None, helpers: bool = False) -> set[int]:
     """Return what runs below a process, by default this one, without multiprocessing's helpers."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, above = stat.read_text().rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                parents[int(stat.parent.name)] = int(above)
-    found: set[int] = set()
-    level = {parent or os.getpid()}
-    while level:
-        level = {pid for pid, above in parents.items() if above in level}
-        found |= level
-    return {pid for pid in found if helpers or not is_helper(pid)}
+    found = {process.pid for process in psutil.Process(parent).children(recursive=True)}
+    return {pid for pid in found if is_alive(pid) and (helpers or not is_helper(pid))}
 
 
 def is_helper(pid: int) -> bool:
     """Return whether a process is multiprocessing's fork server or resource tracker."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
+        name, command = psutil.Process(pid).name(), " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
         return False
-    names = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
+    names = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
     return any(helper in command for helper in names) and name != "blsgd-worker"
-
-
-def shared_files() -> set[str]:
-    """Return the names of what lies in shared memory now."""
-    folder = Path("/dev/shm")
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-
-
-def not_held(names: set[str]) -> set[str]:
-    """Leave out what some process still holds: other programs use shared memory as well."""
-    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
-        with contextlib.suppress(OSError):
-            text = maps.read_text()
-            names = {name for name in names if name not in text}
-    return names
-
-
-def make_app(folder: Path) -> Path:
-    """Put the foreign app into a folder of its own."""
-    folder.mkdir(exist_ok=True)
-    shutil.copy(_CLIENT_FILE, folder / "foreign_client.py")
-    return folder
 
 
 def make_grid(

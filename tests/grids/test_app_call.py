@@ -18,11 +18,12 @@ def handler(error: BaseException | None) -> tuple[Handler, Context]:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         context.state["count"] = MetricRecord({"count": 1})
+        context.state["before"]["list"].append(5)
         if error is not None:
             raise error
         return Message(RecordDict(), reply_to=message)
 
-    context = Context(1, 5, {}, RecordDict({"before": ConfigRecord({"kept": True})}), {})
+    context = Context(1, 5, {}, RecordDict({"before": ConfigRecord({"list": [0]})}), {})
     return handler_of(app, context), context
 
 
@@ -54,7 +55,7 @@ def test_an_error_is_a_reply_and_the_state_stays(error: Exception, begin: str, e
     assert reply.error.reason is not None
     assert reply.error.reason.startswith(begin)
     assert reply.error.reason.endswith(end)
-    assert set(context.state) == {"before"}
+    assert context.state == RecordDict({"before": ConfigRecord({"list": [0]})})
 
 
 @pytest.mark.parametrize(

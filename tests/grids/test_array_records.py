@@ -106,33 +106,23 @@ def test_objects_are_refused_where_flower_refuses_them(kind: type[ArrayView]) ->
 # --- records --------------------------------------------------------------------------------
 
 
-def records() -> tuple[ArrayRecord, ArrayRecord]:
+def test_records_of_views_equal_plain_ones_and_travel_over_flowers_wire() -> None:
     tensors = {
         "w": np.arange(6, dtype=np.float32).reshape(2, 3),
         "steps": np.array(3, np.int64),
         "none": np.zeros((0,), np.float16),
     }
-    return view_record(tensors), ArrayRecord({name: Array(t) for name, t in tensors.items()})
-
-
-def test_view_record_behaves_as_a_record_that_was_made_by_the_rules() -> None:
-    ours, plain = records()
+    ours, plain = view_record(tensors), ArrayRecord({n: Array(t) for n, t in tensors.items()})
+    ours["private"], plain["private"] = PrivateArray(np.arange(3)), Array(np.arange(3))
     assert ours == plain
     assert plain == ours
     assert list(ours.items()) == list(plain.items())
     assert ours.count_bytes() == plain.count_bytes()
     assert ours.deflate() == plain.deflate()
-
-
-def test_views_travel_over_flowers_wire() -> None:
-    ours, plain = records()
-    ours["private"] = PrivateArray(np.arange(3))
-    plain["private"] = Array(np.arange(3))
-    content = message_from_proto(
-        message_to_proto(Message(RecordDict({"arrays": ours}), 5, "train"))
-    ).content
-    assert content["arrays"] == plain
-    assert {type(array) for array in content["arrays"].values()} == {Array}
+    message = Message(RecordDict({"arrays": ours}), 5, "train")
+    arrived = message_from_proto(message_to_proto(message)).content["arrays"]
+    assert arrived == plain
+    assert {type(array) for array in arrived.values()} == {Array}
 
 
 # --- records in one piece ---------------------------------------------------------------------

@@ -83,23 +83,9 @@ def test_error_codes() -> None:
     assert not has_no_handler(Error(RAISED))
 
 
-# --- ClientApp as a function ----------------------------------------------------------------
-
-
-def test_client_app_is_called_with_message_and_context() -> None:
-    app = ClientApp()
-
-    @app.query("profile")
-    def profile(order: Message, context: Context) -> Message:
-        context.state["seen"] = ConfigRecord({"by": context.node_id})
-        return Message(order.content, reply_to=order)
-
-    context = Context(1, 100, {}, RecordDict(), {})
-    order = Message(RecordDict({"c": ConfigRecord({"x": 5})}), 100, "query.profile")
-    assert app(order, context).content["c"]["x"] == 5
-    assert context.state["seen"]["by"] == 100
-    with pytest.raises(ValueError, match="No query function") as refused:
-        ClientApp()(order, context)
+def test_message_without_a_handler_is_known_by_its_error() -> None:
+    with pytest.raises(ValueError, match="No train function") as refused:
+        ClientApp()(message(), Context(1, 100, {}, RecordDict(), {}))
     assert has_no_handler(Error(RAISED, str(refused.value)))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.pinning import environment, num_threads, pinned
+from flower_blsgd.grids.pinning import THREAD_VARIABLES, environment, pinned
 from flower_blsgd.grids.worker_spec import WorkerSpec
 from tests.log_capture import captured_log
 
@@ -22,8 +22,8 @@ from .processes import (
     ask,
     is_alive,
     is_helper,
-    make_app,
     make_grid,
+    needs_affinity,
     process_ids,
     query,
     report,
@@ -31,46 +31,30 @@ from .processes import (
 )
 
 CORES = usable_cores()
-needs_affinity = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity"
-)
 
 
 @pytest.mark.parametrize(
-    ("worker", "threads", "expected"),
+    ("worker", "threads", "count"),
     [
-        (WorkerSpec("cpu", (0, 1, 2)), 0, 3),
-        (WorkerSpec("cpu", (0, 1, 2)), 1, 1),
-        (WorkerSpec("cpu", (4,)), 8, 8),
-        (WorkerSpec("cpu"), 0, 1),
-        (WorkerSpec("cuda:0"), 4, 4),
+        (WorkerSpec("cpu", (0, 1, 2)), 0, "3"),
+        (WorkerSpec("cpu", (0, 1, 2)), 1, "1"),
+        (WorkerSpec("cpu", (4,)), 8, "8"),
+        (WorkerSpec("cpu"), 0, "1"),
+        (WorkerSpec("cuda:1"), 3, "3"),
     ],
 )
-def test_num_threads(worker: WorkerSpec, threads: int, expected: int) -> None:
-    assert num_threads(worker, threads) == expected
-
-
-@pytest.mark.parametrize(
-    ("worker", "threads", "count", "more"),
-    [
-        (WorkerSpec("cpu", (0, 1)), 0, "2", {"CUDA_VISIBLE_DEVICES": ""}),
-        (WorkerSpec("cuda:1"), 3, "3", {}),  # hides nothing: it would be cuda:0 there
-    ],
-)
-def test_environment(worker: WorkerSpec, threads: int, count: str, more: dict[str, str]) -> None:
+def test_environment(
+    monkeypatch: pytest.MonkeyPatch, worker: WorkerSpec, threads: int, count: str
+) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")  # the user's
+    # A GPU worker sees all of them: else it would be cuda:0 there.
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if worker.device == "cpu" else {}
     assert environment(worker, threads) == {
-        "MALLOC_TRIM_THRESHOLD_": "268435456",
+        "MALLOC_TRIM_THRESHOLD_": "7",
         "MALLOC_MMAP_THRESHOLD_": "33554432",
-        "OMP_NUM_THREADS": count,
-        "MKL_NUM_THREADS": count,
-        "OPENBLAS_NUM_THREADS": count,
-        **more,
+        **dict.fromkeys(THREAD_VARIABLES, count),
+        **hidden,
     }
-
-
-def test_environment_keeps_the_users_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
-    assert environment(WorkerSpec("cpu"))["MALLOC_TRIM_THRESHOLD_"] == "7"
 
 
 @pytest.fixture
@@ -120,11 +104,6 @@ def test_pinned_without_affinity(monkeypatch: pytest.MonkeyPatch, other_thread_c
 forks = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
 
-@pytest.fixture(scope="module")
-def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_app(tmp_path_factory.mktemp("foreign"))
-
-
 @forks
 @pytest.mark.processes
 @pytest.mark.parametrize("forked", [True, False], ids=["forked", "anew"])
@@ -137,10 +116,11 @@ def test_a_worker_is_as_a_process_that_was_started_now(
     if not forked:
         monkeypatch.setattr(multiprocessing.forkserver, "connect_to_new_process", no_server)
     monkeypatch.setenv("BLSGD_TEST", "set since")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(sys, "argv", ["program", "argument"])
     monkeypatch.chdir(tmp_path)
     cores = usable_cores()[-1:]
-    workers = [WorkerSpec("cpu", cores), WorkerSpec("cpu")]
+    workers = [WorkerSpec("cpu", cores), WorkerSpec("cuda:0")]
     with make_grid(app_dir, workers, threads=2) as grid:
         one, two = (answer_of(reply) for reply in ask(grid, query(100), query(101)))
     assert one["parent"] == two["parent"]
@@ -149,6 +129,11 @@ def test_a_worker_is_as_a_process_that_was_started_now(
     assert one["arguments"] == []
     assert one["threads"] == two["threads"] == 2
     assert (one["affinity"], two["affinity"]) == (list(cores), list(usable_cores()))
+    # Numpy's BLAS starts its threads when it is imported: a process that is pinned only then has
+    # them anywhere.
+    assert set(one["native_affinity"]) <= set(cores)
+    assert (one["CUDA_VISIBLE_DEVICES"], two["CUDA_VISIBLE_DEVICES"]) == ("", "0,1")
+    assert [said[name] for said in (one, two) for name in THREAD_VARIABLES] == ["2"] * 6
     assert (one["BLSGD_TEST"], one["PYTHONSAFEPATH"]) == ("set since", "not set")
     assert one["ignores_ctrl_c"]
     assert len({*one["random"], *two["random"]}) == 6
@@ -200,6 +185,7 @@ def test_a_program_is_not_run_again_in_its_workers_and_leaves_no_process(
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "queue.py").write_text("raise SystemExit('not the standard library')")
+    (folder / "foreign_client.py").write_text("raise SystemExit('another app')")
     done = subprocess.run(
         [sys.executable, str(tmp_path / "program.py"), str(app_dir)],
         cwd=folder,

@@ -3,7 +3,6 @@
 import gc
 import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,8 @@ from flower_blsgd.grids.shared_memory import (
 )
 
 from .channels import Side, bytes_of, mapped_sizes, open_files, two_sides
+from .processes import needs_proc
 
-needs_proc = pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="this system has no /proc"
-)
 BIG = 5000
 """Elements of float64: large enough for a block of its own."""
 

@@ -1,7 +1,6 @@
 """Functions by value, and what they refer to as shared memory that is copied on write."""
 
 import gc
-import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -111,13 +110,6 @@ def test_too_little_memory_for_the_data(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 # --- with processes -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def app_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shipping")
-    shutil.copy(Path(__file__).with_name("arrays_client.py"), folder)
-    return folder
 
 
 def start(app_dir: Path, setup: Callable[[], object], workers: int = 2) -> LocalGrid:

@@ -1,7 +1,7 @@
 """Nodes with several devices without processes: their replies, and rounds on them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.flower_internals import RAISED
 from flower_blsgd.grids.machine import Machine, usable_cores
-from flower_blsgd.grids.stream.session import begin_session, end_session, in_session
+from flower_blsgd.grids.stream.session import in_session, session
 from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.hosts.several_devices import node_workers, several_devices
 from flower_blsgd.protocol import (
@@ -381,15 +381,6 @@ def test_evaluation_is_shared_among_the_fast_workers_behind_nodes() -> None:
 DEVICES = f"1x cpu:{usable_cores()[0]} fast; 2x cpu:{usable_cores()[0]} slow"
 
 
-@pytest.fixture
-def session() -> Iterator[None]:
-    begin_session()
-    assert in_session()
-    yield
-    end_session()
-    assert not in_session()
-
-
 def reply_of(kind: str, app: ClientApp = client_app, **node_config: Any) -> Message:
     message = over_the_wire(Message(RecordDict(), 7, kind))
     settings = RunConfig(threads=1).to_run_config()
@@ -406,8 +397,11 @@ def test_devices_without_a_session_are_refused_in_one_line_with_the_way_out(kind
     assert processes_below() == before
 
 
-def test_devices_that_cannot_be_used_are_refused_in_one_line(session: None) -> None:
-    reason = reply_of("query.profile", devices="2x cpu:9999").error.reason
+def test_devices_that_cannot_be_used_are_refused_in_one_line() -> None:
+    with session():
+        assert in_session()
+        reason = reply_of("query.profile", devices="2x cpu:9999").error.reason
+    assert not in_session()
     assert "\n" not in reason
     assert "devices in the node config" in reason
     assert "9999" in reason

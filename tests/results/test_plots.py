@@ -35,12 +35,16 @@ def test_learning_curve(figures: list[Figure]) -> None:
     assert {"best 90.0 % in epoch 3 (circle)", "best 90.0 % after 6 s (circle)"} <= texts(figure)
 
 
-def test_metric_that_is_no_accuracy_is_drawn_without_a_best_epoch(figures: list[Figure]) -> None:
-    rows = [epoch(1, accuracy=0.75), *(epoch(n, accuracy=None, metric=3.0 / n) for n in (2, 3))]
-    draw_learning_curve(rows, "x", PATH)
+def test_metric_to_minimize_is_drawn_with_its_name_and_its_lowest_value(
+    figures: list[Figure],
+) -> None:
+    rows = [epoch(n, accuracy=None, metric=value) for n, value in ((1, 3.0), (2, 1.0), (3, 1.5))]
+    draw_learning_curve(rows, "x", PATH, metric_name="rmse", metric_mode="min")
     left, _ = figures[0].axes
-    np.testing.assert_allclose(left.lines[0].get_xydata(), [(2, 1.5), (3, 1.0)])
-    assert (left.get_ylabel(), len(left.lines)) == ("test metric", 1)
+    np.testing.assert_allclose(left.lines[0].get_xydata(), [(1, 3.0), (2, 1.0), (3, 1.5)])
+    np.testing.assert_allclose(left.lines[1].get_xydata(), [(2, 1.0)])
+    assert left.get_ylabel() == "test rmse"
+    assert left.get_title(loc="left") == "best 1 in epoch 2 (circle)"
 
 
 @pytest.mark.parametrize(

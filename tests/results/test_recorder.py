@@ -59,6 +59,7 @@ class Run:
         profiles: list[WorkerProfile] = PROFILES,
         draws: bool = False,
         terminal: bool = False,
+        metric: tuple[str, str] = ("accuracy", "max"),
         **settings: Any,
     ) -> None:
         monkeypatch.chdir(here)
@@ -92,7 +93,7 @@ class Run:
             legacy_windows=False,
         )
         view = ProgressView(self.config.epochs, console)
-        self.recorder = RunRecorder(self.config, strategy, view, self.now)
+        self.recorder = RunRecorder(self.config, strategy, view, self.now, *metric)
         self._recording = self.recorder.recording(TASK)
         self._recording.__enter__()
         self.recorder.open_folder()
@@ -181,7 +182,18 @@ def test_summary_hand_worked(run: Run) -> None:
     assert summary == run.recorder.summary
     assert summary.keys() == {
         *("algorithm", "steps", "sampler", "weights", "train_on", "task", "clock", "seed"),
-        *("accuracy", "metric", "best_accuracy", "loss", "epochs", "rounds", "samples"),
+        *(
+            "accuracy",
+            "metric",
+            "metric_name",
+            "metric_mode",
+            "best_accuracy",
+            "best_metric",
+            "loss",
+            "epochs",
+            "rounds",
+            "samples",
+        ),
         *("samples_planned", "samples_given_up", "samples_cut_off"),
         *("wall_seconds", "setup_seconds", "training_seconds", "device_seconds"),
         *("evaluation_seconds", "summing_seconds", "fast_waiting_share", "slow_waiting_share"),
@@ -222,6 +234,7 @@ def test_summary_hand_worked(run: Run) -> None:
         "transfer_seconds": [2.0, 1.0, 2.0],
         "failures": [0, 1, 0],
         "momentum_zeroed": [1, 0, 0],
+        "skipped_steps": [0, 0, 0],
     }.items():
         assert [worker.pop(key) for worker in summary["workers"]] == values, key
     assert summary["workers"] == [{}] * 3
@@ -526,13 +539,13 @@ def test_run_that_ends_before_it_has_a_folder(start: Start, tmp_path: Path) -> N
         (
             {"patience": 2},
             [0.5, 0.75, None, 0.75, None, 0.25],
-            "2 evaluations without more than the 75.00% of epoch 2 (patience = 2)",
+            "2 evaluations without a better result than accuracy 75.00% in epoch 2 (patience = 2)",
         ),
         ({"patience": 2}, [0.5, 0.25, 0.625, 0.5], None),
         (  # what is not a number is no best, in the first evaluation or later
             {"patience": 2},
             [math.nan, math.nan, 0.5, math.nan, 0.25],
-            "2 evaluations without more than the 50.00% of epoch 3 (patience = 2)",
+            "2 evaluations without a better result than accuracy 50.00% in epoch 3 (patience = 2)",
         ),
         ({"stop_at_accuracy": 0.75}, [math.nan, 0.75], "accuracy 75.00% (stop-at-accuracy = 0.75)"),
         ({"patience": 1, "epochs": 2}, [0.5, 0.25], None),  # the budget ends it
@@ -616,28 +629,29 @@ def test_accuracy_that_is_not_a_number_is_said_once(run: Run) -> None:
     run.end_epoch(2, measured(0.25))
     run.end_epoch(3, measured(math.nan))
     (line,) = [line for line in run.lines if line.startswith("warning: ")]
-    assert line.startswith("warning: the accuracy is not a number, so best_model, patience and ")
+    assert line.startswith("warning: accuracy is not a number, so best_model and ")
     run.finish()
     summary = run.summary()
     assert (summary["accuracy"], summary["best_accuracy"]) == (None, 0.25)
 
 
-def test_metric_outside_0_to_1_is_no_accuracy_and_has_no_best(start: Start) -> None:
-    """An error that falls, in [0, 1] by chance at first: the first model is not the best."""
-    run = start(epochs=9, patience=2, stop_at_accuracy=0.5)
-    run.train(measured(0.25))
-    errors = [MetricRecord({"metric": 1.25 / number, "loss": 0.5}) for number in (1, 2, 3)]
-    errors.append(measured(0.3125))  # none of its values is above 1 any more
-    assert [run.end_epoch(number, error) for number, error in enumerate(errors, 2)] == [False] * 4
-    assert run.recorder.best is None
-    (line,) = [line for line in run.lines if line.startswith("warning: ")]
-    assert line.startswith("warning: the metric has values outside [0, 1], so best_model, ")
-    assert run.lines[-1].startswith("epoch 5/9  metric 0.3125  train loss")
+def test_metric_to_minimize_has_its_best_model_and_patience(start: Start) -> None:
+    run = start(epochs=9, patience=2, metric=("rmse", "min"))
+    errors = [MetricRecord({"rmse": error, "loss": 0.5}) for error in (1.25, 0.5, 0.75, 0.625)]
+    run.train(errors[0])
+    ended = [run.end_epoch(number, error) for number, error in enumerate(errors[1:], 2)]
+    assert ended == [False, False, True]
+    assert run.recorder.best is not None
+    assert (run.recorder.best.epoch, run.recorder.best.value) == (2, 0.5)
+    assert run.lines[-1] == (
+        "stopping early: 2 evaluations without a better result than rmse 0.5 in epoch 2 "
+        "(patience = 2)"
+    )
     run.finish()
-    assert "done: test metric 0.3125 after" in run.screen.getvalue()
+    assert "done: test rmse 0.625 after" in run.screen.getvalue()
     summary = run.summary()
-    keys = ("accuracy", "best_accuracy", "best_model_chosen_on", "metric")
-    assert [summary[key] for key in keys] == [None, None, None, 0.3125]
+    keys = ("accuracy", "best_accuracy", "metric", "best_metric", "metric_name", "metric_mode")
+    assert [summary[key] for key in keys] == [None, None, 0.625, 0.5, "rmse", "min"]
 
 
 # --- TensorBoard

@@ -26,7 +26,6 @@ from flower_blsgd.protocol import Keys
 from flower_blsgd.strategy.averaging import Averaging
 from flower_blsgd.strategy.replies import CheckedReply
 from flower_blsgd.strategy.round import Outcome, Round
-from flower_blsgd.worker.model_io import state_record
 
 from ..worker.helpers import order_for
 
@@ -136,6 +135,11 @@ class TwoLayers(nn.Module):
         return nn.functional.linear(self.first(inputs).tanh(), weight, self.bias)
 
 
+def whole_state(model: nn.Module) -> ArrayRecord:
+    """Return the model as a ServerApp of a user sends it, with both names."""
+    return view_record({name: tensor.numpy() for name, tensor in model.state_dict().items()})
+
+
 def trained(
     tied: bool, names: Any, weighting: Weighting, outer: OuterOptimizer | None
 ) -> dict[str, AnyArray]:
@@ -143,7 +147,7 @@ def trained(
     draw = torch.Generator().manual_seed(0)
     data = torch.randn(12, 2, generator=draw), torch.arange(12) % 2
     workers = [LocalSGD(TwoLayers(tied), data) for _ in range(2)]
-    averaging, arrays = Averaging(weighting, outer, names), state_record(workers[0].model)
+    averaging, arrays = Averaging(weighting, outer, names), whole_state(workers[0].model)
     for server_round in range(3):
         outcomes = []
         for worker, indices in zip(workers, (range(6), range(server_round, 10, 6)), strict=True):
@@ -193,7 +197,7 @@ def test_tensor_that_only_begins_like_a_parameter_is_none() -> None:
 
 
 def test_tied_weights_move_together_behind_a_node_with_several_devices() -> None:
-    record = state_record(TwoLayers(True))
+    record = whole_state(TwoLayers(True))
     names = [name for name, _ in TwoLayers(True).named_parameters()]
     rule = Averaging(NormalizedWeighting(), None, names).at_nodes(record, 1)
     assert set(rule["moving"]) == set(record)

@@ -1,7 +1,7 @@
 """Tasks: made, tried, split for validation, loaded by name and prepared."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from flower_blsgd.cli import main as cli
 from flower_blsgd.errors import UsageError
 from flower_blsgd.models import pretrained
 from flower_blsgd.models.text import DISTILBERTS
+from flower_blsgd.protocol import EvaluateReport
 from flower_blsgd.tasks import load_task, register_task
 from flower_blsgd.tasks import task as module
 from flower_blsgd.tasks.images import _KNOWN
@@ -144,6 +145,9 @@ def test_task_refuses_wrong_data(name: str, part: object, found: str) -> None:
     [
         ({"model": nn.Linear(2, 3)}, "model is a Linear, but must be a function that returns"),
         ({"evaluation_batch_size": -1}, "evaluation_batch_size is -1"),
+        ({"metric": len}, "metric_mode is '', but a custom metric needs 'max' if larger values"),
+        ({"metric": len, "metric_mode": "low"}, "metric_mode is 'low', but a custom metric needs"),
+        ({"metric_name": "loss"}, "metric_name is 'loss', the name of the loss"),
     ],
 )
 def test_task_refuses_wrong_settings(settings: dict[str, object], message: str) -> None:
@@ -175,9 +179,6 @@ def test_check_lets_a_good_task_pass(train: object) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-NO_PAIR = "a sample of a Dataset must be a pair (inputs, targets) of tensors, arrays or numbers;"
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -186,9 +187,11 @@ NO_PAIR = "a sample of a Dataset must be a pair (inputs, targets) of tensors, ar
             "loss(outputs, targets) returned shape () for 2 samples, expected shape (2,): one "
             'value per sample; for a torch loss, set reduction="none"',
         ),
-        ({"metric": lambda o, t: o.mean()}, "metric(outputs, targets) of test returned shape ()"),
+        (
+            {"metric": lambda o, t: o.mean(), "metric_mode": "max"},
+            "metric(outputs, targets) of test returned shape ()",
+        ),
         ({"test": (INPUTS[:, :1], TARGETS)}, "model(inputs) of test raised RuntimeError: mat1"),
-        ({"test": [{"x": 1}] * 4}, f"reading test raised ValueError: {NO_PAIR} found dict"),
         ({"augment": lambda x, g: x[:1]}, "augment(inputs, generator) returned shape (1, 2), exp"),
         ({"augment": lambda x, g: x[:, :1]}, "model(augment(inputs, generator)) raised Runtime"),
         ({"model": lambda: nn.Linear(3, 3)}, "model(inputs) raised RuntimeError"),
@@ -221,8 +224,8 @@ class Extra(nn.Linear):
     ("make", "told"),
     [
         (
-            lambda: nn.Linear(2, 3).bfloat16(),
-            "'weight' is bfloat16, which numpy lacks; use float32",
+            lambda: nn.Linear(2, 3).to(torch.float8_e4m3fn),
+            "'weight' is float8_e4m3fn, which numpy lacks; use float32, bfloat16 or float16",
         ),
         (lambda: nn.LazyLinear(3), "'weight' has no shape yet"),
         (lambda: Extra(2, 3), "'_extra_state' comes from get_extra_state"),
@@ -457,3 +460,60 @@ def test_tasks_without_anything_to_prepare(
         "to prepare\n"
     )
     assert not cache.exists()
+
+
+# metrics that are no mean
+
+
+def hits(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    chosen = outputs.argmax(dim=1)
+    return {
+        "both": ((chosen == 1) & (targets == 1)).float(),
+        "either": (chosen == 1).float() + (targets == 1).float(),
+    }
+
+
+def f1(sums: Mapping[str, float], num_samples: int) -> float:
+    return 2 * sums["both"] / max(sums["either"], 1.0)
+
+
+def test_figure_from_sums_is_that_of_the_whole_test_set() -> None:
+    """Outputs are the inputs: classes 0, 1, 1, 0, 1; F1 = 2 x 1 / (3 + 2)."""
+    inputs = torch.eye(2)[[0, 1, 1, 0, 1]]
+    targets = torch.tensor([0, 1, 0, 1, 0])
+    task = Task(
+        model=lambda: nn.Linear(2, 2, bias=False),
+        train=(inputs, targets),
+        test=(inputs, targets),
+        metric=hits,
+        metric_mode="max",
+        metric_name="f1",
+        metric_from_sums=f1,
+    )
+    check_task(task)
+    model = task.model()
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(2))
+    whole = task.evaluate(model, "cpu", 0, 5, 2)
+    halves = [task.evaluate(model, "cpu", first, last, 2) for first, last in ((0, 2), (2, 5))]
+    assert task.figure(whole) == task.figure(EvaluateReport.total(halves)) == pytest.approx(0.4)
+    assert dict(task.metrics(whole)) == {"f1": pytest.approx(0.4), "loss": whole.loss}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "task: metric returned both, either; set metric_name to one of them, or"),
+        (
+            {"metric_from_sums": lambda sums, count: sums["x"]},
+            "task: metric_from_sums raised KeyError: 'x'",
+        ),
+    ],
+)
+def test_figure_that_cannot_be_computed_is_refused(settings: dict[str, Any], told: str) -> None:
+    task = task_of(model=lambda: nn.Linear(2, 3), metric=hits, metric_mode="max", **settings)
+    assert refusal(check_task, task).startswith(told)
+
+
+def test_one_of_several_values_may_be_the_figure() -> None:
+    check_task(task_of(metric=hits, metric_mode="max", metric_name="both"))

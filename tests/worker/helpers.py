@@ -1,9 +1,8 @@
-"""Small models, data and orders, how to compare reports, and a stand-in for CUDA graphs."""
+"""Small models, data and orders, and how to compare reports."""
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
-from flower_blsgd import LocalSGD, TrainOrder, TrainReport
+from flower_blsgd import TrainOrder, TrainReport
 from flower_blsgd.worker.model_io import state_record
 
 from ..in_process_grid import same_bits
@@ -121,79 +120,3 @@ def closely(one: ArrayRecord, other: ArrayRecord, rtol: float = 1e-5, atol: floa
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-
-
-# --- a stand-in for CUDA graphs on a CPU: what is replayed is the captured function, called again.
-# It holds what a real graph takes for granted: every tensor that the step reads or writes is at the
-# address at which it was when the step was captured.
-
-Body = Callable[[torch.Generator], None]
-
-
-@dataclass
-class StandInGraph:
-    body: Body
-    optimizer: torch.optim.Optimizer
-    generator: torch.Generator = field(default_factory=torch.Generator)
-    replays: int = 0
-
-    def __post_init__(self) -> None:
-        self.addresses = self._now()
-
-    def _now(self) -> list[int]:
-        kept = [t for state in self.optimizer.state.values() for t in state.values()]
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return [tensor.data_ptr() for tensor in [*parameters, *kept, *rates]]
-
-    def seed(self, seed: int) -> None:
-        self.generator.manual_seed(seed)
-
-    def replay(self) -> None:
-        assert self._now() == self.addresses
-        self.replays += 1
-        self.body(self.generator)
-
-
-class StandInCapture:
-    """Captures on a CPU; `graphs` are all that it ever made."""
-
-    def __init__(self) -> None:
-        self.graphs: list[StandInGraph] = []
-        self.warm_up_steps = 0
-        self.released = 0
-
-    def warm_up(self, body: Body) -> None:
-        body(torch.Generator())
-        self.warm_up_steps += 1
-
-    def check(self, body: Body) -> None:
-        self.warm_up(body)
-
-    def graph(self, body: Body, optimizer: torch.optim.Optimizer) -> StandInGraph:
-        graph = StandInGraph(body, optimizer)
-        body(graph.generator)  # a graph would not compute, but what does must not matter
-        self.graphs.append(graph)
-        return graph
-
-    def release(self) -> None:
-        self.released += 1
-
-    @property
-    def replays(self) -> list[int]:
-        """How often each was replayed."""
-        return [graph.replays for graph in self.graphs]
-
-
-def capture_on_cpu(monkeypatch: pytest.MonkeyPatch, capture: object) -> None:
-    """Make every `LocalSGD` that is built from now on capture its steps with this."""
-    monkeypatch.setattr("flower_blsgd.worker.local_sgd.capture_for", lambda *told: capture)
-
-
-def eager_and_graphed(
-    model: Callable[..., nn.Module], **settings: Any
-) -> tuple[LocalSGD, LocalSGD]:
-    """Return two of a kind; a capture must be in place."""
-    return tuple(  # type: ignore[return-value]
-        LocalSGD(model(), data(), cuda_graph=cuda_graph, **settings) for cuda_graph in (False, True)
-    )

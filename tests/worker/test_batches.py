@@ -3,7 +3,9 @@
 The meta device stands for an accelerator: tensors move there, and hold nothing.
 """
 
+import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,8 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from flower_blsgd.errors import UsageError
 from flower_blsgd.worker import batches
-from flower_blsgd.worker.batches import BatchSource, num_samples
+from flower_blsgd.worker.batches import (
+    BatchSource,
+    inputs_and_targets,
+    map_tensors,
+    micro_batches,
+    num_samples,
+)
 
 from .helpers import warnings_in
 
@@ -71,17 +80,52 @@ def test_memory_map_that_is_read_only_is_read_without_a_warning(tmp_path: Path) 
         torch.set_warn_always(before)
 
 
+def test_tensors_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="different lengths: 6, 5"):
+        BatchSource((INPUTS, TARGETS[:5]), CPU)
+
+
+def test_any_number_of_tensors_is_a_batch() -> None:
+    [inputs] = BatchSource(TensorDataset(INPUTS), CPU).batch(torch.tensor([1]))
+    assert inputs.tolist() == [[2.0, 3.0]]
+    batch = BatchSource((INPUTS, TARGETS, TARGETS + 1), CPU).batch(torch.tensor([2, 0]))
+    assert [part.tolist() for part in batch[1:]] == [[20, 0], [21, 1]]
+
+
+def test_collate_makes_the_batch_also_of_tensors() -> None:
+    source = BatchSource((INPUTS, TARGETS), CPU, collate=lambda samples: {"count": len(samples)})
+    assert source.batch(torch.tensor([2, 0, 1])) == {"count": 3}
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+def test_structure_of_a_batch_is_kept() -> None:
+    batch = {"a": (INPUTS, ["word"]), "b": Point(TARGETS, None)}
+    found = map_tensors(batch, len)
+    assert found == {"a": (6, ["word"]), "b": Point(6, None)}
+    assert isinstance(found["b"], Point)
+    assert inputs_and_targets(Point(1, 2)) == (1, 2)
+
+
 @pytest.mark.parametrize(
-    ("samples", "told"),
-    [
-        ((INPUTS, TARGETS, TARGETS), "got 3 tensors"),
-        (TensorDataset(INPUTS), "got 1 tensors"),
-        ((INPUTS, TARGETS[:5]), "6 inputs, but 5 targets"),
-    ],
+    ("batch", "found"), [({"x": 1}, "a dict"), ((1, 2, 3), "a tuple of 3 parts"), (1, "a int")]
 )
-def test_batch_source_of_no_pair_is_refused(samples: object, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        BatchSource(samples, CPU)
+def test_batch_that_is_no_pair_needs_a_loss_of_the_whole_batch(batch: Any, found: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"a batch is {found}, not a pair")):
+        inputs_and_targets(batch)
+
+
+def test_micro_batches_cut_every_part() -> None:
+    batch = {"inputs": INPUTS[:5], "targets": (TARGETS[:5], TARGETS[:5] + 1)}
+    found = list(micro_batches(batch, 5, 2))
+    assert [count for _, count in found] == [2, 2, 1]
+    assert [part["targets"][1].tolist() for part, _ in found] == [[1, 11], [21, 31], [41]]
+    for part in ("word", torch.tensor(1.0), INPUTS[:4]):
+        with pytest.raises(UsageError, match="only tensors with one row per sample can be split"):
+            list(micro_batches({"inputs": INPUTS[:5], "other": part}, 5, 2))
 
 
 @pytest.mark.parametrize(

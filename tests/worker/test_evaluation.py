@@ -1,7 +1,6 @@
 """Exact means of loss and metric over a test set."""
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -33,25 +32,28 @@ def test_sums_and_means_by_hand() -> None:
     targets = torch.ones(4)  # errors 0, 1, 2, 1/2
     report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one)
     assert (report.loss_sums, report.metric_sums) == ([3.5], [2.0])
-    assert (report.loss, report.metric) == (3.5 / 4, 0.5)
+    assert (report.loss, report.totals) == (3.5 / 4, {"accuracy": 2.0})
     report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one, first=1, last=3)
     assert (report.first, report.last, report.num_examples) == (1, 3, 2)
-    assert (report.loss, report.metric) == (1.5, 1.0)
-    assert report.metric_in_range
+    assert (report.loss, report.totals) == (1.5, {"accuracy": 2.0})
 
 
-@pytest.mark.parametrize(
-    ("value", "in_range"), [(0.0, True), (1.0, True), (1.5, False), (-0.5, False), (math.nan, True)]
-)
-def test_metric_with_a_value_outside_0_to_1_is_said(value: float, in_range: bool) -> None:
-    """Their mean, 0.5 or so, does not tell."""
+def test_named_values_and_a_loss_of_the_whole_batch() -> None:
+    """Errors 0, 1, 2 and 1/2, in batches of two."""
 
-    def one_of_four(outputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.where(outputs.squeeze(1) == 2.0, value, 0.5)
+    def of_batch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return absolute(model(batch[0]), batch[1])
 
-    inputs, targets = torch.tensor([[2.0], [4.0], [6.0], [1.0]]), torch.ones(4)
-    report = evaluate_sums(Halve(), (inputs, targets), absolute, one_of_four, batch_size=2)
-    assert report.metric_in_range is in_range
+    def named(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        errors = absolute(outputs, targets)
+        return {"absolute": errors, "squared": errors.square()}
+
+    inputs = torch.tensor([[2.0], [4.0], [6.0], [1.0]])
+    report = evaluate_sums(Halve(), (inputs, torch.ones(4)), of_batch, named, batch_size=2)
+    assert (report.loss_sums, report.metric_names) == ([1.0, 2.5], ["absolute", "squared"])
+    assert report.metric_sums == [1.0, 1.0, 2.5, 4.25]
+    assert report.totals == {"absolute": 3.5, "squared": 5.25}
+    assert dict(report.metrics()) == {"absolute": 0.875, "squared": 1.3125, "loss": 0.875}
 
 
 def test_evaluation_is_in_eval_mode_and_changes_nothing() -> None:

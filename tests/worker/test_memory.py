@@ -11,8 +11,6 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.worker.local_sgd import cross_entropy
 
 from .helpers import (
-    StandInCapture,
-    capture_on_cpu,
     data,
     independent_model,
     independent_order,
@@ -43,7 +41,6 @@ SMALLER, NONE = (
 MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the same result"
 
 
-@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize(
     ("cut", "fits", "size", "micro", "tried", "told"),
     [
@@ -57,8 +54,6 @@ MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the s
     ],
 )
 def test_what_fits_is_found_by_halving_and_undone(
-    monkeypatch: pytest.MonkeyPatch,
-    captured: bool,
     cut: bool,
     fits: int,
     size: int,
@@ -66,12 +61,9 @@ def test_what_fits_is_found_by_halving_and_undone(
     tried: list[int],
     told: str,
 ) -> None:
-    capture = StandInCapture()
-    if captured:
-        capture_on_cpu(monkeypatch, capture)
     model, order = (independent_model(), independent_order) if cut else (small_model(), order_of)
     memory = Memory(99)
-    settings: Any = {"name": "fast-0", "micro_batch_size": micro, "cuda_graph": captured}
+    settings: Any = {"name": "fast-0", "micro_batch_size": micro}
     sgd = LocalSGD(model, data(), memory, **settings)
     first = sgd.run(order(1))
     torch.manual_seed(7)
@@ -83,7 +75,6 @@ def test_what_fits_is_found_by_halving_and_undone(
     assert message.startswith(f"worker fast-0: too little memory for its batch of {told}")
     assert refused.value.__context__ is None  # its traceback would keep the step's memory
     assert [n for i, n in enumerate(memory.tried) if n not in memory.tried[:i]] == tried
-    assert (capture.released > 0) == captured
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in sgd.model.parameters())
     memory.samples = 99

@@ -5,12 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import nn
 
+from flower_blsgd import LocalSGD
 from flower_blsgd.grids.array_records import Layout, flat_like, flat_of, flat_record, view_record
 from flower_blsgd.worker import model_io
 from flower_blsgd.worker.model_io import load_state, model_fingerprint, state_record
+
+from ..in_process_grid import same_bits
+from .helpers import order_of
 
 
 @pytest.fixture(params=[False, True], ids=["by tensor", "in one buffer"], autouse=True)
@@ -130,3 +134,78 @@ def test_there_and_back_on_cuda() -> None:
     load_state(own, order)
     reply = state_record(own, like=order)
     assert {n: a.numpy().flatten().tolist() for n, a in reply.items()} == state_of(make_model(1))
+
+
+# --- what is sent
+
+
+class Adapted(nn.Module):
+    """A frozen base in bfloat16, an adapter, and an output that is tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = nn.Linear(4, 4).to(torch.bfloat16).requires_grad_(False)
+        self.embedding = nn.Embedding(3, 4)
+        self.adapter = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
+        self.output = nn.Linear(4, 3, bias=False)
+        self.output.weight = self.embedding.weight
+        self.register_buffer("table", torch.arange(6))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens).to(torch.bfloat16)
+        logits: torch.Tensor = self.output((self.base(hidden) + self.adapter(hidden)).float())
+        return logits
+
+
+def test_only_what_is_trained_travels_and_in_a_type_that_numpy_has() -> None:
+    record = state_record(Adapted())
+    assert {name: array.dtype for name, array in record.items()} == {
+        "embedding.weight": "float32",
+        "adapter.weight": "float32",
+        "steps": "int64",
+    }
+    model = Adapted()
+    with torch.no_grad():
+        model.adapter.weight.zero_()
+        model.output.weight.zero_()
+    load_state(model, record)
+    assert state_of(model) == state_of(Adapted())
+    assert model.output.weight is model.embedding.weight
+    assert model.adapter.weight.dtype == torch.bfloat16
+
+
+def test_record_of_the_whole_state_dict_is_loaded_and_returned_whole() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    for one in (model, other):
+        one.bias.requires_grad_(False)
+    whole = ArrayRecord({name: Array(t.numpy()) for name, t in other.state_dict().items()})
+    load_state(model, whole)
+    assert state_of(model) == state_of(other)
+    assert list(state_record(model, like=whole)) == ["weight", "bias"]
+    assert list(state_record(model)) == ["weight"]
+
+
+def test_fingerprint_is_also_of_frozen_values() -> None:
+    changed, trained = Adapted(), Adapted()
+    with torch.no_grad():
+        changed.base.weight[0, 0] += 1
+        trained.adapter.weight[0, 0] += 1
+    prints = [model_fingerprint(model) for model in (Adapted(), trained, changed)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_short_types_train_and_keep_their_momentum(optimizer: str) -> None:
+    samples = torch.arange(40) % 3, torch.arange(40) % 3
+    kept = LocalSGD(Adapted(), samples, optimizer=optimizer)
+    context = RecordDict()
+    fresh = [LocalSGD(Adapted(), samples, optimizer=optimizer) for _ in range(2)]
+    arrays = other = state_record(Adapted())
+    for number, one in enumerate(fresh, 1):  # another process goes on with the momentum
+        report = kept.run(order_of(number, arrays=arrays))
+        again = one.run(order_of(number, arrays=other), state=context)
+        arrays, other = report.arrays, again.arrays
+        assert same_bits(arrays, other)
+    assert not same_bits(arrays, state_record(Adapted()))

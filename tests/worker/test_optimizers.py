@@ -243,3 +243,74 @@ def test_momentum_whose_squares_overflow_is_finite_and_kept() -> None:
     assert sgd.run(order_from_zero(SQUARE_OVERFLOWS)).momentum_zeroed == 0
     weight = sgd.run(order_from_zero(ONE)).arrays["weight"].numpy()
     assert weight == pytest.approx(-0.5 * 0.9e25)
+
+
+# --- custom optimizers
+
+
+def grouped(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer with a rate for each layer, and a state that we have no names for."""
+    first, _, last = model  # type: ignore[misc]
+    groups = [{"params": first.parameters(), "lr": 0.001}, {"params": last.parameters()}]
+    return torch.optim.RMSprop(groups, lr=0.01, momentum=0.5)
+
+
+def test_custom_optimizer_is_that_of_plain_torch_also_in_another_process() -> None:
+    """The rate of the schedule multiplies its own; here it falls by half in each round."""
+    kept, expected, context = LocalSGD(model_of(), data(), optimizer=grouped), model_of(), None
+    plain = grouped(expected)
+    arrays = again = start()
+    context = RecordDict()
+    shape = ModelShape(start())
+    for server_round, factor in ((1, 1.0), (2, 0.5), (3, 0.25)):
+        order = order_of(server_round, arrays, learning_rate=factor)
+        for group, rate in zip(plain.param_groups, (0.001, 0.01), strict=True):
+            group["lr"] = factor * rate
+        torch_steps(expected, plain, order)
+        arrays = kept.run(order).arrays
+        fresh = LocalSGD(model_of(), data(), optimizer=grouped)
+        again = fresh.run(order_of(server_round, again, learning_rate=factor), context).arrays
+        assert same_bits(arrays, again)
+        assert shape.checked_momentum(context["momentum"]).keys() == context["momentum"].keys()
+    for name, tensor in expected.state_dict().items():
+        assert arrays[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-5)
+
+
+def test_peak_of_the_schedule_gives_a_custom_optimizer_its_own_rates() -> None:
+    whole = LocalSGD(model_of(), data(), optimizer=grouped)
+    of_peak = LocalSGD(model_of(), data(), optimizer=grouped, peak_learning_rate=0.05)
+    reports = [
+        sgd.run(order_of(1, start(), learning_rate=rate))
+        for sgd, rate in ((whole, 0.5), (of_peak, 0.025))
+    ]
+    assert same_bits(reports[0].arrays, reports[1].arrays)
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a number."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["count"] = 1
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda model: "adam", "returned a str, expected a torch.optim.Optimizer"),
+        (
+            lambda model: torch.optim.Adam(model_of().parameters()),
+            "has parameters that the model does not have",
+        ),
+    ],
+)
+def test_custom_optimizer_that_cannot_be_used_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        LocalSGD(model_of(), data(), optimizer=make)
+
+
+def test_state_that_is_no_tensor_is_refused() -> None:
+    sgd = LocalSGD(model_of(), data(), optimizer=lambda model: Counting(model.parameters()))
+    with pytest.raises(ValueError, match="the state 'count' of Counting is a int"):
+        sgd.run(order_of(1, start()), RecordDict())

@@ -4,11 +4,13 @@ import contextlib
 import ctypes
 import functools
 import logging
+import os
 import queue
 import ssl
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import grpc
@@ -29,7 +31,7 @@ from .security import (
     TOKEN_KEY,
     WELCOME_KEY,
 )
-from .session import SessionRequest, SessionResult, begin_session, die_with_supernode, end_session
+from .session import SessionRequest, SessionResult, session
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,6 +52,9 @@ _WAIT_SECONDS = 0.5
 
 _IDLE_SECONDS = 0.05
 _UNWIND_SECONDS = 0.4
+
+_WATCH_SECONDS = 0.2
+_SUPERNODE = "flower-supernode"
 
 _MOST_HELD = 100
 """Limit of message ids in a call's metadata. Other messages are sent again, and ignored."""
@@ -87,9 +92,8 @@ class Session:
         candidates = [*(f"{host}:{port}" for port in ports), *request.addresses]
         self._addresses = list(dict.fromkeys(candidates))
 
-        self._held: dict[
-            str, Tensors
-        ] = {}  # the last models received, which changes are relative to
+        # The last models received, which changes are relative to.
+        self._held: dict[str, Tensors] = {}
         self._carried: dict[str, Tensors] = {}  # rounding errors of the last replies
         self._work: queue.SimpleQueue[tuple[Message, dict[str, Tensors]] | None]
         self._work = queue.SimpleQueue()
@@ -104,17 +108,16 @@ class Session:
     def serve(self) -> SessionResult:
         """Serve until the server ends the session or stays unreachable."""
         die_with_supernode()
-        begin_session()
-        worker = threading.Thread(target=self._serve_work, name="client-app", daemon=True)
-        worker.start()
-        threading.Thread(target=self._stay_connected, name="stream", daemon=True).start()
-        try:
-            while not self._over.wait(_WAIT_SECONDS):
-                pass
-        finally:  # also when Flower ends the node: SystemExit
-            self.close()
-            self._interrupt(worker)
-            end_session()
+        with session():
+            worker = threading.Thread(target=self._serve_work, name="client-app", daemon=True)
+            worker.start()
+            threading.Thread(target=self._stay_connected, name="stream", daemon=True).start()
+            try:
+                while not self._over.wait(_WAIT_SECONDS):
+                    pass
+            finally:  # also when Flower ends the node: SystemExit
+                self.close()
+                self._interrupt(worker)
         return self._result
 
     def close(self) -> None:
@@ -303,3 +306,36 @@ def _listener(address: str, certificate: bytes) -> Literal["", "nobody", "anothe
 def _chunks(outgoing: "queue.SimpleQueue[list[bytes] | None]") -> Iterator[bytes]:
     while (frame := outgoing.get()) is not None:
         yield from chunks_of(frame)
+
+
+# --- the end of a node's process ----------------------------------------------------------------
+
+
+def die_with_supernode() -> None:
+    """Kill this process as soon as its parent, or the SuperNode above the parent, ends.
+
+    Flower ends a ClientApp's process with a signal that waits for running code. By then, a new
+    SuperNode may use the same device.
+    """
+    parent = os.getppid()
+    above = _parent_of(parent)
+    supernode = above if _SUPERNODE in _read(above, "cmdline") else 0
+
+    def watch() -> None:
+        while os.getppid() == parent and (not supernode or _parent_of(parent) == supernode):
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="supernode-watch", daemon=True).start()
+
+
+def _parent_of(process_id: int) -> int:
+    """Return the process id of the parent; 0 if unknown."""
+    return int((_read(process_id, "stat").rpartition(")")[2].split() or "00")[1])
+
+
+def _read(process_id: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{process_id}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""

@@ -258,7 +258,7 @@ def _decoded(
             ValueError,
             OverflowError,
             SyntaxError,
-        ) as error:  # for invalid dtypes and shapes
+        ) as error:  # numpy raises all four
             raise FrameError(f"array {name!r} of a frame cannot be read: {error}") from None
         elements = elements[_aligned(length) :]
         if array.stype != _WHOLE:
@@ -351,9 +351,7 @@ class Broadcast:
         sent = encode_arrays(tensors, changes, self._wire_dtype)
         elements = np.frombuffer(sent.elements, np.uint8)
         base = self._held
-        self._held = _decoded(sent.description, elements, lambda: base)[
-            0
-        ]  # the model that the nodes read
+        self._held, _ = _decoded(sent.description, elements, lambda: base)  # what the nodes read
         return EncodedRecord(sent.description, sent.elements, len(self.errors), self._held)
 
 

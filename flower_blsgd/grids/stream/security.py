@@ -6,7 +6,6 @@ Flower's TLS and authentication protect them.
 
 import contextlib
 import datetime
-import secrets
 import socket
 from collections.abc import Sequence
 
@@ -95,11 +94,6 @@ def new_certificate() -> tuple[bytes, grpc.ServerCredentials]:
     return certificate, grpc.ssl_server_credentials([(private_key, certificate)])
 
 
-def new_token() -> bytes:
-    """Return a secret of 32 random bytes."""
-    return secrets.token_bytes(32)
-
-
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``.
 
@@ -132,10 +126,8 @@ def listen(server: grpc.Server, address: str, credentials: grpc.ServerCredential
     """
     host, port = split_address(address) if address else ("", 0)
     listening = "[::]" if host.startswith("[") else "0.0.0.0"
-    with (
-        contextlib.suppress(OSError),
-        socket.socket() as probe,
-    ):  # otherwise not an address of this machine
+    # An error: it is not an address of this machine.
+    with contextlib.suppress(OSError), socket.socket() as probe:
         found = socket.gethostbyname(host or listening)
         probe.bind((found, 0))
         listening = found
@@ -151,11 +143,8 @@ def listen(server: grpc.Server, address: str, credentials: grpc.ServerCredential
 def own_addresses(superlink: str) -> list[str]:
     """Return the addresses of this machine that nodes may reach, the most likely first.
 
-    Parameters
-    ----------
-    superlink : str
-        The SuperLink as this process reaches it, ``HOST:PORT`` or a URL. If it is on this machine,
-        its nodes may be on this machine or elsewhere.
+    `superlink` is the SuperLink as this process reaches it, ``HOST:PORT`` or a URL. If it is on
+    this machine, its nodes may be on this machine or elsewhere.
     """
     host = superlink.partition("://")[2] or superlink
     host = host.partition("/")[0].rpartition(":")[0].strip("[]") or host

@@ -3,6 +3,7 @@
 import hmac
 import logging
 import queue
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,16 +34,15 @@ from .security import (
     WELCOME_KEY,
     listen,
     new_certificate,
-    new_token,
 )
 
 _LOG = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 4096
 _REFUSALS_LOGGED = 20
+_TOKEN_BYTES = 32
 _MOST_UNREAD = 10_000
 """Limit of frames that a node has not read. A node that only sends is disconnected."""
-
 
 Outgoing = queue.SimpleQueue[list[bytes] | None]
 """Frames to send on one connection, each as its parts; None closes the connection."""
@@ -195,7 +195,7 @@ class StreamServer:
 
     def open_session(self, node_id: int) -> Link:
         """Let a node connect with a new token, and invalidate its previous token."""
-        link = Link(node_id, new_token(), self.mailbox)
+        link = Link(node_id, secrets.token_bytes(_TOKEN_BYTES), self.mailbox)
         previous = self.links.get(node_id)
         self.links[node_id] = link
         if previous is not None:
@@ -232,7 +232,7 @@ class StreamServer:
         link = {str(n): link for n, link in list(self.links.items())}.get(str(shown.get(NODE_KEY)))
         token = shown.get(TOKEN_KEY)
         # Also for unknown nodes, so that the duration does not reveal which nodes are known.
-        expected = link.token if link is not None else new_token()
+        expected = link.token if link is not None else secrets.token_bytes(_TOKEN_BYTES)
         valid = isinstance(token, bytes) and hmac.compare_digest(token, expected)
         if link is not None and valid:
             return link

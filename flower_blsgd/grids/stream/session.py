@@ -1,12 +1,9 @@
-"""Messages that open and end a session, and callbacks at its end in the node's process."""
+"""Messages that open and end a session, and callbacks at its end."""
 
 import contextlib
-import os
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -104,50 +101,14 @@ def at_session_end(callback: Callable[[], object]) -> None:
     _callbacks.append(callback)
 
 
-def begin_session() -> None:
-    """Mark this process as serving a session until `end_session`."""
+@contextlib.contextmanager
+def session() -> Iterator[None]:
+    """Mark this process as serving a session, and then call the callbacks of `at_session_end`."""
     _serving.set()
-
-
-def end_session() -> None:
-    """Call the callbacks registered with `at_session_end`, each once."""
-    _serving.clear()
-    while _callbacks:
-        with contextlib.suppress(Exception):
-            _callbacks.pop()()
-
-
-# --- the end of a node's process ----------------------------------------------------------------
-
-_WATCH_SECONDS = 0.2
-_SUPERNODE = "flower-supernode"
-
-
-def die_with_supernode() -> None:
-    """Kill this process as soon as its parent, or the SuperNode above the parent, ends.
-
-    Flower ends a ClientApp's process with a signal that waits for running code. By then, a new
-    SuperNode may use the same device.
-    """
-    parent = os.getppid()
-    above = _parent_of(parent)
-    supernode = above if _SUPERNODE in _read(above, "cmdline") else 0
-
-    def watch() -> None:
-        while os.getppid() == parent and (not supernode or _parent_of(parent) == supernode):
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="supernode-watch", daemon=True).start()
-
-
-def _parent_of(process_id: int) -> int:
-    """Return the process id of the parent; 0 if unknown."""
-    return int((_read(process_id, "stat").rpartition(")")[2].split() or "00")[1])
-
-
-def _read(process_id: int, name: str) -> str:
     try:
-        return Path(f"/proc/{process_id}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""
+        yield
+    finally:
+        _serving.clear()
+        while _callbacks:
+            with contextlib.suppress(Exception):
+                _callbacks.pop()()

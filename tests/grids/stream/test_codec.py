@@ -3,11 +3,8 @@
 In 16 bits: rounded as torch does it, equal on all nodes, with errors late and not lost.
 """
 
-import io
-import pickle
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.grids.array_records import AnyArray, record_of, view_record
-from flower_blsgd.grids.flower_internals import RAISED, give_message_id
+from flower_blsgd.grids.flower_internals import (
+    RAISED,
+    become_server,
+    give_message_id,
+    message_to_proto,
+)
 from flower_blsgd.grids.stream import codec
 from flower_blsgd.grids.stream.codec import (
     CHUNK_BYTES,
@@ -173,26 +175,77 @@ def test_frames_of_any_size_one_after_another_come_out_as_they_went_in() -> None
         assert len(list(read_frames(incomplete))) == len(sent) - 1
 
 
+become_server(run_id=1)  # for the messages of the table below
+
+
+def message_to_node() -> Message:
+    content = RecordDict(
+        {
+            "z": ConfigRecord({"i": -3, "f": float("inf"), "b": True, "y": b"\0\xff", "e": []}),
+            "arrays": view_record(model_of(w=[1, 2], n=np.array([3]))),
+            "metrics": MetricRecord({"x": [1.0, 2.0], "large": 2**40}),
+            "empty": ArrayRecord(),
+        }
+    )
+    return Message(content, 7, "evaluate.mine", group_id="12", ttl=321.5)
+
+
+def lying(elements: bytes, dtype: str, *shape: int, data: bytes = b"") -> list[bytes]:
+    """Return the frame of a message whose only array is described so."""
+    described = record_of({"w": Array(dtype, shape, "numpy.ndarray", data)})
+    message = Message(RecordDict({"r": described}), 7, "train")
+    return frame_of(message, {"r": EncodedRecord(described, elements)})
+
+
+def error_with_elements() -> list[bytes]:
+    (frame,) = frame_of(Message(Error(RAISED, ""), reply_to=message_to_node()), {})
+    _, header_bytes = struct.unpack_from("<QQ", frame)
+    return [begin(len(frame) + 64, header_bytes, frame[16:]), bytes(64)]
+
+
+def with_metadata(size: int) -> list[bytes]:
+    proto = message_to_proto(message_to_node())
+    proto.metadata.group_id = "x" * size
+    header = proto.SerializeToString()
+    body_bytes = 64 * (len(header) // 64 + 2)
+    return [begin(body_bytes, len(header), header).ljust(body_bytes, b"\0")]
+
+
 @pytest.mark.parametrize(
-    ("chunks", "reason"),
+    ("parts", "reason"),
     [
         ([b""], "cannot begin with 0 bytes"),
         ([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], "is too large"),
-        ([begin(2**64 - 1, 0)], "is too large"),
         ([begin(2**36 + 1, 0)], "is too large"),
         ([begin(64, 49)], "message of 49 bytes does not fit"),
+        ([begin(1 << 30, (1 << 26) + 1)], "does not fit"),
         ([begin(64, 2**64 - 1)], "does not fit into its frame"),
         ([begin(0, 0)], "message of 0 bytes does not fit"),
-        ([begin(64, 5, bytes(48))], "message cannot be read"),
         ([begin(64, 5, b"\xff" * 48)], "message cannot be read"),
         ([begin(64, 0, bytes(48))], "message cannot be read"),  # neither content nor error
-        ([begin(64, 5, bytes(49))], "more than 64 bytes arrived"),
-        ([begin(64, 5, bytes(40)), bytes(9)], "more than 64 bytes"),
+        ([begin(64, 5, bytes(40)), bytes(9)], "more than 64 bytes arrived"),
+        (lying(bytes(12), "float32", 3), "not in its frame"),  # no padding
+        (lying(bytes(128), "float32", 3), "64 bytes of a frame belong to no array"),
+        (error_with_elements(), "64 bytes of a frame belong to no array"),
+        *((lying(bytes(64), dtype, 1), "not in its frame") for dtype in ("O", "|O8", "object")),
+        (lying(b"", "f4," * 1000 + "f4", 0), "invalid description"),
+        (lying(b"", "(" * 30 + "f4", 0), "cannot be read|not in its frame"),
+        (lying(b"", "float32", *[2**31 - 1] * 200_000), "invalid description"),
+        (lying(b"", "float32", 0, data=b"abc"), "invalid description"),
+        (with_metadata(1 << 17), "its metadata has"),
     ],
+    ids=range(21),
 )
-def test_bytes_that_are_no_frame_are_refused(chunks: list[bytes], reason: str) -> None:
+def test_bytes_that_are_no_frame_are_refused(parts: list[bytes], reason: str) -> None:
     with pytest.raises(FrameError, match=reason):
-        list(read_frames(chunks))
+        [decode_arrays(*frame, lambda _: {}) for frame in read_frames(parts)]
+
+
+def test_message_that_no_end_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = RecordDict({"config": ConfigRecord({"b": bytes(5000)})})
+    monkeypatch.setattr(codec, "LONGEST_HEADER_BYTES", 5000)
+    with pytest.raises(FrameError, match=r'put them into an ArrayRecord.*transport = "messages"'):
+        frame_of(Message(content, 7, "train"), {})
 
 
 def test_frame_longer_than_allowed_or_than_free_memory_is_refused_before_memory_is_allocated(
@@ -242,71 +295,14 @@ def test_arrays_of_any_dtype_and_shape(dtype: str) -> None:
         for shape in SHAPES
     }
     by_flower = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-    for record in (by_flower, view_record(arrays)):
-        assert_same_bits(sent_and_read(record), arrays)
-
-
-def test_arrays_that_are_not_contiguous() -> None:
-    whole = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
-    arrays = {
-        "step": whole[:, ::2],
-        "transposed": whole.T,
-        "reversed": whole[::-1],
-        "fortran": np.asfortranarray(whole),
-        "broadcast": np.broadcast_to(np.float32(3), (2, 3)),
-        "0-d": whole[1, 1, 1:2].reshape(()),
-    }
+    assert_same_bits(sent_and_read(by_flower), arrays)
+    whole = np.asarray(rng.integers(0, 100, (3, 4, 5))).astype(dtype)
+    arrays |= {"step": whole[:, ::2], "transposed": whole.T, "reversed": whole[::-1]}
+    arrays["broadcast"] = np.broadcast_to(whole[0], (2, 4, 5))
     assert_same_bits(sent_and_read(view_record(arrays)), arrays)
 
 
-class _Evil:
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.file), "w")
-
-
-def decoded(elements: np.ndarray, *arrays: Array) -> Model:
-    """Read what a message says to be arrays in these bytes."""
-    record = record_of({str(i): array for i, array in enumerate(arrays)})
-    message = Message(RecordDict({"r": record}), 7, "train")
-    return dict(decode_arrays(message, elements, lambda _: {})["r"])
-
-
-def described(dtype: str, *shape: int, stype: str = "numpy.ndarray") -> Array:
-    return Array(dtype, shape, stype, b"")
-
-
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
-    file = tmp_path / "was-unpickled"
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([_Evil(file)], object), allow_pickle=True)
-    np.load(io.BytesIO(buffer.getvalue()), allow_pickle=True)  # the bait works
-    assert file.exists()
-    file.unlink()
-    with pytest.raises(FrameError, match="not a numpy array of numbers"):
-        plain_arrays(ArrayRecord({"a": Array("object", (1,), "numpy.ndarray", buffer.getvalue())}))
-    pickled = np.frombuffer(pickle.dumps(_Evil(file)).ljust(128, b"\0"), np.uint8).copy()
-    for dtype in ("O", "|O8", "object"):
-        with pytest.raises(FrameError):
-            decoded(pickled, described(dtype, 1))
-    assert not file.exists()
-
-
 # --- messages and replies -----------------------------------------------------------------------
-
-
-def message_to_node() -> Message:
-    content = RecordDict(
-        {
-            "z": ConfigRecord({"i": -3, "f": float("inf"), "b": True, "y": b"\0\xff", "e": []}),
-            "arrays": view_record(model_of(w=[1, 2], n=np.array([3]))),
-            "metrics": MetricRecord({"x": [1.0, 2.0], "large": 2**40}),
-            "empty": ArrayRecord(),
-        }
-    )
-    return Message(content, 7, "evaluate.mine", group_id="12", ttl=321.5)
 
 
 def test_message_arrives_as_it_was_sent_and_the_reply_as_an_answer_to_it() -> None:
@@ -367,6 +363,9 @@ def test_record_that_many_messages_share_is_encoded_once(
 
 def test_arrays_that_are_not_plain_are_refused_with_the_way_out() -> None:
     foreign = ArrayRecord({"w": Array("x", (2,), "somebody.format", b"abc")})
+    objects = ArrayRecord({"w": Array("object", (1,), "numpy.ndarray", bytes(128))})
+    with pytest.raises(FrameError, match="not a numpy array of numbers"):
+        plain_arrays(objects)
     for wire_dtype in ("float32", "bfloat16"):
         with pytest.raises(FrameError, match=r"'w'.*somebody\.format.*transport = \"messages\""):
             CodecServer(wire_dtype).send(foreign, CodecNode(wire_dtype))

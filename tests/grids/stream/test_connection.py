@@ -2,8 +2,10 @@
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from flower_blsgd.grids.flower_internals import NODE_GONE
 from flower_blsgd.grids.stream import client
 from flower_blsgd.grids.stream.client import Session
 from flower_blsgd.grids.stream.codec import frame_of
-from flower_blsgd.grids.stream.security import new_certificate, new_token
+from flower_blsgd.grids.stream.security import new_certificate
 from flower_blsgd.grids.stream.session import SessionRequest
 
 from ...log_capture import captured_log
@@ -22,6 +24,7 @@ from ..processes import wait_until
 from .slow_link import SlowLink
 from .streams import (
     LinkedGrid,
+    answer,
     collect,
     config_of,
     echo,
@@ -70,6 +73,37 @@ def test_connection_cut_in_mid_message(direction: str, wire_dtype: str) -> None:
             assert same_bits(reply, model)
     assert counted.calls == [0, 1, 2], "nothing is computed twice"
     assert grid.link.connections >= 3
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [0.2, 2.0, *(pytest.param(s, marks=pytest.mark.soak) for s in (10.0, 40.0))],
+)
+@pytest.mark.parametrize("kind", ["down", "reset"])
+def test_outage(kind: str, seconds: float) -> None:
+    """A link that is down, or connections that are reset; the longer ones run with `make soak`."""
+    calls: list[Any] = []
+
+    def count(message: Message, _: Context) -> RecordDict:
+        config = message.content["config"]
+        calls.append(config["x"])
+        time.sleep(config["seconds"])
+        return answer(x=config["x"], calls=calls)
+
+    with streaming(made_app(count), kind=LinkedGrid) as grid:
+        exchange(grid, order(x=0, seconds=0.0))
+        (computing,) = grid.push_messages([order(x=1, seconds=0.3)])
+        time.sleep(0.1)
+        grid.link.stall() if kind == "down" else grid.link.cut()
+        (sent_meanwhile,) = grid.push_messages([order(x=2, seconds=0.0)])
+        time.sleep(seconds)
+        grid.link.restore()
+        replies = map(config_of, collect(grid, [computing, sent_meanwhile]))
+        assert {reply["x"]: reply["calls"] for reply in replies} == {1: [0, 1], 2: [0, 1, 2]}
+        assert wait_until(lambda: list(grid.get_node_ids()) == [7])
+        (reply,) = exchange(grid, order(x=3, seconds=0.0))
+        assert config_of(reply) == {"x": 3, "calls": [0, 1, 2, 3]}
+        assert len(flower_of(grid).pushed) == 1, "the session is still the first"
 
 
 def test_replies_to_messages_that_wait_at_the_node_survive_a_cut(
@@ -178,19 +212,6 @@ def test_others_go_on_while_one_is_away() -> None:
         assert wait_until(lambda: sorted(grid.get_node_ids()) == [7, 8])
 
 
-def test_session_that_gave_up_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_AWAY_SECONDS", 0.8)
-    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
-    with streaming(made_app(echo), kind=LinkedGrid) as grid:
-        exchange(grid, order(x=0))  # now the node too knows that it was connected
-        grid.link.cut()
-        flower = flower_of(grid)
-        assert wait_until(lambda: len(flower.pushed) == 2), "the first session has not ended"
-        grid.link.restore()
-        assert wait_until(lambda: list(grid.get_node_ids()) == [7])
-        assert config_of(exchange(grid, order(x=1))[0]) == {"x": 1}
-
-
 def test_node_that_gets_garbage_ends_its_session_and_gets_a_new_one() -> None:
     with captured_log() as log, streaming(made_app(echo)) as grid:
         (sent,) = grid.push_messages([order(x=0)])
@@ -204,7 +225,7 @@ def test_node_that_gets_garbage_ends_its_session_and_gets_a_new_one() -> None:
 
 
 def lone_session(*addresses: str) -> Session:
-    request = SessionRequest(list(addresses), new_certificate()[0], new_token())
+    request = SessionRequest(list(addresses), new_certificate()[0], bytes(32))
     return Session(made_app(echo), request, Context(1, 7, {}, RecordDict(), {}))
 
 

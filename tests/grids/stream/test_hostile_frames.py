@@ -9,23 +9,19 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.grids.array_records import AnyArray, is_plain, view_record
 from flower_blsgd.grids.flower_internals import RAISED, become_server, give_message_id
-from flower_blsgd.grids.stream import codec
 from flower_blsgd.grids.stream.codec import (
     Broadcast,
-    EncodedRecord,
     FrameError,
     acknowledgement_of,
     chunks_of,
     decode_arrays,
     decode_reply,
-    encode_arrays,
     encode_messages,
     encode_reply,
     frame_of,
@@ -198,60 +194,3 @@ def test_real_frames_are_read() -> None:
     by_server = [len(read_frame(read_by_the_server, frame, 100)) for frame in FRAMES]
     assert by_node == [1, 1, 1, 1, 1, 0, 1], "a node gets no error messages"
     assert by_server == [1] * len(FRAMES)
-
-
-# --- lies worked out by hand ----------------------------------------------------------------------
-
-
-def described(dtype: str = "float32", *shape: int, data: bytes = b"") -> RecordDict:
-    record = encode_arrays({"w": np.zeros(0, np.float32)}).description
-    record["w"] = Array(dtype, shape, "numpy.ndarray", data)
-    return RecordDict({"r": record})
-
-
-def with_metadata(size: int) -> bytes:
-    proto = ProtoMessage.FromString(FRAMES[-1][16 : 16 + PREFIX.unpack_from(FRAMES[-1])[1]])
-    proto.metadata.reply_to_message_id = "x" * size
-    return framed(proto.SerializeToString(), b"")
-
-
-def frame_with(content: RecordDict, elements: bytes) -> bytes:
-    records = {"r": EncodedRecord(content["r"], elements)} if "r" in content else {}
-    return b"".join(frame_of(Message(content, reply_to=ORDER), records))
-
-
-@ENDS
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (frame_with(described("float32", 3), bytes(12)), "not in its frame"),  # no padding
-        (frame_with(described("float32", 3), bytes(128)), "64 bytes of a frame belong to no array"),
-        (frame_with(RecordDict(), b"") + b"", None),
-        (framed(FRAMES[-1][16 : 16 + PREFIX.unpack_from(FRAMES[-1])[1]], bytes(64)), "no array"),
-        (frame_with(described("f4," * 1000 + "f4", 0), b""), "invalid description"),
-        (frame_with(described("(" * 30 + "f4", 0), b""), "cannot be read|not in its frame"),
-        (
-            frame_with(described("float32", *[2**31 - 1] * 200_000), b""),
-            "invalid description",
-        ),
-        (frame_with(described("float32", 0, data=b"abc"), b""), "invalid description"),
-        (with_metadata(1000), None),
-        (with_metadata(1 << 17), "its metadata has"),
-        (PREFIX.pack(1 << 30, (1 << 26) + 1), "does not fit"),
-    ],
-    ids=range(11),
-)
-def test_lies_by_hand(read: Reader, data: bytes, reason: str | None) -> None:
-    chunks = list(chunks_of([data]))
-    if reason is None:
-        assert len([read(*frame) for frame in read_frames(chunks)]) == 1
-        return
-    with pytest.raises(FrameError, match=reason):
-        print([read(*frame) for frame in read_frames(chunks)])
-
-
-def test_message_that_no_end_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = RecordDict({"config": ConfigRecord({"b": bytes(5000)})})
-    monkeypatch.setattr(codec, "LONGEST_HEADER_BYTES", 5000)
-    with pytest.raises(FrameError, match=r'put them into an ArrayRecord.*transport = "messages"'):
-        frame_of(Message(content, reply_to=ORDER), {})

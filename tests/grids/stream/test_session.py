@@ -126,15 +126,12 @@ def test_interrupted_app_cleans_up_and_leaves_the_state_as_it_was() -> None:
             cleaned.set()
         return answer()
 
-    flower = FakeFlower()
-    node = flower.add(7, made_app(handle))
-    node.context.state["kept"] = ConfigRecord({"x": 1})
-    with StreamGrid(flower, "127.0.0.1:0", connect_seconds=60) as grid:
-        grid.wait_until_connected()
+    with streaming(made_app(handle)) as grid:
+        node = flower_of(grid).nodes[7]
+        node.context.state["kept"] = ConfigRecord({"x": 1})
         grid.push_messages([order()])
         assert begun.wait(60)
     assert cleaned.wait(60)
-    flower.close()
     assert set(node.context.state) == {"kept"}
 
 

@@ -1,0 +1,186 @@
+"""Samples of a map-style Dataset, read by torch's DataLoader ahead of the device."""
+
+import contextlib
+import ctypes
+import multiprocessing
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ..errors import first_line
+from ..grids.machine import usable_cores
+
+Wanted = tuple[int, list[int]]
+"""A batch to read: the seed of its random transforms, and the indices of its samples."""
+
+_MOST_BY_DEFAULT = 4
+
+_BATCHES_AHEAD = 2
+"""Per reading process, as in torch."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def loader_workers(setting: int | str, num_cores: int = 0) -> int:
+    """Return the number of processes that read samples, from the setting ``loader-workers``.
+
+    ``"auto"`` is the number of a worker's cores (0: those of this process), at most 4. A worker
+    with one core reads in its own thread, as does a process that may have no children.
+    """
+    if multiprocessing.current_process().daemon:
+        return 0
+    if setting != "auto":
+        return int(setting)
+    cores = num_cores or len(usable_cores())
+    return min(cores, _MOST_BY_DEFAULT) if cores > 1 else 0
+
+
+class SampleReader(Dataset[Any]):
+    """Reads a whole batch of a map-style Dataset at once.
+
+    Parameters
+    ----------
+    dataset : map-style Dataset
+        Its ``__getitems__`` is used if it has one, as by torch.
+    collate : callable
+        ``(samples) -> batch``.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+        self._get_many = getattr(dataset, "__getitems__", None)
+
+    def __getitem__(self, wanted: Wanted) -> Any:
+        """Return a batch.
+
+        Raises
+        ------
+        ValueError
+            If a sample cannot be read or the samples cannot be collated: one line that names the
+            sample.
+        """
+        seed, indices = wanted
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            samples = self._get_many(indices) if self._get_many else None
+        except Exception:  # which sample it was is found below
+            samples = None
+        if samples is None:
+            samples = [self._sample(index) for index in indices]
+        try:
+            return self._collate(samples)
+        except Exception as error:
+            raise ValueError(
+                f"samples {_shown(indices)} cannot become a batch: {first_line(error)}; pass "
+                "collate, as in torch's DataLoader"
+            ) from error
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            raise ValueError(
+                f"sample {index} cannot be read: {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+    @contextlib.contextmanager
+    def own_randomness(self) -> Iterator[None]:
+        """Restore the global random generators after a read in this process."""
+        host, numpys = random.getstate(), np.random.get_state()
+        with torch.random.fork_rng(devices=[]):
+            try:
+                yield
+            finally:
+                random.setstate(host)
+                np.random.set_state(numpys)
+
+
+def read_ahead(
+    reader: SampleReader, num_workers: int, pin_memory: bool = False
+) -> Callable[[Sequence[Wanted]], Iterator[Any]]:
+    """Return a function that reads batches in processes of a DataLoader, in order.
+
+    The processes start with the first call and serve all later ones. They end with this process.
+    After an error, such as a process that was killed, the next call starts new ones.
+
+    Parameters
+    ----------
+    reader : SampleReader
+        Reader of the samples, which every process gets by forking.
+    num_workers : int
+        Number of processes, >= 1.
+    pin_memory : bool (default: False)
+        Whether batches are in page-locked memory.
+    """
+    wanted = _WantedBatches()
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(
+            reader,
+            batch_size=None,
+            sampler=wanted,
+            num_workers=num_workers,
+            prefetch_factor=_BATCHES_AHEAD,
+            persistent_workers=True,
+            pin_memory=pin_memory,
+            collate_fn=_unchanged,
+            worker_init_fn=_end_with_parent,
+            generator=torch.Generator(),  # not the global one, of which the model's dropout draws
+        )
+
+    loaders: list[DataLoader[Any]] = []
+
+    def read(batches: Sequence[Wanted]) -> Iterator[Any]:
+        if not loaders:
+            loaders.append(loader())
+        wanted.batches = batches
+        try:
+            yield from loaders[0]
+        except GeneratorExit:  # an order that ended early; the processes stay
+            raise
+        except ValueError as error:  # its message is a traceback of the other process
+            loaders.clear()
+            last = str(error).strip().splitlines()[-1]
+            raise ValueError(last.removeprefix("ValueError: ")) from None
+        except BaseException:
+            loaders.clear()
+            raise
+
+    return read
+
+
+class _WantedBatches(Sampler[Wanted]):
+    """The batches that the processes read next."""
+
+    def __init__(self) -> None:
+        self.batches: Sequence[Wanted] = ()
+
+    def __iter__(self) -> Iterator[Wanted]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _end_with_parent(_: int) -> None:
+    """Have the kernel kill this process when its parent ends, even after SIGKILL."""
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _shown(indices: Sequence[int]) -> str:
+    few = ", ".join(map(str, indices[:3]))
+    return f"{few}, ..." if len(indices) > 3 else few
