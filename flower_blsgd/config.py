@@ -224,22 +224,14 @@ class RunConfig:
 
     def to_run_config(self) -> dict[str, Value]:
         """Return all settings with keys in kebab-case."""
-        return {name.replace("_", "-"): value for name, value in vars(self).items()}
+        return {name.replace("_", "-"): value for name, value in dataclasses.asdict(self).items()}
 
     @property
     def choices(self) -> Choices:
         """The parts of the algorithm: those of its preset, unless the user set others."""
         preset = ALGORITHMS[self.algorithm]
-        return Choices(
-            self.steps or preset.steps,
-            self.sampler or preset.sampler,
-            self.weights or preset.weights,
-            self.train_on or preset.train_on,
-            self.momentum_buffers or preset.momentum_buffers,
-            self.local_steps_fast or preset.local_steps_fast,
-            self.high_loss_to or preset.high_loss_to,
-            self.epoch or preset.epoch,
-        )
+        names = (field.name for field in dataclasses.fields(preset))
+        return Choices(**{name: getattr(self, name) or getattr(preset, name) for name in names})
 
     @property
     def task_options(self) -> dict[str, Any]:

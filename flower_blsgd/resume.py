@@ -63,15 +63,9 @@ class ResumedRun:
 def open_run_to_resume(given: RunConfig, complete: bool) -> Iterator[ResumedRun | None]:
     """Find the run that ``resume`` names, and lock its folder; None with an empty ``resume``.
 
-    An error after the run was restored gets a note with the command that resumes it.
-
-    Parameters
-    ----------
-    given : RunConfig
-        The settings now.
-    complete : bool
-        Whether they are based on those of the run. If not, a setting that may change and has its
-        default is taken from the run.
+    An error after the run was restored gets a note with the command that resumes it. Unless the
+    given settings are `complete`, that is based on those of the run, a setting that may change and
+    has its default is taken from the run.
 
     Raises
     ------

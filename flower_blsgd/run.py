@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from .algorithm.catalog import TRAIN_ON, part_of
+from .algorithm.catalog import TRAIN_ON, part_of, tau_fast
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
 from .checkpointing import Checkpoints
@@ -29,7 +29,7 @@ from .results.recorder import RunRecorder
 from .results.speed_profile import SpeedProfile, with_profile
 from .resume import ResumedRun, open_run_to_resume
 from .strategy.biased_local_sgd import BiasedLocalSGD
-from .strategy.cost_model import predict_run, predicted_figures
+from .strategy.cost_model import predict_run
 from .strategy.evaluation import WorkerEvaluation
 from .strategy.fit_loop import EvaluateFn
 from .strategy.replies import ModelShape
@@ -122,13 +122,14 @@ def _train(
         # Other grids ignore a profile, and may not have the file.
         profile = config.profile if workers else ""
         overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
-        chosen = strategy.prepare(grid, arrays, overhead)
+        is_auto = strategy.planner.step_policy.is_open
+        strategy.prepare(grid, arrays, overhead)
         if strategy.registry.active or not resumed:  # else all are left out until the next epoch
             strategy.planner.check(strategy.registry.active)
         recorder.open_folder(RunFolder(resumed.folder) if resumed else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, recorder)
-        if chosen:
+        if is_auto:
             recorder.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
         _predict(strategy, recorder, overhead)
 
@@ -174,7 +175,7 @@ def _refuse_without_local_grid(config: RunConfig, strategy: BiasedLocalSGD) -> N
 
 
 def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder, overhead_seconds: float) -> None:
-    """Print the speeds of the workers, and keep a prediction for the summary."""
+    """Print the speeds of the workers, and predict the figures that the summary measures."""
     active = strategy.registry.active
     for worker in active:
         if worker.speed:
@@ -184,7 +185,13 @@ def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder, overhead_seconds: 
     if any(worker.profile.seconds_per_step for worker in active):
         prediction = predict_run(strategy, active, overhead_seconds)
         if prediction is not None:  # all speeds are known
-            recorder.predicted = predicted_figures(prediction, recorder.config.clock)
+            recorder.predicted = {
+                "clock": recorder.config.clock,
+                "round_seconds": prediction.round_seconds,
+                "epoch_seconds": prediction.epoch_seconds,
+                "fast_waiting_share": prediction.waiting_share(fast=True),
+                "slow_waiting_share": prediction.waiting_share(fast=False),
+            }
 
 
 # --- the parts of a run, as the settings describe them --------------------------------------------
@@ -197,19 +204,8 @@ def make_local_grid(
 ) -> LocalGrid:
     """Return the grid of the built-in app's workers; processes start with the first message.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Names the workers, and optionally a profile with their speeds.
-    setup : callable, optional
-        Called in every process before it loads the app.
-    workers : sequence of WorkerSpec, optional
-        Replaces the workers that the settings name.
-
-    Raises
-    ------
-    UsageError
-        If a worker or the profile cannot be used, or `setup` cannot be sent.
+    Every process calls `setup` before it loads the app. `workers` replaces those of the settings.
+    UsageError if a worker or the profile of their speeds cannot be used, or `setup` cannot be sent.
     """
     app = built_in_app()
     if workers is None:
@@ -259,22 +255,21 @@ def make_strategy(
             "use a smaller batch"
         )
     choices = config.choices
-    steps = choices.local_steps_fast
     outer = OUTER_OPTIMIZERS[config.outer_optimizer]
     return BiasedLocalSGD(
         num_samples,
         config.batch_size,
         part_of("steps", choices.steps, config),
-        local_steps_fast=None if steps == "auto" else int(steps),
+        local_steps_fast=tau_fast(config),
         learning_rate=config.learning_rate_schedule,
         sampler=part_of("sampler", choices.sampler, config),
         selection=part_of("selection", config.selection, config) if config.selection else None,
         weights=part_of("weights", choices.weights, config),
-        epoch=choices.epoch,  # type: ignore[arg-type]  # likewise
-        momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # checked there
+        epoch=choices.epoch,  # type: ignore[arg-type]  # checked there
+        momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # likewise
         deadline_seconds=config.deadline_seconds,
         clock=config.clock,
-        train_on=TRAIN_ON[choices.train_on](config),
+        train_on=TRAIN_ON[choices.train_on],
         outer_optimizer=outer and outer(config.outer_learning_rate, config.outer_momentum),
         parameter_names=parameter_names,
         rebalance=config.rebalance,

@@ -51,20 +51,14 @@ def _with_nan(tensor: np.ndarray) -> np.ndarray:
 _BROKEN_TENSORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "non-finite": _with_nan,
     "mis-shaped": lambda tensor: tensor[None],
-    "wrong dtype": lambda tensor: tensor.astype(np.float16),
 }
 _BROKEN_METRICS = {
-    "too many steps": ("completed-steps", 1000),
-    "other batch size": ("batch-size", 1),
+    "no number": ("num-examples", None),
     "no weight": ("num-examples", 0),
     "weight not finite": ("num-examples", float("inf")),
     "no such time": ("compute-seconds", 1e308),
 }
-BROKEN_REPLIES = (
-    *(*_BROKEN_TENSORS, "missing tensor", "extra tensor"),
-    *("wrong losses", "loss not finite"),
-    *_BROKEN_METRICS,
-)
+BROKEN_REPLIES = (*_BROKEN_TENSORS, *_BROKEN_METRICS)
 
 FailureKind = str
 """One of BROKEN_REPLIES, or "raises", "out of memory", "dies", "gone", "missing", "twice" or "of
@@ -203,6 +197,14 @@ class InProcessGrid(Grid, GridFeatures):
         return reply
 
 
+class FastGrid(InProcessGrid):
+    """A grid whose messages are cheap, so that it is queried for momentum."""
+
+    @property
+    def fast_nodes(self) -> set[int]:
+        return set(self.get_node_ids())
+
+
 def over_the_wire(message: Message) -> Message:
     """Return the message as another process would receive it."""
     return message_from_proto(message_to_proto(message))
@@ -214,26 +216,15 @@ def _round_of(message: Message) -> int:
 
 
 def _break(reply: Message, kind: FailureKind) -> None:
-    arrays = reply.content.array_records["arrays"]
-    name = next(name for name, array in arrays.items() if array.dtype.startswith("float"))
+    arrays, metrics = reply.content["arrays"], reply.content["metrics"]
     if kind in _BROKEN_TENSORS:
+        name = next(name for name, array in arrays.items() if array.dtype.startswith("float"))
         arrays[name] = Array(_BROKEN_TENSORS[kind](arrays[name].numpy()))
-    elif kind == "missing tensor":
-        del arrays[name]
-    elif kind == "extra tensor":
-        arrays["smuggled"] = arrays[name]
-    elif kind == "wrong losses":
-        raw = reply.content.config_records["losses"]["losses"]
-        reply.content.config_records["losses"]["losses"] = raw[:-4]
-    elif kind == "loss not finite":
-        raw = reply.content.config_records["losses"]["losses"]
-        broken = raw[:-4] + np.float32(np.nan).tobytes()
-        reply.content.config_records["losses"]["losses"] = broken
-    elif kind in _BROKEN_METRICS:
-        key, value = _BROKEN_METRICS[kind]
-        reply.content.metric_records["metrics"][key] = value
-    else:
-        raise ValueError(kind)
+        return
+    key, value = _BROKEN_METRICS[kind]
+    del metrics[key]
+    if value is not None:
+        metrics[key] = value
 
 
 class ToyWorker:
@@ -347,6 +338,11 @@ def fast_profile(place: int = 0, **values: object) -> WorkerProfile:
 
 def slow_profile(place: int = 1, **values: object) -> WorkerProfile:
     return WorkerProfile(f"cpu:{place}", tier="slow", partition_id=place, **values)  # type: ignore[arg-type]
+
+
+def unnamed_profile(place: int, seconds: float = 0.0, **values: object) -> WorkerProfile:
+    """Return the profile of a worker whose tier follows from its speed."""
+    return WorkerProfile(f"cpu:{place}", partition_id=place, seconds_per_step=seconds, **values)  # type: ignore[arg-type]
 
 
 def toy_arrays(value: float = 0.0) -> ArrayRecord:

@@ -43,7 +43,7 @@ from flower_blsgd.tasks import register_task
 from flower_blsgd.tasks.task import correct
 
 from .grids.processes import wait_until
-from .in_process_grid import Handler, InProcessGrid
+from .in_process_grid import FastGrid, Handler
 from .log_capture import captured_log
 from .refusal import refusal
 from .results.records import epoch, record, row, two_rounds
@@ -53,19 +53,12 @@ EVERY_ROUND = 1e-9
 FOUR = {**NODES[0], "seconds-per-step": 50.0}, {**NODES[1], "seconds-per-step": 100.0}
 
 
-class FastGrid(InProcessGrid):
-    """A grid whose messages are cheap, so that it is queried for momentum.
-
-    Workers that evaluate are busy: only the next order to train ends that.
-    """
+class BusyGrid(FastGrid):
+    """Workers that evaluate are busy: only the next order to train ends that."""
 
     def __init__(self, handlers: Mapping[int, Handler]) -> None:
         super().__init__(handlers)
         self.busy: set[int] = set()
-
-    @property
-    def fast_nodes(self) -> set[int]:
-        return set(self.get_node_ids())
 
     def _answer(self, message: Message) -> Message | None:
         kind, node_id = message.metadata.message_type, message.metadata.dst_node_id
@@ -120,7 +113,7 @@ def train(
     """Train; `evaluator` adds a worker with ``role=evaluate`` that answers at such a pull."""
     config = config_of(**changes)
     nodes = FOUR if evaluator is None else (*FOUR, {"role": "evaluate", "partition-id": 2})
-    grid = FastGrid({50 + i: node_of(config, node) for i, node in enumerate(nodes)})
+    grid = BusyGrid({50 + i: node_of(config, node) for i, node in enumerate(nodes)})
     grid.pulls_in_vain = evaluator or 0
     for worker, server_round in itertools.product((0, 1), fail_in):
         grid.fail_at(worker, server_round, fault)
@@ -168,6 +161,14 @@ def disk_cleared() -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         logging.disable(logging.NOTSET)
+
+
+def assert_results_of_an_interrupted_run(rounds: int) -> None:
+    """Its results so far are there, with the accuracy of an epoch before."""
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["interrupted"], summary["rounds"]) == (True, rounds)
+    assert summary["accuracy"] is not None
+    assert Path("run/model.safetensors").is_file()
 
 
 def rows_of(folder: str) -> list[dict[str, str]]:
@@ -229,14 +230,6 @@ def test_run_that_dies_goes_on_in_its_folder_to_the_same_bits(
     with safe_open("run/best_model.safetensors", "np") as model:
         about = model.metadata()
     assert about == {"round": best["rounds"], "value": best["accuracy"]}
-
-
-def test_run_with_weights_per_sample_goes_on_to_the_same_bits() -> None:
-    train(out="undisturbed", weights="per-sample")
-    with pytest.raises(KeyboardInterrupt):
-        train(View(7, interrupt), weights="per-sample", checkpoint_minutes=EVERY_ROUND)
-    train(resume="run", weights="per-sample", checkpoint_minutes=EVERY_ROUND)
-    assert left_by(Path("run")) == left_by(Path("undisturbed"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -377,6 +370,7 @@ def test_resume_after_three_rounds_that_nobody_completed_leaves_them_behind(
     with pytest.raises(AggregationError, match=f"round {fails + 2}: no worker") as ended:
         train(fail_in=range(fails, fails + 3))
     assert ended.value.__notes__[0].endswith("run --resume run")
+    assert_results_of_an_interrupted_run(fails + 2)
     with captured_log() as log:
         report = train(resume="run", fail_in=range(fails, fails + 3))
     assert report.summary["resumed"] == [fails + 2]
@@ -425,6 +419,7 @@ def test_without_checkpoints_nothing_of_it_is_done() -> None:
     with pytest.raises(KeyboardInterrupt) as ended:
         train(view, keep_checkpoints=0)
     assert ended.value.__notes__ == ["this run cannot be resumed: keep-checkpoints = 0"]
+    assert_results_of_an_interrupted_run(6)
     left = {path.name for path in Path("run").iterdir()}
     assert left - {"run.log"} == {
         *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors")

@@ -1,8 +1,6 @@
 """A whole run on a grid without processes: the real apps, the real task, the results folder."""
 
 import csv
-import io
-import itertools
 import json
 import tomllib
 from dataclasses import replace
@@ -13,7 +11,6 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp.exception import AggregationError
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -26,7 +23,6 @@ from flower_blsgd.grids.flower_app import built_in_app
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import Machine, usable_cores
 from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
-from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import check_workers, make_local_grid, train_on
 from flower_blsgd.tasks import load_task, register_task
@@ -349,31 +345,6 @@ def test_run_goes_on_without_a_worker_that_raised(capsys: pytest.CaptureFixture[
     text = "\n".join(log.lines())
     assert text.count("Traceback") == 1
     assert f"slow-1 (cpu:{CORE})" in text
-
-
-@pytest.mark.parametrize("reason", [AggregationError, KeyboardInterrupt])
-def test_run_that_stops_keeps_what_was_reached(reason: type[BaseException]) -> None:
-    class Interrupted(ProgressView):
-        def round(self, record: Any, accounts: Any) -> None:
-            if record.round == 5:
-                raise KeyboardInterrupt
-
-    config = config_of()
-    grid = grid_of(config)
-    view = None
-    if reason is KeyboardInterrupt:
-        view = Interrupted(2, Console(file=io.StringIO()))
-    else:
-        for worker, server_round in itertools.product((0, 1), (4, 5, 6)):
-            grid.fail_at(worker, server_round, "raises")
-    with pytest.raises(reason):
-        train_on(grid, config, view)
-    folder = Path("runs") / "digits-1"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["interrupted"] is True
-    assert summary["rounds"] == (5 if reason is KeyboardInterrupt else 6)
-    assert summary["accuracy"] is not None  # of epoch 1
-    assert (folder / "model.safetensors").is_file()
 
 
 # --- SuperNodes name their devices themselves

@@ -20,7 +20,6 @@ from .averaging import (
 from .local_steps import (
     DEFAULT_LOCAL_STEPS,
     BalancedBatches,
-    Participant,
     SameSteps,
     StepPolicy,
     SystemAwareSteps,
@@ -50,10 +49,6 @@ class TrainOn:
 
     fast_only: bool = False
     slow_reduce: bool = False
-
-    def trains(self, participant: Participant) -> bool:
-        """Return whether a participant is one of those that train."""
-        return participant.fast or not self.fast_only
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ def _of_paper(name: str) -> Any:
     return getattr(importlib.import_module(f"flower_blsgd.paper.{module}"), attribute)
 
 
-def _tau_fast(settings: Settings) -> int | None:
+def tau_fast(settings: Settings) -> int | None:
     """Return tau_fast of the settings; None for "auto", which leaves a policy open."""
     steps = settings.choices.local_steps_fast
     return None if steps == "auto" else int(steps)
@@ -120,14 +115,14 @@ def _tau_fast(settings: Settings) -> int | None:
 
 STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
     "system-aware": lambda s: SystemAwareSteps(
-        _tau_fast(s),
+        tau_fast(s),
         None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
         s.shrink_slow_batch,
     ),
     "by-speed": lambda s: SystemAwareSteps(
-        _tau_fast(s), None, s.shrink_slow_batch, all_by_speed=True
+        tau_fast(s), None, s.shrink_slow_batch, all_by_speed=True
     ),
-    "same": lambda s: SameSteps(_tau_fast(s)),
+    "same": lambda s: SameSteps(tau_fast(s)),
     "one": lambda _: SameSteps(1),
     "one-by-throughput": lambda _: BalancedBatches(),
 }
@@ -159,10 +154,10 @@ WEIGHTS: Mapping[str, Callable[[Settings], Weighting]] = {
     ),
 }
 
-TRAIN_ON: Mapping[str, Callable[[Settings], TrainOn]] = {
-    "all": lambda _: TrainOn(),
-    "fast": lambda _: TrainOn(fast_only=True),
-    "fast-slow-sums": lambda _: TrainOn(fast_only=True, slow_reduce=True),
+TRAIN_ON: Mapping[str, TrainOn] = {
+    "all": TrainOn(),
+    "fast": TrainOn(fast_only=True),
+    "fast-slow-sums": TrainOn(fast_only=True, slow_reduce=True),
 }
 
 

@@ -74,16 +74,8 @@ class EpochPlan:
         A list is cut into one block per round. The workers that share it take consecutive parts of
         each block, in worker order. `round_in_epoch` and `worker`, the index among the
         participants, are counted from 0.
-
-        Raises
-        ------
-        ValueError
-            If the epoch has no such round or worker.
         """
-        if not 0 <= round_in_epoch < self.rounds:
-            raise ValueError(f"epoch {self.epoch} has {self.rounds} rounds, not {round_in_epoch}")
-        if worker not in self._deals:
-            raise ValueError(f"worker {worker} has no samples in epoch {self.epoch}")
+        assert 0 <= round_in_epoch < self.rounds, f"epoch {self.epoch} has {self.rounds} rounds"
         sample_list, block, first, count = self._deals[worker]
         start = (round_in_epoch - self.first_round) * block + first
         return sample_list.indices[start : start + count]
@@ -128,36 +120,27 @@ def plan_epoch(
     sampler: Sampler,
     table: LossTable,
     samples_before: int,
-    samples_due: int | None = None,
+    samples_due: int,
     selected: Selected | None = None,
     last: EpochPlan | None = None,
 ) -> EpochPlan:
-    """Plan one epoch.
+    """Plan one epoch: a pure function of the arguments.
 
     Parameters
     ----------
     seed, epoch, participants
         As in `EpochRequest`.
-    shape : RoundShape
-        From `round_shape`.
-    sampler : Sampler
-        Chooses the samples.
-    table : LossTable
-        Its length is N.
+    shape, sampler, table
+        Shape of a round, the sampler, and its loss table for all N samples.
     samples_before : int
         Samples that were planned in all earlier epochs.
-    samples_due : int, optional
-        Exact number of samples of this epoch and all earlier ones; epoch x N by default.
+    samples_due : int
+        Exact number of samples of this epoch and all earlier ones; epoch x N without selections.
     selected : Selected, optional
         The samples of the epoch; all N by default.
     last : EpochPlan, optional
         Plan of the epoch before, if its workers are the same. If its lists are not used up, the
         new plan continues them.
-
-    Returns
-    -------
-    EpochPlan
-        A pure function of the arguments.
 
     Raises
     ------
@@ -165,10 +148,9 @@ def plan_epoch(
         If the sampler returned invalid lists.
     """
     samples_per_round = shape.samples_per_round
-    due = epoch * len(table) if samples_due is None else samples_due
     # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). A
     # selection may leave less than one round.
-    rounds = shape.table_rounds or max(1, (due - samples_before) // sum(samples_per_round))
+    rounds = shape.table_rounds or max(1, (samples_due - samples_before) // sum(samples_per_round))
     if last is not None and last.shape == shape and last.lists_end > last.rounds:
         first_round = last.first_round - last.rounds
         return replace(last, epoch=epoch, rounds=rounds, first_round=first_round)

@@ -52,14 +52,11 @@ def capture(
 
     Parameters
     ----------
-    strategy : BiasedLocalSGD
-        The strategy, after at least one round.
-    grid : Grid
-        The grid of its workers.
-    server_round : int
-        The last completed round, counted from 1.
-    arrays : ArrayRecord
-        The global model after it; it must not change.
+    strategy, grid
+        The strategy, after at least one round, and the grid of its workers.
+    server_round, arrays
+        The last completed round, counted from 1, and the global model after it, which must not
+        change.
     with_momentum : bool (default: True)
         Whether to query the workers. After a failed round their momentum does not fit the model.
     before : Checkpoint, optional
@@ -167,21 +164,8 @@ def restore(
 ) -> tuple[ArrayRecord, int]:
     """Restore the state of a checkpoint into a new strategy.
 
-    Momentum travels with each worker's next order.
-
-    Parameters
-    ----------
-    strategy : BiasedLocalSGD
-        A new strategy with the settings of the run.
-    checkpoint : Checkpoint
-        The checkpoint; its content may be invalid.
-    model : ArrayRecord
-        A model with the names, shapes and dtypes of the run's model.
-
-    Returns
-    -------
-    tuple of ArrayRecord and int
-        The global model, and the last completed round.
+    Returns the global model and the last completed round. Momentum travels with each worker's next
+    order. `model` has the names, shapes and dtypes of the run's model.
 
     Raises
     ------

@@ -14,10 +14,10 @@ from ..algorithm.validation import checked_numbers, checked_weights
 from ..grids.array_records import common_runs, flat_like, tensors_of
 from ..protocol import METRICS, TIMING_KEYS
 from ..protocol.records import unchecked_content, unchecked_record
-from .replies import CheckedReply, Outcome
+from .replies import CheckedReply
 
 if TYPE_CHECKING:
-    from .round import Round
+    from .round import Outcome, Round
 
 _RUNNING = ("running_mean", "running_var")
 
@@ -43,7 +43,7 @@ class Averaging:
     parameter_names: Collection[str] | None = None
 
     def next_model(
-        self, round: "Round", outcomes: Sequence[Outcome]
+        self, round: "Round", outcomes: Sequence["Outcome"]
     ) -> tuple[ArrayRecord, list[float]]:
         """Return the next global model, and the weight of each worker.
 
@@ -121,7 +121,7 @@ class Averaging:
 
 
 def average_metrics(
-    outcomes: Sequence[Outcome], average: Callable[..., MetricRecord], weighted_by_key: str
+    outcomes: Sequence["Outcome"], average: Callable[..., MetricRecord], weighted_by_key: str
 ) -> MetricRecord:
     """Average the metrics of the successful workers, as Flower does, and add up their samples.
 
@@ -141,7 +141,7 @@ def average_metrics(
     return metrics
 
 
-def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
+def average_momentum(outcomes: Sequence["Outcome"]) -> dict[str, AnyArray] | None:
     """Average the optimizer states that were sent, by load; None without any.
 
     Each tensor is averaged over the workers that sent it. Step counters are averaged, too, and
@@ -155,7 +155,7 @@ def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
 
 
 def once_per_node(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence["Outcome"],
     shares: Sequence[float],
     part: Callable[[CheckedReply], Mapping[str, AnyArray]],
 ) -> tuple[list[Mapping[str, AnyArray]], list[float]]:

@@ -27,17 +27,17 @@ from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..errors import UsageError
 from ..grids.array_records import view_record
-from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy
+from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
 from .fit_loop import EpochEnd, EvaluateFn, fit
+from .messages import Address
 from .patience import Patience
 from .planner import Planner
-from .replies import Outcome
-from .round import Round, samples_of
+from .round import Outcome, Round
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
 from .speeds import Connector
-from .workers import DEAD_BAND, MOST_FAILURES, WorkerRegistry
+from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
 
@@ -183,9 +183,6 @@ class BiasedLocalSGD(FedAvg):
             clock=clock,
             fast_threshold=fast_threshold,
         )
-        _check_parts(
-            local_steps, sampler, selection, weights, epoch, momentum_buffers, rebalance, clock
-        )
         self._dead_band: tuple[float, float] | None = DEAD_BAND if rebalance else None
         if local_steps.follows_speeds and clock == "wall":
             self._dead_band = 0.0, 0.0
@@ -212,6 +209,7 @@ class BiasedLocalSGD(FedAvg):
             selection=selection,
             keys=Keys(self.arrayrecord_key, self.configrecord_key, self.weighted_by_key),
         )
+        _check_parts(self.planner, weights, rebalance, clock)
         self.averaging = Averaging(weights, outer_optimizer, parameter_names)
         self.connector = Connector(
             self.registry, self.planner, max(self.min_available_nodes, 1), clock
@@ -226,7 +224,7 @@ class BiasedLocalSGD(FedAvg):
 
     def prepare(
         self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None
-    ) -> bool:
+    ) -> None:
         """Connect workers, measure their speeds if needed, and choose tau_fast if it is open.
 
         `configure_train` calls it before every round. Call it yourself to see the workers before
@@ -241,21 +239,14 @@ class BiasedLocalSGD(FedAvg):
         overhead_seconds : float, optional
             Duration of a round without computing; measured if needed and not given.
 
-        Returns
-        -------
-        bool
-            Whether tau_fast was chosen.
-
         Raises
         ------
         UsageError
             If the workers have different data or models, or one of them cannot take part.
         """
-        begun = self.registry.begun
         self.connector.refresh(grid)
-        if begun:
-            return False
-        return self.connector.choose_steps(grid, arrays, self.averaging, overhead_seconds)
+        if self.planner.step_policy.is_open:
+            self.connector.choose_steps(grid, arrays, self.averaging, overhead_seconds)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -310,7 +301,7 @@ class BiasedLocalSGD(FedAvg):
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         self._learn_patience(round, outcomes)
         if self.on_round is not None:
-            self.on_round(round_record(round, outcomes, weights, round.seconds))
+            self.on_round(round_record(round, outcomes, weights))
         self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
         trained_nothing = not self.planner.samples_trained and self.planner.budget_share() >= 1
         if self._rounds_lost >= MOST_FAILURES or trained_nothing:
@@ -327,7 +318,7 @@ class BiasedLocalSGD(FedAvg):
         is `most` if a worker has its first order, or its first with another batch size.
         """
         orders = self.round.orders if self.round else ()
-        known = samples_of(pair for pair in orders if not pair[0].failures_in_a_row)
+        known = _samples_of(pair for pair in orders if not pair[0].failures_in_a_row)
         patience = self._patience.seconds(known, most, self.registry.restart_seconds)
         return max(patience, 2 * self.planner.deadline_seconds)
 
@@ -337,7 +328,7 @@ class BiasedLocalSGD(FedAvg):
             # The round lasted too long to learn from, but the other workers have compiled.
             seconds = max((o.report.compute_seconds for o in outcomes if o.report), default=0.0)
         answered = ((o.worker, o.order) for o in outcomes if not o.failure)
-        self._patience.learn(seconds, samples_of(answered))
+        self._patience.learn(seconds, _samples_of(answered))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -405,21 +396,18 @@ class BiasedLocalSGD(FedAvg):
             raise ValueError("it has the state of an outer optimizer, but this run has none")
 
 
-def _check_parts(
-    policy: StepPolicy,
-    sampler: Sampler,
-    selection: Selection | None,
-    weighting: Weighting,
-    epoch: EpochMode,
-    momentum_buffers: str,
-    rebalance: bool,
-    clock: Clock,
-) -> None:
+def _samples_of(orders: Iterable[tuple[Worker, TrainOrder]]) -> dict[tuple[Address, int], int]:
+    """Return the number of samples in the orders, by worker and batch size."""
+    return {(w.address, order.batch_size): len(order.indices) for w, order in orders}
+
+
+def _check_parts(planner: Planner, weighting: Weighting, rebalance: bool, clock: Clock) -> None:
     """Raise UsageError if two parts of a strategy exclude each other."""
+    selection, sampler, policy = planner.selection, planner.sampler, planner.step_policy
     # The settings of these names may be empty.
-    if not epoch:
-        raise UsageError(f"epoch = {epoch!r} must be one of {', '.join(get_args(EpochMode))}")
-    if not momentum_buffers:
+    if not planner.mode:
+        raise UsageError(f"epoch = '' must be one of {', '.join(get_args(EpochMode))}")
+    if not planner.momentum_buffers:
         raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
     if selection:
         reason = ""
@@ -432,14 +420,14 @@ def _check_parts(
                 f"selection ({type(selection).__name__}) leaves out samples of an epoch, but "
                 f'{reason}; use "separated" or "uniform"'
             )
-        if epoch == "table":
+        if planner.mode == "table":
             raise UsageError(
                 'selection makes epochs shorter, but epoch = "table" has the number of rounds of '
                 'the paper; use epoch = "samples"'
             )
-    if weighting.momentum_buffers not in ("", momentum_buffers):
+    if weighting.momentum_buffers not in ("", planner.momentum_buffers):
         raise UsageError(
-            f'momentum-buffers = "{momentum_buffers}" does not work with '
+            f'momentum-buffers = "{planner.momentum_buffers}" does not work with '
             f'{type(weighting).__name__}, which needs "{weighting.momentum_buffers}"'
         )
     if rebalance and not policy.with_local_steps(1).needs_speeds:

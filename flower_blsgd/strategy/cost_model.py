@@ -95,17 +95,6 @@ def predict_run(
     )
 
 
-def predicted_figures(prediction: Prediction, clock: str) -> dict[str, float | str | None]:
-    """Return predictions of the figures that a summary reports as measured."""
-    return {
-        "clock": clock,
-        "round_seconds": prediction.round_seconds,
-        "epoch_seconds": prediction.epoch_seconds,
-        "fast_waiting_share": prediction.waiting_share(fast=True),
-        "slow_waiting_share": prediction.waiting_share(fast=False),
-    }
-
-
 # --- what a slow device should do ----------------------------------------------------------------
 
 NEGLIGIBLE = 0.01
@@ -126,14 +115,8 @@ def slow_device_lines(
     The gain from training is 0.95 of the upper bound with the worker, over that without it. The
     gain from evaluating is the time that it saves the training workers.
 
-    Parameters
-    ----------
-    speeds : sequence of (Worker, float)
-        Each worker and its samples per second in training; 0 if unknown.
-    batch_size, weighting : int, Weighting
-        Those of the run.
-    evaluation_share : float
-        Seconds of evaluating per second of training, by the same workers; 0 if unknown.
+    `speeds` are the workers and their samples per second in training. `evaluation_share` is the
+    seconds of evaluating per second of training, by the same workers. Both are 0 if unknown.
     """
 
     def ceiling(group: Sequence[tuple[Worker, float]]) -> float:

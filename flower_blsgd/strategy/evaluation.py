@@ -5,7 +5,7 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -87,8 +87,8 @@ class WorkerEvaluation:
     def __post_init__(self) -> None:
         self._patience = Patience()
         self._samples_per_second: dict[int, float] = {}  # forward, by worker index
-        self._sent: Orders = []
-        self._ids: list[str] = []  # message ids; "" if Flower did not accept one
+        # With message ids; "" if Flower did not accept a message.
+        self._sent: list[tuple[Worker, EvaluateOrder, str]] = []
         self._replies: dict[str, Message] = {}
         self._sent_at = self._seconds = 0.0
 
@@ -187,19 +187,17 @@ class WorkerEvaluation:
         end = self.unevaluated[0]
         if not self._sent:
             return end
-        sent = [(*pair, i) for pair, i in zip(self._sent, self._ids, strict=True)]
-        for reply in self.grid.pull_messages(
-            [i for i in self._ids if i and i not in self._replies]
-        ):
+        missing = [i for *_, i in self._sent if i and i not in self._replies]
+        for reply in self.grid.pull_messages(missing):
             self._replies[reply.metadata.reply_to_message_id] = reply
-        left = {i: worker for worker, _, i in sent if i not in self._replies}
+        left = {i: worker for worker, _, i in self._sent if i not in self._replies}
         is_late = time.monotonic() - self._sent_at > self._seconds
         if left and not is_late and all(i and worker.present for i, worker in left.items()):
             return None
         # The local grid stops processes that hang.
         features_of(self.grid).give_up({i: worker.node_id for i, worker in left.items()})
         reports = []
-        for worker, order, message_id in sent:
+        for worker, order, message_id in self._sent:
             report = self._report(worker, order, self._replies.get(message_id))
             if isinstance(report, EvaluateReport):
                 worker.failures_in_a_row, worker.fresh = 0, False
@@ -207,9 +205,10 @@ class WorkerEvaluation:
             elif worker.note_failed_order(f"{report.kind}, evaluating", report.brief):
                 what = "worker %s did not evaluate the model of round %d: %s"
                 _LOG.warning(what, worker.label, end.round, report.brief)
-        samples, self._sent, self._replies = _samples(self._sent), [], {}
+        sent, self._sent, self._replies = self._sent, [], {}
         if len(reports) < len(sent):
             return end
+        samples = _samples((worker, order) for worker, order, _ in sent)
         self._patience.learn(time.monotonic() - self._sent_at, samples)
         busy = sum(report.seconds for report in reports)
         return replace(
@@ -228,12 +227,12 @@ class WorkerEvaluation:
         end = self.unevaluated[0]
         orders = self._orders(self.registry.evaluating, end.round, end.arrays)
         contents = ((worker.address, order.to_records()) for worker, order in orders)
-        ids = list(self.grid.push_messages(node_messages(contents, EVALUATE))) if orders else []
-        self._sent, self._ids = orders, [i or "" for i in ids] + [""] * (len(orders) - len(ids))
+        ids = self.grid.push_messages(node_messages(contents, EVALUATE)) if orders else []
+        self._sent = [(*pair, i or "") for pair, i in itertools.zip_longest(orders, ids)]
         starting = self.registry.restart_seconds or 0.0
         self._seconds = self._patience.seconds(_samples(orders), _FIRST_PATIENCE_SECONDS, starting)
         self._sent_at = time.monotonic()
 
 
-def _samples(orders: Orders) -> dict[Address, int]:
+def _samples(orders: Iterable[tuple[Worker, EvaluateOrder]]) -> dict[Address, int]:
     return {worker.address: order.last - order.first for worker, order in orders}

@@ -29,8 +29,7 @@ from ..errors import UsageError
 from ..grids.array_records import tensors_of, view_record
 from ..protocol import Keys, TrainOrder
 from ..protocol.records import from_wire, to_wire
-from .replies import Outcome
-from .round import Round
+from .round import Outcome, Round
 from .workers import Worker
 
 _COUNTERS = (
@@ -161,12 +160,8 @@ class Planner:
     def record(self, outcomes: Sequence[Outcome], momentum: ArrayRecord | None = None) -> None:
         """Record the losses, the progress and the workers' times of a round.
 
-        Parameters
-        ----------
-        outcomes : sequence of Outcome
-            In worker order. If two workers had one sample, the loss of the first is kept.
-        momentum : ArrayRecord, optional
-            Averaged momentum for the next round.
+        The outcomes are in worker order. If two workers had one sample, the loss of the first is
+        kept. `momentum` is the average for the next round.
         """
         for outcome in reversed(outcomes):
             report, order = outcome.report, outcome.order
@@ -205,7 +200,7 @@ class Planner:
 
     def training(self, workers: Sequence[Worker]) -> list[Worker]:
         """Return the workers that train."""
-        return [w for w in workers if self.train_on.trains(w.participant(self.batch_size))]
+        return [worker for worker in workers if worker.fast or not self.train_on.fast_only]
 
     def fewest_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> int:
         """Return the best tau_fast of an open step policy; else the tau_fast of the run.

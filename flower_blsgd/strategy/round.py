@@ -1,18 +1,77 @@
-"""One training round: orders, messages and replies."""
+"""One training round: orders, messages, replies and outcomes.
 
+A wrong reply costs only the contribution of that node's workers. ``docs/reliability.md`` describes
+what happens to a worker that fails.
+"""
+
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 
-from ..protocol import HostOrders, Keys, TrainOrder
+from ..protocol import (
+    ARRAYS,
+    METRICS,
+    MOMENTUM,
+    MOMENTUM_ZEROED,
+    NUM_EXAMPLES,
+    Failure,
+    HostOrders,
+    HostReply,
+    Keys,
+    ProtocolError,
+    TrainOrder,
+)
 from ..protocol.records import records_of
 from .averaging import Averaging
-from .messages import Address, node_messages
-from .replies import ModelShape, Outcome, read_replies
+from .messages import answer_of, node_messages
+from .replies import CheckedReply, ModelShape, check_reply, read_report
 from .slow_reduce import SlowWorkerReduce
 from .workers import Worker
+
+_LOG = logging.getLogger(__name__)
+
+Orders = Sequence[tuple[Worker, TrainOrder]]
+
+
+@dataclass(eq=False)
+class Outcome:
+    """Outcome of an order.
+
+    Parameters
+    ----------
+    worker, order
+        The worker, and its order.
+    reply : CheckedReply, optional
+        None if the order failed.
+    failure : Failure, optional
+        Why the order failed; None if it succeeded.
+    momentum_zeroed : bool (default: False)
+        Whether the optimizer's state was not finite, even if the order failed.
+
+    Attributes
+    ----------
+    report : TrainReport, optional
+        The report in the reply.
+    load : float
+        Completed steps times batch size; 0 if the order failed.
+    cut_off : int
+        Samples of the order that a deadline cut off; 0 if the order failed.
+    """
+
+    worker: Worker
+    order: TrainOrder
+    reply: CheckedReply | None = None
+    failure: Failure | None = None
+    momentum_zeroed: bool = False
+
+    def __post_init__(self) -> None:
+        self.report = self.reply.report if self.reply else None
+        done = self.report.num_examples if self.report else 0
+        self.load = float(done)
+        self.cut_off = len(self.order.indices) - done if self.report else 0
 
 
 @dataclass(eq=False)
@@ -46,7 +105,7 @@ class Round:
         Seconds from the first message to the last reply; 0 until `read`.
     """
 
-    orders: Sequence[tuple[Worker, TrainOrder]]
+    orders: Orders
     arrays: ArrayRecord
     keys: Keys
     batch_size: int
@@ -77,16 +136,8 @@ class Round:
         """Return the messages with the orders, and start the clock of the round.
 
         A node with several devices gets the model once, the orders of all its workers, and the
-        rule to average their models.
-
-        Parameters
-        ----------
-        averaging : Averaging
-            The averaging of the run.
-        config : ConfigRecord, optional
-            Sent with every order; the keys of the order take precedence.
-        patience_seconds : float (default: 600)
-            Time that the server waits for the replies.
+        rule to average their models. `config` is sent with every order; the keys of the order take
+        precedence. The server waits `patience_seconds` for the replies.
         """
         contents = []
         for worker, order in self.orders:
@@ -109,13 +160,108 @@ class Round:
         return messages
 
     def read(self, replies: Iterable[Message]) -> list[Outcome]:
-        """Return the outcome of each order, in worker order: a checked reply, or a failure."""
+        """Return the outcome of each order, in worker order: a checked reply, or a failure.
+
+        The replies may be in any order. Those of nodes without an order are ignored. Second
+        replies, and replies to other messages, are dropped and recorded.
+        """
         replies = list(replies)
         self.reply_seconds = self.seconds
-        ids = {sent.dst_node_id: sent.message_id for sent in self._sent}
-        return read_replies(replies, self.orders, self.model_shape, self.keys.weighted_by, ids)
+        sent = {metadata.dst_node_id: metadata.message_id for metadata in self._sent}
+        orders_of: dict[int, list[tuple[Worker, TrainOrder]]] = {}
+        for worker, order in self.orders:
+            orders_of.setdefault(worker.node_id, []).append((worker, order))
+        by_node: dict[int, Message] = {}
+        for reply in replies:
+            node_id, answered = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+            if answered != (sent.get(node_id) or answered):
+                _drop(orders_of.get(node_id, ()), "reply of another round")
+            elif by_node.setdefault(node_id, reply) is not reply:
+                _drop(orders_of.get(node_id, ()), "second reply")
+        outcomes: list[Outcome] = []
+        for node_id, given in orders_of.items():
+            outcomes += self._read_node(given, by_node.get(node_id))
+        for outcome in outcomes:
+            if not outcome.failure:
+                outcome.worker.failures_in_a_row, outcome.worker.fresh = 0, False
+        return sorted(outcomes, key=lambda outcome: outcome.worker.index)
+
+    def _read_node(self, given: Orders, reply: Message | None) -> list[Outcome]:
+        """Return the outcomes of the orders of one node."""
+        answer, zeroed = answer_of(reply, None), False
+        if isinstance(answer, RecordDict):
+            try:
+                if given[0][0].local_rank is not None:
+                    return self._read_host(given, answer)
+                ((worker, order),) = given
+                metrics = records_of(answer, MetricRecord).values()
+                zeroed = any(record.get(MOMENTUM_ZEROED) == 1 for record in metrics)
+                checked = check_reply(answer, order, self.model_shape, self.keys.weighted_by)
+                return [Outcome(worker, order, checked, None, zeroed)]
+            except Exception as error:  # a wrong reply must not end the round
+                answer = Failure.of(error)
+        return _failed(given, answer, zeroed)
+
+    def _read_host(self, given: Orders, content: RecordDict) -> list[Outcome]:
+        """Read the reply of a node with several devices: one model, and a report per worker.
+
+        ProtocolError if any part is wrong, because the content of the average is then unknown.
+        """
+        host = HostReply.from_content(content)
+        orders = {worker.local_rank or 0: order for worker, order in given}
+        if sorted([*host.parts, *host.failures]) != sorted(orders):
+            raise ProtocolError(
+                f"its node answered for the devices {sorted([*host.parts, *host.failures])}, not "
+                f"for {sorted(orders)}"
+            )
+        arrays = host.shared.array_records.get(ARRAYS)
+        reports = {}
+        for rank, part in host.parts.items():
+            content = RecordDict({**part, ARRAYS: ArrayRecord() if arrays is None else arrays})
+            reports[rank] = read_report(content, orders[rank], self.keys.weighted_by)
+        total = sum(report.num_examples for report, _ in reports.values())
+        averaged = host.shared.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES)
+        if averaged != total:
+            raise ProtocolError(
+                f"its node averaged models of {averaged!r} samples, but its workers trained on "
+                f"{total}"
+            )
+        if total and arrays is None:
+            raise ProtocolError(f"its node sent no model {ARRAYS!r}")
+        tensors = self.model_shape.checked(arrays) if arrays is not None and total else {}
+        momentum = self.model_shape.checked_momentum(
+            host.shared.array_records.get(MOMENTUM, ArrayRecord()) if total else ArrayRecord()
+        )
+        outcomes = []
+        for worker, order in given:
+            rank = worker.local_rank or 0
+            if failure := host.failures.get(rank):
+                outcomes += _failed([(worker, order)], failure)
+            else:
+                reply = CheckedReply(*reports[rank], tensors, momentum)
+                zeroed = bool(reply.report.momentum_zeroed)
+                outcomes.append(Outcome(worker, order, reply, None, zeroed))
+        return outcomes
 
 
-def samples_of(orders: Iterable[tuple[Worker, TrainOrder]]) -> dict[tuple[Address, int], int]:
-    """Return the number of samples in the orders, by worker and batch size."""
-    return {(w.address, order.batch_size): len(order.indices) for w, order in orders}
+def _failed(given: Orders, failure: Failure, zeroed: bool = False) -> list[Outcome]:
+    """Record failed orders, log the first of each kind, and return their outcomes."""
+    first = [w for w, _ in given if w.note_failed_order(failure.kind, failure.brief)]
+    if first:
+        raised = failure.in_app
+        _LOG.log(
+            logging.ERROR if raised else logging.WARNING,
+            "%s %s weight 0 in round %d: %s",
+            ", ".join(f"worker {worker.label}" for worker in first),
+            "has" if len(first) == 1 else "have",
+            given[0][1].round,
+            failure.reason.strip() if raised and failure.reason.strip() else failure.brief,
+        )
+    return [Outcome(worker, order, None, failure, zeroed) for worker, order in given]
+
+
+def _drop(given: Orders, kind: str) -> None:
+    """Record an unexpected reply, unless its node has no order."""
+    for worker, order in given:
+        if worker.note_failure(kind):
+            _LOG.warning("worker %s in round %d: %s, dropped", worker.label, order.round, kind)

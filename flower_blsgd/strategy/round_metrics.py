@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .replies import Outcome
-    from .round import Round
+    from .round import Outcome, Round
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,10 @@ def split_times(
 
 
 def round_record(
-    round: "Round", outcomes: Sequence["Outcome"], weights: Sequence[float], round_seconds: float
+    round: "Round", outcomes: Sequence["Outcome"], weights: Sequence[float]
 ) -> RoundRecord:
-    """Return the record of a round, given its outcomes and weights in worker order."""
-    sent_at, reply_seconds = round.sent_at, round.reply_seconds
+    """Return the record of a round that ends now, given outcomes and weights in worker order."""
+    sent_at, reply_seconds, round_seconds = round.sent_at, round.reply_seconds, round.seconds
     summing = round.slow_reduce.summing if round.slow_reduce else ()
     computing = {
         o.worker.index: (o.report.started_at - sent_at, o.report.compute_seconds)

@@ -74,9 +74,8 @@ class Connector:
     clock: Clock = "wall"
 
     def __post_init__(self) -> None:
-        self._query_seconds = _FIRST_QUERY_SECONDS
         self._speeds_are_due = False
-        self._silent_nodes: set[int] = set()
+        self._queried_nodes: set[int] = set()
 
     def refresh(self, grid: Grid) -> None:
         """Update which workers are connected.
@@ -99,16 +98,13 @@ class Connector:
             for worker in registry.workers:
                 if worker.node_id == node_id:
                     worker.note_failure("died between orders")
-        known = {worker.node_id for worker in registry.workers}
-        new = sorted(online - known - self._silent_nodes)
+        new = sorted(online - self._queried_nodes)
         if not registry.begun:
             began = time.monotonic()
             self._query(grid, new)
             seconds = time.monotonic() - began
             if seconds < _FIRST_QUERY_SECONDS:  # all nodes answered
                 registry.start_seconds = seconds
-            least = MULTIPLE_OF_START * registry.start_seconds
-            self._query_seconds = max(_QUERY_AGAIN_SECONDS, least)
             self._measure_speeds(grid, 0)
         elif not all(worker.present for worker in registry.workers):
             self._query(grid, new)
@@ -123,7 +119,7 @@ class Connector:
         first_new, needed = len(registry.workers), min(self.min_workers, began)
         known = {worker.node_id for worker in registry.workers}
         nodes = set(grid.get_node_ids()) - known - registry.refused_nodes
-        nodes |= {w.node_id for w in registry.workers if w.present and w.is_left_out}
+        nodes |= {w.node_id for w in registry.workers if w.present and w.excluded}
         self._query(grid, sorted(nodes))
         give_up_at = time.monotonic() + _RETURN_SECONDS
         while len(training(registry.active)) < needed and not all(
@@ -152,15 +148,13 @@ class Connector:
         arrays: ArrayRecord,
         averaging: Averaging,
         overhead_seconds: float | None = None,
-    ) -> bool:
-        """Choose tau_fast if the step policy is open; return whether it was open.
+    ) -> None:
+        """Choose the tau_fast of an open step policy.
 
         `overhead_seconds` is the duration of a round without computing. If it is not given, rounds
         with the smallest tau_fast measure it. They also replace the speeds measured by the run.
         """
         planner, workers = self.planner, self.registry.active
-        if not planner.step_policy.is_open:
-            return False
         if not overhead_seconds and any(worker.speed_ratio for worker in workers):
             training, shape = planner.training(workers), planner.check(workers)
             averaging = replace(averaging, outer_optimizer=None)
@@ -188,18 +182,19 @@ class Connector:
         known = f"{overhead_seconds:.2g} s" if overhead_seconds else "an unknown time"
         what = "local-steps-fast = auto: %d; a round takes %s in addition to computing"
         _PROGRESS.info(what, planner.local_steps_fast, known)
-        return True
 
     def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
         """Query nodes, register new workers, and readmit excluded workers that answer."""
         registry = self.registry
-        known = self._silent_nodes | {worker.node_id for worker in registry.workers}
-        level = logging.ERROR if set(nodes) - known else logging.DEBUG
-        found = query_profiles(grid, nodes, self._query_seconds, level)
-        self._silent_nodes |= set(nodes)
+        level = logging.ERROR if set(nodes) - self._queried_nodes else logging.DEBUG
+        seconds = _FIRST_QUERY_SECONDS
+        if registry.begun:
+            seconds = max(_QUERY_AGAIN_SECONDS, MULTIPLE_OF_START * registry.start_seconds)
+        found = query_profiles(grid, nodes, seconds, level)
+        self._queried_nodes |= set(nodes)
         for worker in registry.workers:
             profile = found.pop(worker.address, None)
-            if profile and worker.is_left_out and not registry.mismatch(profile, worker.local_rank):
+            if profile and worker.excluded and not registry.mismatch(profile, worker.local_rank):
                 worker.excluded = ""
                 _LOG.info("%s answers and takes part again", worker.label)
         self._speeds_are_due |= bool(found)
@@ -308,21 +303,9 @@ def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Fail
 def query_speeds(
     grid: Grid, batch_sizes: Mapping[Address, int], seconds: float = 1.0
 ) -> dict[Address, float | str]:
-    """Measure the seconds per step of workers, all at the same time.
+    """Measure workers at the same time: return seconds per step, or why they are unknown.
 
-    Parameters
-    ----------
-    grid : Grid
-        Any Flower grid.
-    batch_sizes : mapping of Address to int
-        Samples per step of each worker.
-    seconds : float (default: 1.0)
-        Approximate duration of the measurement.
-
-    Returns
-    -------
-    dict of Address to float or str
-        Seconds per step, or the reason why they are unknown.
+    `batch_sizes` are the samples per step of each worker. The measurement takes about `seconds`.
     """
     contents = {
         size: ProfileQuery(True, size, seconds).to_records() for size in batch_sizes.values()
@@ -350,21 +333,9 @@ def measure_rounds(
     """Measure rounds: return the seconds per step of each worker, then the overhead in seconds.
 
     The rounds are those of training, with learning rate 0. After one warm-up round, rounds are
-    measured for about three seconds. There are fewer rows, or none, if an order fails.
-
-    Parameters
-    ----------
-    do_round : callable
-        Sends the orders, averages the models, and returns the reports in worker order.
-    arrays, shape, num_samples
-        The global model, the shape of the rounds, and N.
-    fewest, most : int (default: 4, 30)
-        Limits of the number of rounds.
-
-    Returns
-    -------
-    list of list of float
-        One row per round.
+    measured for about three seconds, from `fewest` to `most`. Each gives a row; there are fewer
+    rows, or none, if an order fails. `do_round` sends the orders, averages the models, and returns
+    the reports in worker order.
     """
     rows: list[list[float]] = []
     until = time.perf_counter() + _MEASURED_SECONDS

@@ -54,7 +54,7 @@ class Worker:
     present : bool
         Whether the node is connected.
     excluded : str
-        Reason why the worker is excluded; empty if it is not.
+        Reason why its last orders failed, if it is excluded for that; empty if it is not.
     fast : bool
         Tier: as named, else by speed.
     speed_ratio : float, optional
@@ -135,11 +135,6 @@ class Worker:
     def trains(self) -> bool:
         """Whether the worker trains; otherwise it evaluates."""
         return self.profile.role == "train"
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether the worker is excluded because its orders failed."""
-        return bool(self.excluded) and self.failures_in_a_row >= MOST_FAILURES
 
     @property
     def address(self) -> Address:

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from flower_blsgd.algorithm.averaging import (
 from flower_blsgd.algorithm.tensor_sum import AnyArray, move
 from flower_blsgd.algorithm.validation import checked_weights
 from flower_blsgd.errors import UsageError
+
+from .workers import bits, mixed_model
 
 Model = dict[str, AnyArray]
 
@@ -125,7 +127,7 @@ def test_weighted_average_of_a_model_with_batchnorm() -> None:
     # 0.75 * 1 + 0.25 * 3 = 1.5; 0.25 * 4 = 1; 0.75 * 1 + 0.25 * 9 = 3; max(32, 40) = 40
     expected = model(1.5, 1, 3, 40)
     assert list(average) == list(expected)
-    assert _bits(average) == _bits(expected)
+    assert bits(average) == bits(expected)
 
 
 @pytest.mark.parametrize(
@@ -212,28 +214,8 @@ def test_move_worked() -> None:
 # where the result goes
 
 
-def _several(seed: int) -> Model:
-    rng = np.random.default_rng(seed)
-    return {
-        "large": rng.normal(size=(400, 500)).astype(np.float32),
-        "small": rng.normal(size=(3, 5)).astype(np.float32),
-        "half": rng.normal(size=7).astype(np.float16),
-        "double": rng.normal(size=7),
-        "spin": (rng.normal(size=7) + 1j * rng.normal(size=7)).astype(np.complex64),
-        "scalar": np.array(rng.normal(), np.float32),
-        "none": np.empty((0, 2), np.float32),
-        "counter": np.array(rng.integers(100)),
-        "mask": rng.integers(0, 2, 4).astype(np.bool_),
-    }
-
-
-def _bits(model: Mapping[str, AnyArray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {name: (str(t.dtype), t.shape, t.tobytes()) for name, t in model.items()}
-
-
 def test_result_is_written_to_out_which_may_have_more_names() -> None:
-    models = [_several(seed) for seed in range(3)]
-    before = _several(3)
+    *models, before = (mixed_model(seed, 70_000) for seed in range(4))
     for out_of in (
         lambda out: weighted_average(models, [0.5, 0.3, 0.2], out),
         lambda out: weighted_average([models[0], {}], [1.0, 0.0], out),
@@ -245,7 +227,7 @@ def test_result_is_written_to_out_which_may_have_more_names() -> None:
         found = out_of(out)
         assert list(found) == list(before)
         assert all(found[name] is out[name] for name in found)
-        assert _bits(found) == _bits(out_of(None))
+        assert bits(found) == bits(out_of(None))
         assert not any(np.shares_memory(out[name], models[0][name]) for name in before)
         assert out["another"] == 7.0
 

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -7,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer
+
+from .workers import bits, mixed_model
 
 
 def made(name: str, learning_rate: float = 1.0, momentum: float = 0.0) -> OuterOptimizer:
@@ -30,24 +30,7 @@ def test_steps_by_hand() -> None:
     assert moved(nesterov, 2.5, 5.5) == 5.0  # d = 3, v = 1 + 3 = 4, 2.5 + 0.5 (3 + 0.5 x 4)
 
 
-def random_model(seed: int) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(seed)
-    return {
-        "half": draw.normal(size=3).astype(np.float16),
-        "single": draw.normal(size=(2, 3)).astype(np.float32),
-        "double": draw.normal(size=4),
-        "scalar": np.array(draw.normal(), np.float32),
-        "empty": np.zeros((0, 2), np.float32),
-        "running_mean": draw.normal(size=3).astype(np.float32),
-        "counter": np.array(draw.integers(1000)),
-    }
-
-
-PARAMETERS = ("half", "single", "double", "scalar", "empty", "counter")
-
-
-def same_bits(one: Any, two: Any) -> bool:
-    return list(one) == list(two) and all(one[n].tobytes() == two[n].tobytes() for n in one)
+PARAMETERS = ("large", "double", "counter", "half", "spin", "scalar", "none")
 
 
 @given(
@@ -61,15 +44,15 @@ def test_dtypes_shapes_buffers_and_arguments_stay(
 ) -> None:
     optimizer = made(name, learning_rate, momentum)
     for round_ in range(3):
-        before, averaged = random_model(seed + round_), random_model(seed + round_ + 1)
+        before, averaged = (mixed_model(seed + round_ + i, 2) for i in (0, 1))
         found = optimizer.step(before, averaged, PARAMETERS)
-        assert same_bits(before, random_model(seed + round_))
-        assert same_bits(averaged, random_model(seed + round_ + 1))
+        assert bits(before) == bits(mixed_model(seed + round_, 2))
+        assert bits(averaged) == bits(mixed_model(seed + round_ + 1, 2))
         assert list(found) == list(averaged)
         for key, tensor in found.items():
             assert isinstance(tensor, np.ndarray)
             assert (tensor.dtype, tensor.shape) == (averaged[key].dtype, averaged[key].shape)
-        for key in ("running_mean", "counter"):  # the second is an integer, whoever names it
+        for key in ("small", "mask", "counter"):  # the last is an integer, whoever names it
             assert found[key].tobytes() == averaged[key].tobytes()
 
 

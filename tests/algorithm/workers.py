@@ -1,12 +1,13 @@
-"""Workers, loss tables and figures that the tests of the algorithm share."""
+"""Workers, loss tables, models and figures that the tests of the algorithm share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from flower_blsgd.algorithm.epoch_plan import EpochPlan
 from flower_blsgd.algorithm.local_steps import Participant
 from flower_blsgd.algorithm.loss_table import LossTable
+from flower_blsgd.algorithm.tensor_sum import AnyArray
 
 
 def workers(num_fast: int, num_slow: int, batch_size: int = 32) -> tuple[Participant, ...]:
@@ -43,3 +44,24 @@ def share_left_out(plan: EpochPlan, participants: Sequence[Participant], num_sam
     fast = [worker for worker, participant in enumerate(participants) if participant.fast]
     picked = [plan.indices(r, worker) for r in range(plan.rounds) for worker in fast]
     return 1 - len(np.unique(np.concatenate(picked))) / num_samples
+
+
+def mixed_model(seed: int, size: int = 1000) -> dict[str, AnyArray]:
+    """A model of several dtypes, with an empty and a scalar tensor, out of dtype order."""
+    rng = np.random.default_rng(seed)
+    return {
+        "large": rng.normal(size=(size, 3)).astype(np.float32),
+        "double": rng.normal(size=7),
+        "counter": np.array(rng.integers(100), np.int64),
+        "small": rng.normal(size=(2, 5)).astype(np.float32),
+        "half": rng.normal(size=11).astype(np.float16),
+        "spin": (rng.normal(size=7) + 1j * rng.normal(size=7)).astype(np.complex64),
+        "scalar": np.array(rng.normal(), np.float32),
+        "none": np.empty((0, 3), np.float32),
+        "mask": rng.integers(0, 2, 4).astype(np.bool_),
+    }
+
+
+def bits(model: Mapping[str, AnyArray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """The dtype, shape and bytes of each tensor."""
+    return {name: (str(t.dtype), t.shape, t.tobytes()) for name, t in model.items()}

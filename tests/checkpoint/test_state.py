@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from flower_blsgd import BiasedLocalSGD, LocalSGD
 from flower_blsgd.algorithm.catalog import ALGORITHMS
-from flower_blsgd.algorithm.epoch_plan import RoundShape
+from flower_blsgd.algorithm.epoch_plan import EpochPlan, RoundShape
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from flower_blsgd.checkpoint.state import capture, expanded, restore
 from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
@@ -33,6 +33,7 @@ from flower_blsgd.worker.profile import answer_sum
 
 from ..hosts.host_nodes import HostNode
 from ..in_process_grid import (
+    FastGrid,
     InProcessGrid,
     TorchWorker,
     ToyWorker,
@@ -56,14 +57,6 @@ class Worker(TorchWorker):
         if message.metadata.message_type == "train.sum":
             return answer_sum(message)
         return super().__call__(message, node_id)
-
-
-class FastGrid(InProcessGrid):
-    """A grid whose messages are cheap."""
-
-    @property
-    def fast_nodes(self) -> set[int]:
-        return set(self.get_node_ids())
 
 
 def worker_of(profile: WorkerProfile, optimizer: str = "sgd") -> Worker:
@@ -131,8 +124,11 @@ def over_the_disk(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
 
 def assert_goes_on_to_the_bit(
     folder: Path, config: RunConfig, k: int, new_grid: Callable[[], FastGrid] | None = None
-) -> None:
-    """Capture after round k, and compare the five rounds after it with those of a resumed run."""
+) -> EpochPlan:
+    """Capture after round k, and compare the five rounds after it with those of a resumed run.
+
+    Return the plan after round k.
+    """
     new_grid = new_grid or (lambda: grid_of(config.optimizer))
     whole, grid = strategy_of(config), new_grid()
     models = play(whole, grid, first_model(), 1, k)
@@ -148,6 +144,7 @@ def assert_goes_on_to_the_bit(
     at_once = capture(resumed, new_grid(), k, arrays)  # before any worker is back
     assert at_once.values == read.values
     np.testing.assert_equal(at_once.tensors, read.tensors)
+    plan = resumed.planner.plan
     again = play(resumed, new_grid(), arrays, k + 1, k + 5)
     for found, wanted in zip(again, models[k:], strict=True):
         assert same_bits(found, wanted)
@@ -159,6 +156,7 @@ def assert_goes_on_to_the_bit(
     np.testing.assert_equal(
         vars(resumed.planner.sampling_stats), vars(whole.planner.sampling_stats)
     )
+    return plan
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -181,11 +179,8 @@ def test_resumed_run_has_the_same_models_to_the_bit(tmp_path: Path, algorithm: s
 
 
 def test_resumed_selection_has_the_same_samples_and_weights(tmp_path: Path) -> None:
-    config = config_of(selection="infobatch")
-    assert_goes_on_to_the_bit(tmp_path, config, k=5)
-    whole = strategy_of(config)
-    play(whole, grid_of(), first_model(), 1, 5)
-    plan = whole.planner.plan
+    config = config_of(selection="infobatch", weights="per-sample")
+    plan = assert_goes_on_to_the_bit(tmp_path, config, k=5)
     assert plan.epoch > 1
     assert plan.weights is not None
 
@@ -196,10 +191,7 @@ def test_resumed_lists_of_an_epoch_before_go_on(tmp_path: Path) -> None:
     The second lists begin with round 4, within an epoch, and go on in round 5; the third with 7.
     """
     config = config_of(algorithm="biased-local-sgd-released")
-    assert_goes_on_to_the_bit(tmp_path, config, k=5)
-    whole = strategy_of(config)
-    play(whole, grid_of(), first_model(), 1, 5)
-    plan = whole.planner.plan
+    plan = assert_goes_on_to_the_bit(tmp_path, config, k=5)
     assert (plan.rounds, plan.first_round, plan.lists_end) == (2, -1, 2)
 
 
@@ -272,9 +264,7 @@ def test_worker_that_left_keeps_its_place_and_its_losses_stay_given_up(tmp_path:
         assert [w.index for w in strategy.registry.active] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("failure", "kind"), [("dies", "died"), ("wrong losses", "unusable reply")]
-)
+@pytest.mark.parametrize(("failure", "kind"), [("dies", "died"), ("mis-shaped", "unusable reply")])
 def test_worker_that_was_left_out_is_queried_again_at_the_next_plan(
     tmp_path: Path, failure: str, kind: str
 ) -> None:
@@ -452,14 +442,6 @@ def with_tensor(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     return apply
 
 
-def with_first(value: float) -> Callable[[np.ndarray], np.ndarray]:
-    def change(tensor: np.ndarray) -> np.ndarray:
-        tensor.flat[0] = value
-        return tensor
-
-    return change
-
-
 OTHERS: dict[str, Callable[[Checkpoint], object]] = {
     "no counters": lambda c: c.values["planner"].pop("counters"),
     "an unknown counter": changed(1, "planner", "counters", "batch_size"),
@@ -467,15 +449,9 @@ OTHERS: dict[str, Callable[[Checkpoint], object]] = {
     "text for a number": changed("x", "registry", "workers", 0, "training-seconds-per-step"),
     "statistics missing": lambda c: c.values["planner"]["stats"].pop("all_loss_mean"),
     "a tensor of the model less": lambda c: c.values["model"].pop("0.bias"),
-    "model not finite": with_tensor("model/0.weight", with_first(np.nan)),
-    "model of another shape": with_tensor("model/0.weight", lambda t: t.T.copy()),
     "model of another dtype": with_tensor("model/0.weight", lambda t: t.astype(np.float64)),
     "losses of more samples": with_tensor("planner/table/losses", lambda t: np.append(t, t[:1])),
-    "momentum of another shape": with_tensor("momentum/1/0.weight", lambda t: t[:1]),
-    "momentum not finite": with_tensor("momentum/1/0.weight", with_first(np.nan)),
-    "a tensor of the model too many": lambda c: c.values["model"].update(
-        {"x": c.values["model"]["0.weight"]}
-    ),
+    "momentum not finite": with_tensor("momentum/1/0.weight", lambda t: t * np.nan),
     "no tensors": lambda c: c.tensors.clear(),
     "no values": lambda c: c.values.clear(),
 }

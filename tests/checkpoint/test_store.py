@@ -1,18 +1,20 @@
 """Checkpoints on disk: whole or not at all, however the writing ends; nothing damaged is read."""
 
+import hashlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import save
 
 from flower_blsgd.checkpoint import store as store_module
 from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
@@ -20,7 +22,6 @@ from flower_blsgd.errors import UsageError
 
 from ..in_process_grid import toy_arrays
 from ..log_capture import captured_log
-from .signed import write_signed
 
 TENSORS = {
     "a/weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -48,6 +49,23 @@ def filled(folder: Path, *rounds: int, keep: int = 2) -> CheckpointStore:
 def names(folder: Path) -> list[str]:
     """Return what is in the checkpoint folder, without checksums."""
     return sorted(path.name.partition(".")[0] for path in (folder / "checkpoint").iterdir())
+
+
+def write_signed(
+    folder: Path,
+    server_round: int,
+    tensors: Mapping[str, np.ndarray],
+    values: str,
+    version: str = "1",
+    of_round: str = "",
+) -> Path:
+    """Write the only checkpoint of a round, with a right checksum, and return its path."""
+    about = {"format_version": version, "round": of_round or str(server_round), "values": values}
+    data = save(dict(tensors), about)
+    digest = hashlib.sha256(data).hexdigest()
+    path = folder / "checkpoint" / f"round-{server_round:09d}.{digest}.safetensors"
+    path.write_bytes(data)
+    return path
 
 
 def newest_round(folder: Path) -> int:

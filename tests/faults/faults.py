@@ -17,12 +17,9 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, Context, Message
 
-POISONS = (
-    *("nan model", "nan tensor", "wrong shape", "wrong dtype", "missing tensor", "extra tensor"),
-    *("nan loss", "too few losses", "steps not done", "no metrics", "nan time"),
-)
+POISONS = ("nan model", "nan tensor", "nan loss", "wrong shape", "no metrics")
 """What may be wrong with a report."""
 
 OVERFLOW = "overflow"
@@ -54,10 +51,6 @@ def fail_at(worker: int, server_round: int, kind: str = "raises", rounds: int = 
     """Let a worker (its place in the specification) fail in one or several rounds."""
     assert kind in KINDS
     return Fault(worker, server_round, server_round + rounds - 1, kind)
-
-
-def hang_at(worker: int, server_round: int) -> Fault:
-    return fail_at(worker, server_round, "hangs")
 
 
 def slow_at(worker: int, server_round: int, seconds: float, kind: str = "slow") -> Fault:
@@ -148,43 +141,20 @@ def before_training(fault: Fault, message: Message) -> None:
 
 def poison(reply: Message, kind: str) -> None:
     """Spoil a good report."""
-    content = reply.content
-    arrays = content.array_records["arrays"]
+    arrays, losses = reply.content["arrays"], reply.content["losses"]
+    floating = [name for name, array in arrays.items() if array.dtype.startswith("float")]
     if kind == "nan model":  # in place: the model stays one piece of memory
-        for array in arrays.values():
-            if array.dtype.startswith("float"):
-                array.numpy()[...] = np.nan
-        return
-    metrics, losses = content.metric_records["metrics"], content.config_records["losses"]
-    raw = losses["losses"]
-    if kind == "nan loss":
-        losses["losses"] = np.array([np.nan], "<f4").tobytes() + raw[4:]
-    elif kind == "too few losses":
-        losses["losses"] = raw[:-4]
-    elif kind == "steps not done":
-        metrics["completed-steps"] += 1
+        for name in floating:
+            arrays[name].numpy()[...] = np.nan
+    elif kind == "nan loss":
+        losses["losses"] = np.array([np.nan], "<f4").tobytes() + losses["losses"][4:]
     elif kind == "no metrics":
-        del content["metrics"]
-    elif kind == "nan time":
-        metrics["started-at"] = float("nan")
+        del reply.content["metrics"]
     else:
-        content["arrays"] = _spoiled(arrays, kind)
-
-
-def _spoiled(arrays: ArrayRecord, kind: str) -> ArrayRecord:
-    tensors = {name: np.array(array.numpy()) for name, array in arrays.items()}
-    name = next(name for name, tensor in tensors.items() if tensor.dtype.kind == "f")
-    if kind == "nan tensor":
-        tensors[name].flat[-1] = np.nan
-    elif kind == "wrong shape":
-        tensors[name] = tensors[name][None]
-    elif kind == "wrong dtype":
-        tensors[name] = tensors[name].astype(np.float64)
-    elif kind == "extra tensor":
-        tensors["smuggled"] = tensors[name]
-    elif kind == "missing tensor":
-        del tensors[name]
-    return ArrayRecord({name: Array(tensor) for name, tensor in tensors.items()})
+        tensor = np.array(arrays[floating[0]].numpy())
+        if kind == "nan tensor":
+            tensor.flat[-1] = np.nan
+        arrays[floating[0]] = Array(tensor[None] if kind == "wrong shape" else tensor)
 
 
 @contextlib.contextmanager

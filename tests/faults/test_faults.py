@@ -11,7 +11,6 @@ from .faults import (
     Fault,
     Faults,
     fail_at,
-    hang_at,
     slow_at,
 )
 from .training import nothing_left_behind, train
@@ -62,11 +61,11 @@ def check(summary: dict[str, Any], *faults: Fault) -> None:
 
 
 def test_every_kind_of_failure_costs_its_own_share_and_is_counted(tmp_path: Path) -> None:
-    """By two workers in turn, so that no two are in a row; one is left out, and comes back."""
+    """By two workers in turn, so that no two failures of one are in a row."""
     kinds = (*POISONS, OVERFLOW, "raises", "out of memory", "killed", "exits", "no message")
     single = [fail_at(i % 2, 4 + 2 * i, kind) for i, kind in enumerate((*kinds, "another round"))]
     slow = slow_at(SLOW, 20, 0.3), slow_at(SLOW, 22, 0.3, "paused")
-    late = hang_at(SLOW, 42), fail_at(SLOW, 44, "stopped")
+    late = fail_at(SLOW, 42, "hangs"), fail_at(SLOW, 44, "stopped")
     with nothing_left_behind():
         summary = train(tmp_path / "run", Faults(*single, *slow, *late))
     check(summary, *single, *slow, *late)

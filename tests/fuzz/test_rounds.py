@@ -24,7 +24,7 @@ from ..in_process_grid import (
     tensors_of,
     toy_arrays,
 )
-from ..strategy.test_biased_local_sgd import strategy_of
+from ..strategy.orders import strategy_of
 from .mutations import hostile, thoroughly
 
 HONEST, LIAR = 10, 20

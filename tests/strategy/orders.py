@@ -1,23 +1,56 @@
-"""Orders of a round for two workers, and replies to them, without a strategy."""
+"""Strategies, planners, workers and orders that the tests of the strategy share."""
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from flwr.app import Message, MetricRecord
 
+from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import Clock, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.schedules import LearningRate
-from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.protocol import Keys, ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.planner import Planner
-from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome, read_replies
+from flower_blsgd.strategy.replies import CheckedReply
+from flower_blsgd.strategy.round import Outcome, Round
 from flower_blsgd.strategy.speeds import Connector
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
 from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
 
 Orders = list[tuple[Worker, TrainOrder]]
+Workers = dict[int, ToyWorker]
+
+
+def strategy_of(num_samples: int = 24, **changes: Any) -> BiasedLocalSGD:
+    """Return a strategy; with `two()` weights are 2/3 and 1/3, an epoch of 24 has 4 rounds."""
+    arguments: dict[str, Any] = {
+        "batch_size": 2,
+        "local_steps": 2,
+        "local_steps_slow": 1,
+        "fraction_evaluate": 0.0,
+        "seed": 5,
+    }
+    return BiasedLocalSGD(num_samples, **(arguments | changes))
+
+
+def two(**changes: Any) -> Workers:
+    """Return a fast worker with weights 1.0 and a slow one with weights 4.0."""
+    return {
+        10: ToyWorker(fast_profile(0), 1.0, **changes),
+        20: ToyWorker(slow_profile(1), 4.0, **changes),
+    }
+
+
+def three() -> Workers:
+    """Loads 2, 2, 1: weights 0.4, 0.4, 0.2 of the values 1, 2, 6: 2.4."""
+    return {
+        10: ToyWorker(fast_profile(0), 1.0),
+        20: ToyWorker(fast_profile(1), 2.0),
+        30: ToyWorker(slow_profile(2), 6.0),
+    }
 
 
 def planner_of(num_samples: int = 24, batch_size: int = 2, **changes: object) -> Planner:
@@ -63,7 +96,7 @@ def good_reply(orders: Orders, node_id: int, value: float = 1.0) -> Message:
 
 
 def outcomes_of(orders: Orders, *replies: Message) -> list[Outcome]:
-    return read_replies(replies, orders, ModelShape(toy_arrays()))
+    return Round(orders, toy_arrays(), Keys(), 2).read(replies)
 
 
 class Clocked(ToyWorker):

@@ -24,8 +24,8 @@ from flower_blsgd.algorithm.tensor_sum import AnyArray
 from flower_blsgd.grids.array_records import tensors_of, view_record
 from flower_blsgd.protocol import Keys
 from flower_blsgd.strategy.averaging import Averaging
-from flower_blsgd.strategy.replies import CheckedReply, Outcome
-from flower_blsgd.strategy.round import Round
+from flower_blsgd.strategy.replies import CheckedReply
+from flower_blsgd.strategy.round import Outcome, Round
 
 from ..worker.helpers import order_for
 

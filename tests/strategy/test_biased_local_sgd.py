@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result
 from hypothesis import given
@@ -45,38 +45,7 @@ from ..in_process_grid import (
     tensors_of,
     toy_arrays,
 )
-
-Workers = dict[int, ToyWorker]
-
-
-def strategy_of(num_samples: int = 24, **changes: Any) -> BiasedLocalSGD:
-    """Return a strategy; with `two()` weights are 2/3 and 1/3, an epoch of 24 has 4 rounds."""
-    arguments: dict[str, Any] = {
-        "batch_size": 2,
-        "local_steps": 2,
-        "local_steps_slow": 1,
-        "fraction_evaluate": 0.0,
-        "seed": 5,
-    }
-    arguments |= changes
-    return BiasedLocalSGD(num_samples, **arguments)
-
-
-def two(**changes: Any) -> Workers:
-    """Return a fast worker with weights 1.0 and a slow one with weights 4.0."""
-    return {
-        10: ToyWorker(fast_profile(0), 1.0, **changes),
-        20: ToyWorker(slow_profile(1), 4.0, **changes),
-    }
-
-
-def three() -> Workers:
-    """Loads 2, 2, 1: weights 0.4, 0.4, 0.2; an epoch of 30 samples has 3 rounds."""
-    return {
-        10: ToyWorker(fast_profile(0), 1.0),
-        20: ToyWorker(fast_profile(1), 2.0),
-        30: ToyWorker(slow_profile(2), 6.0),
-    }
+from .orders import Workers, strategy_of, three, two
 
 
 def play_round(
@@ -175,29 +144,21 @@ class Momentous(ToyWorker):
 # --- orders
 
 
-def test_orders_each_node_gets_its_own_payload() -> None:
-    strategy, grid = strategy_of(), InProcessGrid(two())
-    messages = list(strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid))
-    first, second = messages
-    assert first.content is not second.content
-    assert first.content["config"] is not second.content["config"]
-    orders = [TrainOrder.from_message(message) for message in messages]
-    assert [order.local_steps for order in orders] == [2, 1]
-    assert [message.metadata.dst_node_id for message in messages] == [10, 20]
-    assert [message.metadata.message_type for message in messages] == ["train", "train"]
-    assert orders[0].seed != orders[1].seed
-
-
-def test_orders_carry_the_callers_config_under_the_callers_record_names() -> None:
+def test_orders_carry_the_callers_config_in_a_payload_of_their_own() -> None:
     strategy = strategy_of(learning_rate=0.25, arrayrecord_key="model", configrecord_key="settings")
     config = ConfigRecord({"lr": 9.0, "augment": "flip"})
-    messages = strategy.configure_train(1, toy_arrays(), config, InProcessGrid(two()))
+    messages = list(strategy.configure_train(1, toy_arrays(), config, InProcessGrid(two())))
     assert dict(config) == {"lr": 9.0, "augment": "flip"}
+    assert [message.metadata.dst_node_id for message in messages] == [10, 20]
     for message in messages:
+        assert message.metadata.message_type == "train"
         assert set(message.content) == {"model", "settings"}
         sent = message.content.config_records["settings"]
         assert sent["augment"] == "flip"
         assert sent["lr"] == 0.25  # an order's own keys win
+    first, second = (message.content for message in messages)
+    assert first is not second
+    assert first["settings"] is not second["settings"]
 
 
 def test_table_epochs_of_an_own_step_policy_need_the_steps_of_fast_workers() -> None:
@@ -228,22 +189,19 @@ def test_losses_lowest_worker_index_wins_on_the_same_sample(order: Any) -> None:
         assert table.rounds[index] == (7 if index in fast | slow else 0)
 
 
-def test_losses_of_a_failed_order_are_dropped_and_its_samples_counted() -> None:
-    nodes = two(losses=lambda indices: np.full(len(indices), np.nan, np.float32))
-    nodes[20].losses = lambda indices: indices.astype(np.float32)
+@pytest.mark.parametrize("loss", [1.0, np.nan])
+def test_losses_of_a_failed_order_are_dropped_and_its_samples_counted(loss: float) -> None:
+    """Its model, or one of its losses, is not finite."""
+    nodes, strategy = two(), strategy_of()
+    nodes[10].losses = lambda indices: np.full(len(indices), loss, np.float32)
     grid = InProcessGrid(nodes)
-    strategy = strategy_of()
-    _, metrics = play_round(strategy, grid)  # an order whose losses are not finite has failed
+    if np.isfinite(loss):
+        grid.fail_at(0, 1, "non-finite")
+    _, metrics = play_round(strategy, grid)
     assert np.isfinite(metrics["train-loss"])
     assert strategy.planner.samples_given_up == 4
-    seen = {int(i) for i in nodes[20].orders[0].indices}
-    assert {int(i) for i in np.flatnonzero(np.isfinite(strategy.planner.table.losses))} == seen
-    nodes[10].losses = nodes[20].losses
-    grid.fail_at(0, 2, "non-finite")
-    play_round(strategy, grid, 2)
-    seen |= {int(i) for i in nodes[20].orders[1].indices}
-    assert {int(i) for i in np.flatnonzero(np.isfinite(strategy.planner.table.losses))} == seen
-    assert strategy.planner.samples_given_up == 8
+    recorded = np.flatnonzero(np.isfinite(strategy.planner.table.losses))
+    assert set(recorded.tolist()) == set(nodes[20].orders[0].indices.tolist())
 
 
 _EVENTS = st.sampled_from(["trains", "trains", "is cut off", "fails", "is gone"])
@@ -283,24 +241,7 @@ def test_planned_samples_are_trained_given_up_or_cut_off(rounds: list[tuple[str,
             assert planner.samples_planned_so_far == planner.samples_planned
 
 
-# --- failures
-
-
-def _slow(node_id: int) -> Workers:
-    return {node_id: ToyWorker(slow_profile(2), 6.0)}
-
-
-def test_reply_without_num_examples_counts_zero() -> None:
-    def silent_about_examples(message: Message, node_id: int) -> Message:
-        if message.metadata.message_type == "query.profile":
-            return fast_profile(1).to_reply(message)
-        content = RecordDict({"a": toy_arrays(9.0), "m": MetricRecord({"loss": 1.0})})
-        return Message(content, reply_to=message)
-
-    nodes = {10: ToyWorker(fast_profile(0), 1.0), 20: silent_about_examples, **_slow(30)}
-    arrays, metrics = play_round(strategy_of(30), InProcessGrid(nodes))
-    assert weight_of(arrays) == pytest.approx((2 * 1.0 + 1 * 6.0) / 3)
-    assert metrics["num-examples"] == 6
+# --- parts of one's own
 
 
 class Unbounded(NormalizedWeighting):

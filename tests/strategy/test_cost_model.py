@@ -8,11 +8,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.run import make_strategy
-from flower_blsgd.strategy.cost_model import (
-    Prediction,
-    predict_run,
-    predicted_figures,
-)
+from flower_blsgd.strategy.cost_model import Prediction, predict_run
 from flower_blsgd.strategy.workers import WorkerRegistry
 
 from ..in_process_grid import fast_profile, slow_profile
@@ -104,15 +100,3 @@ def test_workers_that_cannot_begin_is_refused() -> None:
     # a speed is known of all, but the batch does not fit
     with pytest.raises(UsageError, match="largest that fits is batch-size = 8"):
         prediction_of(num_samples=24)
-
-
-def test_predicted_figures_worked() -> None:
-    found = prediction_of(algorithm="balanced-local-sgd")
-    assert found is not None
-    assert predicted_figures(found, "wall") == {
-        "clock": "wall",
-        "round_seconds": 16.0,
-        "epoch_seconds": pytest.approx(16 * 800 / 240),
-        "fast_waiting_share": 0.75,
-        "slow_waiting_share": 0.0,
-    }

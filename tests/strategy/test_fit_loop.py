@@ -10,26 +10,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 import flower_blsgd.strategy.biased_local_sgd as strategy_module
-from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.strategy.fit_loop import EpochEnd
 from flower_blsgd.strategy.round_metrics import RoundRecord, round_record
 
-from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
-
-
-def strategy_of(num_samples: int = 12, **changes: Any) -> BiasedLocalSGD:
-    """Return a strategy whose epoch has 2 rounds of 6 samples."""
-    arguments: dict[str, Any] = {"batch_size": 2, "local_steps": 2, "local_steps_slow": 1}
-    return BiasedLocalSGD(num_samples, **(arguments | changes))
-
-
-def grid_of_two() -> InProcessGrid:
-    return InProcessGrid({1: ToyWorker(fast_profile(0), 1.0), 2: ToyWorker(slow_profile(1), 4.0)})
+from ..in_process_grid import InProcessGrid, toy_arrays
+from .orders import strategy_of, two
 
 
 def orders_of(grid: InProcessGrid) -> list[Any]:
-    return grid.handlers[1].orders  # type: ignore[attr-defined]
+    return grid.handlers[10].orders  # type: ignore[attr-defined]
 
 
 class Recorder:
@@ -58,7 +48,7 @@ class Recorder:
 
 
 def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> None:
-    grid = grid_of_two()
+    grid = InProcessGrid(two())
     arrays, config = toy_arrays(0.5), ConfigRecord({"augment": "flip"})
     result = strategy_of(15).fit(grid, arrays, epochs=4, timeout=12.5, train_config=config)
     # 15 / 6 = 2.5, 5, 7.5, 10 rounds
@@ -103,7 +93,7 @@ def fitted(seen: Recorder, **arguments: Any) -> Result:
         "on_round": seen.on_round,
         "on_epoch": seen.on_epoch,
     }
-    return strategy_of().fit(grid_of_two(), toy_arrays(), **(callbacks | arguments))
+    return strategy_of(12).fit(InProcessGrid(two()), toy_arrays(), **(callbacks | arguments))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -204,32 +194,34 @@ def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
 
 
 @pytest.mark.parametrize(
-    ("decay", "budget", "rates"),
+    ("schedule", "budget", "rates"),
     [
-        ((0.6, 0.8), {"epochs": 5}, [1.0] * 6 + [0.1] * 2 + [0.01] * 2),
-        ((0.5,), {"seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
-        ((0.5,), {"epochs": 100, "seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
+        ({"decay_shares": (0.6, 0.8)}, {"epochs": 5}, [1.0] * 6 + [0.1] * 2 + [0.01] * 2),
+        ({"decay_shares": (0.5,)}, {"seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
+        ({"decay_shares": (0.5,)}, {"epochs": 100, "seconds": 8.0}, [1.0] * 4 + [0.1] * 4),
         # Within an epoch of two rounds: after 1.2 and 1.6 of 2 epochs; after 2.8 and 5 of 7 seconds
-        ((0.6, 0.8), {"epochs": 2}, [1.0, 1.0, 1.0, 0.1]),
-        ((0.4, 0.71), {"seconds": 7.0}, [1.0] * 3 + [0.1] * 2 + [0.01] * 2),
+        ({"decay_shares": (0.6, 0.8)}, {"epochs": 2}, [1.0, 1.0, 1.0, 0.1]),
+        ({"decay_shares": (0.4, 0.71)}, {"seconds": 7.0}, [1.0] * 3 + [0.1] * 2 + [0.01] * 2),
+        ({"decay_epochs": (1, 2)}, {"epochs": 3}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
+        ({"warmup_epochs": 2}, {"epochs": 3}, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
     ],
     ids=str,
 )
-def test_learning_rate_decays_at_shares_of_the_budget(
-    decay: tuple[float, ...], budget: dict[str, Any], rates: list[float]
+def test_learning_rate_follows_the_budget_the_epochs_and_the_rounds(
+    schedule: dict[str, Any], budget: dict[str, Any], rates: list[float]
 ) -> None:
-    grid = grid_of_two()
-    strategy = strategy_of(learning_rate=LearningRate(1.0, decay_shares=decay))
+    grid = InProcessGrid(two())
+    strategy = strategy_of(12, learning_rate=LearningRate(1.0, **schedule))
     planner = strategy.planner
     strategy.fit(grid, toy_arrays(), budget_seconds=lambda: float(planner.rounds_total), **budget)
     assert [order.learning_rate for order in orders_of(grid)] == pytest.approx(rates)
 
 
 def test_seconds_and_epochs_whichever_ends_first() -> None:
-    result = strategy_of().fit(grid_of_two(), toy_arrays(), epochs=1, seconds=1e9)
+    result = strategy_of(12).fit(InProcessGrid(two()), toy_arrays(), epochs=1, seconds=1e9)
     assert len(result.train_metrics_clientapp) == 2
     assert isinstance(result, Result)
-    result = strategy_of().fit(grid_of_two(), toy_arrays(), epochs=10**6, seconds=1e-9)
+    result = strategy_of(12).fit(InProcessGrid(two()), toy_arrays(), epochs=10**6, seconds=1e-9)
     assert len(result.train_metrics_clientapp) == 1
 
 
@@ -241,7 +233,7 @@ def test_replies_of_a_round_are_gone_before_the_next_is_sent() -> None:
         replies: list[weakref.ref[Message]]
 
         def __init__(self) -> None:
-            super().__init__(grid_of_two().handlers)
+            super().__init__(two())
             self.replies = []
 
         def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
@@ -253,7 +245,7 @@ def test_replies_of_a_round_are_gone_before_the_next_is_sent() -> None:
     gc.collect()
     gc.disable()  # the memory must be free at once, not some time later
     try:
-        strategy_of(momentum_buffers="average").fit(Watched(), toy_arrays(), epochs=2)
+        strategy_of(12, momentum_buffers="average").fit(Watched(), toy_arrays(), epochs=2)
     finally:
         gc.enable()
     assert alive[1:] == [[False, False]] * 4
@@ -273,7 +265,7 @@ def test_replies_of_a_round_are_gone_before_the_next_is_sent() -> None:
 def test_budget_that_means_nothing_is_refused_before_any_message(
     budget: dict[str, Any], reason: str
 ) -> None:
-    grid = grid_of_two()
+    grid = InProcessGrid(two())
     with pytest.raises(ValueError, match=reason):
-        strategy_of().fit(grid, toy_arrays(), **budget)
+        strategy_of(12).fit(grid, toy_arrays(), **budget)
     assert grid.sent == []

@@ -16,7 +16,6 @@ from flower_blsgd.algorithm.sampling import (
     SeparatedSampler,
     UniformSampler,
 )
-from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.algorithm.selection import (
     InfoBatch,
     Selected,
@@ -48,12 +47,6 @@ def play(planner: Planner, server_round: int, workers: list[Worker]) -> list[Tra
     finish(planner, pairs)
     orders = [order for _, order in pairs]
     return orders
-
-
-def rates_of(rate: LearningRate) -> list[float]:
-    """Return the learning rates of three epochs of two rounds."""
-    planner = planner_of(12, learning_rate=rate)
-    return [play(planner, r, workers_of())[0].learning_rate for r in range(1, 7)]
 
 
 @dataclass(frozen=True)
@@ -202,13 +195,6 @@ def test_sampling_stats_age_counts_epochs_as_long_as_they_were() -> None:
     play(planner, 11, three())
     assert (planner.epoch, planner.plan.rounds) == (2, 6)
     assert planner.sampling_stats.loss_age_epochs_mean == 5 / 10
-
-
-def test_learning_rate_follows_plain_epochs_and_warms_up_round_by_round() -> None:
-    rates = rates_of(LearningRate(1.0, decay_epochs=(1, 2)))
-    assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
-    rates = rates_of(LearningRate(1.0, warmup_epochs=2))
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
 # --- a sampler with a horizon of its own
@@ -386,11 +372,6 @@ def test_chosen_steps_count_the_overhead_in_steps_of_the_fastest_worker() -> Non
         planner.fewest_steps(workers, 0.02)
     )  # a tenth of a step, which is 4 % of 2.5
     assert planner.check(workers).local_steps == (4, 8)
-
-
-def test_batch_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"batch-size = 13 .*batch-size = 12"):
-        planner_of(24, batch_size=13).check(workers_of())
 
 
 def test_orders_go_to_those_that_train_only_and_end_with_the_last_of_them() -> None:

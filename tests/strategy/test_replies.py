@@ -7,7 +7,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flower_blsgd.grids.array_records import FlatTensors, flat_like
 from flower_blsgd.protocol import Failure, ProtocolError, TrainReport
 from flower_blsgd.strategy.averaging import average_momentum
-from flower_blsgd.strategy.replies import CheckedReply, ModelShape, Outcome
+from flower_blsgd.strategy.replies import CheckedReply, ModelShape
+from flower_blsgd.strategy.round import Outcome
 
 from ..in_process_grid import ToyWorker, tensors_of, toy_arrays
 from .orders import Orders, good_reply, orders_of_two, outcomes_of

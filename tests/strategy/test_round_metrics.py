@@ -7,8 +7,7 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
 from flower_blsgd.protocol import Keys
-from flower_blsgd.strategy.replies import Outcome
-from flower_blsgd.strategy.round import Round
+from flower_blsgd.strategy.round import Outcome, Round
 from flower_blsgd.strategy.round_metrics import WorkerRound, round_record, split_times
 
 from ..in_process_grid import ToyWorker, toy_arrays
@@ -25,7 +24,7 @@ def rows_of(outcomes: list[Outcome], weights: list[float]) -> tuple[WorkerRound,
     """Return the rows of a round with orders sent at 0 and the last reply at 4."""
     round = Round([(o.worker, o.order) for o in outcomes], toy_arrays(), Keys(), 2, 1, 1, 4)
     round.reply_seconds = 4.0
-    return round_record(round, outcomes, weights, 4.0).workers
+    return round_record(round, outcomes, weights).workers
 
 
 def test_split_times_hand_worked() -> None:

@@ -24,6 +24,7 @@ from flower_blsgd.strategy.slow_reduce import SlowWorkerReduce
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import answer_sum
 
+from ..algorithm.workers import bits, mixed_model
 from ..in_process_grid import (
     Handler,
     InProcessGrid,
@@ -43,21 +44,9 @@ Instead = Callable[[Message, Message], Message]
 
 
 class Summer:
-    """A slow worker: answers the profile query, and sums; refuses to train.
+    """A slow worker: answers the profile query, and sums; refuses to train."""
 
-    Parameters
-    ----------
-    profile : WorkerProfile
-        Its answer.
-    instead : callable, optional
-        What it sends.
-    """
-
-    def __init__(
-        self,
-        profile: WorkerProfile,
-        instead: Instead = lambda _, reply: reply,
-    ) -> None:
+    def __init__(self, profile: WorkerProfile, instead: Instead = lambda _, reply: reply) -> None:
         self.profile = profile
         self.instead = instead
         self.types: list[str] = []
@@ -71,21 +60,6 @@ class Summer:
         return self.instead(message, answer_sum(message))
 
 
-def numbers(seed: int, size: int = 1000) -> dict[str, np.ndarray]:
-    """Return a model of several dtypes, with an empty and a scalar tensor, out of dtype order."""
-    rng = np.random.default_rng(seed)
-    return {
-        "a": rng.normal(size=(size, 3)).astype(np.float32),
-        "b": rng.normal(size=7),
-        "counter": np.array(rng.integers(100), np.int64),
-        "c": rng.normal(size=(2, 5)).astype(np.float32),
-        "half": rng.normal(size=11).astype(np.float16),
-        "scalar": np.array(rng.normal(), np.float32),
-        "none": np.empty((0, 3), np.float32),
-        "mask": rng.integers(0, 2, 4).astype(np.bool_),
-    }
-
-
 def sums_of(num_slow: int, *handlers: Handler) -> tuple[SlowWorkerReduce, InProcessGrid]:
     profiles = [slow_profile(place) for place in range(num_slow)]
     workers = WorkerRegistry.of_profiles(profiles).workers
@@ -94,16 +68,12 @@ def sums_of(num_slow: int, *handlers: Handler) -> tuple[SlowWorkerReduce, InProc
     return SlowWorkerReduce(grid, workers), grid
 
 
-def bits(model: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {name: (str(t.dtype), t.shape, t.tobytes()) for name, t in model.items()}
-
-
 # --- one sum
 
 
 @pytest.mark.parametrize(("num_slow", "size"), [(1, 1000), (3, 1000), (7, 1)])
 def test_sums_are_those_of_the_server_to_the_bit(num_slow: int, size: int) -> None:
-    models = [numbers(seed, size) for seed in range(3)]
+    models = [mixed_model(seed, size) for seed in range(3)]
     models.insert(1, {})  # a failed one, which has no tensors
     weights = [0.5, 0.0, 0.3, 0.2]
     sums, grid = sums_of(num_slow)
@@ -136,7 +106,7 @@ def test_each_slow_worker_gets_an_equal_slice_of_every_tensor() -> None:
 def _not_finite(message: Message, reply: Message) -> Message:
     right = SumReport.from_content(reply.content)
     arrays = {name: array.numpy().copy() for name, array in right.arrays.items()}
-    arrays["a"][-1] = np.nan
+    arrays["large"][-1] = np.nan
     return SumReport(view_record(arrays), right.started_at, right.ended_at).to_reply(message)
 
 
@@ -156,7 +126,7 @@ def test_server_sums_the_slice_of_a_worker_that_sends_a_wrong_reply(
     instead: Instead, reason: str
 ) -> None:
     sums, _ = sums_of(2, Summer(slow_profile(0), instead), Summer(slow_profile(1)))
-    models = [numbers(seed) for seed in range(3)]
+    models = [mixed_model(seed) for seed in range(3)]
     with captured_log() as log:
         found = sums(models, [0.5, 0.25, 0.25])
     assert bits(found) == bits(weighted_average(models, [0.5, 0.25, 0.25]))
@@ -172,8 +142,7 @@ def test_server_sums_the_slice_of_a_worker_that_sends_a_wrong_reply(
 def play(
     algorithm: str,
     *slow: Handler,
-    on_round: Callable[[RoundRecord], None] | None = None,
-    grids: list[InProcessGrid] | None = None,
+    on_round: Callable[[RoundRecord, InProcessGrid], object] = lambda *_: None,
     **changes: Any,
 ) -> tuple[ArrayRecord, InProcessGrid]:
     """Two fast workers and these; two epochs of six rounds."""
@@ -183,10 +152,8 @@ def play(
     )
     strategy = make_strategy(config, NUM_SAMPLES, 2)
     grid = InProcessGrid({10 + i: worker for i, worker in enumerate([*fast, *slow])})
-    if grids is not None:
-        grids.append(grid)
     initial = ArrayRecord(make_model(True).state_dict())
-    result = strategy.fit(grid, initial, epochs=2, on_round=on_round)
+    result = strategy.fit(grid, initial, epochs=2, on_round=lambda record: on_round(record, grid))
     assert len(result.train_metrics_clientapp) == len(fast[0].orders)
     return result.arrays, grid
 
@@ -201,7 +168,7 @@ def two_summers() -> list[Summer]:
 def test_byteps_is_fast_only_sync_sgd_to_the_bit(settings: dict[str, Any]) -> None:
     records: list[RoundRecord] = []
     slow = two_summers()
-    summed, grid = play("byteps", *slow, on_round=records.append, **settings)
+    summed, grid = play("byteps", *slow, on_round=lambda r, _: records.append(r), **settings)
     idle = two_summers()
     alone, other = play("sync-sgd-fast-only", *idle, **settings)
     assert [worker.types for worker in idle] == [["query.profile"]] * 2
@@ -221,7 +188,8 @@ def test_byteps_records_tell_who_summed_and_how_long() -> None:
         now = time.time()
         return SumReport(right.arrays, now, now + 1000.0).to_reply(message)
 
-    play("byteps", Summer(slow_profile(2), wait), two_summers()[1], on_round=records.append)
+    slow = Summer(slow_profile(2), wait), two_summers()[1]
+    play("byteps", *slow, on_round=lambda record, _: records.append(record))
     assert len(records) == 12
     for record in records:
         assert [row.worker for row in record.workers] == [0, 1, 2, 3]
@@ -240,15 +208,14 @@ def test_byteps_records_tell_who_summed_and_how_long() -> None:
 
 def test_byteps_goes_on_to_the_same_bits_when_slow_workers_fail_and_are_gone() -> None:
     slow = [Summer(slow_profile(2), _dies), two_summers()[1]]
-    grids: list[InProcessGrid] = []
 
-    def leave(record: RoundRecord) -> None:
+    def leave(record: RoundRecord, grid: InProcessGrid) -> None:
         if record.round == 3:
-            grids[0].disconnect(12)
-            grids[0].disconnect(13)
+            grid.disconnect(12)
+            grid.disconnect(13)
 
     with captured_log() as log:
-        summed, _ = play("byteps", *slow, on_round=leave, grids=grids)
+        summed, _ = play("byteps", *slow, on_round=leave)
     assert [worker.types.count(TRAIN_SUM) for worker in slow] == [3, 3]
     assert [line for line in log.warnings if "is gone" in line] == [
         "slow-2 (cpu:2) is gone",

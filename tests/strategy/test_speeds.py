@@ -21,6 +21,7 @@ from ..in_process_grid import (
     same_bits,
     slow_profile,
     toy_arrays,
+    unnamed_profile,
 )
 from ..log_capture import captured_log
 from .orders import Clocked, connected
@@ -45,10 +46,6 @@ class Batches(InProcessGrid):
         return super().send_and_receive(messages, timeout=timeout)
 
 
-def unnamed(place: int, **values: Any) -> WorkerProfile:
-    return WorkerProfile(f"cpu:{place}", partition_id=place, **values)
-
-
 def connected_to(grid: InProcessGrid, auto: bool = True, clock: Any = "wall") -> Connector:
     policy = SystemAwareSteps(8, None if auto else 1)
     return connected(grid, None, clock, batch_size=16, num_samples=200, step_policy=policy)
@@ -65,8 +62,8 @@ def connected_to(grid: InProcessGrid, auto: bool = True, clock: Any = "wall") ->
         ([fast_profile(0), slow_profile(1)], False, "device", True),
         ([fast_profile(0), slow_profile(1, steps=3)], True, "wall", False),
         ([fast_profile(0), fast_profile(1)], True, "wall", False),
-        ([fast_profile(0), unnamed(1)], False, "wall", True),
-        ([unnamed(0), unnamed(1, steps=4)], False, "wall", True),
+        ([fast_profile(0), unnamed_profile(1)], False, "wall", True),
+        ([unnamed_profile(0), unnamed_profile(1, steps=4)], False, "wall", True),
         ([slow_profile(0)], True, "wall", True),
     ],
     ids=str,
@@ -241,7 +238,7 @@ def test_workers_whose_speed_is_not_known_count_as_the_fastest_with_one_warning(
 def test_speed_that_is_no_speed_is_not_taken(seconds: float) -> None:
     with captured_log() as log:
         registry = connected_to(
-            Batches(Clocked(fast_profile(0), 1.0), Clocked(unnamed(1), seconds)), auto=False
+            Batches(Clocked(fast_profile(0), 1.0), Clocked(unnamed_profile(1), seconds)), auto=False
         ).registry
     assert registry.workers[1].speed_ratio is None
     assert registry.workers[1].fast
@@ -291,10 +288,14 @@ def tiers(*profiles: WorkerProfile) -> list[str]:
 
 
 def test_assume_speeds_unnamed_workers_may_be_of_either_tier() -> None:
-    assert tiers(unnamed(0), unnamed(1), unnamed(2)) == ["fast", "slow", "fast"]
-    assert tiers(fast_profile(0), unnamed(1)) == ["fast", "slow"]
-    assert tiers(unnamed(0), slow_profile(1)) == ["fast", "slow"]
+    assert tiers(unnamed_profile(0), unnamed_profile(1), unnamed_profile(2)) == [
+        "fast",
+        "slow",
+        "fast",
+    ]
+    assert tiers(fast_profile(0), unnamed_profile(1)) == ["fast", "slow"]
+    assert tiers(unnamed_profile(0), slow_profile(1)) == ["fast", "slow"]
     assert tiers(slow_profile(0), slow_profile(1)) == ["slow", "slow"]
-    assert tiers(unnamed(0)) == ["fast"]  # the fastest of all
+    assert tiers(unnamed_profile(0)) == ["fast"]  # the fastest of all
     (profile,) = assume_speeds([fast_profile(0, seconds_per_step=0.25)])
     assert profile.seconds_per_step == 0.25

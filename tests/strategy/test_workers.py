@@ -14,21 +14,24 @@ from flower_blsgd.algorithm.local_steps import BalancedBatches, SystemAwareSteps
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.cost_model import predict_run
-from flower_blsgd.strategy.replies import Outcome
+from flower_blsgd.strategy.round import Outcome
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.workers import DEAD_BAND, WorkerRegistry, rank_key
 
-from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays
+from ..in_process_grid import (
+    InProcessGrid,
+    ToyWorker,
+    fast_profile,
+    slow_profile,
+    toy_arrays,
+    unnamed_profile,
+)
 from ..log_capture import captured_log
 from .orders import connected, planner_of
 
 
 def named(name: str, tier: str = "fast", **values: object) -> WorkerProfile:
     return WorkerProfile("cpu", tier=tier, name=name, **values)  # type: ignore[arg-type]
-
-
-def unnamed(partition: int, seconds: float) -> WorkerProfile:
-    return WorkerProfile(f"cpu:{partition}", partition_id=partition, seconds_per_step=seconds)
 
 
 def grid_of(*profiles: WorkerProfile | None) -> InProcessGrid:
@@ -75,9 +78,12 @@ def test_worker_that_evaluates_is_no_training_worker() -> None:
     ("profiles", "fast"),
     [
         ([fast_profile(0, seconds_per_step=8.0), slow_profile(1, seconds_per_step=1.0)], [1, 0]),
-        ([unnamed(0, 1.0), unnamed(1, 1.25), unnamed(2, 1.5)], [1, 1, 0]),  # 0.8 and 2/3
-        ([unnamed(0, 7.0), unnamed(1, 10.0)], [1, 0]),  # exactly 0.7 is slow
-        ([unnamed(0, 9.0), unnamed(1, 1.0)], [0, 1]),  # and keeps its index
+        (
+            [unnamed_profile(0, 1.0), unnamed_profile(1, 1.25), unnamed_profile(2, 1.5)],
+            [1, 1, 0],
+        ),  # 0.8 and 2/3
+        ([unnamed_profile(0, 7.0), unnamed_profile(1, 10.0)], [1, 0]),  # exactly 0.7 is slow
+        ([unnamed_profile(0, 9.0), unnamed_profile(1, 1.0)], [0, 1]),  # and keeps its index
         ([WorkerProfile("cpu:0"), WorkerProfile("cpu:1")], [1, 1]),  # no speed is known
     ],
 )
@@ -277,7 +283,8 @@ def test_late_node_that_does_not_fit_is_not_missed_where_fewer_began_than_are_ne
     registry = connector.registry
     grid.connect(300, ToyWorker(fast_profile(1)))
     connector.prepare_epoch(grid)
-    registry.workers[1].excluded = "its speed is not known"
+    registry.workers[1].excluded = "RuntimeError: the fan stands still"
+    grid.handlers[300] = _raises
     connector.prepare_epoch(grid)
     assert len(registry.active) == 1
 
@@ -288,6 +295,7 @@ def _leaves(grid: InProcessGrid, strategy: BiasedLocalSGD) -> None:
 
 def _is_excluded(grid: InProcessGrid, strategy: BiasedLocalSGD) -> None:
     strategy.registry.workers[0].excluded = "RuntimeError: the fan stands still"
+    grid.handlers[100] = _raises
 
 
 @pytest.mark.parametrize("loses", [_leaves, _is_excluded])
@@ -320,12 +328,12 @@ def test_speeds_are_relative_to_the_workers_that_are_there_at_the_epochs_plan(
 
 def test_tiers_of_unnamed_workers_are_those_among_the_workers_that_are_there() -> None:
     """1, 4 and 5 s a step: two slow ones; without the first both are fast (1 and 0.8)."""
-    grid = grid_of(unnamed(0, 1.0), unnamed(1, 4.0), unnamed(2, 5.0))
+    grid = grid_of(unnamed_profile(0, 1.0), unnamed_profile(1, 4.0), unnamed_profile(2, 5.0))
     connector = connected(grid)
     registry = connector.registry
     assert [worker.fast for worker in registry.workers] == [True, False, False]
     grid.disconnect(100)
-    grid.connect(300, ToyWorker(unnamed(3, 8.0)))
+    grid.connect(300, ToyWorker(unnamed_profile(3, 8.0)))
     connector.refresh(grid)  # within an epoch: only the new one gets a tier
     assert [worker.fast for worker in registry.workers] == [True, False, False, False]
     assert [worker.speed_ratio for worker in registry.active] == [0.25, 0.2, 0.5]
@@ -364,45 +372,30 @@ class Paced(ToyWorker):
         return [steps.pop() for steps in found.values()]
 
 
-class Stepped(ToyWorker):
-    """Reports these seconds per 2 samples, order after order, and then the last."""
-
-    def __init__(self, profile: WorkerProfile, seconds: list[float]) -> None:
-        super().__init__(profile)
-        self.seconds = seconds
-
-    def report(self, order: TrainOrder) -> TrainReport:
-        report = super().report(order)
-        seconds = self.seconds[min(len(self.orders), len(self.seconds)) - 1]
-        object.__setattr__(report, "compute_seconds", seconds * report.num_examples / 2)
-        return report
-
-
 def four_times_slower(epoch: int) -> float:
     return 2.0 if epoch <= 2 else 8.0
 
 
-def play(
-    slow_pace: Pace,
-    epochs: int = 6,
-    fast_pace: Pace = lambda epoch: 1.0,
-    batch_size: int = 2,
-    **changes: Any,
-) -> tuple[Paced, Paced, BiasedLocalSGD]:
-    """A fast worker with 16 steps of 1 s and a slow one: an epoch of 240 samples has 5 rounds."""
-    fast = Paced(fast_profile(0, seconds_per_step=1.0), fast_pace)
-    slow = Paced(slow_profile(1, seconds_per_step=2.0), slow_pace)
-    arguments = {"local_steps": SystemAwareSteps(16), "rebalance": True} | changes
-    strategy = BiasedLocalSGD(240, batch_size, min_available_nodes=2, **arguments)
-    strategy.fit(InProcessGrid({10: fast, 20: slow}), toy_arrays(), epochs=epochs)
-    return fast, slow, strategy
+Played = tuple[Paced, Paced, BiasedLocalSGD, list[RoundRecord]]
+
+
+def play(profile: WorkerProfile, slow_pace: Pace, epochs: int, **arguments: Any) -> Played:
+    """A fast worker with 16 steps of 1 s and a slow one, of an epoch of 240 samples."""
+    fast = Paced(fast_profile(0, seconds_per_step=1.0), lambda epoch: 1.0)
+    slow, records = Paced(profile, slow_pace), list[RoundRecord]()
+    arguments = {"rebalance": True} | arguments
+    strategy = BiasedLocalSGD(240, 2, SystemAwareSteps(16), min_available_nodes=2, **arguments)
+    grid = InProcessGrid({10: fast, 20: slow})
+    strategy.fit(grid, toy_arrays(), epochs=epochs, on_round=records.append)
+    return fast, slow, strategy, records
 
 
 def test_worker_that_becomes_four_times_slower_does_fewer_steps_within_two_epochs() -> None:
-    _, slow, _ = play(four_times_slower, rebalance=False)
+    profile = slow_profile(1, seconds_per_step=2.0)
+    _, slow, *_ = play(profile, four_times_slower, 6, rebalance=False)
     assert slow.steps_of_epochs == [8] * 6
     with captured_log() as log:
-        fast, slow, strategy = play(four_times_slower)
+        fast, slow, strategy, _ = play(profile, four_times_slower, 6)
     assert fast.steps_of_epochs == [16] * 6
     # Five rounds at 0.4 of the newest: 8 - 0.6^5 x 6 = 7.53 s, gamma 0.133: 2.13 of 16 steps.
     # The last 0.5 s come in epoch 4: gamma 0.126 is 5 % off, within the dead band.
@@ -420,7 +413,7 @@ def test_worker_that_becomes_four_times_slower_does_fewer_steps_within_two_epoch
 
 def test_worker_without_times_in_the_last_epoch_keeps_its_share() -> None:
     """4 s a step in epoch 1, no answer in epoch 2: 13 and 3 of 16 samples in epochs 2 and 3."""
-    fast, slow = Stepped(fast_profile(0), [1.0]), Stepped(slow_profile(1), [4.0])
+    fast, slow = Paced(fast_profile(0), lambda _: 1.0), Paced(slow_profile(1), lambda _: 4.0)
     strategy = BiasedLocalSGD(64, 8, BalancedBatches(), min_available_nodes=2)
     grid = InProcessGrid({10: fast, 20: slow})
     for server_round in (5, 6, 7, 8):
@@ -431,14 +424,8 @@ def test_worker_without_times_in_the_last_epoch_keeps_its_share() -> None:
 
 def test_speed_of_a_worker_with_its_own_batch_is_of_that_batch() -> None:
     """The paces are of 2 samples: its steps of 8 take 2 x 4 s at first, and 5 x 4 s then."""
-    fast = Paced(fast_profile(0, seconds_per_step=1.0), lambda epoch: 1.0)
     own = slow_profile(1, seconds_per_step=8.0, batch_size=8)
-    slow = Paced(own, lambda epoch: 2.0 if epoch <= 2 else 5.0)
-    strategy = BiasedLocalSGD(240, 2, SystemAwareSteps(16), rebalance=True, min_available_nodes=2)
-    records: list[RoundRecord] = []
-    strategy.fit(
-        InProcessGrid({10: fast, 20: slow}), toy_arrays(), epochs=4, on_round=records.append
-    )
+    _, slow, strategy, records = play(own, lambda epoch: 2.0 if epoch <= 2 else 5.0, 4)
     assert {order.batch_size for order in slow.orders} == {8}
     assert slow.steps_of_epochs == [2, 2, 2, 1]  # 16 / 8, and 16 / (20 - 0.6^5 x 12)
     assert [row.weight for row in records[0].workers] == pytest.approx([32 / 48, 16 / 48])
@@ -484,7 +471,7 @@ def outcome(worker: Any, seconds: float, samples: int = 4) -> Outcome:
 
 
 def test_follow_speeds_keeps_given_ones_as_those_of_the_worker_alone() -> None:
-    registry = WorkerRegistry.of_profiles([unnamed(place, 1.0) for place in range(3)])
+    registry = WorkerRegistry.of_profiles([unnamed_profile(place, 1.0) for place in range(3)])
     first, second, third = registry.workers
     second.measured = True  # its 1 s were measured with others
     for seconds in (8.0, 16.0):
