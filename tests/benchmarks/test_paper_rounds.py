@@ -42,7 +42,7 @@ def test_workers_are_put_on_the_cards_that_are_there(
     ("name", "shape", "classes"),
     [
         ("cifar10-2c8g", (3, 32, 32), 10),
-        ("flowers102-2c8g", (3, 256, 256), 102),
+        ("flowers102-2c8g", (3, 224, 224), 102),
         ("tiny-imagenet-2c8g", (3, 64, 64), 200),
         ("ag-news-2c8g", (128,), 4),
     ],
