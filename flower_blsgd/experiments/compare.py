@@ -1,7 +1,6 @@
 """Train several algorithms, or other arms, with several seeds in one folder, and compare them."""
 
 import shutil
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..grids.worker_spec import WorkerSpec, parse_workers
-from ..results.folder import RunFolder, written_whole
+from ..results.folder import RunFolder, read_settings, refused, write_text
 from ..results.progress import ProgressView
 from ..results.speed_profile import SpeedProfile, profile_key
 from ..run import check_workers, load_own_task, make_local_grid, train_on
@@ -187,10 +186,7 @@ def check_folder(folder: Path, config: RunConfig) -> None:
         if not folder.is_dir() or any(folder.iterdir()):
             raise UsageError(f"{folder} exists and holds no comparison; choose another folder")
         return
-    try:
-        theirs = _shared(RunConfig.from_run_config(tomllib.loads(settings.read_text())))
-    except (OSError, ValueError, RecursionError, UsageError) as error:
-        raise UsageError(f"{settings} cannot be read: {error}") from None
+    theirs = _shared(read_settings(settings))
     for key, ours in sorted(_shared(config).items()):
         if ours != theirs[key]:
             raise UsageError(
@@ -201,13 +197,10 @@ def check_folder(folder: Path, config: RunConfig) -> None:
 
 def open_folder(folder: Path, config: RunConfig) -> None:
     """Make the folder of a comparison if it is missing; UsageError if that is impossible."""
-    try:
+    with refused(f"{folder} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / SETTINGS).exists():
-            with written_whole(folder / SETTINGS) as part:
-                part.write_text(tomli_w.dumps(_shared(config)))
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
+            write_text(folder / SETTINGS, tomli_w.dumps(_shared(config)))
 
 
 def _shared(config: RunConfig) -> dict[str, Value]:

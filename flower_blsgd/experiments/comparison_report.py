@@ -6,8 +6,7 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from ..config import RunConfig
-from ..errors import UsageError
-from ..results.folder import written_whole
+from ..results.folder import refused, write_text, written_whole
 from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
 from .comparison import AlgorithmFigures, Comparison, Run, known_mean, reached_at
 
@@ -40,15 +39,12 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
     """
     from .comparison_plot import draw_comparison  # importing matplotlib takes a second
 
-    try:
+    with refused(f"{folder} cannot be written to"):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("csv", csv_text(comparison)), ("md", markdown(comparison))):
-            with written_whole(folder / f"comparison.{name}") as part:
-                part.write_text(text, encoding="utf-8", newline="\n")
+        write_text(folder / "comparison.csv", csv_text(comparison))
+        write_text(folder / "comparison.md", markdown(comparison))
         with written_whole(folder / "comparison.png") as part:
             draw_comparison(comparison, part)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written to: {error.strerror}") from None
 
 
 # --- the table to read, in a file, on a page and in a terminal

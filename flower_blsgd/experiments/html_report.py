@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib
 
 from ..errors import UsageError, first_line
-from ..results.folder import read_config, written_whole
+from ..results.folder import read_config, refused, write_text
 from ..results.metrics import metrics_of
 from ..results.summary import last_lines, versions
 from ..results.tables import UNKNOWN, Table
@@ -80,11 +80,8 @@ def write_report(folder: Path, out: Path) -> str:
     texts = {name.replace("-", "_"): escape(text) for name, text in texts.items()}
     texts["warnings"] = "".join(f"<li>{escape(line)}</li>" for line in page.warnings)
     text = template.substitute(texts, body="\n".join(page.sections))
-    try:
-        with written_whole(out) as part:
-            part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+    with refused(f"{out} cannot be written"):
+        write_text(out, text.encode(errors="xmlcharrefreplace").decode())
     return page.title
 
 
