@@ -10,22 +10,23 @@ from ..results.folder import refused, write_text, written_whole
 from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
 from .comparison import AlgorithmFigures, Comparison, Run, known_mean, reached_at
 
-_HOW_TO_READ = (
-    "**accuracy**: accuracy of the final model, mean ± sample standard deviation over n seeds.",
-    "**difference**: difference to the reference, seed by seed, ± half of the 95 % confidence "
-    "interval of its mean (Student's t, paired). *No difference shown*: the interval contains 0, "
-    "or cannot be computed (one seed, or the same difference with all seeds). More seeds may "
-    "still show a difference. With many algorithms, about one interval in twenty misses 0 by "
-    "chance.",
-    "**training**: measured time of rounds and planning, without set-up and evaluation. It depends "
+HOW_TO_READ = {
+    "accuracy": "accuracy of the final model, mean ± sample standard deviation over n seeds.",
+    "difference": "difference to the reference, seed by seed, ± half of the 95 % confidence "
+    "interval of its mean (Student's t, paired). No difference shown: the interval contains 0, or "
+    "cannot be computed (one seed, or the same difference with all seeds). More seeds may still "
+    "show a difference. With many algorithms, about one interval in twenty misses 0 by chance. "
+    "The best is chosen by these same runs, so more runs would show a smaller lead.",
+    "training": "measured time of rounds and planning, without set-up and evaluation. It depends "
     "on the machine and its load.",
-    "**to target**: training time until the end of the first evaluated epoch that reached the "
+    "to target": "training time until the end of the first evaluated epoch that reached the "
     "target, mean over the seeds that did. Their number is in brackets if not all did.",
-    "**wait**: share of the round time that the workers of a tier wait for the slowest worker. "
+    "wait": "share of the round time that the workers of a tier wait for the slowest worker. "
     'Computed with clock = "device", else measured.',
-    "**simulated**: computed from the speed of each worker alone, as if each had its own device. "
+    "simulated": "computed from the speed of each worker alone, as if each had its own device. "
     "Not measured.",
-)
+}
+"""Meaning of the columns of a comparison."""
 
 _NOT_SHOWN = ("algorithm", "seed", "out", "name", "data", "profile")
 """Settings that differ between the runs, or are paths."""
@@ -80,7 +81,7 @@ def markdown(comparison: Comparison) -> str:
     lines += ["![the table as a picture](comparison.png)", "", "## Conditions", ""]
     lines += [f"- {name}: {value}" for name, value in conditions(comparison).items()]
     lines += [f"- {_target_line(comparison)}", "", "## How to read", ""]
-    lines += [f"- {note}" for note in _HOW_TO_READ]
+    lines += [f"- **{column}**: {meaning}" for column, meaning in HOW_TO_READ.items()]
     return "\n".join([*lines, "", "`comparison.csv` lists every run.", ""])
 
 
