@@ -36,7 +36,7 @@ COMMANDS = {
     "calibrate": ("experiments", "measure the speed of each device"),
     "plan": ("experiments", "predict each algorithm without training"),
     "compare": ("experiments", "train several algorithms; write one table and one picture"),
-    "reproduce": ("reproduce", "repeat a table or a figure of the paper and compare the numbers"),
+    "reproduce": ("experiments", "repeat a table or a figure of the paper and compare the numbers"),
     "report": ("experiments", "write one HTML page of a results folder"),
     "supernode": ("supernode", "connect the devices of this machine to a SuperLink"),
 }

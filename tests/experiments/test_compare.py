@@ -11,7 +11,7 @@ from filelock import FileLock
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
-from flower_blsgd.cli.options import read_algorithms, read_seeds, with_budget
+from flower_blsgd.cli.experiments import read_algorithms, read_seeds, with_budget
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments import compare
