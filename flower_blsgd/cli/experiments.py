@@ -142,7 +142,7 @@ def _reproduce(options: argparse.Namespace) -> None:
             read_seeds(options.seeds) if options.seeds else (),
             options.only,
             settings,
-            options.out and Path(options.out),
+            Path(options.out) if options.out else None,
             say,
             lambda comparison: console().print(terminal_table(comparison)),
         )

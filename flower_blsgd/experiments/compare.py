@@ -26,7 +26,7 @@ from .comparison_report import accuracy_name, write_comparison
 SETTINGS = "comparison.toml"
 PROFILE = "profile.json"
 REPEATED = tuple(name for name, row in ALGORITHMS.items() if row.epoch == "samples")
-"""The algorithms that are compared by default: an epoch of each has N samples."""
+"""The algorithms that ``--algorithms all`` compares: an epoch of each has N samples."""
 
 _VARIED = ("algorithm", "seed", "out", "name", "profile")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
@@ -39,11 +39,11 @@ _ALGORITHM_PARTS = ("steps", "sampler", "weights", "train-on", "momentum-buffers
 
 def compare(
     config: RunConfig,
-    algorithms: Sequence[str] = REPEATED,
-    seeds: Sequence[int] = (0, 1, 2),
-    folder: Path | None = None,
-    target: float | None = None,
-    log: Callable[[str], object] = print,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    target: float | None,
+    log: Callable[[str], object],
 ) -> Comparison:
     """Train several algorithms with several seeds on this machine, and compare them.
 
@@ -59,8 +59,8 @@ def compare(
         Names in the catalog. The first one with a finished run is the reference.
     seeds : sequence of int
         Each algorithm is trained with each seed.
-    folder : Path, optional
-        Where the runs and the comparison are written; ``runs/compare-<name>`` by default.
+    folder : Path
+        Where the runs and the comparison are written.
     target : float, optional
         Accuracy in (0, 1] whose time is compared; by default the highest that every run reached.
     log : callable
@@ -85,7 +85,6 @@ def compare(
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target = {target} must be an accuracy in (0, 1]")
     refuse_overrides(config)
-    folder = folder or Path(f"runs/compare-{config.name}")
     arms = {name: {"algorithm": name} for name in algorithms}
     config = prepare(replace(config, algorithm=algorithms[0]), arms, folder, log)
     runs, failed = train_all(config, arms, seeds, folder, log)
@@ -299,12 +298,4 @@ def train_quietly(config: RunConfig) -> None:
     """
     config = replace(config, keep_checkpoints=0)  # an unfinished run is repeated
     with make_local_grid(config) as grid:
-        train_on(grid, config, _LiveLine(config.epochs, seconds=config.seconds))
-
-
-class _LiveLine(ProgressView):
-    """Shows the line that is rewritten after every round, and no permanent lines."""
-
-    def say(self, line: str) -> None:
-        """Write a line to the log of the run only."""
-        self.log(line)
+        train_on(grid, config, ProgressView(config.epochs, seconds=config.seconds, lines=False))

@@ -43,14 +43,14 @@ _START_SECONDS = 0.7
 
 def reproduce(
     name: str,
-    scale: Scale = "smoke",
-    mode: Mode = "samples",
-    seeds: Sequence[int] = (),
-    only: str = "",
-    settings: Callable[[Mapping[str, Value]], Mapping[str, Value]] = lambda values: values,
-    folder: Path | None = None,
-    log: Callable[[str], object] = print,
-    show: Callable[[Comparison], object] = lambda _: None,
+    scale: Scale,
+    mode: Mode,
+    seeds: Sequence[int],
+    only: str,
+    settings: Callable[[Mapping[str, Value]], Mapping[str, Value]],
+    folder: Path | None,
+    log: Callable[[str], object],
+    show: Callable[[Comparison], object],
 ) -> list[RepeatedCell]:
     """Train the runs of a reproduction on this machine, and write figures next to the paper's.
 
@@ -61,18 +61,18 @@ def reproduce(
     ----------
     name : str
         Key of `REPRODUCTIONS`.
-    scale : {"smoke", "quick", "full"} (default: "smoke")
+    scale : {"smoke", "quick", "full"}
         Size of models and data; ``"full"`` is the paper's.
-    mode : {"samples", "table"} (default: "samples")
+    mode : {"samples", "table"}
         Epochs of N samples, or epochs as the paper's tables count them.
     seeds : sequence of int
-        Seeds of each arm; by default 0 at the scale ``"smoke"``, else 0, 1 and 2.
+        Seeds of each arm; empty: 0 at the scale ``"smoke"``, else 0, 1 and 2.
     only : str
         Data sets and gaps to restrict the cells to, such as ``"cifar10,32-16"``.
     settings : callable
         Returns the settings of a cell, in kebab-case, with changes of the user.
-    folder : Path, optional
-        Where everything is written; ``runs/reproduce-<name>-<scale>`` by default.
+    folder : Path or None
+        Where everything is written; None: ``runs/reproduce-<name>-<scale>``.
     log, show : callable
         Take lines of progress, and the comparison of each cell that is finished.
 
