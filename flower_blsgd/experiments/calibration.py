@@ -106,23 +106,7 @@ def measure(
     long, and the models are averaged; the first round is not counted. The orders have made-up
     samples, and keep neither momentum nor the changed model.
 
-    Parameters
-    ----------
-    grid : LocalGrid
-        The workers.
-    key : dict
-        What the speeds depend on, see `profile_key`.
-    arrays : ArrayRecord
-        A model.
-    num_samples : int
-        N, the size of the training set.
-    log : callable
-        Takes a line before each measurement.
-
-    Raises
-    ------
-    UsageError
-        If a worker fails, does not reply in time, or does not measure.
+    UsageError if a worker fails, does not reply in time, or does not measure.
     """
     sizes = [worker.batch_size or key["batch_size"] for worker in grid.workers]
     labels = {

@@ -222,28 +222,8 @@ def train_all(
     that are paired. Other processes may do the same in this folder at the same time: each trains
     the runs that no other process is training, and waits for those at the end.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Settings of all runs.
-    arms, seeds : mapping of str to Arm, sequence of int
-        What differs between the runs.
-    folder : Path
-        From `open_folder`.
-    log : callable
-        Takes a line before and after each run.
-
-    Returns
-    -------
-    list of Run
-        The finished runs.
-    list of str
-        One line for each other run: why it failed or cannot be used.
-
-    Raises
-    ------
-    UsageError
-        If the settings of a run cannot be used.
+    Return the finished runs, and for each other run one line on why it failed or cannot be used.
+    UsageError if the settings of a run cannot be used.
     """
     runs = [(arm, seed) for seed in seeds for arm in arms]
 

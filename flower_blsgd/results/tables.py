@@ -49,12 +49,8 @@ class Table:
     def terminal(self, gap: int = 0, **texts: str) -> rich_table.Table:
         """Return the table for a terminal of 100 columns.
 
-        Parameters
-        ----------
-        gap : int (default: 0)
-            Blanks after each column, in addition to one.
-        **texts : str
-            Optional ``title`` above the table and ``caption`` below it.
+        `gap` adds blanks after each column; the texts are an optional ``title`` above the table and
+        ``caption`` below it.
         """
         table = rich_table.Table(
             box=box.SIMPLE_HEAD,
@@ -78,14 +74,8 @@ class Table:
 def csv_of(rows: Sequence[Mapping[str, Any]], header: bool = True, digits: int = 0) -> str:
     """Return rows as CSV; None becomes an empty cell.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Values by column; all rows have the columns of the first one.
-    header : bool (default: True)
-        Whether the first line holds the names of the columns.
-    digits : int (default: 0)
-        Significant digits of floats; 0 for all of them.
+    All rows have the columns of the first one. `digits` are the significant digits of floats; 0
+    for all of them.
     """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
