@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from .options import (
     add_settings,
-    add_workers,
     find_modules_here,
     own_settings,
     terminated_like_interrupted,
@@ -35,7 +34,6 @@ def add_calibrate(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_calibrate)
     command.add_argument("--again", action="store_true", help="also if measured before")
     add_settings(command)
-    add_workers(command)
 
 
 def add_plan(command: argparse.ArgumentParser) -> None:
@@ -46,7 +44,6 @@ def add_plan(command: argparse.ArgumentParser) -> None:
         "--num-samples", metavar="N", type=int, help="instead of the size of the task's data"
     )
     add_settings(command)
-    add_workers(command)
 
 
 def add_compare(command: argparse.ArgumentParser) -> None:
@@ -60,7 +57,6 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", metavar="0.9", type=float, help="accuracy to time")
     command.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
     add_settings(command)
-    add_workers(command)
 
 
 def add_reproduce(command: argparse.ArgumentParser) -> None:
@@ -72,7 +68,7 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", metavar="0,1,2", default="", help="(default: 0 with smoke)")
     command.add_argument("--only", metavar="DATA,GAP", default="", help="such as cifar10,32-16")
     command.add_argument("--out", metavar="DIR", help="default: runs/reproduce-<name>-<scale>")
-    add_settings(command)
+    add_settings(command, workers=False)
 
 
 def add_report(command: argparse.ArgumentParser) -> None:

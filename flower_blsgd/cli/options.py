@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 TERMINATED = 143
 
 
-def add_settings(command: argparse.ArgumentParser) -> None:
-    """Add ``-c`` and ``-s``."""
+def add_settings(command: argparse.ArgumentParser, workers: bool = True) -> None:
+    """Add ``-c`` and ``-s``, and ``--workers`` for a command that uses workers."""
     command.add_argument(
         "-c",
         "--run-config",
@@ -29,6 +29,8 @@ def add_settings(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-s", "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"
     )
+    if workers:
+        add_workers(command)
 
 
 def add_workers(command: argparse.ArgumentParser) -> None:

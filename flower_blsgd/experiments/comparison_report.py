@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from ..config import RunConfig
 from ..results.folder import refused, write_text, written_whole
@@ -88,11 +89,11 @@ def markdown(comparison: Comparison) -> str:
 def terminal_table(comparison: Comparison) -> RenderableType:
     """Return the table for a terminal of 100 columns."""
     caption = (
-        f"{verdict(comparison)}\nAccuracy: mean ± standard deviation over n seeds; "
+        f"{verdict(comparison)}\n\nAccuracy: mean ± standard deviation over n seeds; "
         "difference to the reference: mean ± half of its 95 % interval; "
         f"{_target_line(comparison)}"
     )
-    return table_of(comparison).terminal(title=headline(comparison.runs), caption=caption)
+    return Group(headline(comparison.runs), table_of(comparison).terminal(), Text(caption))
 
 
 # --- the table to compute with

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -107,7 +106,11 @@ def reproduce(
     if not ready:
         raise UsageError(every[0].failed[0])
     for each in ready:
-        below, log_cell = folder / each.cell.name, partial(_log_with, log, each.cell.name)
+        below = folder / each.cell.name
+
+        def log_cell(line: str, name: str = each.cell.name) -> None:
+            log(f"{name} {line}")
+
         runs, each.failed = train_all(each.config, each.arms, seeds, below, log_cell)
         if not runs:
             continue
@@ -122,10 +125,6 @@ def reproduce(
     if any(each.comparison for each in ready):
         log(f"in {folder}: reproduction.md, reproduction.csv, and a comparison for each cell")
     return every
-
-
-def _log_with(log: Callable[[str], object], name: str, line: str) -> None:
-    log(f"{name} {line}")
 
 
 def _config_of(cell: Cell, values: Mapping[str, Value], mode: Mode, several: bool) -> RunConfig:

@@ -46,19 +46,9 @@ class Table:
         opening = f'<div class="wide"><table class="{"numbers" if self.header else "texts"}">'
         return f"{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
-    def terminal(self, gap: int = 0, **texts: str) -> rich_table.Table:
-        """Return the table for a terminal of 100 columns.
-
-        `gap` adds blanks after each column; the texts are an optional ``title`` above the table and
-        ``caption`` below it.
-        """
-        table = rich_table.Table(
-            box=box.SIMPLE_HEAD,
-            padding=(0, gap, 0, 0),
-            title_justify="left",
-            caption_justify="left",
-            **texts,  # type: ignore[arg-type]  # only the two above
-        )
+    def terminal(self, gap: int = 0) -> rich_table.Table:
+        """Return the table for a terminal of 100 columns; `gap` adds blanks after each column."""
+        table = rich_table.Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
         first, *others = self.header
         table.add_column(first, no_wrap=True)
         for text in others:  # local steps of many workers may take two lines
