@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,21 +21,16 @@ from .config import RunConfig, python_names
 from .errors import UsageError
 from .grids.machine import this_machine
 from .grids.worker_spec import cores_note
-from .results.folder import MODEL, EpochRow, read_config
-from .results.metrics import RunMetrics
-from .results.progress import ProgressView
+from .results.folder import MODEL, read_config
+from .results.progress import OnEpochEnd, OnRoundEnd, ProgressView
 from .run import make_local_grid, train_on
 from .settings import Settings
-from .strategy.round_metrics import RoundRecord
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, register_task
 from .worker.model_io import first_difference, sent_tensors
 from .worker.step import use_precision
 
 _NOT_SAVED = "the run's task was given as an object, which is not saved; pass it again: "
-
-OnRoundEnd = Callable[[RoundRecord], object]
-OnEpochEnd = Callable[[EpochRow], object]
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,13 @@ def _train(
     # Registered in the worker processes only: other threads here may train other tasks.
     setup = None if task is None else functools.partial(register_task, task)
     grid = make_local_grid(config, setup)
-    view = _CallingView(config, quiet, on_round_end, on_epoch_end)
+    view = ProgressView(
+        config.epochs,
+        Console(quiet=True) if quiet else None,
+        config.seconds,
+        on_round_end=on_round_end,
+        on_epoch_end=on_epoch_end,
+    )
     if note := cores_note(grid.workers):
         view.say(note)
     with grid, _quiet_flower():
@@ -171,33 +172,6 @@ def _train(
         folder=report.folder.path,
         summary=report.summary,
     )
-
-
-class _CallingView(ProgressView):
-    """Progress view that also calls the user's callbacks."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        quiet: bool,
-        on_round_end: OnRoundEnd | None,
-        on_epoch_end: OnEpochEnd | None,
-    ) -> None:
-        console = Console(quiet=True) if quiet else None
-        super().__init__(config.epochs, console, config.seconds)
-        self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
-
-    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
-        """Show a round and call back."""
-        super().round(record, metrics)
-        if self._on_round_end is not None:
-            self._on_round_end(record)
-
-    def epoch(self, row: EpochRow) -> None:
-        """Show the end of an epoch and call back."""
-        super().epoch(row)
-        if self._on_epoch_end is not None:
-            self._on_epoch_end(row)
 
 
 @contextlib.contextmanager

@@ -1,21 +1,32 @@
-"""The commands ``blsgd calibrate``, ``plan``, ``compare`` and ``report``."""
+"""The commands ``blsgd calibrate``, ``plan``, ``compare``, ``reproduce`` and ``report``."""
 
 import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..errors import UsageError
 from .options import (
     add_settings,
-    add_workers,
-    console,
-    fail_if,
     find_modules_here,
     own_settings,
-    read_algorithms,
-    read_seeds,
-    say,
     terminated_like_interrupted,
-    with_budget,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..config import RunConfig, Value
+
+_WIDTH = 100
+_UNLIMITED_EPOCHS = 100_000
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|s|min|h)")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+say = partial(print, flush=True)
 
 
 def add_calibrate(command: argparse.ArgumentParser) -> None:
@@ -23,7 +34,6 @@ def add_calibrate(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_calibrate)
     command.add_argument("--again", action="store_true", help="also if measured before")
     add_settings(command)
-    add_workers(command)
 
 
 def add_plan(command: argparse.ArgumentParser) -> None:
@@ -34,7 +44,6 @@ def add_plan(command: argparse.ArgumentParser) -> None:
         "--num-samples", metavar="N", type=int, help="instead of the size of the task's data"
     )
     add_settings(command)
-    add_workers(command)
 
 
 def add_compare(command: argparse.ArgumentParser) -> None:
@@ -48,7 +57,18 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", metavar="0.9", type=float, help="accuracy to time")
     command.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
     add_settings(command)
-    add_workers(command)
+
+
+def add_reproduce(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd reproduce``."""
+    command.set_defaults(command=_reproduce)
+    command.add_argument("name", help="such as bias-2c8g; an unknown name lists all")
+    command.add_argument("--scale", choices=("smoke", "quick", "full"), default="smoke")
+    command.add_argument("--mode", choices=("samples", "table"), default="samples")
+    command.add_argument("--seeds", metavar="0,1,2", default="", help="(default: 0 with smoke)")
+    command.add_argument("--only", metavar="DATA,GAP", default="", help="such as cifar10,32-16")
+    command.add_argument("--out", metavar="DIR", help="default: runs/reproduce-<name>-<scale>")
+    add_settings(command, workers=False)
 
 
 def add_report(command: argparse.ArgumentParser) -> None:
@@ -100,8 +120,93 @@ def _compare(options: argparse.Namespace) -> None:
     fail_if(comparison.failed)
 
 
+def _reproduce(options: argparse.Namespace) -> None:
+    from ..experiments.comparison_report import terminal_table
+    from ..grids.flower_app import built_in_app, run_config
+    from ..paper.reproduce import reproduce
+
+    def settings(values: "Mapping[str, Value]") -> "Mapping[str, Value]":
+        app = replace(built_in_app(), config=values)
+        return run_config(app, options.run_config, options.set)[0]
+
+    find_modules_here()
+    with terminated_like_interrupted():
+        cells = reproduce(
+            options.name,
+            options.scale,
+            options.mode,
+            read_seeds(options.seeds) if options.seeds else (),
+            options.only,
+            settings,
+            Path(options.out) if options.out else None,
+            say,
+            lambda comparison: console().print(terminal_table(comparison)),
+        )
+    fail_if([f"{each.cell.name} {problem}" for each in cells for problem in each.failed])
+
+
 def _report(options: argparse.Namespace) -> None:
     from ..experiments.html_report import write_report
 
     out = Path(options.out or f"{options.folder}/report.html")
     say(f"{write_report(Path(options.folder), out)}\nin {out}: open it in a browser")
+
+
+# --- what the commands share
+
+
+def console() -> "Console":
+    """Return the console that prints tables."""
+    from rich.console import Console
+
+    screen = Console(highlight=False, emoji=False, markup=False)
+    if not screen.is_terminal:
+        screen.width = _WIDTH
+    return screen
+
+
+def fail_if(failed: Sequence[str]) -> None:
+    """End the command with exit code 1 and one line if runs failed."""
+    from flwr.serverapp.exception import AggregationError
+
+    from ..results.tables import counted
+
+    if failed:
+        raise AggregationError(f"{counted(len(failed), 'failure')}: {'; '.join(failed)}")
+
+
+def read_algorithms(text: str) -> list[str]:
+    """Return names separated by commas; ``"all"`` stands for those whose epochs have N samples."""
+    from ..experiments.compare import REPEATED
+
+    return [*REPEATED] if text.strip() == "all" else _words("--algorithms", text)
+
+
+def read_seeds(text: str) -> list[int]:
+    """Return whole numbers separated by commas; UsageError for anything else."""
+    for word in (words := _words("--seeds", text)):
+        if not word.isdecimal():
+            raise UsageError(f"--seeds {text}: {word!r} is not a whole number; write 0,1,2")
+    return [int(word) for word in words]
+
+
+def _words(option: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UsageError(f"{option} is empty")
+    return words
+
+
+def with_budget(config: "RunConfig", budget: str) -> "RunConfig":
+    """Return the settings with a budget such as ``"10epochs"``, ``"60s"`` or ``"5min"``.
+
+    UsageError if the text cannot be read.
+    """
+    found = _BUDGET.fullmatch(budget.strip())
+    amount = float(found[1]) if found else 0.0
+    if found and found[2] in _SECONDS and amount > 0:
+        seconds = amount * _SECONDS[found[2]]
+        return replace(config, epochs=_UNLIMITED_EPOCHS, seconds=seconds)
+    if not amount or not amount.is_integer():
+        raise UsageError(f"--budget {budget}: write it like 10epochs, 60s or 5min")
+    return replace(config, epochs=int(amount), seconds=0.0)

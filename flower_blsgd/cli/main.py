@@ -36,7 +36,7 @@ COMMANDS = {
     "calibrate": ("experiments", "measure the speed of each device"),
     "plan": ("experiments", "predict each algorithm without training"),
     "compare": ("experiments", "train several algorithms; write one table and one picture"),
-    "reproduce": ("reproduce", "repeat a table or a figure of the paper and compare the numbers"),
+    "reproduce": ("experiments", "repeat a table or a figure of the paper and compare the numbers"),
     "report": ("experiments", "write one HTML page of a results folder"),
     "supernode": ("supernode", "connect the devices of this machine to a SuperLink"),
 }
@@ -119,7 +119,6 @@ def add_run(command: argparse.ArgumentParser) -> None:
         help="folder of a Flower app (default: the current folder, else the built-in app)",
     )
     add_settings(command)
-    add_workers(command)
     command.add_argument(
         "--resume",
         metavar="RUN",
@@ -240,7 +239,7 @@ def add_prepare(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd prepare``."""
     command.set_defaults(command=_prepare)
     command.add_argument("--again", action="store_true", help="even if they are prepared")
-    add_settings(command)
+    add_settings(command, workers=False)
 
 
 def _prepare(options: argparse.Namespace) -> None:

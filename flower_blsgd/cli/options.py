@@ -6,50 +6,18 @@ import dataclasses
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ..errors import UsageError
-
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..config import RunConfig
 
 TERMINATED = 143
 
-_WIDTH = 100
-_UNLIMITED_EPOCHS = 100_000
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|s|min|h)")
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
-say = partial(print, flush=True)
-
-
-def console() -> "Console":
-    """Return the console that prints tables."""
-    from rich.console import Console
-
-    screen = Console(highlight=False, emoji=False, markup=False)
-    if not screen.is_terminal:
-        screen.width = _WIDTH
-    return screen
-
-
-def fail_if(failed: Sequence[str]) -> None:
-    """End the command with exit code 1 and one line if runs failed."""
-    from flwr.serverapp.exception import AggregationError
-
-    from ..results.tables import counted
-
-    if failed:
-        raise AggregationError(f"{counted(len(failed), 'failure')}: {'; '.join(failed)}")
-
-
-def add_settings(command: argparse.ArgumentParser) -> None:
-    """Add ``-c`` and ``-s``."""
+def add_settings(command: argparse.ArgumentParser, workers: bool = True) -> None:
+    """Add ``-c`` and ``-s``, and ``--workers`` for a command that uses workers."""
     command.add_argument(
         "-c",
         "--run-config",
@@ -61,6 +29,8 @@ def add_settings(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-s", "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"
     )
+    if workers:
+        add_workers(command)
 
 
 def add_workers(command: argparse.ArgumentParser) -> None:
@@ -86,43 +56,6 @@ def own_settings(options: argparse.Namespace) -> "RunConfig":
     config = RunConfig.from_run_config(values)
     name = config.name or file_name or config.task.rpartition(":")[2]
     return dataclasses.replace(config, name=config_name(name))
-
-
-def read_algorithms(text: str) -> list[str]:
-    """Return names separated by commas; ``"all"`` stands for those whose epochs have N samples."""
-    from ..experiments.compare import REPEATED
-
-    return [*REPEATED] if text.strip() == "all" else _words("--algorithms", text)
-
-
-def read_seeds(text: str) -> list[int]:
-    """Return whole numbers separated by commas; UsageError for anything else."""
-    for word in (words := _words("--seeds", text)):
-        if not word.isdecimal():
-            raise UsageError(f"--seeds {text}: {word!r} is not a whole number; write 0,1,2")
-    return [int(word) for word in words]
-
-
-def _words(option: str, text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise UsageError(f"{option} is empty")
-    return words
-
-
-def with_budget(config: "RunConfig", budget: str) -> "RunConfig":
-    """Return the settings with a budget such as ``"10epochs"``, ``"60s"`` or ``"5min"``.
-
-    UsageError if the text cannot be read.
-    """
-    found = _BUDGET.fullmatch(budget.strip())
-    amount = float(found[1]) if found else 0.0
-    if found and found[2] in _SECONDS and amount > 0:
-        seconds = amount * _SECONDS[found[2]]
-        return dataclasses.replace(config, epochs=_UNLIMITED_EPOCHS, seconds=seconds)
-    if not amount or not amount.is_integer():
-        raise UsageError(f"--budget {budget}: write it like 10epochs, 60s or 5min")
-    return dataclasses.replace(config, epochs=int(amount), seconds=0.0)
 
 
 def config_name(text: str) -> str:

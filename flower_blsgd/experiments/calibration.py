@@ -39,9 +39,7 @@ def profile_path(config: RunConfig) -> Path:
     return Path(config.profile or f"profiles/{config.name}.json")
 
 
-def calibrate(
-    config: RunConfig, again: bool = False, log: Callable[[str], object] = print
-) -> SpeedProfile:
+def calibrate(config: RunConfig, again: bool, log: Callable[[str], object]) -> SpeedProfile:
     """Measure the speeds of the workers and write them to `profile_path`.
 
     A profile that still applies is read instead, unless it shall be measured again.
@@ -50,7 +48,7 @@ def calibrate(
     ----------
     config : RunConfig
         Names the workers, the task and the file.
-    again : bool (default: False)
+    again : bool
         Whether to measure even if there is a profile.
     log : callable
         Takes a line before each measurement.
@@ -99,7 +97,7 @@ def measure(
     key: ProfileKey,
     arrays: ArrayRecord,
     num_samples: int,
-    log: Callable[[str], object] = lambda _: None,
+    log: Callable[[str], object],
 ) -> SpeedProfile:
     """Measure the seconds per step of every worker of a grid.
 
@@ -108,23 +106,7 @@ def measure(
     long, and the models are averaged; the first round is not counted. The orders have made-up
     samples, and keep neither momentum nor the changed model.
 
-    Parameters
-    ----------
-    grid : LocalGrid
-        The workers.
-    key : dict
-        What the speeds depend on, see `profile_key`.
-    arrays : ArrayRecord
-        A model.
-    num_samples : int
-        N, the size of the training set.
-    log : callable
-        Takes a line before each measurement.
-
-    Raises
-    ------
-    UsageError
-        If a worker fails, does not reply in time, or does not measure.
+    UsageError if a worker fails, does not reply in time, or does not measure.
     """
     sizes = [worker.batch_size or key["batch_size"] for worker in grid.workers]
     labels = {

@@ -1,7 +1,6 @@
 """Train several algorithms, or other arms, with several seeds in one folder, and compare them."""
 
 import shutil
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..grids.worker_spec import WorkerSpec, parse_workers
-from ..results.folder import RunFolder, written_whole
+from ..results.folder import RunFolder, read_settings, refused, write_text
 from ..results.progress import ProgressView
 from ..results.speed_profile import SpeedProfile, profile_key
 from ..run import check_workers, load_own_task, make_local_grid, train_on
@@ -27,7 +26,7 @@ from .comparison_report import accuracy_name, write_comparison
 SETTINGS = "comparison.toml"
 PROFILE = "profile.json"
 REPEATED = tuple(name for name, row in ALGORITHMS.items() if row.epoch == "samples")
-"""The algorithms that are compared by default: an epoch of each has N samples."""
+"""The algorithms that ``--algorithms all`` compares: an epoch of each has N samples."""
 
 _VARIED = ("algorithm", "seed", "out", "name", "profile")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
@@ -40,11 +39,11 @@ _ALGORITHM_PARTS = ("steps", "sampler", "weights", "train-on", "momentum-buffers
 
 def compare(
     config: RunConfig,
-    algorithms: Sequence[str] = REPEATED,
-    seeds: Sequence[int] = (0, 1, 2),
-    folder: Path | None = None,
-    target: float | None = None,
-    log: Callable[[str], object] = print,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    target: float | None,
+    log: Callable[[str], object],
 ) -> Comparison:
     """Train several algorithms with several seeds on this machine, and compare them.
 
@@ -60,8 +59,8 @@ def compare(
         Names in the catalog. The first one with a finished run is the reference.
     seeds : sequence of int
         Each algorithm is trained with each seed.
-    folder : Path, optional
-        Where the runs and the comparison are written; ``runs/compare-<name>`` by default.
+    folder : Path
+        Where the runs and the comparison are written.
     target : float, optional
         Accuracy in (0, 1] whose time is compared; by default the highest that every run reached.
     log : callable
@@ -86,7 +85,6 @@ def compare(
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target = {target} must be an accuracy in (0, 1]")
     refuse_overrides(config)
-    folder = folder or Path(f"runs/compare-{config.name}")
     arms = {name: {"algorithm": name} for name in algorithms}
     config = prepare(replace(config, algorithm=algorithms[0]), arms, folder, log)
     runs, failed = train_all(config, arms, seeds, folder, log)
@@ -187,10 +185,7 @@ def check_folder(folder: Path, config: RunConfig) -> None:
         if not folder.is_dir() or any(folder.iterdir()):
             raise UsageError(f"{folder} exists and holds no comparison; choose another folder")
         return
-    try:
-        theirs = _shared(RunConfig.from_run_config(tomllib.loads(settings.read_text())))
-    except (OSError, ValueError, RecursionError, UsageError) as error:
-        raise UsageError(f"{settings} cannot be read: {error}") from None
+    theirs = _shared(read_settings(settings))
     for key, ours in sorted(_shared(config).items()):
         if ours != theirs[key]:
             raise UsageError(
@@ -201,13 +196,10 @@ def check_folder(folder: Path, config: RunConfig) -> None:
 
 def open_folder(folder: Path, config: RunConfig) -> None:
     """Make the folder of a comparison if it is missing; UsageError if that is impossible."""
-    try:
+    with refused(f"{folder} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / SETTINGS).exists():
-            with written_whole(folder / SETTINGS) as part:
-                part.write_text(tomli_w.dumps(_shared(config)))
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}") from None
+            write_text(folder / SETTINGS, tomli_w.dumps(_shared(config)))
 
 
 def _shared(config: RunConfig) -> dict[str, Value]:
@@ -230,28 +222,8 @@ def train_all(
     that are paired. Other processes may do the same in this folder at the same time: each trains
     the runs that no other process is training, and waits for those at the end.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Settings of all runs.
-    arms, seeds : mapping of str to Arm, sequence of int
-        What differs between the runs.
-    folder : Path
-        From `open_folder`.
-    log : callable
-        Takes a line before and after each run.
-
-    Returns
-    -------
-    list of Run
-        The finished runs.
-    list of str
-        One line for each other run: why it failed or cannot be used.
-
-    Raises
-    ------
-    UsageError
-        If the settings of a run cannot be used.
+    Return the finished runs, and for each other run one line on why it failed or cannot be used.
+    UsageError if the settings of a run cannot be used.
     """
     runs = [(arm, seed) for seed in seeds for arm in arms]
 
@@ -306,12 +278,4 @@ def train_quietly(config: RunConfig) -> None:
     """
     config = replace(config, keep_checkpoints=0)  # an unfinished run is repeated
     with make_local_grid(config) as grid:
-        train_on(grid, config, _LiveLine(config.epochs, seconds=config.seconds))
-
-
-class _LiveLine(ProgressView):
-    """Shows the line that is rewritten after every round, and no permanent lines."""
-
-    def say(self, line: str) -> None:
-        """Write a line to the log of the run only."""
-        self.log(line)
+        train_on(grid, config, ProgressView(config.epochs, seconds=config.seconds, lines=False))

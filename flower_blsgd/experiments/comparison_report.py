@@ -3,30 +3,31 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from ..config import RunConfig
-from ..errors import UsageError
-from ..results.folder import written_whole
+from ..results.folder import refused, write_text, written_whole
 from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
 from .comparison import AlgorithmFigures, Comparison, Run, known_mean, reached_at
 
-_HOW_TO_READ = (
-    "**accuracy**: accuracy of the final model, mean ± sample standard deviation over n seeds.",
-    "**difference**: difference to the reference, seed by seed, ± half of the 95 % confidence "
-    "interval of its mean (Student's t, paired). *No difference shown*: the interval contains 0, "
-    "or cannot be computed (one seed, or the same difference with all seeds). More seeds may "
-    "still show a difference. With many algorithms, about one interval in twenty misses 0 by "
-    "chance.",
-    "**training**: measured time of rounds and planning, without set-up and evaluation. It depends "
+HOW_TO_READ = {
+    "accuracy": "accuracy of the final model, mean ± sample standard deviation over n seeds.",
+    "difference": "difference to the reference, seed by seed, ± half of the 95 % confidence "
+    "interval of its mean (Student's t, paired). No difference shown: the interval contains 0, or "
+    "cannot be computed (one seed, or the same difference with all seeds). More seeds may still "
+    "show a difference. With many algorithms, about one interval in twenty misses 0 by chance. "
+    "The best is chosen by these same runs, so more runs would show a smaller lead.",
+    "training": "measured time of rounds and planning, without set-up and evaluation. It depends "
     "on the machine and its load.",
-    "**to target**: training time until the end of the first evaluated epoch that reached the "
+    "to target": "training time until the end of the first evaluated epoch that reached the "
     "target, mean over the seeds that did. Their number is in brackets if not all did.",
-    "**wait**: share of the round time that the workers of a tier wait for the slowest worker. "
+    "wait": "share of the round time that the workers of a tier wait for the slowest worker. "
     'Computed with clock = "device", else measured.',
-    "**simulated**: computed from the speed of each worker alone, as if each had its own device. "
+    "simulated": "computed from the speed of each worker alone, as if each had its own device. "
     "Not measured.",
-)
+}
+"""Meaning of the columns of a comparison."""
 
 _NOT_SHOWN = ("algorithm", "seed", "out", "name", "data", "profile")
 """Settings that differ between the runs, or are paths."""
@@ -40,15 +41,12 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
     """
     from .comparison_plot import draw_comparison  # importing matplotlib takes a second
 
-    try:
+    with refused(f"{folder} cannot be written to"):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("csv", csv_text(comparison)), ("md", markdown(comparison))):
-            with written_whole(folder / f"comparison.{name}") as part:
-                part.write_text(text, encoding="utf-8", newline="\n")
+        write_text(folder / "comparison.csv", csv_text(comparison))
+        write_text(folder / "comparison.md", markdown(comparison))
         with written_whole(folder / "comparison.png") as part:
             draw_comparison(comparison, part)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written to: {error.strerror}") from None
 
 
 # --- the table to read, in a file, on a page and in a terminal
@@ -84,18 +82,18 @@ def markdown(comparison: Comparison) -> str:
     lines += ["![the table as a picture](comparison.png)", "", "## Conditions", ""]
     lines += [f"- {name}: {value}" for name, value in conditions(comparison).items()]
     lines += [f"- {_target_line(comparison)}", "", "## How to read", ""]
-    lines += [f"- {note}" for note in _HOW_TO_READ]
+    lines += [f"- **{column}**: {meaning}" for column, meaning in HOW_TO_READ.items()]
     return "\n".join([*lines, "", "`comparison.csv` lists every run.", ""])
 
 
 def terminal_table(comparison: Comparison) -> RenderableType:
     """Return the table for a terminal of 100 columns."""
     caption = (
-        f"{verdict(comparison)}\nAccuracy: mean ± standard deviation over n seeds; "
+        f"{verdict(comparison)}\n\nAccuracy: mean ± standard deviation over n seeds; "
         "difference to the reference: mean ± half of its 95 % interval; "
         f"{_target_line(comparison)}"
     )
-    return table_of(comparison).terminal(title=headline(comparison.runs), caption=caption)
+    return Group(headline(comparison.runs), table_of(comparison).terminal(), Text(caption))
 
 
 # --- the table to compute with

@@ -7,18 +7,14 @@ import base64
 import importlib
 import re
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import matplotlib
-
 from ..errors import UsageError, first_line
-from ..results.folder import read_config, written_whole
+from ..results.folder import read_config, refused, write_text
 from ..results.metrics import metrics_of
 from ..results.summary import last_lines, versions
 from ..results.tables import UNKNOWN, Table
@@ -37,11 +33,6 @@ _PICTURES = ("learning_curve", "timeline", "sampling")
 _WORKER = (
     *("device", "name", "tier", "local_steps", "batch_size", "weight", "samples"),
     *("seconds_per_step", "compute_seconds", "waiting_seconds", "transfer_seconds", "failures"),
-)
-
-# Parts of an SVG file that a page does not need.
-_NOT_NEEDED = re.compile(
-    r'<metadata>.*?</metadata>|<!--.*?-->| xmlns(:xlink)?="[^"]*"| id="[A-Za-z.0-9]+_\d+"', re.S
 )
 
 
@@ -79,12 +70,11 @@ def write_report(folder: Path, out: Path) -> str:
     texts = {"title": page.title, "lead": page.lead, "folder": folder.name, **versions()}
     texts = {name.replace("-", "_"): escape(text) for name, text in texts.items()}
     texts["warnings"] = "".join(f"<li>{escape(line)}</li>" for line in page.warnings)
-    text = template.substitute(texts, body="\n".join(page.sections))
-    try:
-        with written_whole(out) as part:
-            part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+    meanings = Table((), list(words.HOW_TO_READ.items())).html()
+    body = "\n".join([*page.sections, section("How to read", meanings)])
+    text = template.substitute(texts, body=body)
+    with refused(f"{out} cannot be written"):
+        write_text(out, text.encode(errors="xmlcharrefreplace").decode())
     return page.title
 
 
@@ -169,7 +159,9 @@ def section(heading: str, *parts: str) -> str:
 
 def drawing(comparison: Comparison) -> str:
     """Return the picture of a comparison."""
-    return _svg(words.headline(comparison.runs), partial(draw_comparison, comparison))
+    with tempfile.TemporaryDirectory() as folder:
+        draw_comparison(comparison, file := Path(folder) / "comparison.png")
+        return picture(file)
 
 
 def picture(file: Path) -> str:
@@ -177,20 +169,8 @@ def picture(file: Path) -> str:
     if not file.is_file():
         return ""
     data = base64.b64encode(file.read_bytes()).decode()
-    return _figure(f'<img alt="" src="data:image/png;base64,{data}">', file.stem)
-
-
-def _svg(caption: str, draw: Callable[[Path], None]) -> str:
-    # Letters are paths, so the page needs no font. The salt keeps ids unique within the page.
-    look = matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": caption})
-    with tempfile.TemporaryDirectory() as folder, look:
-        draw(path := Path(folder) / "picture.svg")
-        svg = path.read_text(encoding="utf-8")
-    return _figure(_NOT_NEEDED.sub("", svg[svg.index("<svg") :]), caption)
-
-
-def _figure(content: str, caption: str) -> str:
-    return f"<figure>{content}<figcaption>{escape(caption)}</figcaption></figure>"
+    source = f"data:image/png;base64,{data}"
+    return f'<figure><img alt="{escape(file.stem)}" src="{source}"></figure>'
 
 
 def _text(value: Any) -> str:

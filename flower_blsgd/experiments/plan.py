@@ -19,7 +19,7 @@ from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import Worker, WorkerRegistry
 from ..worker.profile import profile_of
 from .calibration import profile_path
-from .compare import REPEATED, refuse_unknown
+from .compare import refuse_unknown
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class Plan:
     source: str = ""
 
 
-def plan(
-    config: RunConfig, algorithms: Sequence[str] = REPEATED, num_samples: int | None = None
-) -> Plan:
+def plan(config: RunConfig, algorithms: Sequence[str], num_samples: int | None) -> Plan:
     """Predict runs of several algorithms with these settings.
 
     Speeds come from the settings' ``workers``, which may name devices that are not here. If one is

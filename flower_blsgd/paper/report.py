@@ -21,7 +21,7 @@ from ..experiments.html_report import (
     section,
     sections_of,
 )
-from ..results.folder import written_whole
+from ..results.folder import write_text
 from ..results.tables import UNKNOWN, Table, csv_of
 from .figures import FIGURES
 from .reproductions import Cell, Reproduction
@@ -90,9 +90,8 @@ def write_reproduction(
         lines += [f"![{path}]({path})\n" for path in pictures if (folder / path).is_file()]
         lines += [f"Not included: {problem}.\n" for problem in each.failed]
     text = "\n".join([*lines, "## How to read", _HOW_TO_READ])
-    for name, content in (("reproduction.md", text), (FILE, csv_of(rows, digits=6))):
-        with written_whole(folder / name) as part:
-            part.write_text(content, encoding="utf-8", newline="\n")
+    write_text(folder / "reproduction.md", text)
+    write_text(folder / FILE, csv_of(rows, digits=6))
 
 
 def rows_of(repeated: Reproduction, each: RepeatedCell) -> list[dict[str, Any]]:

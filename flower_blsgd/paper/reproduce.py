@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -43,14 +42,14 @@ _START_SECONDS = 0.7
 
 def reproduce(
     name: str,
-    scale: Scale = "smoke",
-    mode: Mode = "samples",
-    seeds: Sequence[int] = (),
-    only: str = "",
-    settings: Callable[[Mapping[str, Value]], Mapping[str, Value]] = lambda values: values,
-    folder: Path | None = None,
-    log: Callable[[str], object] = print,
-    show: Callable[[Comparison], object] = lambda _: None,
+    scale: Scale,
+    mode: Mode,
+    seeds: Sequence[int],
+    only: str,
+    settings: Callable[[Mapping[str, Value]], Mapping[str, Value]],
+    folder: Path | None,
+    log: Callable[[str], object],
+    show: Callable[[Comparison], object],
 ) -> list[RepeatedCell]:
     """Train the runs of a reproduction on this machine, and write figures next to the paper's.
 
@@ -61,18 +60,18 @@ def reproduce(
     ----------
     name : str
         Key of `REPRODUCTIONS`.
-    scale : {"smoke", "quick", "full"} (default: "smoke")
+    scale : {"smoke", "quick", "full"}
         Size of models and data; ``"full"`` is the paper's.
-    mode : {"samples", "table"} (default: "samples")
+    mode : {"samples", "table"}
         Epochs of N samples, or epochs as the paper's tables count them.
     seeds : sequence of int
-        Seeds of each arm; by default 0 at the scale ``"smoke"``, else 0, 1 and 2.
+        Seeds of each arm; empty: 0 at the scale ``"smoke"``, else 0, 1 and 2.
     only : str
         Data sets and gaps to restrict the cells to, such as ``"cifar10,32-16"``.
     settings : callable
         Returns the settings of a cell, in kebab-case, with changes of the user.
-    folder : Path, optional
-        Where everything is written; ``runs/reproduce-<name>-<scale>`` by default.
+    folder : Path or None
+        Where everything is written; None: ``runs/reproduce-<name>-<scale>``.
     log, show : callable
         Take lines of progress, and the comparison of each cell that is finished.
 
@@ -107,7 +106,11 @@ def reproduce(
     if not ready:
         raise UsageError(every[0].failed[0])
     for each in ready:
-        below, log_cell = folder / each.cell.name, partial(_log_with, log, each.cell.name)
+        below = folder / each.cell.name
+
+        def log_cell(line: str, name: str = each.cell.name) -> None:
+            log(f"{name} {line}")
+
         runs, each.failed = train_all(each.config, each.arms, seeds, below, log_cell)
         if not runs:
             continue
@@ -122,10 +125,6 @@ def reproduce(
     if any(each.comparison for each in ready):
         log(f"in {folder}: reproduction.md, reproduction.csv, and a comparison for each cell")
     return every
-
-
-def _log_with(log: Callable[[str], object], name: str, line: str) -> None:
-    log(f"{name} {line}")
 
 
 def _config_of(cell: Cell, values: Mapping[str, Value], mode: Mode, several: bool) -> RunConfig:

@@ -1,10 +1,8 @@
 """The results folder of a run: settings, rounds, epochs, summary and model."""
 
 import contextlib
-import csv
 import dataclasses
 import errno
-import io
 import itertools
 import json
 import math
@@ -26,6 +24,7 @@ from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.round_metrics import RoundRecord
+from .tables import csv_of
 
 RUNS = "runs"
 LATEST = "latest"
@@ -113,13 +112,11 @@ class RunFolder:
         """
         cls.refuse_unusable(out)
         path = Path(out)
-        try:
+        with refused(f"out = {out or RUNS!r} cannot be made"):
             if out:
                 path.mkdir(parents=True)
             else:
                 path = _next_free(Path(RUNS), name)
-        except OSError as error:
-            raise UsageError(f"out = {out or RUNS!r} cannot be made: {error.strerror}") from None
         return cls(path.resolve())
 
     @staticmethod
@@ -137,8 +134,8 @@ class RunFolder:
 
         UsageError if the folder cannot be written to.
         """
-        with self._refusing(), written_whole(self.path / "config.toml") as part:
-            part.write_text(tomli_w.dumps({**config, "resume": ""}))
+        with refused(f"{self.path} cannot be written to"):
+            write_text(self.path / "config.toml", tomli_w.dumps({**config, "resume": ""}))
 
     def add_round(self, record: RoundRecord) -> None:
         """Append a line to ``rounds.jsonl``."""
@@ -151,8 +148,7 @@ class RunFolder:
 
     def write_epochs(self, rows: Sequence[EpochRow]) -> None:
         """Replace ``epochs.csv``, whole or not at all."""
-        with written_whole(self.path / "epochs.csv") as part:
-            part.write_text(_csv(rows, header=True) if rows else "", newline="")
+        write_text(self.path / "epochs.csv", _csv(rows, header=True))
 
     def rounds_until(self, last_round: int) -> list[RoundRecord]:
         """Return the rounds up to one, without incomplete lines, which a kill may leave."""
@@ -167,23 +163,15 @@ class RunFolder:
 
     def cut_back(self, records: Sequence[RoundRecord], rows: Sequence[EpochRow]) -> None:
         """Keep only these rounds and epochs, and no summary; UsageError if that is impossible."""
-        with self._refusing():
-            with written_whole(self.path / "rounds.jsonl") as part:
-                part.write_text("".join(map(_line, records)))
+        with refused(f"{self.path} cannot be written to"):
+            write_text(self.path / "rounds.jsonl", "".join(map(_line, records)))
             self.write_epochs(rows)
             (self.path / "summary.json").unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UsageError(f"{self.path} cannot be written to: {error.strerror}") from None
-
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""
-        with written_whole(self.path / "summary.json") as part:
-            part.write_text(json.dumps(plain(dict(summary)), indent=2) + "\n")
+        text = json.dumps(plain(dict(summary)), indent=2)
+        write_text(self.path / "summary.json", text + "\n")
 
     def add_assets(self, assets: Mapping[str, Path]) -> None:
         """Copy the files that a saved model needs, each whole or not at all.
@@ -193,13 +181,11 @@ class RunFolder:
         for name, source in assets.items():
             if name in _OWN_NAMES:
                 raise UsageError(f"task: assets names {name!r}, which a run writes itself")
-            try:
-                with written_whole(self.path / name) as part:
-                    shutil.copyfile(source, part)
-            except OSError as error:
-                raise UsageError(
-                    f"task: assets: {source} cannot be copied to {self.path} ({error.strerror})"
-                ) from None
+            with (
+                refused(f"task: assets: {source} cannot be copied to {self.path}"),
+                written_whole(self.path / name) as part,
+            ):
+                shutil.copyfile(source, part)
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``, the state dict, whole or not at all; or raise OSError."""
@@ -216,13 +202,14 @@ def read_config(folder: Path) -> RunConfig:
     file = folder / "config.toml"
     if not file.is_file():
         raise UsageError(f"{folder} is not a run: it has no config.toml; name a folder under runs/")
+    return read_settings(file)
+
+
+def read_settings(file: Path) -> RunConfig:
+    """Return the settings in a TOML file; UsageError if it cannot be read."""
     try:
-        return RunConfig.from_run_config(tomllib.loads(file.read_text()))
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # not text, not TOML, or an invalid setting
+        return RunConfig.from_run_config(tomllib.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, an invalid setting
         raise UsageError(f"{file} cannot be read: {error}") from None
 
 
@@ -273,6 +260,21 @@ def written_whole(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextlib.contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Raise UsageError with this text and the system's reason instead of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}") from None
+
+
 def why_not_writable(folder: Path) -> str:
     """Return why a folder, which may not exist yet, cannot be written to; empty if it can."""
     wanted = folder.absolute()
@@ -305,16 +307,8 @@ def _line(record: RoundRecord) -> str:
 
 
 def _csv(rows: Sequence[EpochRow], header: bool) -> str:
-    text = io.StringIO(newline="")
-    for row in rows:
-        columns = dataclasses.asdict(row)
-        columns |= columns.pop("sampling")
-        writer = csv.DictWriter(text, list(columns))
-        if header:
-            writer.writeheader()
-        header = False
-        writer.writerow(plain(columns))
-    return text.getvalue()
+    columns = [dataclasses.asdict(row) for row in rows]
+    return csv_of([plain(row | row.pop("sampling")) for row in columns], header)
 
 
 def plain(value: Any) -> Any:

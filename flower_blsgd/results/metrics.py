@@ -19,21 +19,9 @@ def on_own_devices(
 ) -> RoundRecord | None:
     """Return a round with the times it would take if each worker had its own device.
 
-    Computing lasts as long as that of the slowest worker, by its completed steps and its speed;
-    transfer and averaging are as measured.
-
-    Parameters
-    ----------
-    record : RoundRecord
-        The measured round.
-    seconds_per_step : mapping of int to float
-        Seconds per step of each worker *alone*, with its full batch, by worker index.
-
-    Returns
-    -------
-    RoundRecord or None
-        The round with computed times of the round, of computing and of waiting. None if the speed
-        or the times of a worker that did a step are unknown.
+    Computing lasts as long as that of the slowest worker, by its completed steps and its seconds
+    per step *alone*, with its full batch, given by worker index; transfer and averaging are as
+    measured. None if the speed or the times of a worker that did a step are unknown.
     """
     rows = [row for row in record.workers if row.completed_steps]
     loads = {row.worker: row.completed_steps * row.batch_scale for row in rows}

@@ -12,6 +12,9 @@ from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, shown_late, shown_metric
 from .metrics import RunMetrics
 
+OnRoundEnd = Callable[[RoundRecord], object]
+OnEpochEnd = Callable[[EpochRow], object]
+
 
 class ProgressView:
     """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
@@ -27,12 +30,25 @@ class ProgressView:
         Standard output by default.
     seconds : float (default: 0)
         Budget in seconds; 0 for none.
+    lines : bool (default: True)
+        Whether to print permanent lines; they are passed to `log` in any case.
+    on_round_end, on_epoch_end : callable, optional
+        Called with each record after a round, and with each row after an epoch or a late result.
     """
 
-    def __init__(self, epochs: int, console: Console | None = None, seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        epochs: int,
+        console: Console | None = None,
+        seconds: float = 0.0,
+        lines: bool = True,
+        on_round_end: OnRoundEnd | None = None,
+        on_epoch_end: OnEpochEnd | None = None,
+    ) -> None:
         self.measured_on, self.metric_name = "", "accuracy"
         self.log: Callable[[str], object] = lambda line: None
-        self._epochs, self._seconds = epochs, seconds
+        self._epochs, self._seconds, self._lines = epochs, seconds, lines
+        self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
         self._of_epochs = "" if seconds else f"/{epochs}"
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self._live: Progress | None = None
@@ -43,7 +59,8 @@ class ProgressView:
     def say(self, line: str) -> None:
         """Print a permanent line, and pass it to `log`."""
         self.log(line)
-        self._console.print(escape(line), emoji=False)
+        if self._lines:
+            self._console.print(escape(line), emoji=False)
 
     def begin(self) -> None:
         """Start the live line in a terminal."""
@@ -77,6 +94,8 @@ class ProgressView:
             at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
             text = self._line(f"epoch {record.epoch}{self._of_epochs}", at)
             self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
+        if self._on_round_end is not None:
+            self._on_round_end(record)
 
     def _share(self, record: RoundRecord, rounds_done: int, budget_seconds: float) -> float:
         by_epochs = (record.epoch - 1 + rounds_done / record.rounds_in_epoch) / self._epochs
@@ -90,8 +109,10 @@ class ProgressView:
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
         if row.late:
             self.say("  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"]))
-            return
-        self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
+        else:
+            self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
+        if self._on_epoch_end is not None:
+            self._on_epoch_end(row)
 
     def end(self) -> None:
         """Remove the live line; may be called twice."""

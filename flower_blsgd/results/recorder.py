@@ -309,18 +309,14 @@ class RunRecorder:
         rounds_before = self._rows[-1].rounds if self._rows else 0
         self._rows.append(row)
         self._write("epochs.csv", self.folder.add_epoch, row)
-        if self._events is not None:
-            self._write("tensorboard", self._events.add_epoch, row)
-        self._view.epoch(row)
-        self._note_best(row, end.round)
+        self._show_epoch(row, end.round)
         # Processes warm up in the first round, so it does not count.
         if rounds_before < 2 <= row.rounds:
             workers = self._strategy.registry.workers
             note = waiting_note(self.config, workers, self._metrics.rounds_on_clock(first=1))
             if note:
                 self.say(note)
-        self._stop_early()
-        return self.stopped_early is not None
+        return self._stop_early()
 
     def add_result(self, end: EpochEnd) -> bool:
         """Add the result of an async evaluation to the row of its epoch, as `add_epoch` does."""
@@ -333,18 +329,24 @@ class RunRecorder:
             result_seconds=self.durations.wall_seconds + time.monotonic() - self._last_model_at,
         )
         self._write("epochs.csv", self.folder.write_epochs, self._rows)
+        self._show_epoch(row, end.round)
+        return self._stop_early(f", known {shown_late(row.late)} later" if row.late else "")
+
+    def _show_epoch(self, row: EpochRow, server_round: int) -> None:
         if self._events is not None:
             self._write("tensorboard", self._events.add_epoch, row)
         self._view.epoch(row)
-        self._note_best(row, end.round)
-        self._stop_early(f", known {shown_late(row.late)} later" if row.late else "")
-        return self.stopped_early is not None
+        ignored = self._stopping.add(row, server_round, self.stopped_early is not None)
+        if ignored and ignored not in self._said:
+            self._said.add(ignored)
+            self.say(f"warning: {ignored}, so best_model and stop-at-accuracy ignore it")
 
-    def _stop_early(self, when: str = "") -> None:
+    def _stop_early(self, when: str = "") -> bool:
         reason = self._reason_to_stop()
         if reason and not self.stopped_early:
             self.stopped_early = reason + when
             self.say(f"stopping early: {self.stopped_early}")
+        return self.stopped_early is not None
 
     def _measured(self, end: EpochEnd) -> dict[str, Any]:
         """Return the fields of a row that come from an evaluation."""
@@ -352,12 +354,6 @@ class RunRecorder:
         value = metrics.get(self._metric_name)
         accuracy, metric = (value, None) if self._metric_name == "accuracy" else (None, value)
         return {"accuracy": accuracy, "metric": metric, "loss": metrics.get("loss")}
-
-    def _note_best(self, row: EpochRow, server_round: int) -> None:
-        ignored = self._stopping.add(row, server_round, self.stopped_early is not None)
-        if ignored and ignored not in self._said:
-            self._said.add(ignored)
-            self.say(f"warning: {ignored}, so best_model and stop-at-accuracy ignore it")
 
     def _reason_to_stop(self) -> str | None:
         return None if self._budget_used_up() else self._stopping.reason()

@@ -12,7 +12,7 @@ from ..config import RunConfig
 from ..errors import UsageError
 from ..grids.machine import Machine, accelerator_names, cpu_name, this_machine
 from ..grids.worker_spec import WorkerSpec
-from .folder import why_not_writable, written_whole
+from .folder import refused, why_not_writable, write_text
 
 _FORMAT = 2
 
@@ -105,14 +105,9 @@ class SpeedProfile:
     def write(self, path: Path) -> None:
         """Write the profile, whole or not at all; UsageError if that is impossible."""
         text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
-        try:
+        with refused(f"profile = {str(path)!r} cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(path) as part:
-                part.write_text(text)
-        except OSError as error:
-            raise UsageError(
-                f"profile = {str(path)!r} cannot be written: {error.strerror}"
-            ) from None
+            write_text(path, text)
 
     @classmethod
     def read(cls, path: Path) -> "SpeedProfile":

@@ -160,8 +160,9 @@ def last_lines(
     state = "stopped early" if summary["interrupted"] else "done"
     device_seconds = summary["device_seconds"]
     measured_on = "validation" if config.validation_share else "test"
-    found = summary["metric"] if summary["accuracy"] is None else summary["accuracy"]
-    shown = shown_metric(summary["metric_name"], found)
+    shown = shown_metric("accuracy", summary["accuracy"])
+    if not shown and summary["metric"] is not None:
+        shown = shown_metric(summary["metric_name"], summary["metric"])
     reached = shown and f"{measured_on} {shown} "
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:

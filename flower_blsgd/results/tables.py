@@ -46,23 +46,9 @@ class Table:
         opening = f'<div class="wide"><table class="{"numbers" if self.header else "texts"}">'
         return f"{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
-    def terminal(self, gap: int = 0, **texts: str) -> rich_table.Table:
-        """Return the table for a terminal of 100 columns.
-
-        Parameters
-        ----------
-        gap : int (default: 0)
-            Blanks after each column, in addition to one.
-        **texts : str
-            Optional ``title`` above the table and ``caption`` below it.
-        """
-        table = rich_table.Table(
-            box=box.SIMPLE_HEAD,
-            padding=(0, gap, 0, 0),
-            title_justify="left",
-            caption_justify="left",
-            **texts,  # type: ignore[arg-type]  # only the two above
-        )
+    def terminal(self, gap: int = 0) -> rich_table.Table:
+        """Return the table for a terminal of 100 columns; `gap` adds blanks after each column."""
+        table = rich_table.Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
         first, *others = self.header
         table.add_column(first, no_wrap=True)
         for text in others:  # local steps of many workers may take two lines
@@ -78,14 +64,8 @@ class Table:
 def csv_of(rows: Sequence[Mapping[str, Any]], header: bool = True, digits: int = 0) -> str:
     """Return rows as CSV; None becomes an empty cell.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Values by column; all rows have the columns of the first one.
-    header : bool (default: True)
-        Whether the first line holds the names of the columns.
-    digits : int (default: 0)
-        Significant digits of floats; 0 for all of them.
+    All rows have the columns of the first one. `digits` are the significant digits of floats; 0
+    for all of them.
     """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")

@@ -19,15 +19,7 @@ def waiting_note(
     """Return a line on which setting makes fast workers wait, and what to set instead.
 
     Empty if they wait at most 20 %, or if the next epoch adapts steps or batches to the speeds.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    workers : sequence of Worker
-        All workers of the run, by index.
-    rounds : sequence of RoundRecord
-        Rounds with times on the run's clock.
+    Workers are all of the run, by index; the rounds have times on the run's clock.
     """
     stepped = [
         (record.round_seconds, [row for row in record.workers if row.completed_steps])

@@ -9,7 +9,6 @@ import pytest
 from flower_blsgd.cli.options import (
     TERMINATED,
     add_settings,
-    add_workers,
     own_settings,
     terminated_like_interrupted,
 )
@@ -19,9 +18,7 @@ from flower_blsgd.errors import UsageError
 
 def settings(*arguments: str, workers: bool = True) -> RunConfig:
     parser = argparse.ArgumentParser()
-    add_settings(parser)
-    if workers:
-        add_workers(parser)
+    add_settings(parser, workers)
     return own_settings(parser.parse_args(arguments))
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.cli import main as cli
 from flower_blsgd.config import RunConfig
@@ -144,24 +143,6 @@ def test_cell_of_other_settings_is_named_and_the_rest_reported(
     text = (BELOW / "reproduction.md").read_text()
     assert f"Not included: {BELOW / 'digits-32-2'} holds a comparison with " in text
     assert "| biased-local-sgd | 1 | 90.00 |" in text
-
-
-def test_ctrl_c_leaves_what_is_finished_and_the_same_command_goes_on(
-    trained: FakeTrain, printed: Printed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained.fates[("unbiased-local-sgd", 0)] = KeyboardInterrupt()
-    trained.fates[("weighted-local-sgd", 0)] = AggregationError("nobody is left")
-    assert cli.main(SMOKE) == 130
-    assert "repeat the command to continue" in capsys.readouterr().err
-    assert cli.main(SMOKE) == 1
-    output = capsys.readouterr()
-    assert output.out.startswith("4 runs, 1 of them finished; ")
-    assert output.err == (
-        "blsgd: 1 failure: digits-32-1 weighted-local-sgd, seed 0 failed: nobody is left\n"
-    )
-    assert trained.trained == [(arm, 0) for arm in (ARMS[0], ARMS[1], *ARMS[1:])]
-    text = (BELOW / "reproduction.md").read_text()
-    assert "Not included: weighted-local-sgd, seed 0 failed: nobody is left." in text
 
 
 @pytest.mark.parametrize(

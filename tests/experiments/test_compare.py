@@ -1,7 +1,7 @@
 """Training one run after another: their order, what is repeated, what is refused."""
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from filelock import FileLock
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
-from flower_blsgd.cli.options import read_algorithms, read_seeds, with_budget
+from flower_blsgd.cli.experiments import read_algorithms, read_seeds, with_budget
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments import compare
@@ -24,19 +24,13 @@ from flower_blsgd.experiments.compare import (
 )
 from flower_blsgd.experiments.comparison import Run
 
+from ..cli.conftest import contents
 from .fake_training import FakeTrain, write_run
 
 A, B, C = "sync-sgd", "dlb", "fednova"
 CONFIG = RunConfig(epochs=2, batch_size=8)
 
 Go = Callable[..., tuple[list[Run], list[str]]]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 @pytest.fixture
@@ -54,11 +48,15 @@ def lines() -> list[str]:
 @pytest.fixture
 def go(folder: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> Go:
     def train(
-        train: FakeTrain, algorithms: Sequence[str] = (A, B), seeds: Sequence[int] = (0, 1)
+        train: FakeTrain,
+        algorithms: Sequence[str] = (A, B),
+        seeds: Sequence[int] = (0, 1),
+        log: Callable[[str], object] = lines.append,
+        arms: Mapping[str, Any] | None = None,
     ) -> tuple[list[Run], list[str]]:
-        arms = {name: {"algorithm": name} for name in algorithms}
+        arms = arms or {name: {"algorithm": name} for name in algorithms}
         monkeypatch.setattr(compare, "train_quietly", train)
-        return train_all(CONFIG, arms, seeds, folder, lines.append)
+        return train_all(CONFIG, arms, seeds, folder, log)
 
     return train
 
@@ -157,33 +155,32 @@ def test_any_other_error_ends_the_comparison(go: Go) -> None:
 
 
 def test_arms_of_one_algorithm_are_told_apart_and_those_of_other_settings_left_out(
-    folder: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    go: Go, folder: Path
 ) -> None:
     arms: dict[str, Any] = {"once": {"algorithm": A}, "twice": {"algorithm": A, "epochs": 4}}
     train = FakeTrain()
-    monkeypatch.setattr(compare, "train_quietly", train)
-    runs, _ = train_all(CONFIG, arms, [0], folder, lines.append)
+    runs, _ = go(train, seeds=[0], arms=arms)
     assert [run["arm"] for run in runs] == ["once", "twice"]
     assert [config.epochs for config in train.configs] == [2, 4]
     before = contents(folder)
     arms["twice"]["epochs"] = 6
-    runs, (failure,) = train_all(CONFIG, arms, [0], folder, lines.append)
+    runs, (failure,) = go(train, seeds=[0], arms=arms)
     assert [run["arm"] for run in runs] == ["once"]
     out = folder / "twice-seed0"
     assert failure == f"twice, seed 0: {out} has epochs = 4, not 6; move it away"
     (out / "epochs.csv").unlink()  # as of another version
-    runs, (failure,) = train_all(CONFIG, arms, [0], folder, lines.append)
+    runs, (failure,) = go(train, seeds=[0], arms=arms)
     assert len(runs) == 1
     assert f"the run in {out} cannot be read" in failure
     assert contents(folder).keys() == before.keys() - {"twice-seed0/epochs.csv"}
 
 
 def test_run_that_another_process_trains_is_waited_for_at_the_end(
-    folder: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    go: Go, folder: Path, lines: list[str]
 ) -> None:
     lock = FileLock(folder / f".{A}-seed0.lock")
     lock.acquire()
-    train, arms = FakeTrain(), {name: {"algorithm": name} for name in (A, B)}
+    train = FakeTrain()
 
     def log(line: str) -> None:
         lines.append(line)
@@ -191,8 +188,7 @@ def test_run_that_another_process_trains_is_waited_for_at_the_end(
             write_run(replace(CONFIG, algorithm=A, out=str(folder / f"{A}-seed0")))
             lock.release()
 
-    monkeypatch.setattr(compare, "train_quietly", train)
-    runs, failures = train_all(CONFIG, arms, [0], folder, log)
+    runs, failures = go(train, seeds=[0], log=log)
     assert (named(runs), failures) == ([(A, 0), (B, 0)], [])
     assert train.trained == [(B, 0)]
     assert "[1/2] sync-sgd, seed 0: finished before" in lines[-1]

@@ -19,6 +19,7 @@ from flower_blsgd.results.speed_profile import (
     with_profile,
 )
 
+from ..refusal import refusal
 from ..test_run import config_of, run
 from .profiles import MACHINE, WORKERS, made_profile
 
@@ -61,18 +62,8 @@ def test_missing_file_says_which_command_writes_one(tmp_path: Path) -> None:
         SpeedProfile.read(tmp_path)
 
 
-def changed(edit: Callable[[dict[str, Any]], object]) -> bytes:
-    """Return a good profile's text with one thing changed."""
-    path = Path("made.json")
-    made_profile().write(path)
-    values = json.loads(path.read_text())
-    edit(values)
-    return json.dumps(values).encode()
-
-
-DAMAGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
-    "empty": b"",
-    "another tool's": b'{"format": "v2", "key": [], "workers": {}}',
+DAMAGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "another tool's": lambda read: (read.clear(), read.update(format="v2", key=[], workers={})),
     "no format": lambda read: read.pop("format"),
     "format of the future": lambda read: read.update(format=3),
     "key without a field": lambda read: read["key"].pop("cores"),
@@ -85,26 +76,20 @@ DAMAGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize("damage", [None, *DAMAGED.values()], ids=["empty", *DAMAGED])
 def test_damaged_profile_is_refused_in_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: bytes | Callable[[dict[str, Any]], object],
+    tmp_path: Path, damage: Callable[[dict[str, Any]], object] | None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("x.json").write_bytes(damage if isinstance(damage, bytes) else changed(damage))
-    with pytest.raises(UsageError) as error:
-        SpeedProfile.read(Path("x.json"))
-    assert str(error.value) == (
-        "profile = 'x.json' is not a speed profile; blsgd calibrate writes one"
-    )
-
-
-def test_overhead_may_be_zero(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_bytes(changed(lambda read: read["overhead_seconds"].update(median=0.0, low=0.0)))
-    assert SpeedProfile.read(path) == replace(
-        made_profile(), overhead_seconds=Spread(0.0, 0.0, 0.002, 5)
+    path, profile = tmp_path / "x.json", made_profile()
+    profile = replace(profile, overhead_seconds=Spread(0.0, 0.0, 0.002, 5))  # may be 0
+    profile.write(path)
+    assert SpeedProfile.read(path) == profile
+    values = json.loads(path.read_text())
+    if damage is not None:
+        damage(values)
+    path.write_text("" if damage is None else json.dumps(values))
+    assert refusal(SpeedProfile.read, path) == (
+        f"profile = {str(path)!r} is not a speed profile; blsgd calibrate writes one"
     )
 
 
