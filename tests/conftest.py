@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 # Before torch is loaded, and for all that tests start: the threads of OpenMP wait for one another
 # by spinning. Where several processes share the cores, as here, that takes most of the time.
@@ -12,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from flower_blsgd.grids.flower_internals import become_server
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # `make test` draws the same examples every time, `make fuzz` new ones, and more of them. No test
 # sets these itself, but for the numbers in tests/fuzz; a busy machine is no failure.
@@ -54,3 +58,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list["Figure"]:
+    """Return a list to which every figure is appended instead of being saved, which is slow."""
+    from matplotlib.figure import Figure
+
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: saved.append(self))
+    return saved

@@ -42,21 +42,8 @@ def profile_path(config: RunConfig) -> Path:
 def calibrate(config: RunConfig, again: bool, log: Callable[[str], object]) -> SpeedProfile:
     """Measure the speeds of the workers and write them to `profile_path`.
 
-    A profile that still applies is read instead, unless it shall be measured again.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Names the workers, the task and the file.
-    again : bool
-        Whether to measure even if there is a profile.
-    log : callable
-        Takes a line before each measurement.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read or written, the settings cannot be used, or a worker fails.
+    A profile that still applies is read instead, unless `again` is set. UsageError if the file
+    cannot be read or written, the settings cannot be used, or a worker fails.
     """
     path, config = profile_path(config), replace(config, profile="")
     refuse_unwritable(path)

@@ -20,16 +20,13 @@ from ..results.progress import ProgressView
 from ..results.speed_profile import SpeedProfile, profile_key
 from ..run import check_workers, load_own_task, make_local_grid, train_on
 from .calibration import measure_speeds
-from .comparison import Comparison, Run, compare_runs, read_run, run_folder
+from .comparison import VARIED, Comparison, Run, compare_runs, read_run, run_folder
 from .comparison_report import accuracy_name, write_comparison
 
 SETTINGS = "comparison.toml"
 PROFILE = "profile.json"
 REPEATED = tuple(name for name, row in ALGORITHMS.items() if row.epoch == "samples")
 """The algorithms that ``--algorithms all`` compares: an epoch of each has N samples."""
-
-_VARIED = ("algorithm", "seed", "out", "name", "profile")
-"""Settings that differ between the runs of one comparison, or do not change what is trained."""
 
 Arm = Mapping[str, Any]
 """Settings of an arm of a comparison, in snake_case; they replace the common ones."""
@@ -51,25 +48,9 @@ def compare(
     one with more algorithms or seeds extends it. Unknown speeds are measured once for all runs.
     Several processes may share the work in one folder.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Settings of all runs; `algorithm` and `seed` are replaced.
-    algorithms : sequence of str
-        Names in the catalog. The first one with a finished run is the reference.
-    seeds : sequence of int
-        Each algorithm is trained with each seed.
-    folder : Path
-        Where the runs and the comparison are written.
-    target : float, optional
-        Accuracy in (0, 1] whose time is compared; by default the highest that every run reached.
-    log : callable
-        Takes lines of progress.
-
-    Returns
-    -------
-    Comparison
-        Figures of the finished runs; `Comparison.failed` names the others.
+    The first algorithm with a finished run is the reference. `target` is an accuracy in (0, 1]
+    whose time is compared; None: the highest that every run reached. `Comparison.failed` names the
+    runs that did not finish.
 
     Raises
     ------
@@ -203,7 +184,7 @@ def open_folder(folder: Path, config: RunConfig) -> None:
 
 
 def _shared(config: RunConfig) -> dict[str, Value]:
-    return {key: value for key, value in config.to_run_config().items() if key not in _VARIED}
+    return {key: value for key, value in config.to_run_config().items() if key not in VARIED}
 
 
 # --- the runs

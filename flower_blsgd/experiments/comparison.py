@@ -19,6 +19,8 @@ _CONFIDENCE = 0.95
 _ROUNDING = 1e-9
 """Accuracies that differ by less are equal up to rounding."""
 
+VARIED = ("algorithm", "seed", "out", "name", "profile")
+"""Settings that differ between the runs of one comparison, or do not change what is trained."""
 
 Run = Mapping[str, Any]
 """A finished run: the content of ``summary.json`` (None where not measured), and in addition

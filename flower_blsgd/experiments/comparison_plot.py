@@ -23,7 +23,6 @@ _LEAST_SPAN = 0.5
 _CURVES_BELOW_FINALS = 2.5
 """Range of the curves' axis over the range of final accuracies."""
 
-
 _MOST_BANDS = 4
 """Largest number of algorithms whose bands do not hide the curves."""
 
@@ -102,12 +101,8 @@ def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np
 
     Only epochs that all runs evaluated count, and one more point: the last epoch of each run, even
     if the runs have different numbers of epochs. The band ends at the mean final accuracy. A curve
-    maps evaluated epochs to seconds and accuracy; none is empty.
-
-    Returns
-    -------
-    array of shape (4, points)
-        Mean seconds; mean, lowest and highest accuracy.
+    maps evaluated epochs to seconds and accuracy; none is empty. The rows of the result are the
+    mean seconds, and the mean, lowest and highest accuracy.
     """
     common = set.intersection(*map(set, curves)) - {max(max(curve) for curve in curves)}
     points = np.array(

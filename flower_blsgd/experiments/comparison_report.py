@@ -9,7 +9,7 @@ from rich.text import Text
 from ..config import RunConfig
 from ..results.folder import refused, write_text, written_whole
 from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
-from .comparison import AlgorithmFigures, Comparison, Run, known_mean, reached_at
+from .comparison import VARIED, AlgorithmFigures, Comparison, Run, known_mean, reached_at
 
 HOW_TO_READ = {
     "accuracy": "accuracy of the final model, mean ± sample standard deviation over n seeds.",
@@ -28,9 +28,6 @@ HOW_TO_READ = {
     "Not measured.",
 }
 """Meaning of the columns of a comparison."""
-
-_NOT_SHOWN = ("algorithm", "seed", "out", "name", "data", "profile")
-"""Settings that differ between the runs, or are paths."""
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -222,7 +219,7 @@ def conditions(comparison: Comparison) -> dict[str, str]:
 
     runs, defaults = comparison.runs, RunConfig().to_run_config()
     settings = runs[0]["settings"]
-    known = [key for key in settings if key in defaults and key not in _NOT_SHOWN]
+    known = [key for key in settings if key in defaults and key not in (*VARIED, "data")]
     own = [key for key in known if any(run["settings"].get(key) != settings[key] for run in runs)]
     changed = [
         f"{key} = {settings[key]}"

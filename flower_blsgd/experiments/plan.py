@@ -49,21 +49,9 @@ def plan(config: RunConfig, algorithms: Sequence[str], num_samples: int | None) 
     """Predict runs of several algorithms with these settings.
 
     Speeds come from the settings' ``workers``, which may name devices that are not here. If one is
-    missing, they come from the profile that `calibrate` wrote.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings; the algorithm is replaced by each in turn.
-    algorithms : sequence of str
-        Names in the catalog.
-    num_samples : int, optional
-        N, >= 1; the size of the task's training set by default.
-
-    Raises
-    ------
-    UsageError
-        If a speed is unknown, or an argument or a setting cannot be used.
+    missing, they come from the profile that `calibrate` wrote. `num_samples` is N, >= 1; None: the
+    size of the task's training set. UsageError if a speed is unknown, or an argument or a setting
+    cannot be used.
     """
     refuse_unknown(algorithms)
     if num_samples is not None and num_samples < 1:

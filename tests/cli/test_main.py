@@ -28,8 +28,6 @@ FOREIGN = ROOT / "tests" / "foreign_app"
     ("setting", "key_and_value", "way_out"),
     [
         ("epocs=5", "epocs = 5", "did you mean epochs"),
-        ("epochs=five", "epochs = 'five'", "an integer"),
-        ("algorithm=biased", "algorithm = 'biased'", "biased-local-sgd"),
         ("task=no_such_module:task", "task = 'no_such_module:task'", "PYTHONPATH"),
         ("model=cnm", "model = 'cnm'", "did you mean cnn"),
         ("data=/some/where", "data = '/some/where'", "leave data empty"),
@@ -52,10 +50,8 @@ def test_bad_setting_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("workers", "expected"),
     [
-        ("1x cpu:4095 fast; 1x cpu slow", "this process may use cores"),
         ("1x cuda:7 fast; 1x cpu slow", "device cuda:7 is not available; this machine has cpu"),
         (f"2x cpu:{CORE} slow", "no fast worker"),
-        (f"2x cpu:{CORE} fast", "no slow worker"),
         ("1x cpu fast;\n1x cpu quick", '"quick"'),
         ("cpu slowdown=0.5", "slowdown=X (X >= 1)"),
         (" ; ", '"auto"'),

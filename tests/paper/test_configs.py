@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import Machine
 from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
-from flower_blsgd.paper.printed import printed
+from flower_blsgd.paper.reproductions import printed
 from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import profile_of

@@ -7,9 +7,10 @@ import pytest
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import Machine
 from flower_blsgd.grids.worker_spec import parse_workers
-from flower_blsgd.paper.printed import COMPUTED, MEASURED
 from flower_blsgd.paper.reproduce import cost
 from flower_blsgd.paper.reproductions import (
+    COMPUTED,
+    MEASURED,
     REFERENCE,
     REPRODUCTIONS,
     Cell,
