@@ -88,7 +88,7 @@ def finished(task: Task, model: nn.Module) -> dict[str, float]:
     size = task.evaluation_batch_size or 1024
     report = evaluate_sums(model, task.test, task.loss, task.metric, batch_size=size)
     loss = report.loss if math.isfinite(report.loss) else None
-    return {"accuracy": report.metric, "loss": loss}
+    return {"accuracy": task.figure(report), "loss": loss}
 
 
 def saved(task: Task, file: Path) -> nn.Module:
