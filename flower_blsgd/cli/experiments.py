@@ -50,7 +50,13 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd compare``."""
     command.set_defaults(command=_compare)
     command.add_argument(
-        "--algorithms", metavar="A,B", default="all", help="names, the reference first"
+        "--algorithms",
+        metavar="A,B",
+        default="",
+        help="names, the reference first (default: all; with --vary, that of the settings)",
+    )
+    command.add_argument(
+        "--vary", metavar="KEY=A,B", default="", help="values of a setting to compare"
     )
     command.add_argument("--seeds", metavar="0,1,2", default="0,1,2", help="one run with each")
     command.add_argument("--budget", metavar="10epochs|60s", help="instead of the settings' epochs")
@@ -111,13 +117,29 @@ def _compare(options: argparse.Namespace) -> None:
     find_modules_here()
     if options.budget is not None:
         config = with_budget(config, options.budget)
-    algorithms, seeds = read_algorithms(options.algorithms), read_seeds(options.seeds)
-    folder = Path(options.out or f"runs/compare-{config.name}")
+    vary, seeds = _varied(options), read_seeds(options.seeds)
+    algorithms = read_algorithms(options.algorithms or (config.algorithm if vary else "all"))
+    folder = Path(options.out or f"runs/compare-{'-'.join([config.name, *vary])}")
     with terminated_like_interrupted():
-        comparison = compare(config, algorithms, seeds, folder, options.target, say)
+        comparison = compare(config, algorithms, seeds, folder, options.target, say, vary)
     console().print(terminal_table(comparison))
     say(f"in {folder}: comparison.md, comparison.csv, comparison.png")
     fail_if(comparison.failed)
+
+
+def _varied(options: argparse.Namespace) -> "dict[str, list[Value]]":
+    """Return the checked values of the setting in ``--vary``, by its key."""
+    if not options.vary:
+        return {}
+    key, equals, text = options.vary.partition("=")
+    if not equals or "" in (values := [word.strip() for word in text.split(",")]):
+        raise UsageError(f"--vary {options.vary}: write KEY=A,B, such as learning-rate=0.05,0.1")
+    given = vars(options)
+    configs = [
+        own_settings(argparse.Namespace(**given | {"set": [*options.set, f"{key}={value}"]}))
+        for value in values
+    ]
+    return {key: [config.to_run_config()[key] for config in configs]}
 
 
 def _reproduce(options: argparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 """Train several algorithms, or other arms, with several seeds in one folder, and compare them."""
 
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,8 +42,11 @@ def compare(
     folder: Path,
     target: float | None,
     log: Callable[[str], object],
+    vary: Mapping[str, Sequence[Value]] | None = None,
 ) -> Comparison:
     """Train several algorithms with several seeds on this machine, and compare them.
+
+    With `vary`, values of one setting by its key, each algorithm is trained with each value.
 
     A finished run is not repeated: the same call continues a comparison that was interrupted, and
     one with more algorithms or seeds extends it. Unknown speeds are measured once for all runs.
@@ -65,17 +69,40 @@ def compare(
             raise UsageError(f"{key} = {[*values]}: name at least one, and each only once")
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"target = {target} must be an accuracy in (0, 1]")
-    refuse_overrides(config)
-    arms = {name: {"algorithm": name} for name in algorithms}
+    if len(algorithms) > 1:
+        refuse_overrides(config)
+    arms = arms_of(algorithms, vary or {})
     config = prepare(replace(config, algorithm=algorithms[0]), arms, folder, log)
     runs, failed = train_all(config, arms, seeds, folder, log)
     if not runs:
         raise AggregationError("no run finished, so there is nothing to compare")
     trained = {run["arm"] for run in runs}
-    reference = next(name for name in algorithms if name in trained)
+    reference = next(name for name in arms if name in trained)
     comparison = compare_runs(runs, reference, target, failed)
     write_comparison(comparison, folder)
     return comparison
+
+
+def arms_of(
+    algorithms: Sequence[str], vary: Mapping[str, Sequence[Value]]
+) -> dict[str, dict[str, Any]]:
+    """Return the arms of a comparison: each algorithm, with each value of the settings that vary.
+
+    UsageError if two values have the same name, or a setting cannot vary.
+    """
+    arms: dict[str, dict[str, Any]] = {name: {"algorithm": name} for name in algorithms}
+    for key, values in vary.items():
+        if key in VARIED:
+            raise UsageError(f"--vary {key}: this setting cannot vary; name another one")
+        named = {re.sub(r"[^\w.-]", "-", f"{key}-{value}"): value for value in values}
+        if len(named) < len(values):
+            raise UsageError(f"--vary {key}: name each value only once")
+        arms = {
+            f"{arm}-{name}": {**changes, key.replace("-", "_"): value}
+            for arm, changes in arms.items()
+            for name, value in named.items()
+        }
+    return arms
 
 
 def refuse_unknown(algorithms: Sequence[str]) -> None:

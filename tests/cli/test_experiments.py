@@ -96,6 +96,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         ("compare", ["--target", "0"], "target = 0.0 must be an accuracy"),
         ("compare", ["--out", "other"], "other exists and holds no comparison"),
         ("compare", ["-s", "steps=by-speed"], "steps = 'by-speed' overrides that of every"),
+        ("compare", ["--vary", "learning-rate"], "--vary learning-rate: write KEY=A,B, such as"),
+        ("compare", ["--vary", "momentum=0.5,x"], "momentum = 'x' must be a number"),
+        ("compare", ["--vary", "seed=1,2"], "--vary seed: this setting cannot vary"),
+        ("compare", ["--vary", "momentum=0.5,0.50"], "--vary momentum: name each value only once"),
         ("compare", ["-s", "profile=none.json"], "profile = 'none.json' cannot be read"),
         ("compare", ["-s", "profile=good.json", "-s", "threads=3"], "threads = 0, not 3"),
         (
@@ -248,6 +252,27 @@ def test_plan_prints_overrides_and_a_table_of_its_own_width(
 
 
 # --- compare
+
+
+def test_compare_varies_a_setting_of_one_algorithm_or_of_several(
+    printed: Printed, trained: FakeTrain, measured: list[LocalGrid]
+) -> None:
+    vary = ("compare", "-c", "digits", "--workers", BOTH, "--seeds", "0")
+    text = printed(*vary, "--vary", "sampler=uniform,tests.algorithm.test_catalog:FirstSamples")
+    chosen = ["uniform", "tests.algorithm.test_catalog:FirstSamples"]
+    assert [config.sampler for config in trained.configs] == chosen
+    assert {config.algorithm for config in trained.configs} == {"biased-local-sgd"}
+    folder = Path("runs/compare-digits-sampler")
+    names = ["uniform", "tests.algorithm.test_catalog-FirstSamples"]
+    for name in names:
+        assert (folder / f"biased-local-sgd-sampler-{name}-seed0").is_dir()
+        assert name in (folder / "comparison.csv").read_text()
+    assert any(str(folder) in line for line in text)
+    both = ("--algorithms", "sync-sgd,dlb", "--vary", "learning-rate=0.05,0.1")
+    printed(*vary, *both, "--out", "both")
+    assert [(config.algorithm, config.learning_rate) for config in trained.configs[2:]] == [
+        *(("sync-sgd", 0.05), ("sync-sgd", 0.1), ("dlb", 0.05), ("dlb", 0.1)),
+    ]
 
 
 def test_compare_measures_trains_and_writes(

@@ -375,7 +375,8 @@ def test_settings_that_a_task_does_not_take(
         ("digit", "did you mean digits?"),
         (
             "zzz",
-            "known: ag-news, cifar10, cifar100, digits, flowers102, images, lm, text, tiny-imagenet",
+            "known: ag-news, cifar10, cifar100, digits, flowers102, images, lm, text, "
+            "tiny-imagenet",
         ),
         ("no_such_module_here:task", "PYTHONPATH"),
         ("{own}:no_such_task", "no_such_task"),
