@@ -83,7 +83,7 @@ def train(message: Message, context: Context) -> Message:
             from flower_blsgd.worker.trace import traced
 
             file = Path(str(folder)) / f"worker-{context.node_config.get('partition-id', 0)}.json"
-            with traced(file, order.round, worker.device):
+            with traced(file, order.round):
                 report = sgd.run(order, state=context.state)
     return report.to_reply(message)
 
