@@ -54,7 +54,7 @@ def profile(message: Message, context: Context) -> Message:
         if query.calibrate and not worker.seconds_per_step:
             from flower_blsgd.worker.local_sgd import seconds_per_step
 
-            seconds = seconds_per_step(sgd, query.batch_size, task.num_train, query.seconds)
+            seconds = seconds_per_step(sgd, query.batch_size, query.seconds)
         from flower_blsgd.worker.model_io import model_fingerprint
 
         fingerprint, model = task.fingerprint(), model_fingerprint(sgd.model)

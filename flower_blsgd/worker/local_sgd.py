@@ -27,7 +27,6 @@ from .batches import (
 )
 from .losses import cross_entropy
 from .model_io import (
-    begin_state,
     check_model,
     load_momentum,
     load_state,
@@ -209,22 +208,20 @@ class LocalSGD:
         self._compiled_sizes: set[int] = set()
         self._generator = torch.Generator(self.device)
         if callable(optimizer):
-            self._optimizer, self._state_stays = custom_optimizer(optimizer, self.model), False
+            self._optimizer, self._fused = custom_optimizer(optimizer, self.model), False
             self._peak_learning_rate = peak_learning_rate
         else:
-            # The state of a fused optimizer is created in advance and keeps its address.
-            self._state_stays = can_fuse(self.model, self.device)
+            self._fused = can_fuse(self.model, self.device)
             self._optimizer = make_optimizer(
                 optimizer,
                 self.model.parameters(),
                 momentum=momentum,
                 nesterov=nesterov,
                 weight_decay=weight_decay,
-                fused=self._state_stays or None,
+                fused=self._fused or None,
             )
             self._peak_learning_rate = 1.0
-        if self._state_stays:
-            begin_state(self._optimizer)
+        self.forget_momentum()  # a fused optimizer begins with zeros
         self._has_zeroed = False
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
@@ -262,7 +259,7 @@ class LocalSGD:
 
     def forget_momentum(self) -> None:
         """Set the momentum in this object to zero."""
-        load_momentum(self.model, self._optimizer, None, in_place=self._state_stays)
+        load_momentum(self.model, self._optimizer, None, fill=self._fused)
 
     def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
         for index in (order.indices.min(initial=0), order.indices.max(initial=0)):
@@ -299,7 +296,6 @@ class LocalSGD:
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
-        stays = self._state_stays
         if self._scaler is not None:
             before = order.momentum or (state and state.array_records.get(MOMENTUM))
             if before and GRAD_SCALER in before:
@@ -307,10 +303,10 @@ class LocalSGD:
         if order.momentum_policy == "reset":
             self.forget_momentum()
         elif order.momentum_policy == "average" or order.momentum is not None:
-            load_momentum(self.model, self._optimizer, order.momentum, in_place=stays)
+            load_momentum(self.model, self._optimizer, order.momentum, fill=self._fused)
         elif state is not None:
             kept = state.array_records.get(MOMENTUM)
-            load_momentum(self.model, self._optimizer, kept, copy=False, in_place=stays)
+            load_momentum(self.model, self._optimizer, kept, copy=False, fill=self._fused)
 
     def _hand_over_momentum(
         self, order: TrainOrder, state: RecordDict | None
@@ -319,7 +315,7 @@ class LocalSGD:
         if order.momentum_policy == "average":
             return momentum_record(self.model, self._optimizer)
         if order.momentum_policy == "keep" and state is not None:
-            kept = momentum_record(self.model, self._optimizer, copy=self._state_stays)
+            kept = momentum_record(self.model, self._optimizer, copy=False)
             if self._scaler is not None:
                 kept[GRAD_SCALER] = view_record({GRAD_SCALER: self._scaler.state})[GRAD_SCALER]
             if kept:
@@ -551,9 +547,7 @@ class LocalSGD:
         return True
 
 
-def seconds_per_step(
-    sgd: LocalSGD, batch_size: int, num_samples: int, seconds: float = 1.0
-) -> float:
+def seconds_per_step(sgd: LocalSGD, batch_size: int, seconds: float = 1.0) -> float:
     """Measure the seconds of one training step, including an emulated slowdown.
 
     One warm-up step is not counted. Three more steps show how many fit into `seconds`. If those
@@ -568,8 +562,8 @@ def seconds_per_step(
     ----------
     sgd : LocalSGD
         The worker to measure.
-    batch_size, num_samples : int
-        b_i and N.
+    batch_size : int
+        b_i.
     seconds : float (default: 1.0)
         Approximate duration of the measurement.
     """
@@ -577,7 +571,7 @@ def seconds_per_step(
     draw = np.random.default_rng(0)
 
     def measured(steps: int) -> float:
-        order = TrainOrder.to_measure(steps, batch_size, num_samples, arrays, draw)
+        order = TrainOrder.to_measure(steps, batch_size, len(sgd._source), arrays, draw)
         return sgd.run(order).compute_seconds / steps
 
     measured(1)
