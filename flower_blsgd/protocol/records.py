@@ -124,14 +124,14 @@ def _checked(key: str, value: Any, kind: Any, limits: Any) -> Any:
         value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         raise ProtocolError(f"the message's {key} is {value!r:.80}, not of type {kind.__name__}")
+    allowed = True
     if isinstance(limits, tuple):
-        possible = value in limits
+        allowed = value in limits
     elif kind is int:  # those that fit on the wire
-        possible = max(limits, -(2**63)) <= value < 2**63
-    else:
-        within = limits is None or (kind is float and limits <= value and math.isfinite(value))
-        possible = kind is not float or within
-    if not possible:
+        allowed = max(limits, -(2**63)) <= value < 2**63
+    elif kind is float and limits is not None:
+        allowed = limits <= value and math.isfinite(value)
+    if not allowed:
         raise ProtocolError(f"the message's {key} is {value!r:.80}, out of its range")
     return value
 
