@@ -267,7 +267,7 @@ def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     """
     known = {torch.optim.SGD: "sgd", torch.optim.AdamW: "adamw"}
     name = known.get(type(optimizer))
-    return SLOTS[name] if name else ()
+    return SLOTS[name] if name and not optimizer.defaults.get("amsgrad") else ()
 
 
 def _names_in(record: Mapping[str, Any], parameter: str, slots: Sequence[str]) -> dict[str, str]:
