@@ -1,7 +1,6 @@
 """Training loops without this library: what anybody writes, and the best that we can write."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +25,18 @@ def bare_loop(
     precision: Precision = "float32",
     *,
     channels_last: bool = False,
+    compiled: bool = False,
 ) -> Turn:
-    """Return the loop that anybody would write by hand, with the data on the device."""
+    """Return the loop that anybody would write by hand, with the data on the device.
+
+    A `compiled` one uses torch's CUDA graphs and a fused optimizer.
+    """
     model = workload.model().to(device).train()
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
-    optimizer = make_optimizer(workload, model)
+    optimizer = make_optimizer(workload, model, fused=compiled or None)
+    if compiled:
+        model = torch.compile(model, mode="reduce-overhead")
     step = _step(workload, data, device, model, optimizer, precision, channels_last)
     generator = torch.Generator(device)
 
@@ -40,41 +45,6 @@ def bare_loop(
             step(batch, generator)
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-
-    return turn
-
-
-def graph_loop(
-    workload: Workload,
-    data: Data,
-    device: torch.device,
-    batch_size: int,
-    precision: Precision = "float32",
-) -> Turn:
-    """Return a loop that replays the step as a CUDA graph, written by hand for this one case."""
-    model = workload.model().to(device).train().to(memory_format=torch.channels_last)
-    optimizer = make_optimizer(workload, model, fused=True)
-    step = _step(workload, data, device, model, optimizer, precision, True)
-    generator = torch.Generator(device)
-    static = torch.arange(batch_size, device=device)
-    side: Any = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step(static, generator)
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
-    for group in optimizer.param_groups:
-        group["capturable"] = True
-    with torch.cuda.graph(graph):
-        step(static, generator)
-
-    def turn(indices: np.ndarray) -> None:
-        for batch in torch.from_numpy(indices.astype(np.int64)).to(device).split(batch_size):
-            static.copy_(batch)
-            graph.replay()
-        torch.accelerator.synchronize(device)
 
     return turn
 

@@ -62,10 +62,7 @@ def rows_of(name: str, task: Task, size: int, turns: int) -> list[Row]:
     one = [in_turn(1, size) for _ in range(turns)]
     many = [in_turn(32, size) for _ in range(max(3, turns // 5))]
     changing = [[in_turn(1, other) for other in sizes] for _ in range(turns)]
-    own = [
-        seconds_per_step(slowed, size, IMAGES) / seconds_per_step(plain, size, IMAGES)
-        for _ in range(3)
-    ]
+    own = [seconds_per_step(slowed, size) / seconds_per_step(plain, size) for _ in range(3)]
     unrested = [seconds(plain, 1, size) for _ in range(turns)]
     rested = [seconds(slowed, 1, size) / statistics.median(unrested) for _ in range(turns)]
     return [

@@ -54,7 +54,7 @@ def profile(message: Message, context: Context) -> Message:
         if query.calibrate and not worker.seconds_per_step:
             from flower_blsgd.worker.local_sgd import seconds_per_step
 
-            seconds = seconds_per_step(sgd, query.batch_size, task.num_train, query.seconds)
+            seconds = seconds_per_step(sgd, query.batch_size, query.seconds)
         from flower_blsgd.worker.model_io import model_fingerprint
 
         fingerprint, model = task.fingerprint(), model_fingerprint(sgd.model)
@@ -83,7 +83,7 @@ def train(message: Message, context: Context) -> Message:
             from flower_blsgd.worker.trace import traced
 
             file = Path(str(folder)) / f"worker-{context.node_config.get('partition-id', 0)}.json"
-            with traced(file, order.round, worker.device):
+            with traced(file, order.round):
                 report = sgd.run(order, state=context.state)
     return report.to_reply(message)
 

@@ -46,13 +46,11 @@ def without_empty_columns(tokens: Tensor) -> Tensor:
     """Return a view of a batch without the columns that are padding in all texts.
 
     `tokens` are integers of shape (batch_size, width), padded with -1. At least one column remains.
-    The logits do not change. The width stays unchanged where no value may be read: during a CUDA
-    graph capture or a torch.compile trace, so that one capture serves all batches, and where torch
-    forbids synchronization with the GPU.
+    The logits do not change. The width stays unchanged where no value may be read: while
+    torch.compile traces the model, so that one graph serves all batches, and where torch forbids
+    synchronization with the GPU.
     """
     if torch.compiler.is_compiling():
-        return tokens
-    if tokens.is_cuda and torch.cuda.is_current_stream_capturing():
         return tokens
     try:
         longest = int((tokens >= 0).any(dim=0).sum())

@@ -4,19 +4,21 @@ A worker has a local rank within its node, from 0. The names of its records end 
 rank. Records that all workers share, such as the model, are sent once.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from .failure import Failure, ProtocolError
-from .records import ARRAYS, CONFIG, NUM_EXAMPLES, by_rank, from_wire, to_wire
+from .records import ARRAYS, CONFIG, NUM_EXAMPLES, from_wire, to_wire
 
 HOST = "host"
 """Name of the record that marks these messages."""
 
 _ORDER, _FAILURE = "order", "failure"
+_RANK = re.compile(r"(.*)-(0|[1-9][0-9]{0,4})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,15 @@ class HostReply:
         }
         parts = {r: RecordDict(records) for r, records in own.items() if r not in failures}
         return cls(parts, failures, RecordDict(shared))
+
+
+def by_rank(content: RecordDict) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+    """Return the records of each local rank, by name without the rank, and the other records."""
+    own: dict[int, dict[str, Any]] = {}
+    shared: dict[str, Any] = {}
+    for name, record in content.items():
+        if match := _RANK.fullmatch(name):
+            own.setdefault(int(match[2]), {})[match[1]] = record
+        else:
+            shared[name] = record
+    return dict(sorted(own.items())), shared

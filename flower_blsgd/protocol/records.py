@@ -2,14 +2,11 @@
 
 import functools
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ..grids.flower_internals import filled_unchecked
@@ -51,9 +48,6 @@ _PLAIN = {
 }
 
 
-_RANK = re.compile(r"(.*)-(0|[1-9][0-9]{0,4})", re.DOTALL)
-
-
 @dataclass(frozen=True)
 class Keys:
     """Names of the records in a training message, as arguments of Flower's strategies set them.
@@ -76,12 +70,11 @@ class Keys:
 
 @functools.cache
 def _wire_fields(cls: Any) -> dict[str, tuple[str, Any, Any]]:
-    """Return key, type or dtype, and limits of each field that goes into a record."""
+    """Return key, type and limits of each field that goes into a record."""
     found: dict[str, tuple[str, Any, Any]] = {}
     for f in fields(cls):
         if f.metadata.get("wire", True):
-            kind = f.metadata.get("dtype", f.type)
-            limits = f.metadata.get("limits", -math.inf)
+            kind, limits = f.type, f.metadata.get("limits", -math.inf)
             if get_origin(kind) is Literal:
                 kind, limits = str, get_args(kind)
             found[f.name] = f.metadata.get("key", f.name.replace("_", "-")), kind, limits
@@ -94,7 +87,6 @@ def to_wire(values: Any) -> dict[str, Any]:
     A sequence becomes a list. The metadata of a field may have:
 
     - ``key``: its key in the record, such as a key of Flower's;
-    - ``dtype``: the dtype of an array, which is sent as bytes;
     - ``wire``: False leaves the field out;
     - ``limits``: the smallest allowed number, or all allowed values. None also allows nan and
       infinity.
@@ -104,9 +96,7 @@ def to_wire(values: Any) -> dict[str, Any]:
     record = {}
     for name, (key, kind, _) in _wire_fields(values.__class__).items():
         value = getattr(values, name)
-        if isinstance(kind, np.dtype):
-            value = value.astype(kind).tobytes()
-        elif get_args(kind) and not isinstance(kind, UnionType):
+        if get_args(kind) and not isinstance(kind, UnionType):
             value = list(value)
         record[key] = value
     return record
@@ -124,11 +114,6 @@ def from_wire(cls: Any, record: Any) -> dict[str, Any]:
 
 
 def _checked(key: str, value: Any, kind: Any, limits: Any) -> Any:
-    if isinstance(kind, np.dtype):
-        array = array_from(value, kind, key)
-        if array.min(initial=0) < limits:
-            raise ProtocolError(f"some of the message's {key} are below {limits}")
-        return array
     if isinstance(kind, UnionType):  # an optional one
         return None if value is None else _checked(key, value, get_args(kind)[0], limits)
     if elements := get_args(kind):
@@ -139,26 +124,19 @@ def _checked(key: str, value: Any, kind: Any, limits: Any) -> Any:
         value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         raise ProtocolError(f"the message's {key} is {value!r:.80}, not of type {kind.__name__}")
+    allowed = True
     if isinstance(limits, tuple):
-        possible = value in limits
+        allowed = value in limits
     elif kind is int:  # those that fit on the wire
-        possible = max(limits, -(2**63)) <= value < 2**63
-    else:
-        within = limits is None or (kind is float and limits <= value and math.isfinite(value))
-        possible = kind is not float or within
-    if not possible:
+        allowed = max(limits, -(2**63)) <= value < 2**63
+    elif kind is float and limits is not None:
+        allowed = limits <= value and math.isfinite(value)
+    if not allowed:
         raise ProtocolError(f"the message's {key} is {value!r:.80}, out of its range")
     return value
 
 
-def array_from(raw: Any, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    """Read an array from bytes; ProtocolError if they are not a whole number of elements."""
-    if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
-        raise ProtocolError(f"the message's {what} are not {dtype.name} bytes")
-    return np.frombuffer(raw, dtype)
-
-
-# --- records without Flower's checks, by kind, and by rank --------------------------------------
+# --- records without Flower's checks, and by kind -----------------------------------------------
 
 
 def unchecked_record(kind: type[Record], values: Mapping[str, Any]) -> Record:
@@ -185,18 +163,3 @@ def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
     Flower's ``content.array_records`` and similar views are built and checked on each access.
     """
     return {name: record for name, record in content.items() if isinstance(record, kind)}
-
-
-def by_rank(content: RecordDict) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
-    """Return the records of each local rank, by name without the rank, and the other records.
-
-    The name of a worker's record ends in ``-`` and the worker's local rank within its node.
-    """
-    own: dict[int, dict[str, Any]] = {}
-    shared: dict[str, Any] = {}
-    for name, record in content.items():
-        if match := _RANK.fullmatch(name):
-            own.setdefault(int(match[2]), {})[match[1]] = record
-        else:
-            shared[name] = record
-    return dict(sorted(own.items())), shared

@@ -48,7 +48,7 @@ class SumOrder:
         values = from_wire(cls, config)
         arrays = message.content.array_records
         names = [f"{ARRAYS}-{i}" for i in range(len(values["weights"]))]
-        if not names or set(names) != set(arrays):
+        if set(names) != set(arrays):
             raise ProtocolError(f"{len(names)} weights came with {len(arrays)} slices")
         if not math.isclose(sum(values["weights"]), 1.0, rel_tol=1e-6):
             raise ProtocolError(f"the weights add up to {sum(values['weights'])}, not to 1")

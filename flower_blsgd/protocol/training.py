@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from .records import (
     TRAIN_LOSS,
     AnyRecord,
     Record,
-    array_from,
     from_wire,
     records_of,
     to_wire,
@@ -36,7 +35,7 @@ MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
-_WEIGHTS = "sample-weights"
+_INDICES, _WEIGHTS = "indices", "sample-weights"
 
 SLOTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
@@ -89,7 +88,7 @@ class TrainOrder:
     seed: int = field(metadata={"limits": 0})
     deadline_seconds: float = field(metadata={"limits": 0})
     momentum_policy: str = field(metadata={"limits": MOMENTUM_POLICIES})
-    indices: npt.NDArray[np.int32] = field(metadata={"dtype": _INDEX_DTYPE, "limits": 0})
+    indices: npt.NDArray[np.int32] = field(metadata={"wire": False})
     arrays: ArrayRecord = field(metadata={"wire": False})
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
     sample_weights: npt.NDArray[np.float32] | None = field(default=None, metadata={"wire": False})
@@ -119,7 +118,7 @@ class TrainOrder:
 
     def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        values = to_wire(self)
+        values = to_wire(self) | {_INDICES: self.indices.astype(_INDEX_DTYPE).tobytes()}
         if self.sample_weights is not None:
             values[_WEIGHTS] = self.sample_weights.astype(_LOSS_DTYPE).tobytes()
         config = unchecked_record(ConfigRecord, values)
@@ -149,15 +148,18 @@ class TrainOrder:
         config = records_of(content, ConfigRecord).get(config_key)
         held = records_of(content, ArrayRecord)
         arrays = held.get(arrays_key)
-        if config is None or arrays is None or "indices" not in config:
+        if config is None or arrays is None or _INDICES not in config:
             raise ProtocolError(
                 "this message holds no order: the ServerApp must use the BiasedLocalSGD strategy"
             )
-        weights = None
+        indices, weights = _array_from(config[_INDICES], _INDEX_DTYPE, _INDICES), None
+        if indices.min(initial=0) < 0:
+            raise ProtocolError("some of the message's indices are below 0")
         if _WEIGHTS in config:
-            weights = array_from(config[_WEIGHTS], _LOSS_DTYPE, _WEIGHTS)
+            weights = _array_from(config[_WEIGHTS], _LOSS_DTYPE, _WEIGHTS)
         order = cls(
             **from_wire(cls, config),
+            indices=indices,
             arrays=arrays,
             momentum=held.get(MOMENTUM),
             sample_weights=weights,
@@ -258,7 +260,7 @@ class TrainReport:
         raw_losses = records_of(content, ConfigRecord).get(LOSSES, ConfigRecord()).get(LOSSES, b"")
         report = cls(
             **from_wire(cls, metrics),
-            losses=array_from(raw_losses, _LOSS_DTYPE, "losses"),
+            losses=_array_from(raw_losses, _LOSS_DTYPE, "losses"),
             arrays=model,
             momentum=momentum,
         )
@@ -274,6 +276,12 @@ class TrainReport:
         if not np.isfinite(report.losses).all():
             raise NotFiniteError("a loss is not finite; a smaller learning rate may help")
         return report
+
+
+def _array_from(raw: Any, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
+        raise ProtocolError(f"the message's {what} are not {dtype.name} bytes")
+    return np.frombuffer(raw, dtype)
 
 
 def _only(records: Mapping[str, Record], kind: type[Record]) -> Record:

@@ -23,7 +23,7 @@ from ..protocol import (
     TrainReport,
     WorkerProfile,
 )
-from ..protocol.records import by_rank
+from ..protocol.hosts import by_rank
 from .averaging import Averaging
 from .messages import Address, answer_of, node_messages, read_answer, replies_to
 from .patience import MULTIPLE_OF_START

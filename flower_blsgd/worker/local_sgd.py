@@ -5,7 +5,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from .batches import (
 )
 from .losses import cross_entropy
 from .model_io import (
-    begin_state,
     check_model,
     load_momentum,
     load_state,
@@ -50,7 +49,6 @@ from .step import (
     check_micro_batches,
     check_precision,
     custom_optimizer,
-    first_cause,
     make_optimizer,
     preserve_training_state,
     set_learning_rate,
@@ -69,6 +67,9 @@ of the core in that many spins in a row, it sleeps for the last number of second
 
 SMALLEST_BATCH = 2
 """Smallest batch size: BatchNorm has no variance of one sample."""
+
+_CUDA_GRAPH_STEPS = 3
+"""Steps in which torch warms up, captures and replays a CUDA graph of a new shape."""
 
 _PROBE_STEPS = 3
 _MEASUREMENTS = 3
@@ -134,8 +135,8 @@ class LocalSGD:
         Use the channels-last memory format: usually faster for convolutions, same results up to
         rounding.
     compile : bool (default: False)
-        Use torch.compile, on CUDA with its CUDA graphs (``mode="reduce-overhead"``), which has not
-        run on a GPU yet. If it fails, one line is logged and the model runs eagerly.
+        Use torch.compile, on CUDA with its CUDA graphs unless there are micro-batches. If it fails,
+        one line is logged and the model runs eagerly. It has not been run on a GPU yet.
     name : str (default: the device)
         Name of this worker in errors and log lines.
     micro_batch_size : int (default: 0)
@@ -200,26 +201,27 @@ class LocalSGD:
         self._channels_last = channels_last
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._forward = compiled(self.model, self.device) if compile else self.model
+        self._compile_mode = compile_mode(self.device, micro_batch_size)
+        self._forward: Callable[..., Any] = self.model
+        if compile:
+            self._forward = torch.compile(self.model, mode=self._compile_mode)
         self._compiled_sizes: set[int] = set()
         self._generator = torch.Generator(self.device)
         if callable(optimizer):
-            self._optimizer, self._state_stays = custom_optimizer(optimizer, self.model), False
+            self._optimizer, self._fused = custom_optimizer(optimizer, self.model), False
             self._peak_learning_rate = peak_learning_rate
         else:
-            # The state of a fused optimizer is created in advance and keeps its address.
-            self._state_stays = can_fuse(self.model, self.device)
+            self._fused = can_fuse(self.model, self.device)
             self._optimizer = make_optimizer(
                 optimizer,
                 self.model.parameters(),
                 momentum=momentum,
                 nesterov=nesterov,
                 weight_decay=weight_decay,
-                fused=self._state_stays or None,
+                fused=self._fused or None,
             )
             self._peak_learning_rate = 1.0
-        if self._state_stays:
-            begin_state(self._optimizer)
+        self.forget_momentum()  # a fused optimizer begins with zeros
         self._has_zeroed = False
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
@@ -257,7 +259,7 @@ class LocalSGD:
 
     def forget_momentum(self) -> None:
         """Set the momentum in this object to zero."""
-        load_momentum(self.model, self._optimizer, None, in_place=self._state_stays)
+        load_momentum(self.model, self._optimizer, None, fill=self._fused)
 
     def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
         for index in (order.indices.min(initial=0), order.indices.max(initial=0)):
@@ -294,7 +296,6 @@ class LocalSGD:
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
-        stays = self._state_stays
         if self._scaler is not None:
             before = order.momentum or (state and state.array_records.get(MOMENTUM))
             if before and GRAD_SCALER in before:
@@ -302,10 +303,10 @@ class LocalSGD:
         if order.momentum_policy == "reset":
             self.forget_momentum()
         elif order.momentum_policy == "average" or order.momentum is not None:
-            load_momentum(self.model, self._optimizer, order.momentum, in_place=stays)
+            load_momentum(self.model, self._optimizer, order.momentum, fill=self._fused)
         elif state is not None:
             kept = state.array_records.get(MOMENTUM)
-            load_momentum(self.model, self._optimizer, kept, copy=False, in_place=stays)
+            load_momentum(self.model, self._optimizer, kept, copy=False, fill=self._fused)
 
     def _hand_over_momentum(
         self, order: TrainOrder, state: RecordDict | None
@@ -314,7 +315,7 @@ class LocalSGD:
         if order.momentum_policy == "average":
             return momentum_record(self.model, self._optimizer)
         if order.momentum_policy == "keep" and state is not None:
-            kept = momentum_record(self.model, self._optimizer, copy=self._state_stays)
+            kept = momentum_record(self.model, self._optimizer, copy=False)
             if self._scaler is not None:
                 kept[GRAD_SCALER] = view_record({GRAD_SCALER: self._scaler.state})[GRAD_SCALER]
             if kept:
@@ -386,7 +387,8 @@ class LocalSGD:
         Returns
         -------
         torch.Tensor
-            Unweighted losses before the step, shape (batch_size,).
+            Unweighted losses before the step, shape (batch_size,). If the loss returns the model's
+            outputs, the next step of a compiled model may overwrite them.
         """
         if self._augment is not None:
             batch = augmented(self._augment, batch, self._generator)
@@ -454,26 +456,27 @@ class LocalSGD:
         return losses.float() if losses.dtype in (torch.bfloat16, torch.float16) else losses
 
     def _prepare_steps(self, indices: Tensor, seed: int) -> None:
-        """Compile the model for batches of this size if requested, and seed the generators."""
-        if self._forward is not self.model:
-            self._compile_for(indices)
+        """Compile the model for batches of this size, and seed the generators."""
+        self._compile_for(indices)
         # torch.manual_seed searches for all kinds of devices, which takes half a millisecond.
         on_cpu = self.device.type == "cpu"
         (torch.default_generator if on_cpu else torch).manual_seed(seed)
         self._generator.manual_seed(seed)
 
     def _compile_for(self, indices: Tensor) -> None:
-        """Compile the model for this batch size with one step, and restore the training state.
+        """Compile the model for this batch size if requested, and restore the training state.
 
         Compiling can fail for many reasons: no compiler, no Triton, an unsupported model. Because
         the eager results are the same up to rounding, a failure is logged and does not end the run.
         """
-        if len(indices) in self._compiled_sizes:
+        if self._forward is self.model or len(indices) in self._compiled_sizes:
             return
         self._compiled_sizes.add(len(indices))
         try:
             with self._trial():
-                self._step(self._source.batch(indices), len(indices))
+                batch = self._source.batch(indices)
+                for _ in range(_CUDA_GRAPH_STEPS if self._compile_mode else 1):
+                    self._step(batch, len(indices))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise many; the eager step repeats a model error
@@ -481,7 +484,7 @@ class LocalSGD:
             _LOG.warning(
                 "worker %s: torch.compile failed; running eagerly: %s",
                 self._name,
-                first_cause(error),
+                _first_cause(error),
             )
 
     @contextlib.contextmanager
@@ -530,20 +533,21 @@ class LocalSGD:
         return UsageError(f"{message}; {fix}")
 
     def _fits(self, indices: npt.NDArray[np.int32], micro_batch_size: int) -> bool:
-        """Return whether a step fits into memory, after freeing gradients."""
+        """Return whether an eager step fits into memory, after freeing the gradients."""
         self._optimizer.zero_grad()
+        forward, self._forward = self._forward, self.model
         try:
             with self._trial():
                 batch = self._source.batch(self._as_tensor(indices))
                 self._step(batch, len(indices), micro_batch_size=micro_batch_size)
         except Exception:  # of any kind: the user gets the error about memory
             return False
+        finally:
+            self._forward = forward
         return True
 
 
-def seconds_per_step(
-    sgd: LocalSGD, batch_size: int, num_samples: int, seconds: float = 1.0
-) -> float:
+def seconds_per_step(sgd: LocalSGD, batch_size: int, seconds: float = 1.0) -> float:
     """Measure the seconds of one training step, including an emulated slowdown.
 
     One warm-up step is not counted. Three more steps show how many fit into `seconds`. If those
@@ -558,8 +562,8 @@ def seconds_per_step(
     ----------
     sgd : LocalSGD
         The worker to measure.
-    batch_size, num_samples : int
-        b_i and N.
+    batch_size : int
+        b_i.
     seconds : float (default: 1.0)
         Approximate duration of the measurement.
     """
@@ -567,7 +571,7 @@ def seconds_per_step(
     draw = np.random.default_rng(0)
 
     def measured(steps: int) -> float:
-        order = TrainOrder.to_measure(steps, batch_size, num_samples, arrays, draw)
+        order = TrainOrder.to_measure(steps, batch_size, len(sgd._source), arrays, draw)
         return sgd.run(order).compute_seconds / steps
 
     measured(1)
@@ -597,15 +601,20 @@ def throttle(start: float, slowdown: float) -> None:
             time.sleep(min(until - now, _SLEEP_SECONDS))
 
 
-def compiled(model: nn.Module, device: torch.device) -> Any:
-    """Return ``torch.compile`` of a model, with CUDA graphs on CUDA.
+def compile_mode(device: torch.device, micro_batch_size: int) -> str | None:
+    """Return the mode of torch.compile: on CUDA the one with CUDA graphs, else torch's default.
 
-    Each call of such a model overwrites the outputs of the last one. Losses are computed from them
-    before the next call.
+    With micro-batches, a step adds up gradients over several calls of the model. torch does not
+    allow this with CUDA graphs, because each call overwrites the gradients of the previous one.
     """
-    if device.type == "cuda":
-        return torch.compile(model, mode="reduce-overhead")
-    return torch.compile(model)
+    return "reduce-overhead" if device.type == "cuda" and micro_batch_size == 0 else None
+
+
+def _first_cause(error: BaseException) -> str:
+    """Return the first error of a chain, in one line."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 def _channels_last(part: Tensor) -> Tensor:

@@ -183,27 +183,6 @@ def tensor_on(array: npt.NDArray[Any]) -> Tensor:
 # --- momentum
 
 
-def begin_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the optimizer's state of all trainable parameters, as zeros.
-
-    Otherwise torch creates it in the first step. Its fused SGD needs the state of all parameters or
-    none.
-    """
-    for group in optimizer.param_groups:
-        if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:
-            continue
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                optimizer.state[parameter] = {
-                    slot: torch.zeros(
-                        (), dtype=torch.float32, device=_slot_device(optimizer, parameter, slot)
-                    )
-                    if slot in COUNTERS
-                    else torch.zeros_like(parameter, requires_grad=False)
-                    for slot in slots_of(optimizer)
-                }
-
-
 def momentum_record(
     model: nn.Module, optimizer: torch.optim.Optimizer, copy: bool = True
 ) -> ArrayRecord:
@@ -233,36 +212,36 @@ def load_momentum(
     optimizer: torch.optim.Optimizer,
     record: ArrayRecord | None,
     copy: bool = True,
-    in_place: bool = False,
+    fill: bool = False,
 ) -> None:
     """Set the optimizer's state from a record; None sets it to zero.
 
     A parameter whose state is missing or incomplete in the record begins with zero. Without `copy`,
-    the optimizer uses the record's memory where possible. With `in_place`, the state's tensors keep
-    their addresses and are overwritten.
+    the optimizer uses the record's memory where possible. With `fill`, the zeros are created here
+    and not in the first step, because torch's fused SGD needs the state of all parameters or none.
     """
-    if in_place:
-        zero_momentum(model, optimizer)
+    fill = fill and optimizer.defaults.get("momentum") != 0
     for name, parameter in model.named_parameters():
         names = _names_in(record or {}, name, slots_of(optimizer))
-        if record is None or not names:
-            if not in_place:
-                optimizer.state.pop(parameter, None)
-            continue
-        kept = {slot: tensor_on(record[key].numpy()) for slot, key in names.items()}
-        if in_place:
-            for slot, tensor in optimizer.state.get(parameter, {}).items():
-                tensor.copy_(kept[slot])
-        else:
+        if record is not None and names:
+            kept = {slot: tensor_on(record[key].numpy()) for slot, key in names.items()}
             copied = copy or parameter.device.type != "cpu"
-            optimizer.state[parameter] = {
-                slot: tensor.to(
-                    _slot_device(optimizer, parameter, slot),
-                    parameter.dtype if parameter.dtype in _SHORT and slot not in COUNTERS else None,
-                    copy=copied,
-                )
-                for slot, tensor in kept.items()
-            }
+        elif fill and parameter.requires_grad:
+            kept = {slot: torch.zeros_like(parameter) for slot in slots_of(optimizer)}
+            for slot in COUNTERS & kept.keys():
+                kept[slot] = torch.zeros((), dtype=torch.float32)
+            copied = False
+        else:
+            optimizer.state.pop(parameter, None)
+            continue
+        optimizer.state[parameter] = {
+            slot: tensor.to(
+                _slot_device(optimizer, parameter, slot),
+                parameter.dtype if parameter.dtype in _SHORT and slot not in COUNTERS else None,
+                copy=copied,
+            )
+            for slot, tensor in kept.items()
+        }
 
 
 def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -288,7 +267,7 @@ def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     """
     known = {torch.optim.SGD: "sgd", torch.optim.AdamW: "adamw"}
     name = known.get(type(optimizer))
-    return SLOTS[name] if name else ()
+    return SLOTS[name] if name and not optimizer.defaults.get("amsgrad") else ()
 
 
 def _names_in(record: Mapping[str, Any], parameter: str, slots: Sequence[str]) -> dict[str, str]:

@@ -268,14 +268,14 @@ def preserve_training_state(model: nn.Module, optimizer: torch.optim.Optimizer) 
     before = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
     known = set(optimizer.state)
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    host = host_randomness()
+    pythons, numpys = random.getstate(), np.random.get_state()
     cards = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=cards):
             yield
     finally:
-        random.setstate(host[1])
-        np.random.set_state(host[2])
+        random.setstate(pythons)
+        np.random.set_state(numpys)
         optimizer.zero_grad(set_to_none=True)
         for module, own in buffers:
             module._buffers.update(own)
@@ -284,17 +284,3 @@ def preserve_training_state(model: nn.Module, optimizer: torch.optim.Optimizer) 
                 tensor.copy_(copied)
         for parameter in set(optimizer.state) - known:
             del optimizer.state[parameter]
-
-
-def host_randomness() -> tuple[bytes, Any, Any]:
-    """Return the states of the host's global random generators: torch's, Python's and numpy's."""
-    kind, keys, *rest = np.random.get_state()
-    numpys = kind, tuple(np.asarray(keys).tolist()), *rest
-    return torch.random.get_rng_state().numpy().tobytes(), random.getstate(), numpys
-
-
-def first_cause(error: BaseException) -> str:
-    """Return the first error of a chain, in one line."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]

@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def traced(file: Path, server_round: int, device: str) -> Iterator[None]:
+def traced(file: Path, server_round: int) -> Iterator[None]:
     """Trace the block with torch's profiler, once per run and not in round 1.
 
     Round 1 includes all warm-up, such as the choice of algorithms. The file is torch's export for
@@ -27,19 +27,12 @@ def traced(file: Path, server_round: int, device: str) -> Iterator[None]:
         File to write, unless it exists: ``<trace folder>/<worker>.json``.
     server_round : int
         Round of the order.
-    device : str
-        Device of the worker, such as ``"cuda:1"``.
     """
     if server_round == 1 or file.exists():
         yield
         return
     # Otherwise Kineto writes two lines to stderr per use; must be set before the first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    if device.startswith("cuda"):
-        # As torch does for compiled graphs: with CUDA graphs, restarting CUPTI crashed up to CUDA
-        # 12.5.
-        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
-        os.environ.setdefault("TEARDOWN_CUPTI", "0")
     from torch.profiler import profile
 
     with profile() as profiler:  # all activities that torch supports here

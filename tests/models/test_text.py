@@ -34,7 +34,7 @@ def test_texts_as_wide_as_the_longest() -> None:
 
 
 def test_no_value_is_read() -> None:
-    """Else a step could not be captured as a CUDA graph: on the meta device a read raises."""
+    """Otherwise a step could not be a CUDA graph. On the meta device, a read raises."""
     tokens = torch.zeros(2, 6, dtype=torch.int32, device="meta")
     with torch.device("meta"):
         assert TextEncoder(12, 4, 6)(tokens).shape == (2, 4)

@@ -52,10 +52,16 @@ def test_orders_survive_the_wire_and_shared_records_travel_once() -> None:
     assert (found.update_norms, found.moving) == ([0.0, 1.5], ["weight"])
 
 
-def test_orders_with_a_broken_value_are_refused_by_name() -> None:
+@pytest.mark.parametrize("kind", [ConfigRecord, MetricRecord])
+def test_orders_without_our_records_are_refused(kind: type) -> None:
     message = sent()
-    message.content["host"]["update-norms"] = ["a"]
-    with pytest.raises(ProtocolError, match="update-norms"):
+    message.content["host"] = kind({"x": 1})
+    with pytest.raises(ProtocolError, match="arrays-key"):
+        HostOrders.from_message(message)
+    message = sent()
+    for rank in (0, 2, 11):
+        del message.content[f"order-{rank}"]
+    with pytest.raises(ProtocolError, match="no orders"):
         HostOrders.from_message(message)
 
 
@@ -69,21 +75,6 @@ def test_record_of_no_rank_is_nobodys(rank: str) -> None:
     assert found.parts[0]["metrics"] == MetricRecord({"x": 1})
 
 
-def test_orders_of_another_kind_of_record_are_refused() -> None:
-    message = sent()
-    message.content["host"] = MetricRecord({"x": 1})
-    with pytest.raises(ProtocolError, match="arrays-key"):
-        HostOrders.from_message(message)
-
-
-def test_orders_without_an_order_are_refused() -> None:
-    message = sent()
-    for rank in (0, 2, 11):
-        del message.content[f"order-{rank}"]
-    with pytest.raises(ProtocolError, match="no orders"):
-        HostOrders.from_message(message)
-
-
 def test_reply_survives_the_wire() -> None:
     found = HostReply.from_content(replied())
     assert sorted(found.parts) == [0, 12]
@@ -92,14 +83,6 @@ def test_reply_survives_the_wire() -> None:
     assert found.failures[1].kind == "raised"
     assert found.failures[1].brief == "RuntimeError: the fan stands still"
     assert found.failures[4].brief == "died"
-
-
-@pytest.mark.parametrize(("key", "value"), [("kind", "205"), ("reason", 1)])
-def test_reply_with_a_broken_failure_is_refused(key: str, value: object) -> None:
-    content = replied()
-    content["failure-1"][key] = value
-    with pytest.raises(ProtocolError, match=key):
-        HostReply.from_content(content)
 
 
 def test_reply_of_another_node_is_refused() -> None:

@@ -24,11 +24,8 @@ def query(**config: object) -> Message:
     return over_the_wire(Message(RecordDict({"config": record}), 7, "query.profile"))
 
 
-def record_of(**changes: object) -> ConfigRecord:
-    record = PROFILE.to_reply(query()).content.config_records["profile"]
-    for key, value in changes.items():
-        record[key] = value  # type: ignore[assignment]
-    return record
+def record_of() -> ConfigRecord:
+    return PROFILE.to_reply(query()).content.config_records["profile"]
 
 
 def profile_in(**records: ConfigRecord) -> WorkerProfile:
@@ -45,15 +42,12 @@ def test_profile_survives_the_wire(profile: WorkerProfile) -> None:
 def test_answer_without_a_profile_is_refused() -> None:
     with pytest.raises(ProtocolError, match="no profile"):
         profile_in(settings=record_of())
-    with pytest.raises(ProtocolError, match="steps"):
-        profile_in(profile=record_of(steps="5"))
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("tier", "medium"), ("steps", -1), ("partition-id", -2), ("seconds-per-step", -0.5)),
-        *(("seconds-per-step", float("nan")), ("seconds-per-step-alone", float("inf"))),
+        *(("steps", -1), ("partition-id", -2), ("seconds-per-step", -0.5)),
         *(("batch", 1), ("precision", "half")),
         *(("name", "a\nb"), ("name", "\x1b[2J"), ("device", "x" * 1001)),
     ],
@@ -82,7 +76,6 @@ def test_query_without_our_keys_asks_for_the_profile_only() -> None:
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        ({"calibrate": "yes"}, "calibrate"),
         ({"calibrate": True}, "batch-size = 0"),
         ({"calibrate": True, "batch-size": -3}, "batch-size = -3"),
         ({"seconds": float("inf")}, "seconds is inf"),  # it would measure for ever

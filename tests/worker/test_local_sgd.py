@@ -391,7 +391,7 @@ def test_seconds_per_step_without_the_first(
 ) -> None:
     model = SlowModel(clock, step)
     sgd = LocalSGD(model, DATA, squares, slowdown=slowdown)
-    assert seconds_per_step(sgd, batch_size, 3, seconds=0.3) == pytest.approx(expected, abs=1e-4)
+    assert seconds_per_step(sgd, batch_size, seconds=0.3) == pytest.approx(expected, abs=1e-4)
     assert model.sizes == [batch_size] * steps
 
 
@@ -410,7 +410,7 @@ def test_seconds_per_step_changes_no_bit_of_training(
             if calibrate and server_round == rounds_before:
                 torch.manual_seed(3)
                 before = torch.get_rng_state(), sgd.model.layers[0].weight.detach().clone()
-                seconds_per_step(sgd, 2, 3, seconds=0.01)
+                seconds_per_step(sgd, 2, seconds=0.01)
                 assert torch.equal(torch.get_rng_state(), before[0])
                 assert torch.equal(sgd.model.layers[0].weight, before[1])
             report = sgd.run(order_of(PAIR * 2, arrays=arrays, seed=server_round), state)

@@ -41,6 +41,7 @@ SMALLER, NONE = (
 MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the same result"
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     ("cut", "fits", "size", "micro", "tried", "told"),
     [
@@ -54,6 +55,8 @@ MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the s
     ],
 )
 def test_what_fits_is_found_by_halving_and_undone(
+    monkeypatch: pytest.MonkeyPatch,
+    compiled: bool,
     cut: bool,
     fits: int,
     size: int,
@@ -61,9 +64,15 @@ def test_what_fits_is_found_by_halving_and_undone(
     tried: list[int],
     told: str,
 ) -> None:
+    compiled_sizes: list[int] = []
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda model, mode: lambda inputs: (compiled_sizes.append(len(inputs)), model(inputs))[1],
+    )
     model, order = (independent_model(), independent_order) if cut else (small_model(), order_of)
     memory = Memory(99)
-    settings: Any = {"name": "fast-0", "micro_batch_size": micro}
+    settings: Any = {"name": "fast-0", "micro_batch_size": micro, "compile": compiled}
     sgd = LocalSGD(model, data(), memory, **settings)
     first = sgd.run(order(1))
     torch.manual_seed(7)
@@ -75,6 +84,8 @@ def test_what_fits_is_found_by_halving_and_undone(
     assert message.startswith(f"worker fast-0: too little memory for its batch of {told}")
     assert refused.value.__context__ is None  # its traceback would keep the step's memory
     assert [n for i, n in enumerate(memory.tried) if n not in memory.tried[:i]] == tried
+    ordered = {min(4, micro or 4), tried[0]}
+    assert set(compiled_sizes) == (ordered if compiled else set())  # the trials are eager
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in sgd.model.parameters())
     memory.samples = 99

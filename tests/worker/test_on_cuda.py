@@ -13,6 +13,7 @@ from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker import batches
 from flower_blsgd.worker.batches import free_bytes_on
+from flower_blsgd.worker.model_io import state_record
 
 from .helpers import (
     STEPS,
@@ -44,13 +45,23 @@ def close(one: TrainReport, other: TrainReport) -> bool:
     [
         {},
         {"compile": True},
+        {"compile": True, "micro_batch_size": 3},
         {"optimizer": "adamw"},
         {"channels_last": True},
         {"precision": "bfloat16"},
         {"precision": "tf32"},
         {"micro_batch_size": 3},
     ],
-    ids=["sgd", "compiled", "adamw", "channels last", "bfloat16", "tf32", "micro-batches"],
+    ids=[
+        "sgd",
+        "compiled",
+        "compiled micro-batches",
+        "adamw",
+        "channels last",
+        "bfloat16",
+        "tf32",
+        "micro-batches",
+    ],
 )
 def test_agrees_with_the_cpu(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     same_on_cpu = {k: v for k, v in settings.items() if k not in ("compile", "precision")}
@@ -80,6 +91,42 @@ def test_draws_what_the_seed_says() -> None:
     assert not close(other, first)
 
 
+class Averages(nn.Module):
+    """Keeps a moving average in a new tensor after each step, which CUDA graphs overwrite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_model()
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        self.average = 0.9 * self.average + 0.1 * outputs.detach().mean(dim=0)
+        return outputs - self.average
+
+
+class Reads(nn.Module):
+    """Reads a value, which ends a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        return outputs if float(outputs.sum()) < 1e9 else -outputs
+
+
+@pytest.mark.parametrize("kind", [Averages, Reads])
+def test_unusual_model_is_compiled_or_runs_eagerly(kind: type[nn.Module]) -> None:
+    order = order_of(1, arrays=state_record(kind()))
+    compiled, eager = (
+        LocalSGD(kind(), data(), device=DEVICE, compile=compile) for compile in (True, False)
+    )
+    for _ in range(2):
+        assert close(compiled.run(order), eager.run(order))
+
+
 class Hungry(nn.Module):
     """Needs an eighth of the GPU for every sample."""
 
@@ -105,7 +152,7 @@ def test_out_of_memory_names_what_fits(cut: bool) -> None:
     advice = (
         r"micro-batches of [24] fit: set micro-batch-size = " if cut else r"a batch of [24] fits"
     )
-    sgd = LocalSGD(Hungry(model()), data(), device=DEVICE, name="fast-0")
+    sgd = LocalSGD(Hungry(model()), data(), device=DEVICE, compile=True, name="fast-0")
     with pytest.raises(ValueError, match=rf"worker fast-0: .* of 16; {advice}"):
         sgd.run(dataclasses.replace(order, arrays=arrays))
     if cut:

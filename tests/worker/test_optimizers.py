@@ -12,10 +12,11 @@ from flower_blsgd import LocalSGD, TrainOrder, TrainReport
 from flower_blsgd.algorithm.averaging import weighted_average
 from flower_blsgd.grids.array_records import flat_like, view_record
 from flower_blsgd.strategy.replies import ModelShape
+from flower_blsgd.worker import local_sgd
 
 from ..in_process_grid import over_the_wire, same_bits
 from ..log_capture import captured_log
-from .helpers import NUM_SAMPLES, STEPS, drawn_order, order_for
+from .helpers import NUM_SAMPLES, STEPS, close, closely, drawn_order, order_for
 
 RATE, DECAY = 0.02, 0.1
 ROUNDS = 4
@@ -171,6 +172,33 @@ def test_keep_works_in_the_memory_of_the_state() -> None:
     assert {tensor.data_ptr() for tensor in kept_by_torch} <= addresses
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_fused_equals_the_default(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+    """Two nodes share the optimizer by turns. The fused one is that of CUDA."""
+    settings: Any = {"optimizer": optimizer, "weight_decay": DECAY, "nesterov": True}
+    plain = LocalSGD(model_of(), data(), **settings)
+    monkeypatch.setattr(local_sgd, "can_fuse", lambda model, device: True)
+    fused = LocalSGD(model_of(), data(), **settings)
+    states = [RecordDict(), RecordDict()], [RecordDict(), RecordDict()]
+    momentum: ArrayRecord | None = None
+    for server_round, policy in enumerate(["keep"] * 3 + ["reset"] + ["average"] * 2, start=1):
+        order = order_of(server_round, start(), momentum_policy=policy, momentum=momentum)
+        ours, expected = (
+            sgd.run(order, nodes[server_round % 2])
+            for sgd, nodes in zip((fused, plain), states, strict=True)
+        )
+        assert close(ours, expected)
+        if policy == "average":
+            assert ours.momentum is not None
+            assert expected.momentum is not None
+            assert closely(ours.momentum, expected.momentum)
+            momentum = view_record({n: a.numpy() / 2 for n, a in expected.momentum.items()})
+            for name in [name for name in momentum if "2.weight" in name]:
+                del momentum[name]  # what it lacks begins with zero
+    for one, other in zip(*states, strict=True):
+        assert closely(one.array_records["momentum"], other.array_records["momentum"])
+
+
 def test_momentum_of_another_optimizer_is_zero() -> None:
     for other, own in (("sgd", "adamw"), ("adamw", "sgd")):
         state, order = RecordDict(), order_of(2, start())
@@ -274,6 +302,17 @@ def test_custom_optimizer_is_that_of_plain_torch_also_in_another_process() -> No
         assert shape.checked_momentum(context["momentum"]).keys() == context["momentum"].keys()
     for name, tensor in expected.state_dict().items():
         assert arrays[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-5)
+
+
+def test_custom_adamw_with_a_third_moment_continues_in_another_process() -> None:
+    def amsgrad(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), amsgrad=True)
+
+    kept, context = LocalSGD(model_of(), data(), optimizer=amsgrad), RecordDict()
+    for server_round in (1, 2):
+        order = order_of(server_round, start())
+        fresh = LocalSGD(model_of(), data(), optimizer=amsgrad)
+        assert same_bits(kept.run(order).arrays, fresh.run(order, context).arrays)
 
 
 def test_peak_of_the_schedule_gives_a_custom_optimizer_its_own_rates() -> None:

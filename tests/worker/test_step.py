@@ -14,12 +14,13 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.grids.worker_spec import PRECISIONS, Precision
 from flower_blsgd.tasks.images import random_crop_and_flip
-from flower_blsgd.worker.local_sgd import compiled, cross_entropy
+from flower_blsgd.worker import local_sgd
+from flower_blsgd.worker.local_sgd import compile_mode, cross_entropy
 from flower_blsgd.worker.step import (
+    SampleLoss,
     batch_dependent_module,
     check_micro_batches,
     check_precision,
-    host_randomness,
     preserve_training_state,
     use_precision,
 )
@@ -35,21 +36,40 @@ from .helpers import (
     warnings_in,
 )
 
-
-def test_random_numbers_of_the_host_are_seen_and_come_back() -> None:
-    model, before = small_model(), host_randomness()
-    for draw in (random.random, np.random.random, lambda: torch.rand(1)):
-        with preserve_training_state(model, torch.optim.SGD(model.parameters(), lr=0.1)):
-            draw()
-            assert host_randomness() != before
-        assert host_randomness() == before
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def sgd_of(micro_batch_size: int, **settings: Any) -> LocalSGD:
     return LocalSGD(independent_model(), data(), micro_batch_size=micro_batch_size, **settings)
+
+
+# --- restored
+
+
+def test_training_state_is_restored_in_place() -> None:
+    model = small_model(dropout=True)
+    model.register_buffer("replaced", torch.zeros(2))
+    optimizer = torch.optim.SGD(model[:6].parameters(), lr=0.1, momentum=0.9)
+    model(data()[0]).sum().backward()
+    optimizer.step()
+
+    def state() -> list[Any]:
+        tensors = [*model.state_dict().values(), *optimizer.state[model[0].weight].values()]
+        randomness = random.getstate(), np.random.get_state()[1].tolist()
+        return [[t.data_ptr(), t.tolist()] for t in tensors] + [randomness, torch.rand(1)]
+
+    with torch.random.fork_rng():
+        before = state()
+    with preserve_training_state(model, optimizer):
+        optimizer.add_param_group({"params": model[6].parameters()})
+        (model(data()[0]) * random.random() * np.random.random()).sum().backward()
+        optimizer.step()
+        model.replaced = torch.ones(2)
+        with torch.random.fork_rng():
+            assert all(now != then for now, then in zip(state(), before, strict=True))
+    assert state() == before
+    assert model[6].weight not in optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 # --- micro-batches
@@ -105,38 +125,68 @@ def test_module_that_uses_the_batch_is_refused(module: nn.Module, told: str) -> 
 # --- compiled
 
 
-@pytest.mark.parametrize("micro", [0, 3])
-def test_compiled_model_computes_every_step(monkeypatch: pytest.MonkeyPatch, micro: int) -> None:
-    sizes: list[int] = []
+def by_outputs(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the outputs themselves as losses."""
+    return outputs[:, 0]
 
-    def compile(model: nn.Module) -> Any:
-        return lambda inputs: (sizes.append(len(inputs)), model(inputs))[1]
+
+@pytest.mark.parametrize(("mode", "warm_up"), [(None, 1), ("reduce-overhead", 3)])
+@pytest.mark.parametrize("loss", [cross_entropy, by_outputs])
+def test_compiled_model_computes_every_step_and_may_reuse_its_memory(
+    monkeypatch: pytest.MonkeyPatch, mode: str | None, warm_up: int, loss: SampleLoss
+) -> None:
+    """Like a replayed CUDA graph, each call overwrites the outputs of the one before."""
+    calls: list[tuple[str | None, int]] = []
+
+    def compile(model: nn.Module, mode: str | None) -> Any:
+        outputs: list[Tensor] = []
+
+        def forward(inputs: Tensor) -> Tensor:
+            assert all(parameter.grad is None for parameter in model.parameters())
+            for used in outputs:
+                used.data.fill_(torch.nan)
+            calls.append((mode, len(inputs)))
+            outputs[:] = [model(inputs)]
+            return outputs[0]
+
+        return forward
 
     monkeypatch.setattr(torch, "compile", compile)
-    sgd, plain = sgd_of(micro, compile=True), sgd_of(micro)
+    monkeypatch.setattr(local_sgd, "compile_mode", lambda device, micro_batch_size: mode)
+    sgd, plain = sgd_of(0, compile=True, loss=loss), sgd_of(0, loss=loss)
     for server_round, size in ((1, 4), (2, 4), (3, 6)):
         order = independent_order(server_round, batch_size=size)
         assert same(sgd.run(order), plain.run(order))
-    each = {4: [2, 2], 6: [3, 3]} if micro else {4: [4], 6: [6]}
-    # One more step for each batch size to see whether it works.
-    assert sizes == each[4] * (1 + 6) + each[6] * (1 + 3)
+    assert calls == [(mode, 4)] * (warm_up + 6) + [(mode, 6)] * (warm_up + 3)
 
 
-@pytest.mark.parametrize(("device", "mode"), [("cpu", {}), ("cuda", {"mode": "reduce-overhead"})])
-def test_compiling_uses_cuda_graphs_on_cuda(
-    monkeypatch: pytest.MonkeyPatch, device: str, mode: dict[str, str]
+@pytest.mark.parametrize(
+    ("device", "micro", "mode"),
+    [("cpu", 0, None), ("mps", 0, None), ("cuda:1", 0, "reduce-overhead"), ("cuda:1", 4, None)],
+)
+def test_cuda_graphs_only_on_cuda_and_without_micro_batches(
+    device: str, micro: int, mode: str | None
 ) -> None:
-    monkeypatch.setattr(torch, "compile", lambda model, **settings: settings)
-    assert compiled(small_model(), torch.device(device)) == mode
+    assert compile_mode(torch.device(device), micro) == mode
 
 
+@pytest.mark.parametrize("good_calls", [0, 2])
 def test_compiling_that_fails_costs_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, good_calls: int
 ) -> None:
-    def fails(inputs: Tensor) -> Any:
-        raise RuntimeError("no C++ compiler was found\nSet CXX ...")
+    def compile(model: nn.Module, mode: str | None) -> Any:
+        calls: list[int] = []
 
-    monkeypatch.setattr(torch, "compile", lambda model: fails)
+        def fails(inputs: Tensor) -> Any:
+            calls.append(len(inputs))
+            if len(calls) > good_calls:
+                raise RuntimeError("no C++ compiler was found\nSet CXX ...")
+            return model(inputs)
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(local_sgd, "compile_mode", lambda device, micro_batch_size: "any")
     sgd = LocalSGD(small_model(), data(), compile=True, name="slow-1")
     plain = LocalSGD(small_model(), data())
     for server_round in (1, 2):

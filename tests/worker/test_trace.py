@@ -30,7 +30,7 @@ def test_trace_of_the_second_round_is_written_once_and_changes_no_bit(tmp_path: 
     folder = tmp_path / "trace"
     plain, observed = (LocalSGD(small_model(), data()) for _ in range(2))
     for server_round, what in ((1, torch.add), (2, torch.sub), (3, torch.mul)):
-        with traced(folder / "worker-1.json", server_round, "cpu"):
+        with traced(folder / "worker-1.json", server_round):
             found = observed.run(order_of(server_round))
             what(torch.ones(2), 1.0)
         assert same(found, plain.run(order_of(server_round)))
@@ -45,15 +45,15 @@ def test_trace_that_cannot_be_written_costs_one_line_and_an_order_that_fails_lea
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "taken").touch()
-    with traced(tmp_path / "taken" / "worker-0.json", 2, "cpu"):
+    with traced(tmp_path / "taken" / "worker-0.json", 2):
         torch.ones(1)
     (line,) = warnings_in(caplog)
     assert line.startswith("no trace of worker-0: ")
     file = tmp_path / "worker-0.json"
-    with pytest.raises(ZeroDivisionError), traced(file, 2, "cpu"):
+    with pytest.raises(ZeroDivisionError), traced(file, 2):
         raise ZeroDivisionError
     assert not file.exists()
-    with traced(file, 2, "cpu"):  # the profiler can be used again
+    with traced(file, 2):  # the profiler can be used again
         torch.ones(1)
     assert "aten::ones" in operators(file)
 
