@@ -1,7 +1,6 @@
 """The Python interface: train a task, load a run's model, evaluate it."""
 
 import contextlib
-import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from .results.progress import OnEpochEnd, OnRoundEnd, ProgressView
 from .run import make_local_grid, train_on
 from .settings import Settings
 from .tasks import GIVEN_IN_PYTHON, TASKS
-from .tasks.task import Task, load_saved_model, load_task, register_task
+from .tasks.task import Task, load_saved_model, load_task, registration
 from .worker.model_io import first_difference, sent_tensors
 from .worker.step import use_precision
 
@@ -152,7 +151,7 @@ def _train(
     on_epoch_end: OnEpochEnd | None,
 ) -> TrainResult:
     # Registered in the worker processes only: other threads here may train other tasks.
-    setup = None if task is None else functools.partial(register_task, task)
+    setup = None if task is None else registration(task)
     grid = make_local_grid(config, setup)
     view = ProgressView(
         config.epochs,

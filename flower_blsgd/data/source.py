@@ -373,6 +373,11 @@ def import_torchvision() -> Any:
     return importlib.import_module("torchvision")
 
 
+def is_repaired() -> bool:
+    """Return whether `import_torchvision` had to declare operators in this process."""
+    return bool(_declared)
+
+
 def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
     """Yield path, size and time of every file that is not hidden, or of a single file."""
     if folder.is_file():

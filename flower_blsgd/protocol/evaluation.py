@@ -29,7 +29,7 @@ class EvaluateOrder:
     first, last : int
         The slice [first, last) of the test set.
     arrays : ArrayRecord
-        The global model: every tensor of its state dict.
+        The global model: the tensors that are sent, see `sent_tensors`.
     """
 
     round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})

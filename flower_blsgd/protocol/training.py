@@ -70,7 +70,7 @@ class TrainOrder:
     indices : numpy.ndarray
         int32 of shape (local_steps * batch_size,), in training order.
     arrays : ArrayRecord
-        The global model: every tensor of its state dict.
+        The global model: the tensors that are sent, see `sent_tensors`.
     momentum : ArrayRecord, optional
         Initial state of the optimizer, named by `state_name`: the averaged state for the policy
         ``"average"``, or for ``"keep"`` the worker's own state after a resume.

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from ..algorithm.randomness import derived_seed, generator
 from ..data.cache import Prepared, UnusableError, open_entry
+from ..data.source import import_torchvision, is_repaired
 from ..errors import UsageError, nearest
 from ..worker.batches import (
     BatchSource,
@@ -481,6 +482,26 @@ def register_task(task: Task, name: str = GIVEN_IN_PYTHON) -> str:
     """
     _REGISTERED[name] = lambda: task
     return name
+
+
+def registration(task: Task) -> Callable[[], str]:
+    """Return a function that registers a task, to be sent to the workers by pickling.
+
+    If this process has repaired torchvision, a worker does so before it unpickles the task, which
+    may use it.
+    """
+    return partial(_register, *([_Repaired()] if is_repaired() else []), task)
+
+
+class _Repaired:
+    """Unpickled as the result of `import_torchvision`."""
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return import_torchvision, ()
+
+
+def _register(*repaired_and_task: Any) -> str:
+    return register_task(repaired_and_task[-1])
 
 
 def load_task(

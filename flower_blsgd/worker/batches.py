@@ -204,8 +204,8 @@ class BatchSource:
         if self._parts is None:
             with self._reader.own_randomness():
                 return self._brought(self._reader[seed, indices.tolist()])
-        parts = [part[indices.to(part.device)] for part in self._parts]
-        return tuple(self._brought(part) for part in parts)
+        parts = tuple(part[indices.to(part.device)] for part in self._parts)
+        return parts if self.on_device else self._brought(parts)
 
     def batches(self, indices: Tensor, size: int, seed: int = 0) -> Generator[Any, None, None]:
         """Yield batches of `size` consecutive indices; a map-style Dataset is read ahead.

@@ -42,7 +42,7 @@ def loader_workers(setting: int | str, num_cores: int = 0) -> int:
 
 
 class SampleReader(Dataset[Any]):
-    """Reads a whole batch of a map-style Dataset at once.
+    """Reader of whole batches of a map-style Dataset.
 
     Parameters
     ----------

@@ -245,7 +245,7 @@ def load_momentum(
 
 
 def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Set the optimizer's state to zero, in place; a custom optimizer begins anew."""
+    """Set the optimizer's state to zero, in place; that of a custom optimizer is removed."""
     if not slots_of(optimizer):
         optimizer.state.clear()
     for _, _, _, tensor in _state(model, optimizer):

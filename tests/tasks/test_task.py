@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from flower_blsgd import LocalSGD, Task
 from flower_blsgd.cli import main as cli
+from flower_blsgd.data.source import import_torchvision
 from flower_blsgd.errors import UsageError
 from flower_blsgd.models import pretrained, vision
 from flower_blsgd.protocol import EvaluateReport
@@ -532,3 +533,17 @@ def test_figure_that_cannot_be_computed_is_refused(settings: dict[str, Any], tol
 
 def test_one_of_several_values_may_be_the_figure() -> None:
     check_task(task_of(metric=hits, metric_mode="max", metric_name="both"))
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_workers_repair_torchvision_before_they_unpickle_a_task(
+    monkeypatch: pytest.MonkeyPatch, repaired: bool
+) -> None:
+    """Arguments of a partial are unpickled in their order."""
+    monkeypatch.setattr(module, "is_repaired", lambda: repaired)
+    task = task_of()
+    register = module.registration(task)
+    *before, last = register.args
+    assert last is task
+    assert [part.__reduce__() for part in before] == [(import_torchvision, ())] * repaired
+    assert load_task(register()) is task
