@@ -14,12 +14,13 @@ from statistics import fmean, median
 
 from .arms import FAST_ALONE, SHAPES
 from .estimator import Curve, Interval, Speedup, Target, interval, speedup
-from .runs import Row, Store, counting
+from .runs import Row, Store, counting, is_due
 from .stages import (
     FULL,
     GAPS,
     SCREENING_SEEDS,
     SHAPES_TRIED,
+    STAGES,
     TINY,
     TWO_DEVICES,
     Rows,
@@ -231,6 +232,9 @@ def confirmation_lines(rows: Rows, scale: Scale, stage: str = "confirmation") ->
     done, alone = list(counting(rows[stage]).values()), fast_alone(rows, scale)
     if not done or alone is None:
         return
+    if due := runs_due(rows, scale, stage):
+        yield f"**Not complete: {due} runs are due. Until then, these figures decide nothing.**"
+        yield ""
     yield from _table("gap", "against", "times sooner [95 %]", "by seed", "lead, points [95 %]")
     for shape in GAPS:
         for title, rival, rival_shape in (
@@ -243,6 +247,11 @@ def confirmation_lines(rows: Rows, scale: Scale, stage: str = "confirmation") ->
                 yield _line(gap, title, sooner(found[0]), by_seed, spread(found[1], 100))
     yield ""
     yield from accuracy_lines(done)
+
+
+def runs_due(rows: Rows, scale: Scale, stage: str) -> int:
+    """Return the number of runs of a stage that are still to be done."""
+    return sum(is_due(run, rows[stage]) for run in STAGES[stage](rows, scale))
 
 
 def accuracy_lines(rows: Sequence[Row]) -> Lines:
@@ -388,7 +397,8 @@ def main(arguments: list[str] | None = None) -> int:
     scale, rows = TINY if given.tiny else FULL, read(Store(given.rows))
     given.out.mkdir(parents=True, exist_ok=True)
     text = page(rows, scale)
-    if draw(rows, scale, given.out / PICTURE):
+    complete = not runs_due(rows, scale, "confirmation")
+    if complete and draw(rows, scale, given.out / PICTURE):
         text = text.replace(
             "## Confirmation\n", f"## Confirmation\n\n![speed-up against the gap]({PICTURE})\n"
         )
