@@ -1,20 +1,20 @@
 """Language modeling: any causal language model of transformers on text files."""
 
 import functools
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from ..data.samples import TOKENIZER_FILE, TokenizerSource, prepared_blocks
+from ..data.samples import TOKENIZER_FILE, prepared_blocks
 from ..data.source import DataSource
 from ..errors import UsageError
 from ..models.language import LanguageModel, longest_block
-from ..models.pretrained import folder_config, folder_tokenizer, hf_hub_name, model_folder
+from ..models.pretrained import folder_config, model_folder
 from ..worker.losses import next_token_loss
 from .task import Benchmark, Task
+from .texts import tokenizer_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,9 @@ class LanguageTask(Benchmark):
                 f"max-tokens = {max_tokens}: model = {model!r} supports at most {limit}; set "
                 f"max-tokens = {limit}"
             )
-        tokenizer = folder_tokenizer(model)
-        hub = hf_hub_name(model)
-        digest = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()[:16]
-        source = TokenizerSource(f"hub {hub}" if hub else f"folder {digest}", lambda _: tokenizer)
         blocks = prepared_blocks(
             replace(self.source, data=data, max_samples=max_samples, needs_test=needs_test),
-            source,
+            tokenizer_source(model, pretrained=True),
             max_tokens,
             config.eos_token_id,
             again,
