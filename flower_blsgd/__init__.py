@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from .protocol import WorkerProfile as WorkerProfile
     from .results.folder import EpochRow as EpochRow
     from .results.folder import scalars as scalars
+    from .session.session import Session as Session
+    from .session.session import join as join
     from .strategy.biased_local_sgd import BiasedLocalSGD as BiasedLocalSGD
     from .strategy.fit_loop import EpochEnd as EpochEnd
     from .strategy.round_metrics import RoundRecord as RoundRecord
@@ -137,6 +139,10 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "results.folder": (
         "EpochRow",
         "scalars",
+    ),
+    "session.session": (
+        "Session",
+        "join",
     ),
     "strategy.biased_local_sgd": ("BiasedLocalSGD",),
     "strategy.fit_loop": ("EpochEnd",),

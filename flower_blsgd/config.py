@@ -34,7 +34,8 @@ from .tasks import OPTIONS
 Value = bool | int | float | str
 
 CHANGEABLE = (
-    *("epochs", "seconds", "stop-at-accuracy", "patience", "workers", "min-workers", "profile"),
+    *("epochs", "seconds", "rounds", "samples", "stop-at-accuracy", "patience"),
+    *("workers", "min-workers", "profile"),
     *("data", "threads", "loader-workers", "micro-batch-size", "channels-last", "compile"),
     *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
     *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
@@ -123,6 +124,8 @@ class RunConfig:
     train_on: str = _part(*TRAIN_ON)
     epochs: int = _at_least(1, 15)
     seconds: float = _at_least(0, 0.0)
+    rounds: int = _at_least(0, 0)
+    samples: int = _at_least(0, 0)
     epoch: str = _part(*get_args(EpochMode))
     batch_size: int = _at_least(2, 16)
     micro_batch_size: int = _at_least(0, 0)

@@ -3,7 +3,8 @@
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -43,7 +44,11 @@ from .worker.step import use_precision
 
 
 def train_on(
-    grid: Grid, config: RunConfig, view: ProgressView | None = None, task: Task | None = None
+    grid: Grid,
+    config: RunConfig,
+    view: ProgressView | None = None,
+    task: Task | None = None,
+    load: "LoadWorkload | None" = None,
 ) -> RunRecorder:
     """Train as the settings say, and write a results folder.
 
@@ -60,6 +65,8 @@ def train_on(
         Shows the progress; on standard output by default.
     task : Task, optional
         Replaces the task that the settings name on the server; workers load theirs by name.
+    load : callable, optional
+        Returns the workload and the settings, instead of a task.
 
     Returns
     -------
@@ -76,7 +83,8 @@ def train_on(
         On Ctrl-C. Results so far are in the folder.
     """
     with open_run_to_resume(config, complete=isinstance(grid, LocalGrid)) as resumed:
-        return _train(grid, resumed.config if resumed else config, view, resumed, task)
+        load = load or functools.partial(_workload_of_task, given=task)
+        return _train(grid, resumed.config if resumed else config, view, resumed, load)
 
 
 def _train(
@@ -84,40 +92,38 @@ def _train(
     config: RunConfig,
     view: ProgressView | None,
     resumed: ResumedRun | None,
-    given: Task | None,
+    load: "LoadWorkload",
 ) -> RunRecorder:
     began = time.monotonic()
 
     # Check and load: nothing is written, and no process is started.
     if config.tensorboard:
         require_tensorboard()
-    check_weights(config.task, config.model, config.pretrained)  # before data are prepared
-    task = load_own_task(config, given)
-    model = task.initial_model(derived_seed(config.seed, "model"))
-    arrays, last_round = state_record(model), 0
+    work, config = load(grid, config)
+    arrays, last_round = work.arrays, 0
     workers = grid.workers if isinstance(grid, LocalGrid) else ()
     strategy = make_strategy(
         config,
-        task.num_train,
+        work.num_samples,
         min(config.min_workers, len(workers) or config.min_workers),
-        [name for name, _ in model.named_parameters(remove_duplicate=False)],
+        work.parameter_names,
     )
     if workers:
-        check_workers(config, workers, task.num_train)
+        check_workers(config, workers, work.num_samples)
         _require_buffers(config, len(workers), arrays)
     else:
         _refuse_without_local_grid(config, strategy)
     if not resumed:
         RunFolder.refuse_unusable(config.out)
     view = view or ProgressView(config.epochs, seconds=config.seconds)
-    recorder = RunRecorder(config, strategy, view, began, task.metric_name, task.metric_mode)
+    recorder = RunRecorder(config, strategy, view, began, work.metric_name, work.metric_mode)
     if resumed:
         arrays, last_round = resumed.restore(strategy, recorder, arrays)
-    evaluate, async_evaluation = _evaluation(grid, config, task, strategy, recorder)
-    strategy.registry.data_fingerprint = task.fingerprint()
-    strategy.registry.model_fingerprint = model_fingerprint(model)
+    evaluate, async_evaluation = _evaluation(grid, config, work, strategy, recorder)
+    strategy.registry.data_fingerprint = work.data_fingerprint
+    strategy.registry.model_fingerprint = work.model_fingerprint
 
-    with recorder.recording(task):  # which saves the results at the end
+    with recorder.recording(work.data, work.assets):  # which saves the results at the end
         # Connect, measure speeds, and choose local steps by them.
         # Other grids ignore a profile, and may not have the file.
         profile = config.profile if workers else ""
@@ -144,9 +150,11 @@ def _train(
                     arrays,
                     epochs=config.epochs,
                     seconds=config.seconds or None,
+                    rounds=config.rounds or None,
+                    samples=config.samples or None,
                     budget_seconds=recorder.budget_seconds,
                     train_config=train_config,
-                    evaluate_fn=checkpoints.evaluated_by(evaluate),
+                    evaluate_fn=evaluate and checkpoints.evaluated_by(evaluate),
                     evaluate_every_epochs=config.evaluate_every_epochs,
                     async_evaluation=async_evaluation,
                     on_round=recorder.add_round,
@@ -159,6 +167,89 @@ def _train(
             recorder.say(f"traces of one round: {traces} (open them in ui.perfetto.dev)")
         _note_wire_errors(grid, recorder)
     return recorder
+
+
+# --- what is trained ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run trains: a model, a number of samples, and an evaluation.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        The initial model: the tensors that are sent.
+    parameter_names : sequence of str
+        Names of its parameters; the other tensors are buffers.
+    num_samples : int
+        N, the samples of an epoch.
+    data : str
+        The data in words, such as ``"1,000 training and 200 test samples"``.
+    data_fingerprint, model_fingerprint : str
+        Those of the workers must be equal, unless they are empty.
+    num_test, evaluation_batch_size : int
+        Samples of the test set, 0 for no evaluation, and of a batch.
+    evaluate_slice : callable
+        ``(arrays, first, last) -> EvaluateReport`` of a slice of the test set, in this process.
+    to_metrics : callable
+        ``(report) -> MetricRecord`` of the whole test set.
+    metric_name, metric_mode : str
+        The metric by which models are compared.
+    assets : mapping
+        Files to copy into the results folder, by name.
+    """
+
+    arrays: ArrayRecord
+    parameter_names: Sequence[str]
+    num_samples: int
+    data: str
+    data_fingerprint: str
+    model_fingerprint: str
+    num_test: int
+    evaluation_batch_size: int
+    evaluate_slice: Callable[[ArrayRecord, int, int], EvaluateReport]
+    to_metrics: Callable[[EvaluateReport], MetricRecord]
+    metric_name: str
+    metric_mode: str
+    assets: Mapping[str, Path]
+
+
+LoadWorkload = Callable[[Grid, RunConfig], tuple[Workload, RunConfig]]
+
+
+def _workload_of_task(
+    grid: Grid, config: RunConfig, given: Task | None
+) -> tuple[Workload, RunConfig]:
+    """Return the workload of the given task, or of the one that the settings name."""
+    check_weights(config.task, config.model, config.pretrained)  # before data are prepared
+    task = load_own_task(config, given)
+    model = task.initial_model(derived_seed(config.seed, "model"))
+    # Made only if this process evaluates, without drawing from the caller's generator.
+    replica = functools.cache(functools.partial(task.replica, config.seed))
+
+    def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
+        device = next(iter(this_machine().accelerators), "cpu")
+        use_precision(config.precision, device)
+        load_state(replica(), arrays)
+        return task.evaluate(replica(), device, first, last, config.evaluation_batch_size)
+
+    work = Workload(
+        arrays=state_record(model),
+        parameter_names=[name for name, _ in model.named_parameters(remove_duplicate=False)],
+        num_samples=task.num_train,
+        data=f"{task.num_train:,} training and {task.num_test:,} test samples",
+        data_fingerprint=task.fingerprint(),
+        model_fingerprint=model_fingerprint(model),
+        num_test=task.num_test,
+        evaluation_batch_size=task.evaluation_batch_size or config.evaluation_batch_size,
+        evaluate_slice=evaluate_slice,
+        to_metrics=task.metrics,
+        metric_name=task.metric_name,
+        metric_mode=task.metric_mode,
+        assets=task.assets,
+    )
+    return work, config
 
 
 def _refuse_without_local_grid(config: RunConfig, strategy: BiasedLocalSGD) -> None:
@@ -308,26 +399,18 @@ def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -
 
 
 def _evaluation(
-    grid: Grid, config: RunConfig, task: Task, strategy: BiasedLocalSGD, recorder: RunRecorder
-) -> tuple[EvaluateFn, WorkerEvaluation]:
+    grid: Grid, config: RunConfig, work: Workload, strategy: BiasedLocalSGD, recorder: RunRecorder
+) -> tuple[EvaluateFn | None, WorkerEvaluation | None]:
     """Return a function that evaluates and records its time, and the evaluation on workers."""
-    # Made only if this process evaluates, without drawing from the caller's generator.
-    model = functools.cache(functools.partial(task.replica, config.seed))
-
-    def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-        device = next(iter(this_machine().accelerators), "cpu")
-        use_precision(config.precision, device)
-        load_state(model(), arrays)
-        return task.evaluate(model(), device, first, last, config.evaluation_batch_size)
-
-    size = task.evaluation_batch_size or config.evaluation_batch_size
+    if not work.num_test:
+        return None, None
     on_workers = WorkerEvaluation(
         grid,
         strategy.registry,
-        task.num_test,
-        size,
-        evaluate_slice,
-        task.metrics,
+        work.num_test,
+        work.evaluation_batch_size,
+        work.evaluate_slice,
+        work.to_metrics,
         strategy.unevaluated,
     )
 
@@ -337,7 +420,7 @@ def _evaluation(
             if config.evaluate_on == "workers":
                 metrics = on_workers(server_round, arrays)
             else:
-                metrics = task.metrics(evaluate_slice(arrays, 0, task.num_test))
+                metrics = work.to_metrics(work.evaluate_slice(arrays, 0, work.num_test))
         except Exception as error:
             raise UsageError(
                 f"task = {config.task!r}: evaluating after round {server_round} raised "

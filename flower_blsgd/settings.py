@@ -31,6 +31,8 @@ class Settings(TypedDict, total=False):
     train_on: str
     epochs: int
     seconds: float
+    rounds: int
+    samples: int
     epoch: str
     batch_size: int
     micro_batch_size: int

@@ -433,7 +433,7 @@ def test_budget_in_seconds_goes_on_within_an_epoch() -> None:
     train(seconds=1050, out="whole", **settings)
     train(seconds=450, **settings)
     line = refusal(train, seconds=450, resume="run", **settings)
-    assert "of 450 seconds of training are used; to continue, " in line
+    assert "of 450 seconds of training done; to continue, " in line
     assert line.endswith(" --resume run -s seconds=N")
     view = View(9, lambda: signal.raise_signal(signal.SIGINT))  # 900 of 850 s, before evaluating
     with pytest.raises(KeyboardInterrupt):

@@ -165,6 +165,8 @@ class Sampler(Protocol):
 
     needs_both_tiers: bool = False
     """Whether a run must start with at least one fast and one slow worker."""
+    is_stream: bool = False
+    """Whether all workers share one list, which continues `permutation_stream`."""
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the epoch's lists; every participant is a member of exactly one."""
@@ -185,6 +187,8 @@ class UniformSampler(Sampler):
 
     An epoch may end inside a permutation; the next one continues it.
     """
+
+    is_stream = True
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return one list, shared by all workers."""

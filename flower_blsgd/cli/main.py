@@ -30,6 +30,7 @@ _INTERRUPTED = 130
 
 COMMANDS = {
     "run": ("main", "train, with one pinned process per device"),
+    "launch": ("launch", "run a training script on every device, and average its model"),
     "devices": ("main", "show the devices and workers of this machine"),
     "prepare": ("main", "prepare the data of a task, so that runs start immediately"),
     "evaluate": ("main", "test the model of a run on the whole test set"),

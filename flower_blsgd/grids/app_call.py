@@ -20,6 +20,7 @@ OUT_OF_MEMORY = 1001
 """Error code of a reply, in addition to Flower's codes, which are below 1000."""
 
 _VIEWS = "blsgd_accepts_views"
+_PROGRAM = "blsgd_main_program"
 
 
 def accept_views(app: ClientApp) -> None:
@@ -33,6 +34,21 @@ def accept_views(app: ClientApp) -> None:
 def takes_views(app: ClientApp) -> bool:
     """Return whether `accept_views` was called for this app."""
     return bool(app.__dict__.get(_VIEWS))
+
+
+def set_main_program(app: ClientApp, program: Callable[[Context], None]) -> None:
+    """Let a program run in the main thread of a worker's process, while another thread answers.
+
+    If the program raises an exception, the process ends after its current reply, and a local grid
+    starts it again. After the program has returned, messages are still answered.
+    """
+    app.__dict__[_PROGRAM] = program
+
+
+def main_program_of(app: ClientApp) -> Callable[[Context], None] | None:
+    """Return the program given to `set_main_program`; None without one."""
+    program: Callable[[Context], None] | None = app.__dict__.get(_PROGRAM)
+    return program
 
 
 def serve_sessions(app: ClientApp) -> ClientApp:

@@ -137,12 +137,12 @@ def start_worker(
     threads: int,
     program: Callable[..., None],
     arguments: tuple[object, ...],
-    output: Connection,
+    output: Connection | None,
 ) -> StartedProcess:
     """Start a process that is pinned to a worker's device, cores and threads (0: one per core).
 
-    It calls `program`, a function of a module. `output` is a pipe for stdout and stderr. The caller
-    closes its own copies of this and other pipes. OSError if the system cannot start the process.
+    It calls `program`, a function of a module. `output` is a pipe for stdout and stderr, or None for
+    those of this process. The caller closes its own copies of this and other pipes. OSError if the system cannot start the process.
     """
 
     def start(method: str) -> StartedProcess:
@@ -209,15 +209,16 @@ def _run_worker(
     variables: Mapping[str, str],
     program: Callable[..., None],
     arguments: tuple[object, ...],
-    output: Connection,
+    output: Connection | None,
 ) -> None:
     """Run a program in its process, with the state of a freshly started process."""
     for number in _SERVERS_OWN:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVERS_OWN)
-    with output:
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
+    if output is not None:
+        with output:
+            for stream in (1, 2):
+                os.dup2(output.fileno(), stream)
     for text in (sys.stdout, sys.stderr):
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(line_buffering=True)  # so the last lines of a killed process arrive

@@ -1,6 +1,7 @@
 """A Flower grid of worker processes on this machine, each pinned to its own device."""
 
 import contextlib
+import functools
 import logging
 import queue
 import resource
@@ -64,6 +65,11 @@ class LocalGrid(MailboxGrid):
     setup : callable, optional
         Function to call in every process before the app is loaded. It travels by value, so it may
         be defined anywhere. Large tensors in it become shared memory.
+    on_line : callable, optional
+        ``(rank, line)``, called in a thread with every line that a worker prints; logged by
+        default.
+    shown : int (default: -1)
+        Rank of a worker that prints where this process prints.
 
     Raises
     ------
@@ -78,6 +84,8 @@ class LocalGrid(MailboxGrid):
         app_dir: Path,
         run_config: Config,
         setup: Callable[[], object] | None = None,
+        on_line: Callable[[int, str], None] | None = None,
+        shown: int = -1,
     ) -> None:
         become_server(_RUN_ID)
         _allow_open_files(_FILES + _FILES_PER_WORKER * len(workers))
@@ -96,8 +104,11 @@ class LocalGrid(MailboxGrid):
         self._idle_deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank, worker in enumerate(self.workers):
             context = self._context(rank, run_config)
-            job = Job(worker, threads, context, client_app, app_dir, payload)
-            self._nodes[context.node_id] = WorkerNode(job, self._mailbox, self._idle_deaths)
+            job = Job(worker, threads, context, client_app, app_dir, payload, rank == shown)
+            node = WorkerNode(job, self._mailbox, self._idle_deaths)
+            if on_line is not None:
+                node.on_line = functools.partial(on_line, rank)
+            self._nodes[context.node_id] = node
         # Not `weakref.finalize`: multiprocessing waits for its processes at exit.
         self._finalizer = Finalize(self, _close_all, (self._nodes,), exitpriority=0)
 
@@ -180,6 +191,7 @@ class WorkerNode:
         self._handled = ""  # the id of a message
         # Garbage collection may close this node in any thread, also in one that has the lock.
         self._lock, self._closing = threading.RLock(), False
+        self.on_line: Callable[[str], None] = functools.partial(_LOG.info, "[%s] %s", self.label)
 
     def submit(self, message: Message, payload: Payload) -> None:
         """Queue a message. The process starts with the first one."""
@@ -268,7 +280,7 @@ class WorkerNode:
             self._mailbox.receive(reply)
 
     def _start_process(self) -> WorkerProcess:
-        process = WorkerProcess(self._job, self._on_line)
+        process = WorkerProcess(self._job, self.on_line)
         with self._lock:
             self._process = process
             if self._closing:  # `finish_close` waits for this thread
@@ -289,9 +301,6 @@ class WorkerNode:
         if self._closing:
             error = Error(NODE_GONE, f"worker {self.label} is closed")
         self._mailbox.receive(Message(error, reply_to=message))
-
-    def _on_line(self, line: str) -> None:
-        _LOG.info("[%s] %s", self.label, line)
 
 
 def _allow_open_files(count: int) -> None:

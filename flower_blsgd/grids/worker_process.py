@@ -23,7 +23,7 @@ from pathlib import Path
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from .app_call import error_of, handler_of, takes_views
+from .app_call import Handler, error_of, handler_of, main_program_of, takes_views
 from .flower_internals import NOT_LOADED, load_app, release_records_at_once
 from .fork_server import start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
@@ -39,7 +39,8 @@ class Job:
     """Arguments of a worker process.
 
     0 threads stand for one per core of the worker. `client_app` is ``module:attribute`` of a module
-    in `app_dir`. `setup` is a function to call before the app is loaded.
+    in `app_dir`. `setup` is a function to call before the app is loaded. With `shows_output`, what
+    the process prints goes where this process prints.
     """
 
     worker: WorkerSpec
@@ -48,6 +49,7 @@ class Job:
     client_app: str
     app_dir: Path
     setup: Payload | None = None
+    shows_output: bool = False
 
 
 # --- in the server's process ------------------------------------------------------------------
@@ -70,7 +72,8 @@ class WorkerProcess:
             has_setup = job.setup is not None
             arguments = (theirs, job.context, job.client_app, job.app_dir, has_setup)
             with theirs, output_end:
-                self._process = start_worker(job.worker, job.threads, serve, arguments, output_end)
+                output_of = None if job.shows_output else output_end
+                self._process = start_worker(job.worker, job.threads, serve, arguments, output_of)
             on_failure.pop_all()
         self._channel = Channel(ours)
         self._events = select.poll()
@@ -162,29 +165,53 @@ def serve(
     release_records_at_once()
     pool = BufferPool()
     channel = Channel(control, new_memory=pool.new_memory)
+    program = None
     try:
         if has_setup:
             channel.receive()()
         app = load_app(client_app, app_dir, ClientApp)
         channel.views = takes_views(app)
-        handle = handler_of(app, context)
+        handle, program = handler_of(app, context), main_program_of(app)
     except EOFError:
         return
     except Exception:
         handle = functools.partial(_refuse, traceback.format_exc())
+    if program is None:
+        _answer(channel, handle, pool, threading.Lock())
+        return
+    answering = threading.Lock()
+    thread = threading.Thread(
+        target=_answer, args=(channel, handle, pool, answering), daemon=True
+    )
+    thread.start()
+    try:
+        program(context)
+    except BaseException:  # also SystemExit of a script
+        with answering:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+    thread.join()
+
+
+def _answer(
+    channel: Channel, handle: Handler, pool: BufferPool, answering: threading.Lock
+) -> None:
+    """Answer messages until the server closes the pipe; hold a lock during each message."""
     while True:
         try:
             message: Message = channel.receive()
         except (EOFError, OSError):
             return
-        reply = handle(message)
-        payload = _packed(reply, message, pool)
-        del message, reply  # so that the server can reuse their memory
-        try:
-            channel.send(payload)
-        except OSError:  # the server has ended
-            return
-        del payload
+        with answering:
+            reply = handle(message)
+            payload = _packed(reply, message, pool)
+            del message, reply  # so that the server can reuse their memory
+            try:
+                channel.send(payload)
+            except OSError:  # the server has ended
+                return
+            del payload
 
 
 def _refuse(reason: str, message: Message) -> Message:

@@ -26,6 +26,8 @@ class ReshuffledSampler(UniformSampler):
     an epoch of the paper's table has floor(N / (B P tau_fast)) rounds.
     """
 
+    is_stream = False
+
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return one list, shared by all workers."""
         # A multiple of N: each list begins a new permutation.

@@ -1,13 +1,16 @@
 """Show the progress of a run: a line per epoch, and a live line in a terminal."""
 
+import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from ..strategy.budget import NO_LIMIT
 from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, shown_late, shown_metric
 from .metrics import RunMetrics
@@ -34,6 +37,8 @@ class ProgressView:
         Whether to print permanent lines; they are passed to `log` in any case.
     on_round_end, on_epoch_end : callable, optional
         Called with each record after a round, and with each row after an epoch or a late result.
+    on_folder : callable, optional
+        Called with the path of the results folder when there is one.
     """
 
     def __init__(
@@ -44,12 +49,14 @@ class ProgressView:
         lines: bool = True,
         on_round_end: OnRoundEnd | None = None,
         on_epoch_end: OnEpochEnd | None = None,
+        on_folder: Callable[[Path], object] | None = None,
     ) -> None:
         self.measured_on, self.metric_name = "", "accuracy"
         self.log: Callable[[str], object] = lambda line: None
-        self._epochs, self._seconds, self._lines = epochs, seconds, lines
+        self._epochs, self._lines = epochs, lines
         self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
-        self._of_epochs = "" if seconds else f"/{epochs}"
+        self.on_folder: Callable[[Path], object] = on_folder or (lambda path: None)
+        self._of_epochs = "" if seconds or epochs >= NO_LIMIT else f"/{epochs}"
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self._live: Progress | None = None
         self._began = time.monotonic()
@@ -75,8 +82,8 @@ class ProgressView:
             self._live.start()
             self._live.add_task("starting the workers", total=1.0)
 
-    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
-        """Show a finished round, which `metrics` already contains."""
+    def round(self, record: RoundRecord, metrics: RunMetrics, share: float) -> None:
+        """Show a finished round, which `metrics` contains, and the used `share` of the budget."""
         examples = sum(row.num_examples for row in record.workers)
         shares = {"fast": metrics.waiting_share(True, last_round=True)}
         shares["slow"] = metrics.waiting_share(False, last_round=True)
@@ -84,11 +91,8 @@ class ProgressView:
         self._pace = (
             f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
         )
-        if not self._share_done:  # starting the workers does not count
-            self._began = time.monotonic() - record.round_seconds
-            before = metrics.budget_seconds - metrics.last_budget_seconds
-            self._share_before = self._share(record, record.round_in_epoch - 1, before)
-        share = self._share(record, record.round_in_epoch, metrics.budget_seconds)
+        if not self._share_done:  # starting the workers, and the first round, do not count
+            self._began, self._share_before = time.monotonic(), share
         self._share_done = min(1.0, share)
         if self._live is not None:
             at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
@@ -96,10 +100,6 @@ class ProgressView:
             self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
         if self._on_round_end is not None:
             self._on_round_end(record)
-
-    def _share(self, record: RoundRecord, rounds_done: int, budget_seconds: float) -> float:
-        by_epochs = (record.epoch - 1 + rounds_done / record.rounds_in_epoch) / self._epochs
-        return max(by_epochs, budget_seconds / self._seconds if self._seconds else 0.0)
 
     def epoch(self, row: EpochRow) -> None:
         """Print the line of a finished epoch, or of a result that arrived later."""
@@ -110,7 +110,8 @@ class ProgressView:
         if row.late:
             self.say("  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"]))
         else:
-            self.say(self._line(number, *accuracy, f"train loss {row.train_loss:.4f}"))
+            loss = [] if math.isnan(row.train_loss) else [f"train loss {row.train_loss:.4f}"]
+            self.say(self._line(number, *accuracy, *loss))
         if self._on_epoch_end is not None:
             self._on_epoch_end(row)
 

@@ -18,10 +18,10 @@ from ..algorithm.catalog import part_of
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..strategy.budget import Budget
 from ..strategy.cost_model import NEGLIGIBLE, slow_device_lines
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
-from ..tasks.task import Task
 from .events import EventWriter
 from .folder import EpochRow, RunFolder, append, of_plain, plain, shown_late
 from .metrics import Figures, RunMetrics, measured_figures
@@ -76,6 +76,8 @@ class RunRecorder:
     ----------
     summary : dict
         Content of ``summary.json``; empty until the run ends.
+    budget : Budget
+        Limits of the run.
     durations : Durations
         Times of the parts of the run.
     predicted : dict, optional
@@ -98,6 +100,7 @@ class RunRecorder:
         metric_mode: str = "max",
     ) -> None:
         self.config = config
+        self.budget = Budget(config.epochs, config.seconds, config.rounds, config.samples)
         self.durations = Durations()
         self.summary: dict[str, Any] = {}
         self.stopped_early: str | None = None
@@ -134,22 +137,21 @@ class RunRecorder:
         return self._folder
 
     @contextlib.contextmanager
-    def recording(self, task: Task) -> Iterator[None]:
+    def recording(self, data: str, assets: Mapping[str, Path]) -> Iterator[None]:
         """Show the settings, then the progress, and write the results at the end.
 
+        `data` describes the data in words; `assets` are files to copy into the results folder.
         After an error or Ctrl-C, the results so far are written and marked as interrupted.
         """
-        self._assets = task.assets
-        choices, budget = self.config.choices, counted(self.config.epochs, "epoch")
-        if self.config.seconds:
-            budget = f"{self.config.seconds:g} s of training ({budget} at most)"
+        self._assets = assets
+        choices = self.config.choices
         self.say(
             f"{self.config.algorithm} (steps {choices.steps}, sampler {choices.sampler}, "
             f"weights {choices.weights}, train on {choices.train_on}"
             f"{self.config.selection and f', selection {self.config.selection}'}"
             f") on {self.config.task}: "
-            f"{task.num_train:,} training and {task.num_test:,} test samples, batch size "
-            f"{self.config.batch_size}, {budget}, seed {self.config.seed}"
+            f"{data}, batch size "
+            f"{self.config.batch_size}, {self.budget}, seed {self.config.seed}"
         )
         if self.config.validation_share:
             self._view.measured_on = "validation "
@@ -203,6 +205,7 @@ class RunRecorder:
             if missing := self._resumed[-1] - len(self._metrics.records):
                 self.say(f"warning: {missing} rounds are missing in rounds.jsonl and the figures")
         self._folder = folder
+        self._view.on_folder(folder.path)
         self._write("run.log", append, folder.path / "run.log", self._early_lines)
         if config.tensorboard:
             self._events = EventWriter(folder.path, self._resumed[-1] if resumed else 0)
@@ -260,12 +263,7 @@ class RunRecorder:
         return "" if self.evaluation_missing else over
 
     def _budget_used_up(self) -> str:
-        config, planner = self.config, self._strategy.planner
-        if planner.epoch_ended and planner.epoch >= config.epochs:
-            return f"{planner.epoch} of {counted(config.epochs, 'epoch')} done"
-        if config.seconds and (used := self.budget_seconds()) >= config.seconds:
-            return f"{used:.1f} of {config.seconds:g} seconds of training are used"
-        return ""
+        return self.budget.used_up(self._strategy.planner, self.budget_seconds())
 
     def budget_seconds(self) -> float:
         """Return the seconds that all rounds so far count against a budget."""
@@ -285,7 +283,8 @@ class RunRecorder:
         self._write("rounds.jsonl", self.folder.add_round, record)
         if self._events is not None:
             self._write("tensorboard", self._events.add_round, record)
-        self._view.round(record, self._metrics)
+        share = self.budget.share(self._strategy.planner, self.budget_seconds())
+        self._view.round(record, self._metrics, share)
 
     def add_epoch(self, end: EpochEnd) -> bool:
         """Write and show the end of an epoch; return whether the run shall stop early."""

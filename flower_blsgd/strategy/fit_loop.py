@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from .budget import Budget
 from .round_metrics import RoundRecord
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def fit(
     *,
     epochs: int | None = None,
     seconds: float | None = None,
+    rounds: int | None = None,
+    samples: int | None = None,
     budget_seconds: Callable[[], float] | None = None,
     should_stop: Callable[[int, Result], bool] | None = None,
     timeout: float = 3600,
@@ -80,7 +83,9 @@ def fit(
         Number of epochs, >= 1.
     seconds : float, optional
         Training time in seconds, > 0, without evaluation; the round in which it ends is completed.
-        At least one of `epochs` and `seconds` is needed.
+    rounds, samples : int, optional
+        Number of rounds, and of samples trained on, >= 1. At least one limit is needed; the first
+        one that is reached ends the run.
     budget_seconds : callable, optional
         Returns the used part of `seconds`; called after `on_round`. By default the planning and
         round times of this call.
@@ -117,23 +122,25 @@ def fit(
     Raises
     ------
     ValueError
-        If there is no budget, or it is not above 0.
+        If there is no limit, or one is not above 0.
     UsageError
         If the settings do not fit the workers or the data.
     AggregationError
         If no worker succeeded in three rounds in a row, or too few workers are left.
     """
-    _check_budget(epochs, seconds)
+    limits = {"epochs": epochs, "seconds": seconds, "rounds": rounds, "samples": samples}
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:
+            raise ValueError(f"{name} = {limit} must be above 0")
+    budget = Budget(**{name: limit for name, limit in limits.items() if limit})  # type: ignore[arg-type]
     planner, training_seconds = strategy.planner, 0.0
     used_seconds = budget_seconds or (lambda: training_seconds)
 
     def budget_share() -> float:
-        by_epochs = planner.epochs_done / epochs if epochs else 0.0
-        return max(by_epochs, used_seconds() / seconds if seconds else 0.0)
+        return budget.share(planner, used_seconds())
 
     def used_up() -> bool:
-        by_epochs = epochs is not None and planner.epoch_ended and planner.epoch >= epochs
-        return by_epochs or (seconds is not None and used_seconds() >= seconds)
+        return bool(budget.used_up(planner, used_seconds()))
 
     def ended() -> bool:
         return used_up() or (should_stop is not None and should_stop(server_round, result))
@@ -185,14 +192,6 @@ def fit(
         if planner.epoch_ended or over:
             over = end_epoch(over)
     return result
-
-
-def _check_budget(epochs: int | None, seconds: float | None) -> None:
-    if epochs is None and seconds is None:
-        raise ValueError("fit needs a budget: give epochs=, seconds=, or both")
-    for name, value in (("epochs", epochs), ("seconds", seconds)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} = {value} must be above 0")
 
 
 def _late_result(

@@ -141,7 +141,8 @@ class Planner:
     def _order(
         self, server_round: int, rank: int, worker: Worker, rate: float, arrays: ArrayRecord
     ) -> TrainOrder:
-        shape = self.plan.shape
+        shape, per_round = self.plan.shape, self.plan.shape.samples_per_round
+        in_stream = self.sampler.is_stream and self.selection is None
         return TrainOrder(
             round=server_round,
             epoch=self.epoch,
@@ -155,6 +156,9 @@ class Planner:
             sample_weights=self.plan.sample_weights(self.rounds_done, rank),
             arrays=arrays,
             momentum=self.averaged_momentum or self.resumed_momentum.get(worker.index),
+            progress=min(1.0, self.budget_share()),
+            stream_start=self.samples_planned_so_far + sum(per_round[:rank]) if in_stream else -1,
+            stream_stride=sum(per_round) if in_stream else 0,
         )
 
     def record(self, outcomes: Sequence[Outcome], momentum: ArrayRecord | None = None) -> None:

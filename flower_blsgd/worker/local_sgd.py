@@ -324,7 +324,7 @@ class LocalSGD:
 
     def _zeroed_momentum(self, server_round: int) -> bool:
         """Set momentum to zero if it is not finite; return whether that was necessary."""
-        if momentum_is_finite(self.model, self._optimizer):
+        if momentum_is_finite(self._optimizer):
             return False
         zero_momentum(self.model, self._optimizer)
         if not self._has_zeroed:
@@ -347,7 +347,7 @@ class LocalSGD:
         cards = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
             self._prepare_steps(indices[:size], order.seed)
-            _synchronize(self.device)
+            synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
             with contextlib.closing(self._source.batches(indices, size, order.seed)) as batches:
                 for batch in batches:
@@ -357,11 +357,11 @@ class LocalSGD:
                     )
                     completed += 1
                     if order.deadline_seconds > 0:
-                        _synchronize(self.device)  # otherwise the host runs ahead of the device
+                        synchronize(self.device)  # otherwise the host runs ahead of the device
                         elapsed = time.perf_counter() - start
                         if self._slowdown * elapsed >= order.deadline_seconds:
                             break
-            _synchronize(self.device)
+            synchronize(self.device)
             throttle(start, self._slowdown)
             seconds = time.perf_counter() - start
         return losses[: completed * size], started_at, seconds
@@ -622,7 +622,7 @@ def _channels_last(part: Tensor) -> Tensor:
     return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until the device has finished the work that this thread launched."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -182,6 +182,9 @@ def tensor_on(array: npt.NDArray[Any]) -> Tensor:
 
 # --- momentum
 
+_NUMBER = "number:"
+"""Prefix of a slot whose value is a Python number in the optimizer's state."""
+
 
 def momentum_record(
     model: nn.Module, optimizer: torch.optim.Optimizer, copy: bool = True
@@ -235,7 +238,9 @@ def load_momentum(
             optimizer.state.pop(parameter, None)
             continue
         optimizer.state[parameter] = {
-            slot: tensor.to(
+            slot.removeprefix(_NUMBER): tensor.item()
+            if slot.startswith(_NUMBER)
+            else tensor.to(
                 _slot_device(optimizer, parameter, slot),
                 parameter.dtype if parameter.dtype in _SHORT and slot not in COUNTERS else None,
                 copy=copied,
@@ -252,12 +257,14 @@ def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         tensor.zero_()
 
 
-def momentum_is_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+def momentum_is_finite(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimizer's state is finite, with one synchronization of the device."""
-    tensors = [t._values() if t.is_sparse else t for *_, t in _state(model, optimizer)]
+    kept = (value for state in optimizer.state.values() for value in state.values())
+    tensors = [t for t in kept if isinstance(t, Tensor) and t.is_floating_point()]
+    tensors = [t._values() if t.is_sparse else t for t in tensors]
     if not tensors or get_total_norm(tensors).isfinite():
         return True
-    return all(tensor.isfinite().all() for tensor in tensors)  # only the sum of squares overflowed
+    return all(bool(t.isfinite().all()) for t in tensors)  # only the sum of squares overflowed
 
 
 def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
@@ -292,10 +299,14 @@ def _state(
             tensor = kept.get(slot)
             if isinstance(tensor, Tensor):
                 yield name, parameter, slot, tensor
+            elif isinstance(tensor, int | float):
+                is_float = type(tensor) is float
+                number = torch.tensor(tensor, dtype=torch.float64 if is_float else None)
+                yield name, parameter, _NUMBER + slot, number
             elif tensor is not None:
                 raise UsageError(
-                    f"task: the state {slot!r} of {type(optimizer).__name__} is a "
-                    f"{type(tensor).__name__}; only tensors can be kept between rounds"
+                    f"the state {slot!r} of {type(optimizer).__name__} is a "
+                    f"{type(tensor).__name__}; only tensors and numbers can be kept between rounds"
                 )
 
 

@@ -1,0 +1,68 @@
+"""The command ``blsgd launch``."""
+
+import argparse
+from pathlib import Path
+
+from ..errors import UsageError
+from .options import add_settings, config_name, terminated_like_interrupted
+
+_BUDGETS = {"samples": int, "seconds": float, "rounds": int}
+
+
+def add_launch(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd launch``."""
+    command.set_defaults(command=_launch)
+    add_settings(command)
+    for name, kind in _BUDGETS.items():
+        what = "of training" if name == "seconds" else "of all workers together"
+        command.add_argument(
+            f"--{name}", type=kind, metavar="N", help=f"length of the run in {name} {what}"
+        )
+    command.add_argument(
+        "--resume",
+        metavar="RUN",
+        nargs="?",
+        const="runs/latest",
+        help="continue a run in its folder (default: runs/latest)",
+    )
+    command.add_argument("script", nargs="?", help="Python file that calls flower_blsgd.join")
+    command.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="the command line of the script"
+    )
+
+
+def _launch(options: argparse.Namespace) -> None:
+    from ..config import RunConfig
+    from ..grids.flower_app import built_in_app, run_config
+    from ..grids.worker_spec import cores_note, parse_workers
+    from ..launch import launch
+    from ..results.folder import read_config
+    from ..strategy.budget import NO_LIMIT
+
+    script, arguments, resume = options.script, list(options.arguments), options.resume
+    if resume and resume.endswith(".py"):  # --resume SCRIPT
+        arguments = [*([script] if script else []), *arguments]
+        script, resume = resume, "runs/latest"
+    if script is None:
+        raise UsageError("the script is missing; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
+    app = built_in_app()
+    values, file_name = run_config(app, options.run_config, options.set)
+    if resume:
+        before = read_config(Path(resume)).to_run_config()
+        changed = {key: v for key, v in values.items() if v != app.config[key]}
+        values = {**before, **changed, "resume": resume}
+    values["workers"] = options.workers or values["workers"]
+    budgets = {name: getattr(options, name) for name in _BUDGETS}
+    budgets = {name: limit for name, limit in budgets.items() if limit is not None}
+    values.update(budgets)
+    given = any(values[name] for name in _BUDGETS)
+    if given and values["epochs"] == app.config["epochs"]:
+        values["epochs"] = NO_LIMIT
+    elif not given and not resume:
+        raise UsageError("how long? give --samples, --seconds or --rounds")
+    values["name"] = values["name"] or config_name(file_name or Path(script).stem)
+    config = RunConfig.from_run_config(values)
+    if note := cores_note(parse_workers(config.workers)):
+        print(note, flush=True)
+    with terminated_like_interrupted():
+        launch(script, arguments, config)

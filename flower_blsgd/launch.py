@@ -1,0 +1,200 @@
+"""Run a training script on every worker: ``blsgd launch``."""
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from rich.console import Console
+
+from .config import RunConfig
+from .errors import UsageError
+from .grids.local_grid import LocalGrid
+from .grids.worker_spec import WorkerSpec, parse_workers
+from .protocol import ARRAYS, EVALUATE, EvaluateOrder, EvaluateReport, Failure
+from .protocol.session import QUERY_END, QUERY_JOIN, SessionInfo
+from .results.progress import ProgressView
+from .results.recorder import RunRecorder
+from .results.speed_profile import with_profile
+from .run import Workload, train_on
+from .session.client import ARGUMENTS, MAIN_RANK
+from .strategy.messages import read_answer, replies_to
+
+_CLIENT_APP = "flower_blsgd.session.client:app"
+_JOIN_SECONDS = 600.0
+"""Time for a script to reach its first step."""
+
+_EPOCHS_WITHOUT_DATA = 10
+"""Epochs of a run whose script has neither the session's sampler nor an evaluation."""
+
+_SAMPLES_WITHOUT_LIMIT = 50_000
+"""Samples of its epochs if the budget does not count samples."""
+
+
+def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecorder:
+    """Run a script on every worker, and train what its sessions join.
+
+    Parameters
+    ----------
+    script : str
+        A Python file that calls `flower_blsgd.join`.
+    arguments : sequence of str
+        Its command line.
+    config : RunConfig
+        The settings. Those of the task, the optimizer and the learning rate have no effect, because
+        the script decides them.
+
+    Returns
+    -------
+    RunRecorder
+        The figures of the run, and its folder.
+
+    Raises
+    ------
+    UsageError
+        If the script does not exist or cannot train with these workers and settings.
+    AggregationError
+        If no worker succeeded in three rounds in a row.
+    """
+    file = Path(script)
+    if not file.is_file():
+        raise UsageError(f"script {script!r} does not exist; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
+    config = replace(config, task=file.name, name=config.name or file.stem)
+    workers, _ = with_profile(parse_workers(config.workers), config)
+    main = _main_rank(workers)
+    logs = _WorkerLogs()
+    grid = LocalGrid(
+        workers,
+        _CLIENT_APP,
+        Path(__file__).parents[1],
+        {
+            **config.to_run_config(),
+            ARGUMENTS: "\0".join([str(file.resolve()), *arguments]),
+            MAIN_RANK: main,
+        },
+        on_line=logs.add,
+        shown=main,
+    )
+    # No live line: the main worker prints in the same terminal.
+    console = Console(force_terminal=False, highlight=False, soft_wrap=True, emoji=False)
+    view = ProgressView(
+        config.epochs,
+        console,
+        config.seconds,
+        on_round_end=lambda _: logs.flush(),
+        on_folder=logs.write_to,
+    )
+
+    def load(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
+        return _workload(grid, config, main)
+
+    with grid:
+        recorder = train_on(grid, config, view, load=load)
+        if recorder.arrays is not None:
+            _end(grid, recorder.arrays)
+        logs.flush()
+    return recorder
+
+
+def _main_rank(workers: Sequence[WorkerSpec]) -> int:
+    """Return the first fast worker that trains, else the first that trains."""
+    training = [rank for rank, worker in enumerate(workers) if worker.role == "train"]
+    if not training:
+        raise UsageError("workers: all have role=evaluate; name one that trains")
+    return min(training, key=lambda rank: (workers[rank].tier == "slow", rank))
+
+
+def _workload(grid: Grid, config: RunConfig, main: int) -> tuple[Workload, RunConfig]:
+    """Query the main worker for its model, and for what its script has told the session."""
+    node_id = list(grid.get_node_ids())[main]
+    reply = replies_to(grid, [Message(RecordDict(), node_id, QUERY_JOIN)], _JOIN_SECONDS)
+    answer = read_answer(reply.get(node_id), None, _read_join)
+    if isinstance(answer, Failure):
+        if answer.kind == "late":
+            raise UsageError(
+                f"{config.task} has not called session.step within {_JOIN_SECONDS:.0f} s; call "
+                "flower_blsgd.join(model, optimizer), and session.step after every optimizer step"
+            )
+        raise UsageError(f"{config.task} failed in the main worker: {answer.brief}")
+    info, arrays = answer
+    if info.batch_size:
+        config = replace(config, batch_size=max(2, info.batch_size))
+    size = info.num_samples or info.evaluate_every
+    if size <= 0:
+        size = math.ceil(config.samples / _EPOCHS_WITHOUT_DATA) or _SAMPLES_WITHOUT_LIMIT
+    size = max(size, config.batch_size * len(list(grid.get_node_ids())))
+    if info.evaluate_every > 0 and info.num_samples:
+        every = max(1, round(info.evaluate_every / info.num_samples))
+        config = replace(config, evaluate_every_epochs=every)
+
+    def by_another(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
+        """Have the workers evaluate one after another, until one succeeds."""
+        order = EvaluateOrder(0, first, last, arrays)
+        for node_id in grid.get_node_ids():
+            replies = replies_to(grid, [Message(order.to_records(), node_id, EVALUATE)])
+            report = read_answer(
+                replies.get(node_id), None, lambda c: EvaluateReport.from_content(c, order)
+            )
+            if not isinstance(report, Failure):
+                return report
+        return EvaluateReport(first, last, [math.nan], [math.nan], [info.metric_name])
+
+    work = Workload(
+        arrays=arrays,
+        parameter_names=info.parameter_names,
+        num_samples=size,
+        data=f"{info.num_samples:,} samples" if info.num_samples else f"epochs of {size:,} samples",
+        data_fingerprint=f"{info.num_samples} samples" if info.num_samples else "",
+        model_fingerprint=info.fingerprint,
+        num_test=int(info.evaluate_every >= 0),
+        evaluation_batch_size=1,
+        evaluate_slice=by_another,
+        to_metrics=EvaluateReport.metrics,
+        metric_name=info.metric_name or "accuracy",
+        metric_mode=info.metric_mode or "max",
+        assets={},
+    )
+    return work, config
+
+
+def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord]:
+    return SessionInfo.from_content(content), content.array_records[ARRAYS]
+
+
+def _end(grid: LocalGrid, arrays: ArrayRecord) -> None:
+    """Hand the final model to the scripts, and wait until they have ended."""
+    content = RecordDict({ARRAYS: arrays})
+    messages = [Message(content, node_id, QUERY_END) for node_id in grid.get_node_ids()]
+    replies_to(grid, messages, timeout=None)
+
+
+class _WorkerLogs:
+    """Files ``worker-<n>.log`` in the results folder; kept in memory until there is one."""
+
+    def __init__(self) -> None:
+        self._lock, self._folder = threading.Lock(), Path()
+        self._lines: dict[int, list[str]] = {}
+        self._has_folder = False
+
+    def add(self, rank: int, line: str) -> None:
+        """Add a line that a worker has printed."""
+        with self._lock:
+            self._lines.setdefault(rank, []).append(line)
+
+    def write_to(self, folder: Path) -> None:
+        """Write to this folder from now on."""
+        self._folder, self._has_folder = folder, True
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what has been added."""
+        if not self._has_folder:
+            return
+        with self._lock:
+            lines, self._lines = self._lines, {}
+        for rank, new in lines.items():
+            with (self._folder / f"worker-{rank}.log").open("a", errors="replace") as file:
+                file.writelines(f"{line}\n" for line in new)

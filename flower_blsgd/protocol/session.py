@@ -1,0 +1,48 @@
+"""What a training script tells the launcher before the first round."""
+
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from .records import ARRAYS, CONFIG, from_wire, to_wire
+
+SCRIPT_JOIN, SCRIPT_END = "script_join", "script_end"
+QUERY_JOIN, QUERY_END = f"query.{SCRIPT_JOIN}", f"query.{SCRIPT_END}"
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What the script of a worker has told its session.
+
+    Parameters
+    ----------
+    num_samples : int
+        Size of the data set of the session's sampler; 0 without one.
+    batch_size : int
+        Samples of the first step, if it came before the first order; else 0.
+    evaluate_every : int
+        Samples between two evaluations; 0 for one epoch, -1 without a function to evaluate.
+    metric_name, metric_mode : str
+        The figure by which models are compared, and "max" or "min"; empty without a function.
+    fingerprint : str
+        `model_fingerprint` of the model.
+    parameter_names : list of str
+        Names of its parameters that are sent.
+    """
+
+    num_samples: int = field(metadata={"limits": 0})
+    batch_size: int = field(metadata={"limits": 0})
+    evaluate_every: int = field(metadata={"limits": -1})
+    metric_name: str
+    metric_mode: str = field(metadata={"limits": ("max", "min", "")})
+    fingerprint: str
+    parameter_names: list[str]
+
+    def to_records(self, arrays: ArrayRecord) -> RecordDict:
+        """Return the content of the reply, with the initial model."""
+        return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(to_wire(self))})
+
+    @classmethod
+    def from_content(cls, content: RecordDict) -> "SessionInfo":
+        """Read the content of a reply; ProtocolError if it is not one."""
+        return cls(**from_wire(cls, content.config_records.get(CONFIG, ConfigRecord())))

@@ -1,0 +1,133 @@
+"""The ClientApp of ``blsgd launch``: messages are answered by the user's script.
+
+The script runs as ``__main__`` in the main thread of the worker's process. Messages arrive in
+another thread.
+"""
+
+import runpy
+import sys
+import traceback
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from ..grids.app_call import accept_views, set_main_program
+from ..protocol import ARRAYS, CONFIG, MOMENTUM, EvaluateOrder, EvaluateReport, ProfileQuery, TrainOrder, TrainReport
+from ..protocol.session import SCRIPT_END, SCRIPT_JOIN
+from ..worker.profile import answer_profile, worker_of
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+ARGUMENTS = "script-arguments"
+"""Key of the run config: the script and its arguments, separated by zero bytes."""
+
+MAIN_RANK = "script-main-rank"
+"""Key of the run config: the partition id of the main worker."""
+
+app = ClientApp()
+accept_views(app)
+
+
+def _run_script(context: Context) -> None:
+    """Run the user's script as ``__main__``."""
+    import torch
+
+    from .exchange import Exchange, set_exchange
+
+    worker, config = worker_of(context), context.run_config
+    script, *arguments = str(config[ARGUMENTS]).split("\0")
+    rank = int(context.node_config["partition-id"])
+    if worker.device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(worker.device))
+    seed, batch_size = int(config["seed"]), int(config["batch-size"])
+    exchange = Exchange(worker, rank, seed, batch_size, is_main=rank == config[MAIN_RANK])
+    set_exchange(exchange)
+    _started.set_result(exchange)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            exchange.end(None)
+            return
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+        exchange.end(error)
+        raise
+    exchange.end(None)
+
+
+_started: "Future[Exchange]" = Future()
+"""The exchange of this process, made by its main thread."""
+
+set_main_program(app, _run_script)
+
+
+@app.query("profile")
+def profile(message: Message, context: Context) -> Message:
+    """Reply with the worker's profile when the script waits for its first order."""
+    from .exchange import Measure
+
+    exchange, query = _exchange(), ProfileQuery.from_message(message)
+    joined = exchange.joined.result()
+    seconds = 0.0
+    if query.calibrate and not exchange.worker.seconds_per_step:
+        seconds = exchange.do(Measure(query.seconds))
+    info = joined.info
+    data = f"{info.num_samples} samples" if info.num_samples else ""
+    return answer_profile(message, context, data, seconds, info.fingerprint)
+
+
+@app.query(SCRIPT_JOIN)
+def joined(message: Message, context: Context) -> Message:
+    """Reply with what the script has told its session, and with its initial model."""
+    joined = _exchange().joined.result()
+    return Message(joined.info.to_records(joined.arrays()), reply_to=message)
+
+
+@app.query("momentum")
+def momentum(message: Message, context: Context) -> Message:
+    """Reply with the state of the script's optimizer, for a checkpoint."""
+    kept = _exchange().joined.result().momentum()
+    return Message(RecordDict({MOMENTUM: kept}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Reply with the script's model after the steps of an order."""
+    from .exchange import Train
+
+    exchange = _exchange()
+    exchange.joined.result()
+    report: TrainReport = exchange.do(Train(TrainOrder.from_message(message)))
+    return report.to_reply(message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Reply with the figures of the script's function."""
+    from .exchange import Evaluate
+
+    exchange = _exchange()
+    exchange.joined.result()
+    report: EvaluateReport = exchange.do(Evaluate(EvaluateOrder.from_message(message, 1)))
+    return report.to_reply(message)
+
+
+@app.query(SCRIPT_END)
+def end(message: Message, context: Context) -> Message:
+    """Hand over the final model, and reply when the script has ended."""
+    from .exchange import End
+
+    exchange = _exchange()
+    exchange.do(End(message.content.array_records[ARRAYS]))
+    return Message(RecordDict({CONFIG: ConfigRecord()}), reply_to=message)
+
+
+def _exchange() -> "Exchange":
+    return _started.result()

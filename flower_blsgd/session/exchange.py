@@ -1,0 +1,166 @@
+"""Exchange of orders and results between the script and the thread that answers messages."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord
+
+from ..errors import UsageError
+from ..grids.worker_spec import WorkerSpec
+from ..protocol import EvaluateOrder, EvaluateReport, TrainOrder, TrainReport
+from ..protocol.session import SessionInfo
+
+
+@dataclass(frozen=True)
+class Train:
+    """An order to train."""
+
+    order: TrainOrder
+    result: "Future[TrainReport]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """An order to measure the seconds per step, for about so many seconds."""
+
+    seconds: float
+    result: "Future[float]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """An order to evaluate a model."""
+
+    order: EvaluateOrder
+    result: "Future[EvaluateReport]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of the run, with the final model."""
+
+    arrays: ArrayRecord
+    result: "Future[None]" = field(default_factory=Future)
+
+
+Work = Train | Measure | Evaluate | End
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a script has told its session before the first order.
+
+    Parameters
+    ----------
+    info : SessionInfo
+        What the launcher needs to know.
+    arrays : callable
+        Returns the tensors of the model that are sent.
+    momentum : callable
+        Returns the state of the optimizer.
+    """
+
+    info: SessionInfo
+    arrays: Callable[[], ArrayRecord]
+    momentum: Callable[[], ArrayRecord]
+
+
+class Exchange:
+    """Both sides of a script that runs as a worker.
+
+    The script waits for work in `next_work`. The thread that answers messages hands work over with
+    `do`, and waits for its result. When the script ends, work that is not done fails.
+
+    Parameters
+    ----------
+    worker : WorkerSpec
+        The worker.
+    rank : int
+        Its partition id, from 0.
+    seed : int
+        Seed of the run.
+    batch_size : int
+        Samples per step.
+    is_main : bool
+        Whether this is the first worker that trains.
+    """
+
+    def __init__(
+        self, worker: WorkerSpec, rank: int, seed: int, batch_size: int, is_main: bool
+    ) -> None:
+        self.worker, self.rank, self.seed, self.batch_size = worker, rank, seed, batch_size
+        self.is_main = is_main
+        self.joined: Future[Joined] = Future()
+        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._current: Work | None = None
+        self._lock = threading.Lock()
+        self.ended: Future[None] = Future()
+        """Set when the script has ended, with the error if it raised one."""
+
+    # --- the script's side
+
+    def ready(self, joined: Joined) -> None:
+        """Say that the script waits for its first order."""
+        self.joined.set_result(joined)
+
+    def next_work(self) -> Work:
+        """Wait for work, and return it."""
+        return self._work.get()
+
+    def end(self, error: BaseException | None) -> None:
+        """Note that the script has ended; all work fails from now on, except `End`."""
+        with self._lock:
+            if self.ended.done():
+                return
+            if error is None:
+                self.ended.set_result(None)
+            else:
+                self.ended.set_exception(error)
+            if not self.joined.done():
+                self.joined.set_exception(self._reason())
+            current, self._current = self._current, None
+            self._finish(current)
+
+    # --- the side of the messages
+
+    def do(self, work: Any) -> Any:
+        """Hand work to the script, and return the result; raises what the script raised."""
+        with self._lock:
+            self._current = work
+            if self.ended.done():
+                self._finish(work)
+            else:
+                self._work.put(work)
+        return work.result.result()
+
+    def _finish(self, work: Work | None) -> None:
+        if work is None or work.result.done():
+            return
+        if isinstance(work, End) and self.ended.exception() is None:
+            work.result.set_result(None)
+        else:
+            work.result.set_exception(self._reason())
+
+    def _reason(self) -> BaseException:
+        return self.ended.exception() or UsageError(
+            "the script ended before the run was over; continue to train until session.done, as in "
+            "`while not session.done: for batch in loader: ...`"
+        )
+
+
+_exchange: Exchange | None = None
+
+
+def set_exchange(exchange: Exchange | None) -> None:
+    """Set the exchange of this process; `join` uses it."""
+    global _exchange
+    _exchange = exchange
+
+
+def this_exchange() -> Exchange | None:
+    """Return the exchange of this process; None without ``blsgd launch``."""
+    return _exchange

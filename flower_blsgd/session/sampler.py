@@ -1,0 +1,60 @@
+"""Sampler of a session: which samples this worker trains on."""
+
+from collections.abc import Iterator, Sized
+from typing import TYPE_CHECKING
+
+from torch.utils.data import Sampler
+
+from ..algorithm.randomness import generator
+from ..algorithm.sampling import permutation_stream
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class SessionSampler(Sampler[int]):
+    """Samples of this worker; see `Session.sampler`."""
+
+    def __init__(self, session: "Session", dataset: Sized, by_loss: bool) -> None:
+        if len(dataset) < 1:
+            raise ValueError("session.sampler: the data set is empty")
+        self._session, self._num_samples, self._by_loss = session, len(dataset), by_loss
+        self._passes = 0
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        if self._session.is_alone:
+            self._passes += 1
+            order = generator(self._session.seed, "session", self._passes)
+            yield from order.permutation(self._num_samples).tolist()
+            return
+        self._session.wait_for_first_order()
+        yield from self._by_order() if self._by_loss else self._stream()
+
+    def _by_order(self) -> Iterator[int]:
+        """Yield the samples of the current order, then of the next one if it is there by then."""
+        last = None
+        while (order := self._session.order) is not None and order is not last:
+            yield from order.indices.tolist()
+            last = order
+
+    def _stream(self) -> Iterator[int]:
+        """Yield this worker's part of each round's block of the stream, ahead of the orders.
+
+        A loader that reads ahead asks for the samples of later rounds before their orders arrive.
+        They are known as long as no worker's steps change.
+        """
+        part, start, seed = (0, 0, 0), 0, self._session.run_seed
+        before_orders = generator(self._session.seed, "session-measure", 0)
+        while not self._session.done:
+            now = self._session.part_of_stream
+            if now is None:  # while speeds are measured
+                yield int(before_orders.integers(self._num_samples))
+                continue
+            first, stride, count = now
+            if (first % stride, stride, count) != part:
+                part, start = (first % stride, stride, count), first
+            yield from permutation_stream(seed, self._num_samples, start, count).tolist()
+            start += stride

@@ -1,0 +1,72 @@
+"""Length of a run."""
+
+from dataclasses import asdict, dataclass
+
+from .planner import Planner
+
+NO_LIMIT = 1_000_000
+"""A number of epochs that no run reaches."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a run; the first one that is reached ends it. 0 is no limit.
+
+    Parameters
+    ----------
+    epochs, rounds, samples : int (default: 0)
+        Number of epochs, of communication rounds, and of samples trained on by all workers.
+    seconds : float (default: 0)
+        Training time in seconds, without evaluation.
+
+    Raises
+    ------
+    ValueError
+        If there is no limit.
+    """
+
+    epochs: int = 0
+    seconds: float = 0.0
+    rounds: int = 0
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        if not any(asdict(self).values()):
+            raise ValueError("fit needs a budget: give epochs=, seconds=, rounds= or samples=")
+
+    def share(self, planner: Planner, used_seconds: float) -> float:
+        """Return the used share of the limit that is nearest; 1 or more at the end."""
+        used = self._used(planner, used_seconds)
+        return max(used[name] / limit for name, limit in asdict(self).items() if limit)
+
+    def used_up(self, planner: Planner, used_seconds: float) -> str:
+        """Return which limit is reached, such as ``"3 of 3 epochs done"``; empty if none is.
+
+        A limit of epochs is reached at the end of an epoch.
+        """
+        used = self._used(planner, used_seconds)
+        for name, limit in asdict(self).items():
+            if limit and used[name] >= limit and (name != "epochs" or planner.epoch_ended):
+                number = f"{used[name]:.1f}" if name == "seconds" else f"{round(used[name]):,}"
+                return f"{number} of {self._words(name)} done"
+        return ""
+
+    def __str__(self) -> str:
+        names = [name for name, limit in asdict(self).items() if limit]
+        if len(names) > 1 and self.epochs >= NO_LIMIT:
+            names.remove("epochs")
+        return ", or ".join(map(self._words, names[::-1]))
+
+    def _words(self, name: str) -> str:
+        limit = getattr(self, name)
+        if name == "seconds":
+            return f"{limit:g} seconds of training"
+        return f"{limit:,} {name.removesuffix('s') if limit == 1 else name}"
+
+    def _used(self, planner: Planner, used_seconds: float) -> dict[str, float]:
+        return {
+            "epochs": planner.epochs_done,
+            "seconds": used_seconds,
+            "rounds": planner.rounds_total,
+            "samples": planner.samples_trained,
+        }
