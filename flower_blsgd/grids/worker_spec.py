@@ -110,13 +110,13 @@ class WorkerOptions:
     """
 
     tier: Tier = _row(
-        "", "tier", "whether it counts as fast or slow; by default its speed decides",
+        "", "tier", "tier of the worker; derived from its speed by default",
         choices=("fast", "slow"),
     )  # fmt: skip
     steps: int = _row(0, "steps", "local steps per round", 1)
-    batch_size: int = _row(0, "batch", "samples per step, instead of `batch-size`", 2)
+    batch_size: int = _row(0, "batch", "samples per step, instead of the setting `batch-size`", 2)
     precision: str = _row(
-        "", "precision", "precision of its computations, instead of `precision`", choices=PRECISIONS
+        "", "precision", "precision, instead of the setting `precision`", choices=PRECISIONS
     )
     role: Role = _row(
         "train", "role", "`evaluate`: evaluate the model while the others train",
@@ -127,9 +127,11 @@ class WorkerOptions:
         0.0, "seconds-per-step", "seconds per step with its batch size; measured by default"
     )
     seconds_per_step_alone: float = _row(
-        0.0, "seconds-per-step-alone", "the same while no other worker computes"
+        0.0, "seconds-per-step-alone", "seconds per step while no other worker computes"
     )
-    name: str = _row("", "name", "name in logs and results, by which it is recognized on return")
+    name: str = _row(
+        "", "name", "name in logs and results; identifies the worker when it reconnects"
+    )
 
     def given_options(self) -> dict[str, bool | float | int | str]:
         """Return the options that are given, by key."""
