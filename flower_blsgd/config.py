@@ -201,7 +201,7 @@ class RunConfig:
         if self.choices.local_steps_fast == "auto" and self.choices.epoch == "table":
             raise UsageError(
                 'local-steps-fast = "auto" cannot be combined with epoch = "table", which '
-                'reproduces printed numbers; set a number, or epoch = "samples"'
+                'reproduces numbers of the paper; set a number, or epoch = "samples"'
             )
         if self.nesterov and self.momentum == 0:
             raise UsageError("nesterov = true requires momentum above 0, but momentum = 0.0")

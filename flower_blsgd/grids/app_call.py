@@ -23,7 +23,7 @@ _VIEWS = "blsgd_accepts_views"
 
 
 def accept_views(app: ClientApp) -> None:
-    """Let a ClientApp receive arrays that are views on shared memory, instead of copies.
+    """Let a ClientApp receive arrays that are views of shared memory, instead of copies.
 
     The app must not write to them or keep them after the call; it may keep copies.
     """

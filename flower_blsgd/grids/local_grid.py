@@ -40,15 +40,15 @@ _JOIN_SECONDS = 10.0
 class LocalGrid(MailboxGrid):
     """A Flower grid that runs any ClientApp in one process per worker, pinned to its device.
 
-    Arrays travel in shared memory. The arrays of a reply are views on it, which Flower's own
+    Arrays travel in shared memory. The arrays of a reply are views of it, which Flower's own
     strategies accept. A ClientApp gets copies, unless `accept_views` was called for it.
 
     The processes start with the first message, after all checks. They end with `close`, at the end
     of a ``with`` block, and when this process ends for any reason.
 
     If a worker's process dies, its message fails immediately with an error reply. The other workers
-    continue, and the process starts again with empty state. A process that has not answered
-    within the timeout of `send_and_receive` is killed and starts again, too.
+    continue, and the process restarts with empty state. A process that has not answered within the
+    timeout of `send_and_receive` is killed and restarts, too.
 
     Parameters
     ----------
@@ -62,8 +62,8 @@ class LocalGrid(MailboxGrid):
         The run config of the ClientApp. Its setting ``threads``, if present, is the number of
         compute threads of each worker; 0 for one per core.
     setup : callable, optional
-        Function to call in every process before the app is loaded. It travels by value, so it may
-        be defined anywhere. Large tensors in it become shared memory.
+        Function to call in every process before the app is loaded. It is pickled by value, so it
+        may be defined anywhere. Large tensors in it are moved to shared memory.
 
     Raises
     ------
@@ -128,7 +128,7 @@ class LocalGrid(MailboxGrid):
         return self._run
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes, including those whose process is about to start again."""
+        """Return all nodes, including those whose process is about to restart."""
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -137,7 +137,7 @@ class LocalGrid(MailboxGrid):
         Raises
         ------
         ValueError
-            If a message has an unknown node.
+            If a message is addressed to an unknown node.
         UsageError
             If there is not enough memory for the arrays.
         """
