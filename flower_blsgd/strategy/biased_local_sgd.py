@@ -64,7 +64,7 @@ class BiasedLocalSGD(FedAvg):
     Parameters
     ----------
     num_samples : int
-        N, the number of training samples; every worker must be able to read all of them.
+        N, the number of training samples. Every worker must be able to read all of them.
     batch_size : int (default: 32)
         Samples per local step, >= 2; ``batch=`` of a worker overrides it.
     local_steps : int, "auto" or StepPolicy (default: 32)

@@ -166,7 +166,7 @@ class WorkerEvaluation:
     # --- by workers with role=evaluate, while the others train
 
     def begin(self, end: EpochEnd) -> bool:
-        """Let workers with ``role=evaluate`` evaluate a model; return False if there are none.
+        """Let workers with ``role=evaluate`` evaluate a model; return False without such workers.
 
         While they are busy, the model waits. It replaces another waiting model.
         """

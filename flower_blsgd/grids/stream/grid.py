@@ -58,7 +58,7 @@ def stream(
         Arguments of the ServerApp's function.
     transport : {"auto", "stream", "messages"}, optional
         ``"auto"`` streams on a deployment and returns other grids unchanged. ``"messages"`` returns
-        every grid unchanged. ``"stream"`` refuses other grids. None reads the run config's
+        every grid unchanged. ``"stream"`` rejects other grids. None reads the run config's
         ``transport``, which defaults to ``"auto"``.
     address : str, optional
         Address of `StreamGrid`. None reads the run config's ``stream-address``.
@@ -118,7 +118,7 @@ class StreamGrid(MailboxGrid):
     connect, gets Flower's plain messages, and a log line names it.
 
     If a connection breaks, the grid does not list the node until it reconnects. Messages to it wait
-    until the caller's timeout, while other nodes continue. A reply that it computed meanwhile
+    until the caller's timeout, while other nodes continue. A reply that the node computed meanwhile
     arrives if it is still expected. When Flower reports that the node is gone, its messages get an
     error reply. A SuperNode that restarts gets a new session.
 
@@ -255,7 +255,7 @@ class StreamGrid(MailboxGrid):
         Raises
         ------
         FrameError
-            If one holds arrays that a stream cannot carry.
+            If a message holds arrays that a stream cannot carry.
         """
         ids: list[str] = []
         streamed: list[Message] = []
@@ -280,7 +280,7 @@ class StreamGrid(MailboxGrid):
         return ids
 
     def _push_plain(self, message: Message) -> str:
-        """Send a message by Flower's own grid; return its id, which Flower chooses."""
+        """Send a message through Flower's own grid; return its id, which Flower chooses."""
         with self._grid_lock:
             # Flower returns None for a refused message, and nothing for one that is too large.
             for message_id in filter(None, self._grid.push_messages([message])):
