@@ -45,7 +45,7 @@ class TrainResult:
     loss : float or None
         Mean test loss in the last evaluation.
     folder : Path
-        Results folder with metrics, pictures and model.
+        Results folder with metrics, plots and model.
     summary : dict
         Content of ``summary.json``.
     """
@@ -70,8 +70,7 @@ def train(
     """Train on the devices of this machine.
 
     Works in notebooks, and in scripts without ``if __name__ == "__main__"``, because workers do not
-    import the script. Its definitions are sent to them by value, and large tensors as shared memory
-    that all workers use.
+    import the script. They get its definitions by value, and large tensors in shared memory.
 
     Parameters
     ----------
@@ -93,7 +92,7 @@ def train(
     quiet : bool (default: False)
         Print nothing.
     **settings
-        Any other setting of docs/settings.md, in snake_case: ``epochs=100``, ``batch_size=32``,
+        Any other setting in docs/settings.md, in snake_case: ``epochs=100``, ``batch_size=32``,
         ``learning_rate=0.1``, ``out="my-run"``. ``steps``, ``sampler``, ``weights`` and
         ``selection`` also accept an object.
 
@@ -194,7 +193,7 @@ class Evaluation:
     accuracy : float or None
         Accuracy in [0, 1]; None if the metric is another one.
     metric : float
-        Figure of the metric.
+        Value of the metric.
     loss : float
         Mean over the samples.
     metric_name : str
@@ -254,9 +253,9 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate a run's model on the whole test set.
 
-    This is the test set even if the run was evaluated on a validation share: choose settings on the
-    validation share, and evaluate the choice once with this function. Only if the data have no test
-    set, it is the validation share of the run.
+    The test set is also used if the run had a validation set. Choose settings on the validation
+    set, and evaluate the chosen model once with this function. If the data have no test set, the
+    validation set of the run is used.
 
     Parameters
     ----------
@@ -319,6 +318,11 @@ def _load_task(config: RunConfig, task: Task | None, data: str) -> Task:
         return task
     if config.task == GIVEN_IN_PYTHON:
         raise UsageError(_NOT_SAVED + "load(run, task=...)")
+    if config.is_script:
+        raise UsageError(
+            f"the run trained the model of {config.task}; load its model.safetensors into that "
+            "model with model.load_state_dict(load_file(...), strict=False)"
+        )
     settings = {**config.task_settings, "data": data or config.data}
     return load_task(**settings, prefer_test=True)
 

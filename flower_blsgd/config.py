@@ -204,7 +204,7 @@ class RunConfig:
         if self.choices.local_steps_fast == "auto" and self.choices.epoch == "table":
             raise UsageError(
                 'local-steps-fast = "auto" cannot be combined with epoch = "table", which '
-                'reproduces printed numbers; set a number, or epoch = "samples"'
+                'reproduces numbers of the paper; set a number, or epoch = "samples"'
             )
         if self.nesterov and self.momentum == 0:
             raise UsageError("nesterov = true requires momentum above 0, but momentum = 0.0")
@@ -235,6 +235,11 @@ class RunConfig:
         preset = ALGORITHMS[self.algorithm]
         names = (field.name for field in dataclasses.fields(preset))
         return Choices(**{name: getattr(self, name) or getattr(preset, name) for name in names})
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the task is a training script of ``blsgd launch``."""
+        return self.task.endswith(".py")
 
     @property
     def task_options(self) -> dict[str, Any]:

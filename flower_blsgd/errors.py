@@ -13,7 +13,7 @@ class UsageError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the known words nearest to `word`: ``"did you mean a or b?"``."""
+    """Return a hint with the known words nearest to `word`: ``"did you mean a or b?"``."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
     same_letter = [name for name in known if name[:1] == word[:1]]

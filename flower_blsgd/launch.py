@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from rich.console import Console
 
@@ -152,7 +152,7 @@ def _workload(grid: Grid, config: RunConfig, main: int) -> tuple[Workload, RunCo
         num_test=int(info.evaluate_every >= 0),
         evaluation_batch_size=1,
         evaluate_slice=by_another,
-        to_metrics=EvaluateReport.metrics,
+        to_metrics=_metrics,
         metric_name=info.metric_name or "accuracy",
         metric_mode=info.metric_mode or "max",
         assets={},
@@ -162,6 +162,12 @@ def _workload(grid: Grid, config: RunConfig, main: int) -> tuple[Workload, RunCo
 
 def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord]:
     return SessionInfo.from_content(content), content.array_records[ARRAYS]
+
+
+def _metrics(report: EvaluateReport) -> MetricRecord:
+    """Return the figures of a script's function; none if no worker could evaluate."""
+    figures = report.metrics()
+    return MetricRecord({name: v for name, v in figures.items() if not math.isnan(v)})  # type: ignore[arg-type]
 
 
 def _end(grid: LocalGrid, arrays: ArrayRecord) -> None:

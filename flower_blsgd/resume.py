@@ -14,14 +14,17 @@ from .config import CHANGEABLE, RunConfig
 from .errors import UsageError
 from .results.folder import RunFolder, alone_in, read_config
 from .results.recorder import RunRecorder
-from .results.summary import blsgd_run, versions
+from .results.summary import blsgd_command, versions
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .tasks import GIVEN_IN_PYTHON
 
 RUN = "run"
 """Key of a checkpoint for the settings, the versions and the recorder of its run."""
 
-_FOR_MORE = {"stop-at": "stop-at-accuracy=0", "patience": "patience=0", "second": "seconds=N"}
+_FOR_MORE = {
+    **{"stop-at": "stop-at-accuracy=0", "patience": "patience=0", "second": "seconds=N"},
+    **{"round": "rounds=N", "sample": "samples=N"},
+}
 """Setting that lets a finished run continue, by a word of `RunRecorder.why_over`; else epochs."""
 
 
@@ -87,7 +90,7 @@ def open_run_to_resume(given: RunConfig, complete: bool) -> Iterator[ResumedRun 
             raise UsageError(
                 f"{_shown(folder)} has no checkpoint: it ended before the first one, or had "
                 "keep-checkpoints = 0; start again: "
-                f"{blsgd_run('-c', str(folder / 'config.toml'), *out)}"
+                f"{blsgd_command(of_run, '-c', str(folder / 'config.toml'), *out)}"
             )
         with _readable(checkpoint):
             began = RunConfig.from_run_config(checkpoint.values[RUN]["config"])
@@ -137,7 +140,7 @@ def resume_command(config: RunConfig, folder: Path, setting: str = "") -> str:
     if config.task == GIVEN_IN_PYTHON:
         more = setting and f", {setting.replace('-', '_')}"
         return f"train(task, resume={_shown(folder)!r}{more})"
-    return blsgd_run("--resume", _shown(folder), *(["-s", setting] if setting else []))
+    return blsgd_command(config, "--resume", _shown(folder), *(["-s", setting] if setting else []))
 
 
 def _shown(folder: Path) -> str:

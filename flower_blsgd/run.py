@@ -222,6 +222,8 @@ def _workload_of_task(
     grid: Grid, config: RunConfig, given: Task | None
 ) -> tuple[Workload, RunConfig]:
     """Return the workload of the given task, or of the one that the settings name."""
+    if config.is_script:
+        raise UsageError(f"task = {config.task!r} is a training script; use blsgd launch")
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
     task = load_own_task(config, given)
     model = task.initial_model(derived_seed(config.seed, "model"))

@@ -209,10 +209,14 @@ def test_run_given_its_task_looks_none_up_and_compares_data_and_model_with_the_w
     assert summary["accuracy"] == evaluate_run("runs/latest", own, device="cpu").accuracy > 0.5
     other = replace(own, train=(own.train[0] + 1, own.train[1]))
     line = refusal(train_on, grid_of(config), config, task=other)
-    assert line.startswith(f"worker fast-0 (cpu:{CORE}) has other training data than the server")
+    assert line.startswith(
+        f"worker fast-0 (cpu:{CORE}) has different training data than the server"
+    )
     other = replace(own, model=lambda: nn.Linear(3, 3))
     line = refusal(train_on, grid_of(config), config, task=other)
-    assert line.startswith(f"worker fast-0 (cpu:{CORE}) has another model than the server; install")
+    assert line.startswith(
+        f"worker fast-0 (cpu:{CORE}) has a different model than the server; install"
+    )
 
 
 def test_run_draws_nothing_from_the_callers_generator() -> None:

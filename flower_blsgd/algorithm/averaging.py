@@ -72,7 +72,7 @@ class PerSampleWeighting(LoadWeighting):
 
     With equal workers this is the plain average, and with one step each it is SGD on the
     concatenated batch. In terms of FedNova (Wang et al. 2020), p_i is the share of the samples,
-    tau_eff = tau_r, and momentum is kept. ``docs/theory.md`` says when it helps.
+    tau_eff = tau_r, and momentum is kept. ``docs/theory.md`` explains when it helps.
     """
 
     scales_updates: ClassVar[bool] = True
@@ -80,7 +80,7 @@ class PerSampleWeighting(LoadWeighting):
     def update_scales(
         self, weights: Sequence[float], completed_steps: Sequence[int]
     ) -> list[float]:
-        """Return s_i = w_i tau_r / tau_i for the load weights w_i; 0 if nothing was completed.
+        """Return s_i = w_i tau_r / tau_i for the load weights w_i; 0 without a completed step.
 
         >>> weighting = PerSampleWeighting()
         >>> weighting.update_scales(weighting.weights([8.0, 4.0, 0.0]), [4, 2, 0])
@@ -121,7 +121,7 @@ class NormalizedWeighting(EqualWeighting):
     momentum : float (default: 0.9)
         Momentum of the local steps; 0 for SGD without momentum and for AdamW.
     nesterov : bool (default: False)
-        Whether it is Nesterov momentum.
+        Whether to use Nesterov momentum.
     """
 
     momentum_buffers: ClassVar[str] = "reset"
@@ -133,7 +133,7 @@ class NormalizedWeighting(EqualWeighting):
     def update_scales(
         self, weights: Sequence[float], completed_steps: Sequence[int]
     ) -> list[float]:
-        """Return tau_eff p_i / a_i of each worker; 0 if it completed nothing.
+        """Return tau_eff p_i / a_i of each worker; 0 if it completed no step.
 
         >>> scales = NormalizedWeighting(0.9).update_scales([0.5, 0.5], [3, 1])
         >>> [round(scale, 4) for scale in scales]
@@ -227,7 +227,8 @@ def average_at_node(
     loads, completed_steps : sequence of float, of int
         One per worker; ValueError if all loads are 0.
     worker_weight : {"load", "equal"}
-        What a worker's weight is proportional to; 0 if it completed nothing.
+        Quantity that the weight of a worker is proportional to; the weight is 0 if it completed no
+        step.
     update_norms : sequence of float (default: ())
         `Weighting.update_norm` by completed steps, from 0 on. The tensors in `moving` are averaged
         by weight / norm.
@@ -250,9 +251,9 @@ def average_at_node(
 
 
 def node_weight(weighting: Weighting) -> str:
-    """Return what a worker's weight is proportional to: "load", "equal", or "" if unknown.
+    """Return the rule for the workers' weights on a node: "load", "equal", or "" if unknown.
 
-    Only with one of the two is the average of the nodes' averages the average of all workers. The
+    With "load" and "equal", the average of the nodes' averages is the average of all workers. The
     rule of a custom weighting is unknown.
     """
     rules: dict[type[Weighting], str] = {

@@ -35,14 +35,14 @@ from .selection import ActiveBias, ImportanceSampling, InfoBatch, Selection
 
 @dataclass(frozen=True)
 class TrainOn:
-    """Which workers train, and what the others do.
+    """Choice of the workers that train, and the task of the others.
 
     Parameters
     ----------
     fast_only : bool (default: False)
-        A slow worker is never sent an order.
+        Whether only fast workers get orders to train.
     slow_reduce : bool (default: False)
-        Each slow worker sums its slice of the fast ones' models, as the CPUs of BytePS do
+        Whether each slow worker sums a slice of the fast workers' models, as the CPUs of BytePS do
         (Jiang et al. 2020, "A Unified Architecture for Accelerating Distributed DNN Training");
         only with `fast_only`.
     """
@@ -60,11 +60,11 @@ class Choices:
     steps, sampler, weights, train_on : str
         Keys of `STEPS`, `SAMPLERS`, `WEIGHTS` and `TRAIN_ON`.
     momentum_buffers : {"keep", "reset", "average"} (default: "keep")
-        What happens to momentum between rounds.
+        Policy for momentum between rounds.
     local_steps_fast : int or "auto" (default: 32)
         tau of the fast workers.
     high_loss_to, epoch : str (default: "fast", "samples")
-        What the settings of these names mean where they are empty.
+        Defaults of the settings with these names.
     """
 
     steps: str
@@ -180,7 +180,7 @@ _given: dict[tuple[str, str], Any] = {}
 def register_part(setting: str, part: object) -> str:
     """Register an object as a part of the algorithm in this process, and return its name.
 
-    UsageError if it is no part of this kind. It replaces one of the same class.
+    It replaces an object of the same class. UsageError if it has the wrong base class.
     """
     base = _KINDS[setting][1]
     if base not in type(part).__mro__:  # a Protocol
@@ -205,7 +205,7 @@ def part_of(setting: str, name: str, settings: Settings) -> Any:
     Raises
     ------
     UsageError
-        If there is no such part, it cannot be created without arguments, or it has another base
+        If there is no such part, it cannot be created without arguments, or it has the wrong base
         class.
     """
     known, base = _KINDS[setting]

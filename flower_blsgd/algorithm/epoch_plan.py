@@ -95,7 +95,7 @@ class EpochPlan:
 
     @functools.cached_property
     def _deals(self) -> dict[int, tuple[SampleList, int, int, int]]:
-        """List of each worker, block size of the list, and the worker's part: start and size."""
+        """Each worker's list, its block size, and start and size of the worker's part of it."""
         per_round = self.shape.samples_per_round
         deals: dict[int, tuple[SampleList, int, int, int]] = {}
         for sample_list in self.sample_lists:
@@ -139,7 +139,7 @@ def plan_epoch(
     selected : Selected, optional
         The samples of the epoch; all N by default.
     last : EpochPlan, optional
-        Plan of the epoch before, if its workers are the same. If its lists are not used up, the
+        Plan of the previous epoch, if its workers are the same. If its lists are not used up, the
         new plan continues them.
 
     Raises
@@ -200,7 +200,8 @@ def round_shape(
         reproduces the communications per epoch in the paper's table. It uses B P, or the sum of
         the b_i if some are given.
     local_steps_fast : int
-        tau_fast of the run. In table mode synchronous SGD has this many rounds instead of one.
+        tau_fast of the run. In table mode, synchronous SGD has this many rounds where local SGD has
+        one.
     num_workers : int, optional
         P, including workers that do not train, as in the paper's table; by default all train.
     epoch_samples : int, optional
@@ -241,7 +242,7 @@ def round_shape(
         sizes_of = " with batch= of workers" if given else ""
         raise ValueError(
             f"batch-size = {batch_size}{sizes_of} is too large: one step of all {counted} workers "
-            f"needs more than the {num_samples} samples there are; {fix}"
+            f"needs more than the {num_samples} training samples; {fix}"
         )
     if mode == "samples":
         most, one = max(steps), (1,) * count

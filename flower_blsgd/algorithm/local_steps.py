@@ -1,7 +1,7 @@
 """Choose the local steps of each worker in one communication round (tau in the paper).
 
-Also chooses the samples per step if they differ between workers, and decides which changes of
-speed count.
+Also chooses the samples per step if they differ between workers, and decides which changes in speed
+are large enough to act on.
 """
 
 import math
@@ -13,7 +13,7 @@ DEFAULT_LOCAL_STEPS = 32
 """Default of tau_fast."""
 
 FAST_SPEED_RATIO = 0.7
-"""A worker without a named tier is fast if its speed ratio is above this."""
+"""A worker without a named tier is fast if its throughput exceeds this share of the highest."""
 
 MOST_AUTO_STEPS = 64
 """Upper limit of `fewest_steps`."""
@@ -29,7 +29,7 @@ _ONE_STEP_FITS = 0.75
 _SMALLEST_BATCH = 2
 
 Clock = Literal["wall", "device"]
-"""Speeds that count: measured with all workers computing, or with each worker alone."""
+"""How speeds are measured: with all workers computing, or with each worker alone."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class Participant:
 class StepPolicy(Protocol):
     """Rule for the local steps of every worker, given all workers.
 
-    Subclass it and implement `local_steps`; everything else has defaults. The tau_fast of an open
-    policy is chosen before the first round, by `fewest_steps`; `with_local_steps` sets it.
+    Subclass it and implement `local_steps`; everything else has defaults. A policy is *open* while
+    its tau_fast is not set. `fewest_steps` then chooses it before the first round, and
+    `with_local_steps` sets it.
     """
 
     follows_speeds: bool = False
@@ -128,7 +129,7 @@ def speed_ratios(
     """Return gamma of every worker; None if its seconds per step are unknown.
 
     gamma may be above 1: a worker with a smaller batch than the fastest one, and nearly as fast,
-    does more steps in the same time.
+    takes more steps in the same time.
 
     >>> speed_ratios([0.1, 0.2, 0.08], [64, 64, 16])
     [1.0, 0.5, 1.25]
@@ -196,8 +197,8 @@ class SameSteps(StepPolicy):
 class SystemAwareSteps(StepPolicy):
     """Local steps in proportion to the speed of each worker (the paper's method).
 
-    A fast worker does `local_steps_fast` steps. A slow one does `local_steps_slow` or, if that is
-    None, its speed ratio times `local_steps_fast`. An unknown speed ratio counts as 1. The
+    A fast worker takes `local_steps_fast` steps. A slow one takes `local_steps_slow` or, if that is
+    None, its speed ratio times `local_steps_fast`, rounded. An unknown speed ratio counts as 1. The
     ``given_steps`` of a worker take precedence.
 
     Parameters
@@ -207,11 +208,11 @@ class SystemAwareSteps(StepPolicy):
     local_steps_slow : int, optional
         Steps per round of every slow worker; None derives them from the speed ratios.
     shrink_slow_batch : bool (default: True)
-        A worker that is too slow for one step in a round gets a smaller batch, if its steps follow
-        from its speed.
+        Whether a worker that is too slow for one step in a round gets a smaller batch, if its steps
+        depend on its speed.
     all_by_speed : bool (default: False)
-        The steps of fast workers follow from their speed, too; for more than two speeds. The
-        fastest does `local_steps_fast`, and `local_steps_slow` must be None.
+        Whether the steps of fast workers also depend on their speeds; for more than two speeds. The
+        fastest worker takes `local_steps_fast`, and `local_steps_slow` must be None.
     """
 
     local_steps_fast: int | None = DEFAULT_LOCAL_STEPS

@@ -38,7 +38,7 @@ class OuterOptimizer(Protocol):
         before : mapping
             The global model at the start of the round.
         averaged : mapping
-            The average of their models after the round.
+            The average of the workers' models after the round.
         parameters : collection of str
             Names of the parameters. All other tensors, such as BatchNorm's statistics, and integer
             tensors are taken from `averaged`.
@@ -61,9 +61,9 @@ class OuterSGD(OuterOptimizer):
         x <- before + learning_rate v                    (Hsu et al. 2019, FedAvgM)
         x <- before + learning_rate (d + momentum v)     (nesterov)
 
-    DiLoCo found Nesterov best, with learning rate 0.7 and momentum 0.9, for many local steps
-    per round. The velocity starts at zero, in float32 or the parameter's wider dtype. It is kept in
-    this object, so each run needs a separate one.
+    The DiLoCo paper recommends Nesterov momentum, with learning rate 0.7 and momentum 0.9, for many
+    local steps per round. The velocity starts at zero, in float32 or the parameter's wider dtype.
+    It is kept in this object, so each run needs a separate one.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class OuterSGD(OuterOptimizer):
     momentum : float (default: 0.0)
         In [0, 1).
     nesterov : bool (default: False)
-        Whether it is Nesterov momentum.
+        Whether to use Nesterov momentum.
     """
 
     learning_rate: float

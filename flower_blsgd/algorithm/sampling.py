@@ -115,7 +115,7 @@ class SampleList:
     indices : numpy.ndarray
         int32, in the order of training.
     members : tuple of int
-        Indices of the workers among the participants, ascending.
+        Indices of the workers in `EpochRequest.participants`, ascending.
     """
 
     indices: IntArray
@@ -133,7 +133,7 @@ class EpochRequest:
     epoch : int
         Counted from 1.
     rounds : int
-        Communication rounds of this epoch, or of the sampler's `horizon`.
+        Number of communication rounds of this epoch, or of the sampler's `horizon`.
     participants : tuple of Participant
         All workers that train, in worker order.
     samples_per_round : tuple of int
@@ -175,8 +175,8 @@ class Sampler(Protocol):
     def horizon(self, num_samples: int, samples_per_round: int) -> int | None:
         """Return the number of rounds that the lists cover, >= 1; None for one epoch.
 
-        After these rounds, in this epoch or a later one, the sampler is called again. An epoch
-        with other workers or steps also begins with new lists.
+        After these rounds, in this epoch or a later one, the sampler is called again. An epoch with
+        different workers or steps also begins with new lists.
         """
         return None
 
@@ -200,9 +200,9 @@ class UniformSampler(Sampler):
 
 @dataclass(frozen=True)
 class SeparatedSampler(Sampler):
-    """Hard samples and a random rest for one tier, a uniform draw for the other (the paper).
+    """High-loss and uniformly drawn samples for one tier, only uniform ones for the other.
 
-    The two draws are independent, so they may overlap.
+    The paper's method. The draws of the two tiers are independent, so they may overlap.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ class SeparatedSampler(Sampler):
         lambda: share of the tier's samples with the highest recorded losses, in [0, 1]; the rest
         is drawn uniformly.
     high_loss_to : {"fast", "slow"} (default: "fast")
-        Tier that gets the hard samples; in the paper the fast one.
+        Tier that gets the high-loss samples; in the paper the fast one.
     """
 
     needs_both_tiers = True
@@ -255,10 +255,10 @@ class SeparatedSampler(Sampler):
 
 @dataclass(frozen=True)
 class UnifiedSampler(SeparatedSampler):
-    """Hard samples and a random rest for one tier, the remaining samples for the other.
+    """High-loss and uniformly drawn samples for one tier, the remaining ones for the other.
 
-    No sample is in both draws, unless too few remain; the missing ones are then drawn uniformly
-    from all samples. The parameters are those of `SeparatedSampler`.
+    No sample is in both draws, unless too few samples remain for the other tier. The missing ones
+    are then drawn uniformly from all samples. The parameters are those of `SeparatedSampler`.
     """
 
     disjoint: ClassVar[bool] = True

@@ -28,8 +28,8 @@ class LearningRate:
     warmup_epochs : float (default: 0)
         Epochs in which the rate grows linearly, round by round.
     schedule : {"steps", "cosine", "linear"} (default: "steps")
-        ``"steps"`` uses the decays. The others ignore them, and fall from `base` at the end of the
-        warm-up to 0 at the end of the budget.
+        ``"steps"`` uses the decays. The others ignore them, and decrease from `base` at the end of
+        the warm-up to 0 at the end of the budget.
     """
 
     base: float

@@ -1,7 +1,8 @@
 """Select the samples of an epoch; the sampler then distributes only these to the workers.
 
-A selection works with every step policy, and with every sampler except `UnifiedSampler`. To add
-one, subclass `Selection`. Built-in selections are rows of ``SELECTIONS`` in ``catalog.py``.
+A selection works with every step policy, and with every sampler except `UnifiedSampler` and those
+that override ``horizon``. To add one, subclass `Selection`. Built-in selections are rows of
+``SELECTIONS`` in ``catalog.py``.
 """
 
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class ImportanceSampling(Selection):
     Parameters
     ----------
     share : float (default: 0.7)
-        M / N, in (0, 1]; InfoBatch keeps about the default.
+        M / N, in (0, 1]. With the default, an epoch has about as many samples as with `InfoBatch`.
     """
 
     unbiased: ClassVar[bool] = True
@@ -153,8 +154,8 @@ class ActiveBias(ImportanceSampling):
 
     "Threshold closeness" of Chang, Learned-Miller and McCallum (NeurIPS 2017, arXiv 1704.07433):
     the score is p (1 - p), where p = exp(-loss) is the probability of the correct class with cross
-    entropy. They use the mean p of all epochs, here it is that of the last record. Their other
-    score, the variance of p, would need a history.
+    entropy. The paper uses the mean p of all epochs; here, p is that of the last recorded loss. The
+    paper's other score, the variance of p, would need a history of losses.
     """
 
     unbiased = False

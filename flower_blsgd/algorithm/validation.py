@@ -55,8 +55,8 @@ def checked_selected(selection: Selection, selected: Any, num_samples: int) -> S
     listed = indices.dtype == np.int32 and indices.ndim == 1 and len(indices) > 0
     if not listed or indices[0] < 0 or indices[-1] >= num_samples or (np.diff(indices) < 1).any():
         raise UsageError(
-            f"{name}: its indices must be int32 of shape (M,), M at least 1, ascending, each once, "
-            f"in [0, {num_samples - 1}]"
+            f"{name}: its indices must be int32 of shape (M,), M at least 1, ascending, without "
+            f"repetitions, in [0, {num_samples - 1}]"
         )
     if weights is not None and not (
         np.shape(weights) == (num_samples,)
@@ -82,7 +82,7 @@ def checked_lists(
     if sorted(members) != list(range(number)):
         raise UsageError(
             f"{where}: its lists are for the participants {members}; each of the {number}, counted "
-            "from 0, must be in exactly one"
+            "from 0, must be in exactly one list"
         )
     for each in lists:
         indices, needed = each.indices, request.set_size(each.members)

@@ -32,7 +32,9 @@ say = partial(print, flush=True)
 def add_calibrate(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd calibrate``."""
     command.set_defaults(command=_calibrate)
-    command.add_argument("--again", action="store_true", help="also if measured before")
+    command.add_argument(
+        "--again", action="store_true", help="measure even if the last profile still applies"
+    )
     add_settings(command)
 
 
@@ -41,7 +43,7 @@ def add_plan(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_plan)
     command.add_argument("--algorithms", metavar="A,B", default="all", help="names (default: all)")
     command.add_argument(
-        "--num-samples", metavar="N", type=int, help="instead of the size of the task's data"
+        "--num-samples", metavar="N", type=int, help="number of samples (default: that of the task)"
     )
     add_settings(command)
 
@@ -58,9 +60,14 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--vary", metavar="KEY=A,B", default="", help="values of a setting to compare"
     )
-    command.add_argument("--seeds", metavar="0,1,2", default="0,1,2", help="one run with each")
-    command.add_argument("--budget", metavar="10epochs|60s", help="instead of the settings' epochs")
-    command.add_argument("--target", metavar="0.9", type=float, help="accuracy to time")
+    command.add_argument("--seeds", metavar="0,1,2", default="0,1,2", help="one run per seed")
+    command.add_argument("--budget", metavar="10epochs|60s", help="default: epochs of the settings")
+    command.add_argument(
+        "--target",
+        metavar="0.9",
+        type=float,
+        help="target accuracy (default: the highest that every run reached)",
+    )
     command.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
     add_settings(command)
 

@@ -239,7 +239,9 @@ def _evaluate(options: argparse.Namespace) -> None:
 def add_prepare(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd prepare``."""
     command.set_defaults(command=_prepare)
-    command.add_argument("--again", action="store_true", help="even if they are prepared")
+    command.add_argument(
+        "--again", action="store_true", help="prepare the data even if they are ready"
+    )
     add_settings(command, workers=False)
 
 

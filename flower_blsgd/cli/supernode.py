@@ -70,7 +70,7 @@ def add_supernode(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--name",
         default="",
-        help="name in logs, by which it is recognised on return; several get a number appended",
+        help="name in logs; identifies the node when it reconnects; several get a number appended",
     )
     security = command.add_mutually_exclusive_group(required=True)
     security.add_argument(

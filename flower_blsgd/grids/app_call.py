@@ -19,12 +19,19 @@ Handler = Callable[[Message], Message]
 OUT_OF_MEMORY = 1001
 """Error code of a reply, in addition to Flower's codes, which are below 1000."""
 
+PROCESS_ENDS = 1002
+"""Error code of a reply after which the worker's process ends."""
+
 _VIEWS = "blsgd_accepts_views"
 _PROGRAM = "blsgd_main_program"
 
 
+class ProcessEndsError(UsageError):
+    """Error of a message whose handler's process is about to end."""
+
+
 def accept_views(app: ClientApp) -> None:
-    """Let a ClientApp receive arrays that are views on shared memory, instead of copies.
+    """Let a ClientApp receive arrays that are views of shared memory, instead of copies.
 
     The app must not write to them or keep them after the call; it may keep copies.
     """
@@ -39,8 +46,9 @@ def takes_views(app: ClientApp) -> bool:
 def set_main_program(app: ClientApp, program: Callable[[Context], None]) -> None:
     """Let a program run in the main thread of a worker's process, while another thread answers.
 
-    If the program raises an exception, the process ends after its current reply, and a local grid
-    starts it again. After the program has returned, messages are still answered.
+    If the program raises an exception, the process ends after its current reply, which should be a
+    `ProcessEndsError`, and a local grid starts it again. After the program has returned, messages
+    are still answered.
     """
     app.__dict__[_PROGRAM] = program
 
@@ -121,6 +129,8 @@ def error_of(error: BaseException, summary: str = "") -> Error:
         reason = "".join(traceback.format_exception(error)).rstrip("\n")
     lines = "\n".join(filter(None, [reason, summary]))
     text = lines.encode(errors="backslashreplace").decode()  # protobuf refuses surrogates
+    if isinstance(error, ProcessEndsError):
+        return Error(PROCESS_ENDS, text)
     return Error(OUT_OF_MEMORY if _is_out_of_memory(error) else RAISED, text)
 
 

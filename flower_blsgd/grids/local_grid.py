@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
+from .app_call import PROCESS_ENDS
 from .flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -41,15 +42,15 @@ _JOIN_SECONDS = 10.0
 class LocalGrid(MailboxGrid):
     """A Flower grid that runs any ClientApp in one process per worker, pinned to its device.
 
-    Arrays travel in shared memory. The arrays of a reply are views on it, which Flower's own
+    Arrays travel in shared memory. The arrays of a reply are views of it, which Flower's own
     strategies accept. A ClientApp gets copies, unless `accept_views` was called for it.
 
     The processes start with the first message, after all checks. They end with `close`, at the end
     of a ``with`` block, and when this process ends for any reason.
 
     If a worker's process dies, its message fails immediately with an error reply. The other workers
-    continue, and the process starts again with empty state. A process that has not answered
-    within the timeout of `send_and_receive` is killed and starts again, too.
+    continue, and the process restarts with empty state. A process that has not answered within the
+    timeout of `send_and_receive` is killed and restarts, too.
 
     Parameters
     ----------
@@ -63,8 +64,8 @@ class LocalGrid(MailboxGrid):
         The run config of the ClientApp. Its setting ``threads``, if present, is the number of
         compute threads of each worker; 0 for one per core.
     setup : callable, optional
-        Function to call in every process before the app is loaded. It travels by value, so it may
-        be defined anywhere. Large tensors in it become shared memory.
+        Function to call in every process before the app is loaded. It is pickled by value, so it
+        may be defined anywhere. Large tensors in it are moved to shared memory.
     on_line : callable, optional
         ``(rank, line)``, called in a thread with every line that a worker prints; logged by
         default.
@@ -139,7 +140,7 @@ class LocalGrid(MailboxGrid):
         return self._run
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes, including those whose process is about to start again."""
+        """Return all nodes, including those whose process is about to restart."""
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -148,7 +149,7 @@ class LocalGrid(MailboxGrid):
         Raises
         ------
         ValueError
-            If a message has an unknown node.
+            If a message is addressed to an unknown node.
         UsageError
             If there is not enough memory for the arrays.
         """
@@ -277,7 +278,12 @@ class WorkerNode:
             self._fail(message, f"the process {self._bury()}")
             self._start_process()  # during the rest of the round
         else:
-            self._mailbox.receive(reply)
+            if reply.has_error() and reply.error.code == PROCESS_ENDS:
+                self._bury()
+                self._mailbox.receive(reply)
+                self._start_process()
+            else:
+                self._mailbox.receive(reply)
 
     def _start_process(self) -> WorkerProcess:
         process = WorkerProcess(self._job, self.on_line)

@@ -41,10 +41,10 @@ def environment(worker: WorkerSpec, threads: int = 0) -> dict[str, str]:
 
 @contextlib.contextmanager
 def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
-    """Pin the calling thread and torch to a worker's cores and threads, and undo it afterwards.
+    """Pin the calling thread to a worker's cores and set torch's threads, within a block.
 
-    Undoing matters where one process serves several workers in turn, as Ray's actors do.
-    On systems without affinity (macOS), only the number of threads is set.
+    Both are restored afterwards, because one process may serve several workers in turn, as Ray's
+    actors do. On systems without affinity (macOS), only the number of threads is set.
     """
     with on_cores_of(worker):
         import torch  # after pinning, since its threads inherit the cores

@@ -6,8 +6,8 @@ separated by ``;``. A group is ``[N x] DEVICE[:ids]``, followed by options in an
     8x cuda:0 fast; 2x cpu:0-15 slow steps=1; 1x cpu:16-19 slowdown=4
 
 DEVICE is a torch device type. The ids of ``cpu`` are cores, which the N workers of a group split
-evenly. The ids of an accelerator are its cards. The options are the fields of `WorkerOptions`;
-``fast`` and ``slow`` are short for its tier.
+evenly. The ids of an accelerator are device indices. The options are the fields of `WorkerOptions`;
+the tier is written as ``fast`` or ``slow``.
 """
 
 import functools
@@ -55,17 +55,17 @@ class Option:
     Parameters
     ----------
     key : str
-        Its name in the setting ``workers``, in a node config and in a profile on the wire.
+        Name in the setting ``workers``, in a node config and in a profile on the wire.
     default : int, float or str
-        The value of an option that is not given; its type is the type of all values.
+        Value of an option that is not given; all values have its type.
     meaning : str
-        Its description in the docs.
+        Description in the docs.
     least : float
-        The smallest number that is allowed; 0 allows all numbers above 0.
+        Smallest allowed number; 0 allows all numbers above 0.
     choices : tuple of str
-        The texts that are allowed; empty allows all.
+        Allowed texts; empty allows all.
     field : str
-        The attribute of `WorkerOptions`.
+        Name of the attribute of `WorkerOptions`.
     """
 
     key: str
@@ -110,13 +110,13 @@ class WorkerOptions:
     """
 
     tier: Tier = _row(
-        "", "tier", "whether it counts as fast or slow; by default its speed decides",
+        "", "tier", "tier of the worker; derived from its speed by default",
         choices=("fast", "slow"),
     )  # fmt: skip
     steps: int = _row(0, "steps", "local steps per round", 1)
-    batch_size: int = _row(0, "batch", "samples per step, instead of `batch-size`", 2)
+    batch_size: int = _row(0, "batch", "samples per step, instead of the setting `batch-size`", 2)
     precision: str = _row(
-        "", "precision", "precision of its computations, instead of `precision`", choices=PRECISIONS
+        "", "precision", "precision, instead of the setting `precision`", choices=PRECISIONS
     )
     role: Role = _row(
         "train", "role", "`evaluate`: evaluate the model while the others train",
@@ -127,9 +127,11 @@ class WorkerOptions:
         0.0, "seconds-per-step", "seconds per step with its batch size; measured by default"
     )
     seconds_per_step_alone: float = _row(
-        0.0, "seconds-per-step-alone", "the same while no other worker computes"
+        0.0, "seconds-per-step-alone", "seconds per step while no other worker computes"
     )
-    name: str = _row("", "name", "name in logs and results, by which it is recognized on return")
+    name: str = _row(
+        "", "name", "name in logs and results; identifies the worker when it reconnects"
+    )
 
     def given_options(self) -> dict[str, bool | float | int | str]:
         """Return the options that are given, by key."""
@@ -177,7 +179,7 @@ class WorkerSpec(WorkerOptions):
         return f"{self.device}:{format_ids(self.cores)}" if self.cores else self.device
 
     def to_node_config(self) -> dict[str, bool | float | int | str]:
-        """Return the node config of a SuperNode that is this worker."""
+        """Return the node config of a SuperNode that runs this worker."""
         return {"device": self.device_with_cores, **self.given_options()}
 
 
@@ -190,7 +192,7 @@ _NODE_KEYS = ("device", DEVICES, "partition-id", "num-partitions", "superlink")
 
 
 def worker_from_node_config(node_config: NodeConfig, machine: Machine | None = None) -> WorkerSpec:
-    """Read the worker that a SuperNode is, from ``--node-config "device='cpu:0' tier='fast'"``.
+    """Read the worker of a SuperNode from ``--node-config "device='cpu:0' tier='fast'"``.
 
     UsageError if a value cannot be read or the device is missing.
     """

@@ -60,8 +60,8 @@ def several_devices(client_app: str, app_dir: Path) -> Mod:
     """Return a mod for a ClientApp whose node may have ``devices='4x cuda:0; 2x cpu'``.
 
     Such a node starts a worker process for each device, with the same app. The processes live as
-    long as the node's session. Without a session, each message would start all of them, so it is
-    answered with an error of one line. Other nodes are not affected.
+    long as the node's session. Without a session, each message would start all of them, so messages
+    are then answered with a one-line error. Other nodes are not affected.
 
     Parameters
     ----------
@@ -141,8 +141,8 @@ def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
 def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> list[WorkerSpec]:
     """Return the workers of a node with ``devices='4x cuda:0; 2x cpu'``.
 
-    ``"auto"`` stands for the workers that train. If the node has a name, it precedes the name or
-    the rank of each worker: ``box-1/quick``, ``box-1/0``.
+    ``"auto"`` means the workers that train. If the node has a name, it precedes the name or the
+    rank of each worker: ``box-1/quick``, ``box-1/0``.
 
     UsageError if the text cannot be read, a device is missing, or another key contradicts it.
     """

@@ -128,7 +128,7 @@ class EvaluateReport:
 
     @classmethod
     def from_content(cls, content: RecordDict, order: EvaluateOrder) -> "EvaluateReport":
-        """Read the content of the reply to an order; ProtocolError without its sums."""
+        """Read the content of the reply to an order; ProtocolError if the sums are missing."""
         sums = content.config_records.get(SUMS)
         if sums is None:
             raise ProtocolError("the reply holds no sums")

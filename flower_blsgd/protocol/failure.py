@@ -46,12 +46,12 @@ class NotFiniteError(ProtocolError):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a worker did not carry out its order, or did not answer a query.
+    """Reason why a worker did not carry out its order, or did not answer a query.
 
     Parameters
     ----------
     kind : FailureKind
-        Kind that it is counted as.
+        Kind under which the failure is counted.
     reason : str
         Text of the error. Its last line is a summary.
     """

@@ -63,8 +63,8 @@ class WorkerProfile(WorkerOptions):
     model_fingerprint : str (default: "")
         Equal for nodes whose models have the same tensors; empty if unknown.
 
-    The other keyword arguments are the fields of `WorkerOptions`. The ``seconds_per_step`` are
-    those of the user or, if the query wants it, measured; 0 if unknown.
+    The other keyword arguments are the fields of `WorkerOptions`. ``seconds_per_step`` is given by
+    the user or, if the query asks for it, measured; 0 if unknown.
     """
 
     device: str

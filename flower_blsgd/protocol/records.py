@@ -105,7 +105,8 @@ def to_wire(values: Any) -> dict[str, Any]:
 def from_wire(cls: Any, record: Any) -> dict[str, Any]:
     """Read the fields of a dataclass from a record; see `to_wire`.
 
-    ProtocolError if a key is missing, or its value has another type, is not finite or not allowed.
+    ProtocolError if a key is missing, or its value has the wrong type, is not finite or not
+    allowed.
     """
     return {
         name: _checked(key, record.get(key), kind, limits)

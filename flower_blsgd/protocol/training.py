@@ -49,7 +49,7 @@ COUNTERS = frozenset({"step"})
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Order of one worker for one round, including the model to start from.
+    """Order for one worker in one round, including the model to start from.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class TrainOrder:
     deadline_seconds : float
         The worker stops after the first step that ends later than this; 0 for no deadline.
     momentum_policy : {"keep", "reset", "average"}
-        What happens to the optimizer's state between rounds.
+        Policy for the optimizer's state between rounds.
     indices : numpy.ndarray
         int32 of shape (local_steps * batch_size,), in training order.
     arrays : ArrayRecord
@@ -110,7 +110,7 @@ class TrainOrder:
         arrays: ArrayRecord,
         draw: np.random.Generator,
     ) -> "TrainOrder":
-        """Return an order to measure: random samples of all `num_samples`, learning rate 0."""
+        """Return an order for measuring speed, with random samples and learning rate 0."""
         return cls(
             round=0,
             epoch=0,
@@ -195,7 +195,7 @@ class TrainReport:
     batch_size : int
         b_i of the order.
     compute_seconds : float
-        Duration of the steps, including a deliberate slowdown.
+        Duration of the steps, including an emulated slowdown.
     started_at, ended_at : float
         Unix time in seconds at the start of the first step and the end of the last one.
     losses : numpy.ndarray
@@ -255,11 +255,11 @@ class TrainReport:
     def from_content(cls, content: RecordDict, order: TrainOrder) -> "TrainReport":
         """Read the content of the reply to an order.
 
-        The reply of an ordinary ClientApp, as for FedAvg, has one ArrayRecord and one MetricRecord.
-        It counts as all steps completed, without times and losses.
+        The reply of a ClientApp written for FedAvg has one ArrayRecord and one MetricRecord. It
+        counts as a report of all steps, without times and losses.
 
-        ProtocolError if the reply has another form, more steps than ordered, or a loss that is not
-        finite.
+        ProtocolError if the reply has a different form, more steps than ordered, or a loss that is
+        not finite.
         """
         arrays = records_of(content, ArrayRecord)
         momentum = arrays.pop(MOMENTUM, None)

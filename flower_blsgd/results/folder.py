@@ -63,12 +63,12 @@ class EpochRow:
 
     @property
     def value(self) -> float | None:
-        """The figure of the metric, accuracy or not; None without an evaluation."""
+        """Value of the accuracy or of another metric; None without an evaluation."""
         return self.metric if self.accuracy is None else self.accuracy
 
     @property
     def late(self) -> tuple[int, float] | None:
-        """Rounds and seconds between the epoch and its result; None without async evaluation."""
+        """Rounds and seconds from the epoch to its result; None without async evaluation."""
         if self.result_rounds is None or self.result_seconds is None:
             return None
         return self.result_rounds - self.rounds, self.result_seconds - self.wall_seconds
@@ -87,7 +87,7 @@ def shown_late(late: tuple[float, float]) -> str:
 
 
 def scalars(record: Any) -> dict[str, float]:
-    """Return the finite numbers of a dataclass and of the dataclasses in it, by name."""
+    """Return the finite numbers in a dataclass and in its nested dataclasses, by field name."""
     found: dict[str, float] = {}
     for field in dataclasses.fields(record):
         name, value = field.name, getattr(record, field.name)
@@ -99,7 +99,7 @@ def scalars(record: Any) -> dict[str, float]:
 
 
 class RunFolder:
-    """Writes the results of a run to its folder as they come; `new` makes the folder."""
+    """Writer of the results of a run to its folder, as they arrive; `new` makes the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

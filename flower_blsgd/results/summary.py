@@ -225,13 +225,18 @@ def _fast_only(config: RunConfig, folder: Path) -> str:
         return "train(task, train_on='fast', sampler='uniform', ...)"
     words = ["-c", str(folder / "config.toml"), "-s", "train-on=fast", "-s", "sampler=uniform"]
     words += ["-s", f"out={config.out}-fast-only"] if config.out else []
-    return blsgd_run(*words)
+    return blsgd_command(config, *words)
 
 
-def blsgd_run(*words: str) -> str:
-    """Return a command line of ``blsgd run`` that works without an activated environment."""
+def blsgd_command(config: RunConfig, *words: str) -> str:
+    """Return a command line of ``blsgd run``, or ``blsgd launch`` if a script was trained.
+
+    It works without an activated environment.
+    """
     blsgd = shutil.which("blsgd") and "blsgd"
     blsgd = blsgd or os.path.relpath(Path(sys.executable).with_name("blsgd"))
+    if config.is_script:
+        return shlex.join([blsgd, "launch", *words, config.task]) + " ..."
     return shlex.join([blsgd, "run", *words])
 
 

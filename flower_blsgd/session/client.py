@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from ..errors import UsageError
 from ..grids.app_call import accept_views, set_main_program
 from ..protocol import ARRAYS, CONFIG, MOMENTUM, EvaluateOrder, EvaluateReport, ProfileQuery, TrainOrder, TrainReport
 from ..protocol.session import SCRIPT_END, SCRIPT_JOIN
@@ -51,6 +52,9 @@ def _run_script(context: Context) -> None:
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
         runpy.run_path(script, run_name="__main__")
+    except UsageError as error:  # it would be raised again
+        print(f"{script}: {error}", file=sys.stderr, flush=True)
+        exchange.end(error)
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             exchange.end(None)
@@ -59,7 +63,8 @@ def _run_script(context: Context) -> None:
             traceback.print_exc()
         exchange.end(error)
         raise
-    exchange.end(None)
+    else:
+        exchange.end(None)
 
 
 _started: "Future[Exchange]" = Future()

@@ -9,7 +9,8 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
-from ..errors import UsageError
+from ..errors import UsageError, first_line
+from ..grids.app_call import ProcessEndsError
 from ..grids.worker_spec import WorkerSpec
 from ..protocol import EvaluateOrder, EvaluateReport, TrainOrder, TrainReport
 from ..protocol.session import SessionInfo
@@ -145,11 +146,17 @@ class Exchange:
         else:
             work.result.set_exception(self._reason())
 
-    def _reason(self) -> BaseException:
-        return self.ended.exception() or UsageError(
-            "the script ended before the run was over; continue to train until session.done, as in "
-            "`while not session.done: for batch in loader: ...`"
-        )
+    def _reason(self) -> UsageError:
+        """Return why the script does no more work, in one line; its traceback is in its output."""
+        error = self.ended.exception()
+        if error is None:
+            return UsageError(
+                "the script ended before the run was over; continue to train until session.done, "
+                "as in `while not session.done: for batch in loader: ...`"
+            )
+        if isinstance(error, UsageError):
+            return error
+        return ProcessEndsError(f"the script raised {type(error).__name__}: {first_line(error)}")
 
 
 _exchange: Exchange | None = None

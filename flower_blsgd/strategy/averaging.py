@@ -125,8 +125,8 @@ def average_metrics(
 ) -> MetricRecord:
     """Average the metrics of the successful workers, as Flower does, and add up their samples.
 
-    Times are omitted, because their average has no meaning. So are metrics whose shape differs from
-    that of the first worker's.
+    Times are omitted, because their average has no meaning. Metrics whose shape differs from the
+    first worker's are omitted, too.
     """
     if not any(outcome.load for outcome in outcomes):
         return MetricRecord({weighted_by_key: 0})

@@ -43,42 +43,42 @@ _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's o
 
 
 class BiasedLocalSGD(FedAvg):
-    """Biased local SGD: unequal local steps, hard samples for fast workers, load weights.
+    """Biased local SGD: unequal local steps, high-loss samples for fast workers, load weights.
 
     Implementation of "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems"
     (https://arxiv.org/abs/2508.08540).
 
     Before the first round every node is queried for its profile. In each round every worker gets a
     separate order with its number of steps and its samples. The models are averaged by completed
-    load. The losses that the workers record choose the samples of the next epoch.
+    load. The recorded losses determine the samples of the next epoch.
 
     A worker has weight 0 in a round in which it fails, or sends a model or a loss that is not
     finite or has the wrong shape. The samples of its order are then skipped in this epoch. After
     three failures in a row the worker is left out until the next epoch is planned, when it is
     queried again. A round without any successful worker leaves the model unchanged.
     ``AggregationError`` is raised after three such rounds in a row, or if the budget ends before
-    anything was trained. It is also raised if an epoch would begin with fewer training workers than
-    ``min_available_nodes``, the first epoch had at least that many, and the missing ones do not
-    return within a minute.
+    any worker has trained. It is also raised if too few training workers remain for the next epoch
+    and the missing ones do not return within a minute. The minimum is ``min_available_nodes``, or
+    the number of workers in the first epoch if that was smaller.
 
     Parameters
     ----------
     num_samples : int
-        N; every worker can read all of them.
+        N, the number of training samples. Every worker must be able to read all of them.
     batch_size : int (default: 32)
         Samples per local step, >= 2; ``batch=`` of a worker overrides it.
     local_steps : int, "auto" or StepPolicy (default: 32)
         tau_fast, or a policy for the steps of every worker. ``"auto"`` measures before the first
         round and chooses the smallest tau_fast that wastes little time (`fewest_steps`).
     local_steps_slow : int, optional
-        Steps of every slow worker; not with a policy. By default they follow from the speeds, which
-        are measured before the first round unless the nodes report them. A worker with an unknown
-        speed does tau_fast steps.
+        Steps of every slow worker; cannot be combined with a policy. By default they are derived
+        from the speeds, which are measured before the first round unless the nodes report them. A
+        worker with an unknown speed takes tau_fast steps.
     local_steps_fast : int, optional
         tau_fast of a custom policy; only needed for ``epoch = "table"``.
     high_loss_ratio : float, optional
         lambda: share of the fast workers' samples chosen by highest loss, in [0, 1]; by default
-        `HIGH_LOSS_RATIO`. Not with `sampler`.
+        `HIGH_LOSS_RATIO`. Cannot be combined with `sampler`.
     learning_rate : float or LearningRate (default: 0.1)
         Learning rate of the local steps.
     sampler : Sampler, optional
@@ -90,12 +90,12 @@ class BiasedLocalSGD(FedAvg):
     epoch : {"samples", "table"} (default: "samples")
         Length of an epoch: N samples, or the number of rounds in the paper's table.
     momentum_buffers : {"keep", "reset", "average"} (default: "keep")
-        What happens to momentum between rounds.
+        Policy for momentum between rounds.
     deadline_seconds : float (default: 0)
         A worker stops after the first step that ends later than this; 0 for no deadline.
     clock : {"wall", "device"} (default: "wall")
-        Whether speeds are measured with all workers computing, or with each alone. ``"device"``
-        always measures.
+        Whether speeds are measured while all workers compute, or with each worker alone. With
+        ``"device"``, speeds are always measured unless they are given.
     train_on : TrainOn, optional
         Which workers train; all by default.
     outer_optimizer : OuterOptimizer, optional
@@ -104,10 +104,11 @@ class BiasedLocalSGD(FedAvg):
         Names of the tensors that are parameters; by default all floating-point tensors except
         BatchNorm's statistics. One name of tied weights is enough.
     rebalance : bool (default: False)
-        Whether steps that follow from speeds are adapted to the measured speeds, at most once per
-        epoch.
+        Whether steps that depend on speeds are adapted to the speeds measured in training, at most
+        once per epoch.
     fast_threshold : float (default: 0.7)
-        A worker without a named tier is fast if its speed ratio is above this.
+        A worker without a named tier is fast if its samples per second are more than this share of
+        the fastest worker's.
     seed : int (default: 0)
         Every draw is a pure function of the seed, the epoch or round, and the worker.
     **fedavg_arguments
@@ -157,16 +158,16 @@ class BiasedLocalSGD(FedAvg):
             )
         if sampler is not None and high_loss_ratio is not None:
             raise UsageError(
-                f"high_loss_ratio = {high_loss_ratio} excludes sampler = "
-                f"{type(sampler).__name__}: pass it to the sampler"
+                f"high_loss_ratio = {high_loss_ratio} cannot be combined with sampler = "
+                f"{type(sampler).__name__}; pass it to the sampler"
             )
         if isinstance(local_steps, int | str):
             steps = None if local_steps == "auto" else int(local_steps)
             local_steps = SystemAwareSteps(steps, local_steps_slow)
         elif local_steps_slow is not None:
             raise UsageError(
-                f"local_steps_slow = {local_steps_slow} excludes local_steps = "
-                f"{type(local_steps).__name__}: pass it to the step policy"
+                f"local_steps_slow = {local_steps_slow} cannot be combined with local_steps = "
+                f"{type(local_steps).__name__}; pass it to the step policy"
             )
         if sampler is None:
             ratio = HIGH_LOSS_RATIO if high_loss_ratio is None else high_loss_ratio
@@ -225,7 +226,7 @@ class BiasedLocalSGD(FedAvg):
     def prepare(
         self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None
     ) -> None:
-        """Connect workers, measure their speeds if needed, and choose tau_fast if it is open.
+        """Connect workers, measure their speeds if needed, and choose tau_fast if it is "auto".
 
         `configure_train` calls it before every round. Call it yourself to see the workers before
         training.
@@ -290,7 +291,7 @@ class BiasedLocalSGD(FedAvg):
             If no worker succeeded in three rounds in a row, or in the whole budget. The round is
             recorded first, so a resumed run continues with other samples.
         """
-        assert self.round is not None, "configure_train comes first"
+        assert self.round is not None, "aggregate_train was called before configure_train"
         round = self.round
         outcomes = round.read(replies)
         arrays, weights = self.averaging.next_model(round, outcomes)
@@ -360,7 +361,7 @@ class BiasedLocalSGD(FedAvg):
     ) -> Result:
         """Train for a number of rounds with Flower's own loop; see Flower's `Strategy.start`.
 
-        The learning rate schedule counts the share of rounds.
+        The budget of the learning rate schedule is `num_rounds`.
         """
         self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
         return super().start(
@@ -443,10 +444,10 @@ def _check_parts(planner: Planner, weighting: Weighting, rebalance: bool, clock:
 
 
 def _no_hosts(weighting: Weighting, train_on: TrainOn) -> str:
-    """Return why nodes with several devices cannot take part; empty if they can."""
+    """Return the reason why nodes with several devices cannot take part; empty if they can."""
     if not node_weight(weighting):
         name = type(weighting).__name__
-        return f"{name} cannot be averaged there: only the built-in weightings can"
+        return f"{name} cannot be computed on a node: only the built-in weightings can"
     if train_on.slow_reduce:
         return "slow workers reduce models in shared memory only"
     return ""

@@ -48,7 +48,7 @@ def batches_by_speed(num_batches: int, speeds: Sequence[float]) -> list[int]:
 
 @dataclass
 class WorkerEvaluation:
-    """An ``evaluate_fn`` for `fit`: each worker evaluates a slice of the test set.
+    """The ``evaluate_fn`` for `fit` with which each worker evaluates a slice of the test set.
 
     Slices are proportional to the workers' forward speeds. These are measured in earlier
     evaluations, or derived from training speeds; if both are unknown, the fast workers get equal
@@ -66,7 +66,7 @@ class WorkerEvaluation:
     grid, registry
         Grid and registry of the workers.
     num_test, batch_size : int
-        Samples of the test set, and of a batch, >= 1.
+        Number of test samples, and samples per batch, >= 1.
     evaluate_slice : callable
         ``(model, first, last) -> EvaluateReport`` of a slice, in this process.
     to_metrics : callable (default: the means)
@@ -166,7 +166,7 @@ class WorkerEvaluation:
     # --- by workers with role=evaluate, while the others train
 
     def begin(self, end: EpochEnd) -> bool:
-        """Have workers with ``role=evaluate`` evaluate a model; return False without any.
+        """Let workers with ``role=evaluate`` evaluate a model; return False without such workers.
 
         While they are busy, the model waits. It replaces another waiting model.
         """

@@ -32,9 +32,9 @@ class EpochEnd:
     arrays : ArrayRecord
         The global model.
     metrics : MetricRecord, optional
-        Result of the evaluation; None without one.
+        Result of the evaluation; None if there was none.
     late : bool (default: False)
-        Whether only the metrics are new, from an asynchronous evaluation.
+        Whether this is a late result: only `metrics`, from an async evaluation, are new.
     busy_seconds : float (default: 0)
         Computing time of the workers with ``role=evaluate``.
     """
@@ -87,8 +87,8 @@ def fit(
         Number of rounds, and of samples trained on, >= 1. At least one limit is needed; the first
         one that is reached ends the run.
     budget_seconds : callable, optional
-        Returns the used part of `seconds`; called after `on_round`. By default the planning and
-        round times of this call.
+        Returns the used seconds of the budget; called after `on_round`. By default, they are the
+        sum of the planning and round times of this call.
     should_stop : callable, optional
         ``(server_round, result) -> bool``, called after every round.
     timeout : float (default: 3600)
@@ -99,7 +99,7 @@ def fit(
     evaluate_fn : callable, optional
         ``(server_round, arrays) -> MetricRecord``, as for Flower's `start`.
     evaluate_every_epochs : int (default: 1)
-        Number of epochs between evaluations; the end is always evaluated.
+        Number of epochs between evaluations; the final model is always evaluated.
     async_evaluation : WorkerEvaluation, optional
         Workers with ``role=evaluate`` evaluate while the others train. `evaluate_fn` is called if
         they fail, and at the end of the run, when unfinished evaluations are dropped.
@@ -197,7 +197,7 @@ def fit(
 def _late_result(
     evaluation: "WorkerEvaluation | None", instead: EvaluateFn | None
 ) -> EpochEnd | None:
-    """Return the result of an asynchronous evaluation that has ended, or None.
+    """Return the result of an async evaluation that has ended, or None.
 
     `instead` evaluates the model if the workers failed. None means the end of the run: unfinished
     evaluations are dropped.

@@ -1,4 +1,4 @@
-"""Messages to nodes with one or several workers, and the workers' answers."""
+"""Messages to nodes with one or several workers, and the workers' replies."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -59,7 +59,7 @@ def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Fai
         host = HostReply.from_content(reply.content)
     except ProtocolError as error:
         return Failure.of(error)
-    missing = Failure("unusable reply", "its node's reply does not mention it")
+    missing = Failure("unusable reply", "it is missing in the reply of its node")
     return host.parts.get(local_rank) or host.failures.get(local_rank, missing)
 
 

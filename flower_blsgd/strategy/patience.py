@@ -1,4 +1,4 @@
-"""Time to wait for replies: a multiple of what earlier replies took."""
+"""Time to wait for replies: a multiple of the time of earlier replies."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -62,8 +62,8 @@ class Planner:
     began : int
         Number of workers in the first epoch.
     samples_planned, samples_due : int
-        Samples of all epochs, including the whole current one: after and before rounding to whole
-        rounds.
+        Samples of all epochs, including the whole current one: after rounding to whole rounds, and
+        before.
     samples_trained, samples_cut_off : int
         Samples of completed rounds: trained on, and skipped because of a deadline.
     averaged_momentum : ArrayRecord, optional
@@ -102,7 +102,7 @@ class Planner:
 
     @property
     def epoch_ended(self) -> bool:
-        """Whether the epoch has no rounds left; true before the first epoch."""
+        """Whether the epoch has no rounds left; True before the first epoch."""
         return self.epoch == 0 or self.rounds_done == self.plan.rounds
 
     @property
@@ -164,8 +164,8 @@ class Planner:
     def record(self, outcomes: Sequence[Outcome], momentum: ArrayRecord | None = None) -> None:
         """Record the losses, the progress and the workers' times of a round.
 
-        The outcomes are in worker order. If two workers had one sample, the loss of the first is
-        kept. `momentum` is the average for the next round.
+        The outcomes are in worker order. If two workers trained on one sample, the loss of the
+        first is kept. `momentum` is the average for the next round.
         """
         for outcome in reversed(outcomes):
             report, order = outcome.report, outcome.order

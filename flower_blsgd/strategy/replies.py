@@ -68,10 +68,10 @@ class ModelShape:
     def checked_momentum(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
         """Return the tensors of an optimizer's state by `state_name`.
 
-        Any may be missing: a parameter may be frozen, and a worker begins with zero where something
-        is missing. Those of a custom optimizer may have any shape and dtype. ProtocolError names
-        the first tensor that belongs to no parameter, is not finite, or has another shape or dtype
-        than torch's SGD and AdamW give it.
+        Any tensor may be missing: a parameter may be frozen, and a worker begins with zero for
+        missing state. Tensors of a custom optimizer may have any shape and dtype. ProtocolError
+        names the first tensor that belongs to no parameter, is not finite, or has a different shape
+        or dtype than in torch's SGD and AdamW.
         """
         expected: dict[str, _Kind | None] = {GRAD_SCALER: _SCALE}
         for slots, (name, kind) in itertools.product(SLOTS.values(), self._tensors.items()):
@@ -156,11 +156,11 @@ def read_report(
     """Read the report and the metrics of a reply; see `check_reply`."""
     report = TrainReport.from_content(content, order)
     if report.compute_seconds > _MOST_SECONDS:
-        raise ProtocolError(f"it computed for {report.compute_seconds:g} s")
+        raise ProtocolError(f"its compute_seconds are {report.compute_seconds:g}, out of range")
     metrics = next(iter(records_of(content, MetricRecord).values()))
     weight = metrics.get(weighted_by_key)
     if not isinstance(weight, int | float):
         raise ProtocolError(f"its metrics have no number {weighted_by_key!r}")
     if not (0 < weight < math.inf or (weight == 0 and not report.num_examples)):
-        raise ProtocolError(f"its metrics have {weighted_by_key!r} = {weight}")
+        raise ProtocolError(f"its metrics have {weighted_by_key!r} = {weight}, an invalid weight")
     return report, metrics

@@ -1,7 +1,7 @@
 """One training round: orders, messages, replies and outcomes.
 
-A wrong reply costs only the contribution of that node's workers. ``docs/reliability.md`` describes
-what happens to a worker that fails.
+With an invalid reply, only the contribution of that node's workers is lost. ``docs/reliability.md``
+describes what happens to a worker that fails.
 """
 
 import logging
@@ -91,7 +91,7 @@ class Round:
     epoch, round_in_epoch, rounds_in_epoch : int
         Position of the round; the first two are counted from 1.
     planning_seconds : float
-        Time that the workers waited for the plan of the round.
+        Seconds that the workers waited for the plan of the round.
     slow_reduce : SlowWorkerReduce, optional
         Sums the models, if slow workers do that.
 
@@ -205,7 +205,7 @@ class Round:
     def _read_host(self, given: Orders, content: RecordDict) -> list[Outcome]:
         """Read the reply of a node with several devices: one model, and a report per worker.
 
-        ProtocolError if any part is wrong, because the content of the average is then unknown.
+        ProtocolError if any part is invalid, because the content of the average is then unknown.
         """
         host = HostReply.from_content(content)
         orders = {worker.local_rank or 0: order for worker, order in given}

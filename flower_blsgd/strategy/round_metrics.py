@@ -36,7 +36,7 @@ class WorkerRound:
         Duration of summing the models of other workers, from `start_seconds` on.
     compute_seconds, waiting_seconds, transfer_seconds : float
         Parts of the time from the first order sent to the last reply received. Waiting ends when
-        the last worker has computed.
+        the last worker has finished computing.
     momentum_zeroed : bool
         Whether the optimizer's state was not finite and was set to zero.
     skipped_steps : int
@@ -79,19 +79,19 @@ class RoundRecord:
     round, epoch : int
         Both counted from 1.
     rounds_in_epoch, round_in_epoch : int
-        Number of rounds of the epoch, and position of this one, counted from 1.
+        Number of rounds in the epoch, and position of this round, counted from 1.
     learning_rate : float
         Learning rate of all workers.
     planning_seconds : float
-        Time that the workers waited for the plan, before the first order.
+        Seconds that the workers waited for the plan, before the first order.
     round_seconds : float
         Time from the first order sent to the new global model.
     averaging_seconds : float
-        Its last part, from the last reply received.
+        Last part of `round_seconds`, from the last reply received.
     bytes_moved : int
-        Size of the model tensors sent and received.
+        Size of the model tensors sent and received, in bytes.
     train_loss : float
-        Mean over the samples of all workers.
+        Mean training loss over the samples of all workers.
     workers : tuple of WorkerRound
         In worker order.
     """
@@ -114,7 +114,8 @@ def waiting_share(
 ) -> float | None:
     """Return the share of time that the workers of a tier waited; None without any.
 
-    Each round is its duration in seconds and its rows; a worker may change its tier between rounds.
+    A round is given as its duration in seconds and its rows. A worker may change its tier between
+    rounds.
     """
     waited = available = 0.0
     for round_seconds, rows in rounds:

@@ -303,7 +303,7 @@ def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Fail
 def query_speeds(
     grid: Grid, batch_sizes: Mapping[Address, int], seconds: float = 1.0
 ) -> dict[Address, float | str]:
-    """Measure workers at the same time: return seconds per step, or why they are unknown.
+    """Measure workers at the same time: return seconds per step, or the reason for a failure.
 
     `batch_sizes` are the samples per step of each worker. The measurement takes about `seconds`.
     """
@@ -354,9 +354,10 @@ def measure_rounds(
 
 
 def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
-    """Fill in unknown tiers and speeds, so that a check before the start refuses little.
+    """Fill in unknown tiers and speeds, so that a check before the start rejects only clear errors.
 
-    An unnamed worker may be of either tier, but the fastest worker is fast.
+    Workers without a named tier fill the missing tiers, first the fast one, because the fastest
+    worker is always fast.
     """
     named = {profile.tier for profile in profiles if profile.role == "train"}
     tiers: tuple[Tier, ...] = ("fast", "slow")

@@ -1,6 +1,6 @@
-"""Workers of a run: ranked once, and recognized when they return.
+"""Workers of a run: ranked once, and recognized when they reconnect.
 
-A worker whose node is gone keeps its index. It gets no order until it returns.
+A worker whose node is gone keeps its index. It gets no orders until it returns.
 """
 
 import logging
@@ -28,8 +28,8 @@ MOST_FAILURES = 3
 then only if it answers a query."""
 
 _MUST_BE_EQUAL = (
-    ("data_fingerprint", "has other training data", "point both at the same data set"),
-    ("model_fingerprint", "has another model", "install the same task and versions on both"),
+    ("data_fingerprint", "has different training data", "point both at the same data set"),
+    ("model_fingerprint", "has a different model", "install the same task and versions on both"),
 )
 
 DEAD_BAND = 0.1, 0.25
@@ -69,13 +69,14 @@ class Worker:
     local_rank : int, optional
         Rank within a node with several devices; None if the node is this worker.
     no_momentum : str
-        Reason why the last checkpoint lacks its momentum; empty if it does not.
+        Reason why its momentum is missing in the last checkpoint; empty if it is not.
     failures : list of str
         Kinds of its failures, in order of time.
     failures_in_a_row : int
         Failed orders since the last successful one.
     fresh : bool
-        Whether its process may have to start: it failed, or came back, since it last answered.
+        Whether its process may have to start, because it failed or reconnected since its last
+        reply.
     """
 
     index: int
@@ -339,7 +340,7 @@ class WorkerRegistry:
                     raise UsageError(f"worker {worker.label} {reason}")
 
     def follow_speeds(self, fall: float, rise: float) -> None:
-        """Adopt the speeds measured in training if some gamma left the dead band.
+        """Adopt the speeds measured in training if some gamma has left the dead band.
 
         Call it between epochs, because it changes steps and tiers.
         """
@@ -374,8 +375,8 @@ class WorkerRegistry:
         if own_batch := profile.batch_size:
             if 0 < self.num_samples < own_batch:
                 return (
-                    f"has batch={own_batch}, more than the {self.num_samples} samples there are; "
-                    "use a smaller one"
+                    f"has batch={own_batch}, more than the {self.num_samples} training samples; "
+                    "use a smaller batch"
                 )
             if self.chooses_batches:
                 return (

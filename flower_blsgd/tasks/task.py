@@ -66,23 +66,23 @@ class Task:
         Function that returns a new model, with weights drawn from torch's generator.
     train, test : pair of tensors or numpy arrays, TensorDataset or map-style Dataset
         Every worker reads all of `train`. Arrays may be memory maps. Samples of a Dataset may be
-        pairs (inputs, targets), dicts or tuples, as torchvision and Hugging Face datasets have
-        them.
+        pairs (inputs, targets), dicts or tuples, as in torchvision and Hugging Face datasets.
     loss : callable (default: cross entropy)
         ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample. For batches
         that are not pairs, or for a model that needs the whole batch: ``(model, batch) -> losses``;
         the first parameter must be called ``model``.
     metric : callable (default: `correct`)
         ``(outputs, targets)`` or ``(model, batch) -> values`` of shape (batch_size,), whose mean
-        over the test set is the figure; or a dict of such values by name.
+        over the test set is the metric; or a dict of such values by name.
     metric_mode : {"max", "min"}
-        Whether a larger or a smaller figure is better; required with a custom metric. The best
+        Whether a larger or a smaller metric is better; required with a custom metric. The best
         model and ``patience`` follow it.
     metric_name : str (default: "accuracy", of a custom metric "metric")
-        Name of the figure in the results. ``"accuracy"`` is shown in percent.
+        Name of the metric in the results. ``"accuracy"`` is shown in percent.
     metric_from_sums : callable, optional
-        ``(sums, num_samples) -> float``: the figure from the sums of the metric's values over the
-        test set, by name, for figures that are no mean, such as F1, perplexity or RMSE.
+        ``(sums, num_samples) -> float``: computes the metric from the sums of its values over the
+        test set, by name; for metrics that are not a mean over samples, such as F1, perplexity or
+        RMSE.
     augment : callable, optional
         ``(inputs, generator) -> inputs`` for a whole training batch, on the worker's device; if
         batches are not pairs, ``(batch, generator) -> batch``. The generator is on that device and
@@ -92,13 +92,13 @@ class Task:
         by default torch's ``default_collate``. Padding collators of transformers can be used.
     optimizer : callable, optional
         ``(model) -> torch.optim.Optimizer``, for parameter groups, layer-wise learning rates, or
-        any other optimizer of torch. Its learning rates are those of the peak of the run's
-        schedule; the settings ``optimizer``, ``learning-rate``, ``momentum``, ``nesterov`` and
-        ``weight-decay`` are ignored.
+        any other torch optimizer. Its learning rates are the peak values of the run's schedule; the
+        settings ``optimizer``, ``learning-rate``, ``momentum``, ``nesterov`` and ``weight-decay``
+        are ignored.
     data_fingerprint : str (default: "")
         Fingerprint of the training data; empty: computed by hashing them.
     pretrained : callable, optional
-        ``(model) -> None``: loads the initial weights into a new model, in place. The server calls
+        ``(model) -> None``: loads pretrained weights into a new model, in place. The server calls
         it once per run, and workers get the weights from the server.
     evaluation_batch_size : int (default: 0)
         Samples per evaluation batch; 0: four times the size of a training (micro-)batch.
@@ -196,10 +196,10 @@ class Task:
         return model
 
     def replica(self, seed: int) -> nn.Module:
-        """Return a model for a worker of a run with this seed; orders overwrite what is sent.
+        """Return a model for a worker of a run with this seed; orders overwrite the sent tensors.
 
-        Frozen tensors are those of the initial model. Pretrained weights are loaded only if there
-        are any.
+        Frozen tensors are those of the initial model. Pretrained weights are loaded only if the
+        model has frozen tensors.
         """
         model = self.fresh_model(derived_seed(seed, "model"))
         if self.pretrained is not None and frozen_tensors(model):
@@ -218,7 +218,7 @@ class Task:
         return evaluate_sums(model, *parts, device, first, last, size, *more)
 
     def figure(self, report: EvaluateReport) -> float:
-        """Return the figure of the metric for a report on the whole test set.
+        """Return the value of the metric for a report on the whole test set.
 
         UsageError if `metric_from_sums` raises an exception, or is missing where there are several
         values and none has the metric's name.
@@ -236,13 +236,13 @@ class Task:
         return sums[self.metric_name] / report.num_examples
 
     def metrics(self, report: EvaluateReport) -> MetricRecord:
-        """Return the figure by its name, and ``loss``."""
+        """Return the metric by its name, and ``loss``."""
         return MetricRecord({self.metric_name: self.figure(report), "loss": report.loss})
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that are equal for equal training data.
 
-        Tensors and arrays are hashed completely; for other data sets, only the length is.
+        Tensors and arrays are hashed completely; of other data sets, only the length.
         """
         if self.data_fingerprint:
             return self.data_fingerprint
@@ -275,9 +275,9 @@ class Benchmark:
     default_model: str
 
     def check_weights(self, model: str) -> None:
-        """Download the published weights of a model, if it has any; UsageError if this fails.
+        """Download the pretrained weights of a model, if it has any; UsageError if this fails.
 
-        Only the server does, before data are prepared: workers get the weights with the first
+        Only the server does this, before data are prepared: workers get the weights in the first
         round, and a saved run has its own.
         """
 

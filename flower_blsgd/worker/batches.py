@@ -127,10 +127,11 @@ class BatchSource:
 
     Tensors move to an accelerator once, as a whole, so that a batch is one gather operation there.
     Tensors that would take more than half of its free memory stay on the host, with one line in the
-    log. In this case, and for other data sets, the host assembles every batch. CUDA gets it through
-    page-locked memory, so that the host can gather the next batch while the device computes.
+    log. In this case, and for other data sets, the host assembles every batch. On CUDA, it is
+    copied through pinned memory, so that the host can gather the next batch while the device
+    computes.
 
-    Samples of a map-style Dataset are read ahead by the processes of a DataLoader, or by the
+    Samples of a map-style Dataset are prefetched by the processes of a DataLoader, or read by the
     calling thread. Before a batch is read, the global random generators of torch, Python and numpy
     are seeded, so a random transform gives the same samples wherever it runs.
 
@@ -141,13 +142,13 @@ class BatchSource:
     device : torch.device
         The worker's device.
     move : bool (default: True)
-        Whether tensors may move to the device as a whole. On a CPU, they never do, and memory maps
+        Whether tensors may move to the device as a whole. On a CPU they never move, and memory maps
         stay memory maps.
     collate : callable, optional
         See `Collate`; by default torch's ``default_collate``. With it, tensors are also read sample
         by sample.
     loader_workers : int (default: 0)
-        Processes that read a map-style Dataset; 0: the calling thread reads it.
+        Number of processes that read a map-style Dataset; 0: the calling thread reads it.
 
     Attributes
     ----------
@@ -208,7 +209,7 @@ class BatchSource:
         return parts if self.on_device else self._brought(parts)
 
     def batches(self, indices: Tensor, size: int, seed: int = 0) -> Generator[Any, None, None]:
-        """Yield batches of `size` consecutive indices; a map-style Dataset is read ahead.
+        """Yield batches of `size` consecutive indices; a map-style Dataset is prefetched.
 
         Batch k of a Dataset is read with the seed ``seed + k``.
         """

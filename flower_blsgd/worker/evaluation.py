@@ -66,7 +66,9 @@ def evaluate_sums(
                     sums[name] = sums.get(name, 0.0) + float(value.cpu().double().sum())
             names = names or list(sums)
             if names != list(sums):
-                raise ValueError(f"the metric's values are {list(sums)}, but were {names} before")
+                raise ValueError(
+                    f"the metric returned values named {list(sums)}, but {names} before"
+                )
             loss_sums.append(loss_sum)
             metric_sums += sums.values()
     return EvaluateReport(first, last, loss_sums, metric_sums, names)
@@ -91,5 +93,5 @@ def sample_values(model: nn.Module, batch: Any, *functions: SampleLoss) -> list[
 
 
 def named_values(values: Any, name: str) -> dict[str, Tensor]:
-    """Return what a metric returned as named values."""
+    """Return the values of a metric by name."""
     return dict(values) if isinstance(values, Mapping) else {name: values}

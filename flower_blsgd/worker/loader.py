@@ -1,4 +1,4 @@
-"""Samples of a map-style Dataset, read by torch's DataLoader ahead of the device."""
+"""Samples of a map-style Dataset, prefetched by torch's DataLoader."""
 
 import contextlib
 import ctypes
@@ -31,7 +31,8 @@ def loader_workers(setting: int | str, num_cores: int = 0) -> int:
     """Return the number of processes that read samples, from the setting ``loader-workers``.
 
     ``"auto"`` is the number of a worker's cores (0: those of this process), at most 4. A worker
-    with one core reads in its own thread, as does a process that may have no children.
+    with one core reads in its own thread, as does a daemonic process, which may not have child
+    processes.
     """
     if multiprocessing.current_process().daemon:
         return 0
@@ -79,8 +80,8 @@ class SampleReader(Dataset[Any]):
             return self._collate(samples)
         except Exception as error:
             raise ValueError(
-                f"samples {_shown(indices)} cannot become a batch: {first_line(error)}; pass "
-                "collate, as in torch's DataLoader"
+                f"samples {_shown(indices)} cannot be collated into a batch: {first_line(error)}; "
+                "pass collate, like collate_fn of torch's DataLoader"
             ) from error
 
     def _sample(self, index: int) -> Any:
@@ -118,7 +119,7 @@ def read_ahead(
     num_workers : int
         Number of processes, >= 1.
     pin_memory : bool (default: False)
-        Whether batches are in page-locked memory.
+        Whether batches are in pinned (page-locked) memory.
     """
     wanted = _WantedBatches()
 

@@ -87,9 +87,9 @@ class LocalSGD:
             return sgd.run(order, state=context.state).to_reply(message)
 
     If a step raises an exception, `run` raises it too. The whole order fails, Flower reports this
-    to the strategy, and the models of the other workers are averaged without this one. Momentum is
-    then zero. An invalid order, for example with unknown sample indices, is rejected before
-    anything changes.
+    to the strategy, and the models of the other workers are averaged. The next order then starts
+    with zero momentum. An invalid order, for example with unknown sample indices, is rejected
+    before anything changes.
 
     Momentum here means the whole state that an optimizer keeps between steps. If it is not finite
     at the end of an order, for example after an overflow, it is set to zero and not sent. The
@@ -98,10 +98,10 @@ class LocalSGD:
     Parameters
     ----------
     model : torch.nn.Module
-        Moved to the device; every order overwrites its weights.
+        The model, which is moved to the device; every order overwrites its weights.
     dataset : tuple of tensors, TensorDataset, map-style Dataset or BatchSource
-        All N training samples, which orders name by index. Several `LocalSGD` on one accelerator
-        can share a `BatchSource` and its copy of the samples.
+        All N training samples; orders contain indices into them. Several `LocalSGD` on one
+        accelerator can share a `BatchSource` and its copy of the samples.
     loss : callable (default: cross entropy)
         ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample, not the mean.
         Or ``(model, batch) -> losses`` for batches of any structure: the first parameter must be
@@ -122,14 +122,14 @@ class LocalSGD:
         Largest norm of a step's gradient over all parameters; 0: no clipping.
     slowdown : float (default: 1.0)
         Factor >= 1 by which to emulate a slower device; see `throttle`. The wait counts as
-        computing. With a deadline, the last step of the slower device is also waited for.
+        computing. With a deadline, it includes the whole last step, as on a slower device.
     augment : callable, optional
         ``(inputs, generator) -> inputs`` for a training batch, on the device, before each step; if
         the batch is not a pair, ``(batch, generator) -> batch``.
     precision : {"float32", "tf32", "bfloat16", "float16"} (default: "float32")
         Precision of matrix products and convolutions; weights and losses stay float32. On CUDA, it
         determines for the whole process whether TF32 is allowed. With float16, the loss is scaled
-        as by torch's GradScaler. A step whose gradients overflow is skipped, counted, and repeated
+        as in torch's GradScaler. A step whose gradients overflow is skipped, counted, and repeated
         with a smaller scale.
     channels_last : bool (default: False)
         Use the channels-last memory format: usually faster for convolutions, same results up to
@@ -140,14 +140,15 @@ class LocalSGD:
     name : str (default: the device)
         Name of this worker in errors and log lines.
     micro_batch_size : int (default: 0)
-        Largest number of samples to compute at once, for a device without enough memory for a whole
+        Largest number of samples per forward pass, for a device without enough memory for a whole
         batch; 0: the whole batch. The batch is read and augmented as a whole. Model, losses and
         momentum equal those of the whole batch up to rounding, but the model's own random numbers
         (dropout) may differ.
     peak_learning_rate : float (default: 1.0)
-        Learning rate of an order for which the optimizer of a function has its own rates.
+        Peak of the run's schedule, for an `optimizer` that is a function: its learning rates are
+        used at this peak and scaled in proportion at other learning rates.
     collate, loader_workers
-        See `BatchSource`, which the data set becomes.
+        Arguments of the `BatchSource` that is made from `dataset`.
 
     Raises
     ------
@@ -400,7 +401,7 @@ class LocalSGD:
                 return losses
             self._skipped_steps += 1
         raise ValueError(
-            f"the gradients overflow in float16 also with a loss scale of {LOSS_SCALE} / 2^"
+            f"the gradients overflow in float16 even with a loss scale of {LOSS_SCALE} / 2^"
             f"{MOST_SKIPS}; use a smaller learning rate, or precision = bfloat16 or float32"
         )
 
@@ -586,9 +587,9 @@ def seconds_per_step(sgd: LocalSGD, batch_size: int, seconds: float = 1.0) -> fl
 def throttle(start: float, slowdown: float) -> None:
     """Emulate a slower device: wait until steps begun at `start` took `slowdown` times as long.
 
-    The core stays busy while waiting, as that of a slower device would. After a sleep, the next
-    steps took 13 to 54 % longer (ResNet8), and the slowdown multiplied this. If other processes
-    need the core, the wait sleeps.
+    The core stays busy while waiting, like that of a slower device. Sleeping instead made the next
+    steps 13 to 54 % longer (measured with ResNet8), which the slowdown then multiplied. If other
+    processes need the core, the wait sleeps.
     """
     until, times_shared = start + slowdown * (time.perf_counter() - start), 0
     while (began := time.perf_counter()) < until:

@@ -18,7 +18,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean squared error of every sample over its outputs, shape (batch_size,).
 
-    `targets` has the shape of the outputs; of outputs of shape (batch_size, 1) also (batch_size,).
+    `targets` has the shape of `outputs`. If that is (batch_size, 1), it may also be (batch_size,).
     """
     errors = (outputs - targets.view_as(outputs)).square()
     return errors.flatten(1).mean(dim=1) if errors.dim() > 1 else errors
@@ -43,9 +43,9 @@ def causal_lm_loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         A causal language model of transformers, or one that returns logits of shape (batch_size,
         length, vocabulary).
     batch : mapping
-        ``input_ids`` and ``attention_mask`` of shape (batch_size, length), as of a tokenizer.
-        ``labels`` of the same shape if the loss is that of other tokens; those with -100 are
-        ignored. Padding never counts.
+        ``input_ids`` and ``attention_mask`` of shape (batch_size, length), as from a tokenizer.
+        Optionally ``labels`` of the same shape, which replace ``input_ids`` as the targets; labels
+        of -100 are ignored. Padding never counts.
     """
     tokens, mask = batch["input_ids"], batch.get("attention_mask")
     outputs = model(input_ids=tokens, attention_mask=mask)

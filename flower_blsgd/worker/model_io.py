@@ -42,8 +42,8 @@ def sent_tensors(model: nn.Module) -> dict[str, Tensor]:
 def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a model's state dict that are not sent, by name.
 
-    All workers must have the same ones: parameters without ``requires_grad``, such as the base of a
-    LoRA adapter, and large buffers of integers.
+    These are parameters without ``requires_grad``, such as the base of a LoRA adapter, and large
+    buffers of integers. They must be equal on all workers.
     """
     every = model.state_dict(keep_vars=True).items()
     return {name: tensor.detach() for name, tensor in every if not _is_sent(tensor)}
@@ -268,9 +268,9 @@ def momentum_is_finite(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return the names of what an optimizer keeps for each parameter; none if they are not known.
+    """Return the names of an optimizer's state tensors per parameter; empty if they are not known.
 
-    Those of a custom optimizer are known from its state only.
+    Those of a custom optimizer are only known once it has a state.
     """
     known = {torch.optim.SGD: "sgd", torch.optim.AdamW: "adamw"}
     name = known.get(type(optimizer))

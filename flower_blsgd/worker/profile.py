@@ -24,13 +24,13 @@ from ..protocol import SumOrder, SumReport, WorkerProfile
 
 
 def worker_of(context: Context) -> WorkerSpec:
-    """Return the worker that this node is.
+    """Return the worker that runs on this node.
 
     The node config of a SuperNode names its device and options. In Flower's simulation there is no
-    node config: node i is the i-th worker of the run config's ``workers``.
+    node config: node i is the i-th worker in the run config's ``workers``.
 
-    UsageError if a value cannot be read, the device is missing here, or there are more nodes than
-    workers.
+    UsageError if a value cannot be read, the device does not exist here, or there are more nodes
+    than workers.
     """
     given = str(context.run_config.get("workers", "auto"))
     return _worker_of(tuple(context.node_config.items()), given)
@@ -67,7 +67,7 @@ def answer_profile(
 ) -> Message:
     """Answer the profile query of the strategy.
 
-    One line registers it in any ClientApp: ``app.query("profile")(flower_blsgd.answer_profile)``
+    Register it in any ClientApp with ``app.query("profile")(flower_blsgd.answer_profile)``.
 
     Parameters
     ----------
@@ -77,7 +77,8 @@ def answer_profile(
     data_fingerprint, model_fingerprint : str (default: "")
         Fields of `WorkerProfile`.
     seconds_per_step : float (default: 0.0)
-        Measured speed; the node config's ``seconds-per-step`` takes precedence.
+        Measured seconds per step; the node config's ``seconds-per-step`` takes precedence. 0:
+        unknown.
 
     Raises
     ------

@@ -63,7 +63,7 @@ def make_optimizer(
     weight_decay: float,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
-    """Return an optimizer; `set_learning_rate` sets the learning rate of each order.
+    """Return an optimizer, whose learning rate `set_learning_rate` sets for each order.
 
     `LocalSGD` documents the settings. `fused` optimizers use one kernel for all parameters; None
     leaves the choice to torch.
@@ -83,7 +83,7 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def custom_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the user's optimizer for a model; its learning rates are those of the schedule's peak.
+    """Return the user's optimizer for a model; its learning rates are those at the schedule's peak.
 
     UsageError if it is not an optimizer of torch, or has parameters of another model.
     """
@@ -127,7 +127,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def check_micro_batches(model: nn.Module, size: int) -> None:
-    """Raise UsageError if a model whose samples depend on each other is to use micro-batches.
+    """Raise UsageError for micro-batches of a model in which samples depend on each other.
 
     See `batch_dependent_module`. A size of 0 means no micro-batches.
     """
@@ -135,7 +135,7 @@ def check_micro_batches(model: nn.Module, size: int) -> None:
         raise UsageError(f"micro-batch-size = {size} must be at least 0")
     if size > 0 and (module := batch_dependent_module(model)):
         raise UsageError(
-            f"micro-batch-size = {size}: {module} of the model takes its statistics from "
+            f"micro-batch-size = {size}: {module} of the model computes its statistics from "
             "the whole batch, so micro-batches would change the result; set it to 0 and use a "
             "smaller batch-size, or use a model without BatchNorm"
         )
@@ -195,7 +195,7 @@ class LossScaler:
         self.load(None)
 
     def load(self, state: npt.NDArray[np.float32] | None) -> None:
-        """Restore a state; None begins with the first scale."""
+        """Restore a state; None resets it to the initial scale."""
         scale, steps = (LOSS_SCALE, 0) if state is None else (float(state[0]), int(state[1]))
         self._scaler = torch.amp.GradScaler(self._device.type, init_scale=scale)
         self._scaler.load_state_dict({**self._scaler.state_dict(), "_growth_tracker": steps})
@@ -216,9 +216,9 @@ class LossScaler:
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Run a step of the optimizer; return False if the gradients overflowed and it did not.
+        """Run a step of the optimizer; skip it and return False if the gradients overflowed.
 
-        The scale is halved then.
+        After an overflow, the scale is halved.
         """
         before = self._scaler.get_scale()
         self._scaler.step(optimizer)

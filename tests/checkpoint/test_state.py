@@ -319,13 +319,13 @@ def test_other_data_than_those_of_the_checkpoint_are_refused() -> None:
     checkpoint = capture(strategy, grid, 1, play(strategy, grid, toy_arrays(), 1, 1)[-1])
     resumed = BiasedLocalSGD(200, 2, local_steps_slow=8)
     arrays, _ = restore(resumed, checkpoint, toy_arrays())
-    with pytest.raises(UsageError, match="cannot be resumed: node 10 has other training data"):
+    with pytest.raises(UsageError, match="cannot be resumed: node 10 has different training data"):
         play(resumed, grid_with("b"), arrays, 2, 2)
     resumed, with_another = BiasedLocalSGD(200, 2, local_steps_slow=8), grid_with("a")
     with_another.connect(12, ToyWorker(fast_profile(3, data_fingerprint="b")))
     with captured_log() as log:
         play(resumed, with_another, restore(resumed, checkpoint, toy_arrays())[0], 2, 2)
-    assert log.lines(40)[0].startswith("node 12 does not take part: has other training data")
+    assert log.lines(40)[0].startswith("node 12 does not take part: has different training data")
     assert [worker.node_id for worker in resumed.registry.workers] == [10, 11]
 
 

@@ -351,7 +351,7 @@ def test_message_to_a_host_holds_the_orders_of_all_workers_and_how_to_average() 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"weights": ByRoot()}, "ByRoot cannot be averaged there"),
+        ({"weights": ByRoot()}, "ByRoot cannot be computed on a node"),
         (
             {"sampler": UniformSampler(), "train_on": TrainOn(True, slow_reduce=True)},
             "shared memory only",

@@ -42,7 +42,7 @@ KINDS = {
     "no number": ("unusable reply", "no number 'num-examples'"),
     "no weight": ("unusable reply", "'num-examples' = 0"),
     "weight not finite": ("unusable reply", "'num-examples' = inf"),
-    "no such time": ("unusable reply", "computed for 1e+308 s"),
+    "no such time": ("unusable reply", "compute_seconds are 1e+308"),
 }
 
 

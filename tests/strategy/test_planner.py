@@ -156,7 +156,7 @@ def test_a_round_fits_into_an_epoch_of_fewer_samples() -> None:
         ([1, 2], "returned a list; it must return a Selected"),
         (Selected(np.arange(24)), "its indices must be int32"),
         (Selected(np.array([], np.int32)), "M at least 1"),
-        (Selected(np.array([3, 3], np.int32)), "each once"),
+        (Selected(np.array([3, 3], np.int32)), "without repetitions"),
         (Selected(np.array([0, 24], np.int32)), r"in \[0, 23\]"),
         (Selected(np.array([0, 9], np.int32), np.ones(2, np.float32)), r"of shape \(24,\)"),
         (Selected(np.array([0], np.int32), -np.ones(24, np.float32)), "at least 0"),

@@ -178,8 +178,8 @@ def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("data_fingerprint", "slow-1 .* has other training data than fast-0"),
-        ("model_fingerprint", r"slow-1 .* has another model than fast-0 .*; install"),
+        ("data_fingerprint", "slow-1 .* has different training data than fast-0"),
+        ("model_fingerprint", r"slow-1 .* has a different model than fast-0 .*; install"),
     ],
 )
 def test_update_nodes_with_other_data_or_models_are_refused(key: str, reason: str) -> None:
@@ -437,7 +437,11 @@ def test_speed_of_a_worker_with_its_own_batch_is_of_that_batch() -> None:
     ("policy", "batch", "reason"),
     [
         (BalancedBatches(), 4, r"slow-1 \(cpu:1\) has batch=4, but this algorithm"),
-        (SystemAwareSteps(4, 1), 41, r"slow-1 \(cpu:1\) has batch=41, more than the 40 samples"),
+        (
+            SystemAwareSteps(4, 1),
+            41,
+            r"slow-1 \(cpu:1\) has batch=41, more than the 40 training samples",
+        ),
     ],
 )
 def test_batch_that_cannot_be_is_refused_and_of_a_late_node_leaves_it_out(

@@ -118,7 +118,7 @@ def test_module_that_uses_the_batch_is_refused(module: nn.Module, told: str) -> 
         return
     with pytest.raises(UsageError) as refused:
         LocalSGD(model, data(), micro_batch_size=4)
-    assert str(refused.value).startswith(f"micro-batch-size = 4: {told} of the model takes its ")
+    assert str(refused.value).startswith(f"micro-batch-size = 4: {told} of the model computes its ")
     assert "set it to 0 and use a smaller batch-size" in str(refused.value)
 
 
@@ -324,5 +324,5 @@ def test_overflow_at_every_scale_fails_the_order() -> None:
         return cross_entropy(outputs, targets) * torch.inf
 
     sgd = sgd_of(0, precision="float16", loss=infinite)
-    with pytest.raises(ValueError, match="the gradients overflow in float16 also with a loss"):
+    with pytest.raises(ValueError, match="the gradients overflow in float16 even with a loss"):
         sgd.run(independent_order(batch_size=8))

@@ -1,4 +1,4 @@
-"""A Flower grid that uses streams instead of polling, and its members."""
+"""A Flower grid that uses streams instead of polling, and the nodes that it lists."""
 
 import contextlib
 import logging
@@ -50,7 +50,7 @@ def stream(
     address: str | None = None,
     wire_dtype: WireDtype | None = None,
 ) -> Iterator[Grid]:
-    """Provide a fast grid for a ServerApp within a ``with`` block.
+    """Provide a faster grid for a ServerApp within a ``with`` block.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def stream(
         Arguments of the ServerApp's function.
     transport : {"auto", "stream", "messages"}, optional
         ``"auto"`` streams on a deployment and returns other grids unchanged. ``"messages"`` returns
-        every grid unchanged. ``"stream"`` refuses other grids. None reads the run config's
+        every grid unchanged. ``"stream"`` rejects other grids. None reads the run config's
         ``transport``, which defaults to ``"auto"``.
     address : str, optional
         Address of `StreamGrid`. None reads the run config's ``stream-address``.
@@ -117,10 +117,10 @@ class StreamGrid(MailboxGrid):
     of the node must serve sessions (`serve_sessions`). A node without sessions, or that cannot
     connect, gets Flower's plain messages, and a log line names it.
 
-    If a connection breaks, the node leaves the grid until it is connected again, and then resumes.
-    Messages to it wait until the caller's timeout, while other nodes continue. A reply that it
-    computed meanwhile arrives if it is still expected. When Flower reports that the node is gone,
-    its messages get an error reply. A SuperNode that starts again gets a new session.
+    If a connection breaks, the grid does not list the node until it reconnects. Messages to it wait
+    until the caller's timeout, while other nodes continue. A reply that the node computed meanwhile
+    arrives if it is still expected. When Flower reports that the node is gone, its messages get an
+    error reply. A SuperNode that restarts gets a new session.
 
     Parameters
     ----------
@@ -130,11 +130,11 @@ class StreamGrid(MailboxGrid):
         ``HOST:PORT`` for nodes to connect to, or ``:PORT`` to choose only the port. Empty uses the
         addresses of this machine and a free port.
     wire_dtype : {"float32", "bfloat16", "float16"} (default: "float32")
-        Dtype of float32 models on the wire. In 16 bits they travel as changes to the previous
-        model, and the rounding error is part of the next change. This halves the bytes and changes
-        the last digits.
+        Dtype of float32 models on the wire. With 16 bits, they are sent as differences from the
+        previous model, and the rounding error is added to the next difference (error feedback).
+        This halves the traffic.
     connect_seconds : float (default: 30)
-        Longest time of `wait_until_connected`.
+        Maximum time that `wait_until_connected` waits.
 
     Raises
     ------
@@ -192,10 +192,10 @@ class StreamGrid(MailboxGrid):
 
     @property
     def wire_errors(self) -> Mapping[str, float]:
-        """Mean relative error of the nodes' models, by the name of the record.
+        """Mean relative error of the models that the nodes received, by the name of the record.
 
-        The mean, over all models sent, of the root mean square of the difference to the true model
-        relative to that of the model. Empty for ``"float32"``.
+        The error of a model is the root mean square of its difference from the exact model, divided
+        by the root mean square of the exact model. Empty for ``"float32"``.
         """
         return {
             name: statistics.fmean(broadcast.errors)
@@ -210,7 +210,7 @@ class StreamGrid(MailboxGrid):
 
     @property
     def fast_nodes(self) -> Collection[int]:
-        """The nodes with a stream."""
+        """Nodes with a stream."""
         return {node_id for node_id, how in self.transports.items() if how == "stream"}
 
     def wait_until_connected(self) -> None:
@@ -255,7 +255,7 @@ class StreamGrid(MailboxGrid):
         Raises
         ------
         FrameError
-            If one holds arrays that a stream cannot carry.
+            If a message holds arrays that a stream cannot carry.
         """
         ids: list[str] = []
         streamed: list[Message] = []
@@ -280,7 +280,7 @@ class StreamGrid(MailboxGrid):
         return ids
 
     def _push_plain(self, message: Message) -> str:
-        """Send a message by Flower's own grid; return its id, which Flower chooses."""
+        """Send a message through Flower's own grid; return its id, which Flower chooses."""
         with self._grid_lock:
             # Flower returns None for a refused message, and nothing for one that is too large.
             for message_id in filter(None, self._grid.push_messages([message])):
