@@ -66,7 +66,7 @@ def add_compare(command: argparse.ArgumentParser) -> None:
         "--target",
         metavar="0.9",
         type=float,
-        help="target accuracy (default: the highest that every run reached)",
+        help="target accuracy or metric (default: the best that every run reached)",
     )
     command.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
     add_settings(command)

@@ -1,5 +1,6 @@
 """Train several algorithms, or other arms, with several seeds in one folder, and compare them."""
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +20,11 @@ from ..grids.worker_spec import WorkerSpec, parse_workers
 from ..results.folder import RunFolder, read_settings, refused, write_text
 from ..results.progress import ProgressView
 from ..results.speed_profile import SpeedProfile, profile_key
+from ..results.summary import final_metric
 from ..run import check_workers, load_own_task, make_local_grid, train_on
 from .calibration import measure_speeds
-from .comparison import VARIED, Comparison, Run, compare_runs, read_run, run_folder
-from .comparison_report import accuracy_name, write_comparison
+from .comparison import VARIED, Comparison, Run, compare_runs, metric_of, read_run, run_folder
+from .comparison_report import write_comparison
 
 SETTINGS = "comparison.toml"
 PROFILE = "profile.json"
@@ -52,9 +54,9 @@ def compare(
     one with more algorithms or seeds extends it. Unknown speeds are measured once for all runs.
     Several processes may share the work in one folder.
 
-    The first algorithm with a finished run is the reference. `target` is an accuracy in (0, 1]
-    whose time is compared; None: the highest that every run reached. `Comparison.failed` names the
-    runs that did not finish.
+    The first algorithm with a finished run is the reference. `target` is an accuracy in (0, 1], or
+    a value of the task's metric, whose time is compared; None: the best that every run reached.
+    `Comparison.failed` names the runs that did not finish.
 
     Raises
     ------
@@ -68,7 +70,9 @@ def compare(
         if not values or len({*values}) < len(values):
             raise UsageError(f"{key} = {[*values]}: name at least one, and each only once")
     if target is not None and not 0 < target <= 1:
-        raise UsageError(f"target = {target} must be an accuracy in (0, 1]")
+        allowed = "an accuracy in (0, 1], or a finite value of another metric"
+        if not math.isfinite(target) or load_own_task(config).metric_name == "accuracy":
+            raise UsageError(f"target = {target} must be {allowed}")
     if len(algorithms) > 1:
         refuse_overrides(config)
     arms = arms_of(algorithms, vary or {})
@@ -262,8 +266,8 @@ def train_all(
                 raise
             run, state = read_run(out), "done"
         assert run is not None, "a run that raises nothing is finished"
-        name = accuracy_name(run).removeprefix("test ")
-        reached = "" if run["accuracy"] is None else f", {name} {run['accuracy']:.2%}"
+        final = final_metric(run)
+        reached = final and ", " + f"{metric_of(run).split} {final}".removeprefix("test ")
         log(f"{head}{state}{reached} after {run['training_seconds']:.1f} s of training")
         return run
 

@@ -6,9 +6,9 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from scipy import stats
@@ -17,7 +17,10 @@ from ..errors import UsageError
 
 _CONFIDENCE = 0.95
 _ROUNDING = 1e-9
-"""Accuracies that differ by less are equal up to rounding."""
+"""Share of a value, or of its last decimal place, that is rounding."""
+
+_WIDEST = 8
+"""Most characters of a figure with all its decimal places; a longer one has an exponent."""
 
 VARIED = ("algorithm", "seed", "out", "name", "profile")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
@@ -26,14 +29,17 @@ Run = Mapping[str, Any]
 """A finished run: the content of ``summary.json`` (None where not measured), and in addition
 
 ``settings``, the content of ``config.toml``; ``rows``, the numbers in ``epochs.csv``; ``folder``,
-the results folder; ``arm``, from a folder named ``<arm>-seed<n>``, else the algorithm.
+the results folder; ``arm``, from a folder named ``<arm>-seed<n>``, else the algorithm; ``value``
+and ``best_value``, the final and the best figure of the metric. These two and the ``value`` of a
+row are in percent if the metric is the accuracy.
 """
 
-_NUMBERS = ("epoch", "training_seconds", "device_seconds", "accuracy", "samples")
+_NUMBERS = ("epoch", "training_seconds", "device_seconds", "samples")
 _NEEDED = {
     *("algorithm", "seed", "task", "clock", "accuracy", "best_accuracy", "loss", "epochs"),
-    *("rounds", "samples", "samples_given_up", "training_seconds", "device_seconds", "workers"),
-    *("fast_waiting_share", "slow_waiting_share", "failures", "versions"),
+    *("metric", "best_metric", "metric_name", "metric_mode", "versions", "failures", "workers"),
+    *("rounds", "samples", "samples_given_up", "training_seconds", "device_seconds"),
+    *("fast_waiting_share", "slow_waiting_share"),
 }
 
 
@@ -57,17 +63,75 @@ def read_run(folder: Path) -> Run | None:
         if missing := _NEEDED - summary.keys():
             raise ValueError(f"summary.json has no {', '.join(sorted(missing))}")
         settings = tomllib.loads((folder / "config.toml").read_text())
+        name, scale = ("accuracy", 100) if summary["metric_name"] == "accuracy" else ("metric", 1)
         with (folder / "epochs.csv").open(newline="") as lines:
             rows = [
-                {name: float(row[name]) if row[name] else None for name in _NUMBERS}
+                {**{k: _number(row[k]) for k in _NUMBERS}, "value": _number(row[name], scale)}
                 for row in csv.DictReader(lines)
             ]
+        final, best = (_number(summary[key], scale) for key in (name, f"best_{name}"))
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UsageError(f"the run in {folder} cannot be read: {reason}") from None
     named = re.fullmatch(r"(.+)-seed\d+", folder.name)
     arm = named[1] if named else summary["algorithm"]
-    return {**summary, "settings": settings, "rows": rows, "arm": arm, "folder": folder}
+    own = {"settings": settings, "rows": rows, "arm": arm, "folder": folder}
+    return {**summary, **own, "value": final, "best_value": best}
+
+
+def _number(value: Any, scale: float = 1) -> float | None:
+    return None if value in (None, "") else scale * float(value)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The figure that runs are compared by.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``"accuracy"``, whose values are in percent, or ``"rmse"``.
+    mode : {"max", "min"}
+        Whether a larger or a smaller value is better.
+    split : {"test", "validation"}
+        Data that it was measured on.
+    decimals : int
+        Decimal places that are shown: 2 of percentages, else as many as 4 digits of the median
+        final value have; negative above 10,000.
+    """
+
+    name: str = "accuracy"
+    mode: str = "max"
+    split: str = "test"
+    decimals: int = 2
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether the values are in percent."""
+        return self.name == "accuracy"
+
+    @property
+    def sign(self) -> int:
+        """1 if a larger value is better, -1 if a smaller one is."""
+        return -1 if self.mode == "min" else 1
+
+    @property
+    def label(self) -> str:
+        """``"accuracy (%)"``, ``"rmse (lower is better)"``, or the same after ``validation``."""
+        unit = "%" if self.is_accuracy else f"{'lower' if self.sign < 0 else 'higher'} is better"
+        return f"{self.split} {self.name} ({unit})".removeprefix("test ")
+
+    def text(self, value: float, spread: float | None = None, sign: str = "-") -> str:
+        """Return ``"98.33 ± 0.28"``; with `sign` "+" positive values have one too."""
+        text = f"{value:{sign}z.{max(0, self.decimals)}f}"
+        text = f"{value:{sign}.3g}" if len(text) > _WIDEST else text
+        return text if spread is None else f"{text} ± {self.text(spread)}"
+
+
+def metric_of(run: Run) -> Metric:
+    """Return the metric that a run was measured by."""
+    split = "validation" if run["settings"].get("validation-share") else "test"
+    return Metric(run["metric_name"], run["metric_mode"], split)
 
 
 @dataclass(frozen=True)
@@ -77,17 +141,20 @@ class Difference:
     Attributes
     ----------
     mean : float
-        Mean of the differences in accuracy.
+        Mean of the differences in the metric, of accuracies in points.
     pairs : int
         Number of pairs.
     half_width : float, optional
         Half of the 95 % confidence interval of the mean. None with one pair, or if all pairs
         differ by the same: then the spread of further pairs is unknown.
+    metric : Metric
+        The metric, which decides which sign is better.
     """
 
     mean: float
     pairs: int
     half_width: float | None
+    metric: Metric = Metric()
 
     @property
     def shown(self) -> bool:
@@ -98,13 +165,13 @@ class Difference:
     def in_words(self) -> str:
         """``"better"``, ``"worse"`` or ``"no difference shown"``."""
         if self.shown:
-            return "better" if self.mean > 0 else "worse"
+            return "better" if self.metric.sign * self.mean > 0 else "worse"
         return "no difference shown" + (" (needs two seeds)" if self.pairs == 1 else "")
 
-    def text(self, sign: int = 1) -> str:
-        """Return ``"+0.28 ± 0.58"``, in points; with `sign` -1 the opposite difference."""
-        half = "" if self.half_width is None else f" ± {100 * self.half_width:.2f}"
-        return f"{sign * 100 * self.mean:+z.2f}{half}"
+    @property
+    def text(self) -> str:
+        """``"+0.28 ± 0.58"``."""
+        return self.metric.text(self.mean, self.half_width, "+")
 
 
 @dataclass(frozen=True)
@@ -118,10 +185,10 @@ class AlgorithmFigures:
     runs : list of Run
         One run for each seed.
     reached : list of mappings
-        For each run that reached the target accuracy, the first evaluated epoch that did.
+        For each run that reached the target, the first evaluated epoch that did.
     difference : Difference, optional
-        Accuracy minus that of the reference, over the seeds that both have; None for the
-        reference itself, and without common seeds.
+        Value minus that of the reference, over the seeds that both have; None for the reference
+        itself, and without common seeds.
     """
 
     algorithm: str
@@ -130,19 +197,19 @@ class AlgorithmFigures:
     difference: Difference | None
 
     @property
-    def accuracies(self) -> list[float]:
-        """Final accuracies of the runs that were evaluated, in [0, 1]."""
-        return [run["accuracy"] for run in self.runs if run["accuracy"] is not None]
+    def values(self) -> list[float]:
+        """Final values of the runs that were evaluated; accuracies in percent."""
+        return [run["value"] for run in self.runs if run["value"] is not None]
 
     @property
-    def accuracy(self) -> float | None:
-        """Mean of the final accuracies; None if no run was evaluated."""
-        return known_mean(self.accuracies)
+    def value(self) -> float | None:
+        """Mean of the final values; None if no run was evaluated."""
+        return known_mean(self.values)
 
     @property
-    def accuracy_deviation(self) -> float | None:
-        """Sample standard deviation of the final accuracies; None for fewer than two."""
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+    def deviation(self) -> float | None:
+        """Sample standard deviation of the final values; None for fewer than two."""
+        return stdev(self.values) if len(self.values) > 1 else None
 
     def mean(self, figure: str) -> float | None:
         """Return the mean of a figure of ``summary.json`` over the runs that have it."""
@@ -158,13 +225,15 @@ class Comparison:
     reference : str
         Algorithm that the others are compared with.
     target : float, optional
-        Accuracy whose time is compared; None if a run was never evaluated.
+        Value whose time is compared, an accuracy in percent; None if a run was never evaluated.
     target_given : bool
-        Whether the user chose the target; else it is the highest that every run reached.
+        Whether the user chose the target; else it is the best that every run reached.
     algorithms : tuple of AlgorithmFigures
-        By mean accuracy, the highest first; ties in the given order.
+        By mean value, the best first; ties in the given order.
     failed : tuple of str
         One line for each run without figures: why it failed or cannot be used.
+    metric : Metric
+        The metric of all runs.
     """
 
     reference: str
@@ -172,6 +241,7 @@ class Comparison:
     target_given: bool
     algorithms: tuple[AlgorithmFigures, ...]
     failed: tuple[str, ...] = ()
+    metric: Metric = Metric()
 
     @property
     def runs(self) -> list[Run]:
@@ -187,45 +257,59 @@ def compare_runs(
 ) -> Comparison:
     """Compare finished runs of several algorithms, or other arms.
 
+    Runs with another metric than the reference are left out, and named in `Comparison.failed`.
+
     Parameters
     ----------
     runs : sequence of Run
-        At least one, each arm and seed once; ties in accuracy keep this order.
+        At least one, each arm and seed once; ties keep this order.
     reference : str
         Arm that the others are compared with.
     target : float, optional
-        Accuracy in (0, 1]. The default is the highest that every run reached, rounded down to a
-        tenth of a point: 0.9833 and 0.9789 give 0.978.
+        Accuracy in (0, 1], or value of another metric. The default is the best that every run
+        reached, rounded to the worse side, to one decimal place less than is shown: accuracies of
+        98.33 and 97.89 % give 97.8 %.
     failed : iterable of str
         Why other runs have no figures, one line each.
     """
-    aim, best = target, [run["best_accuracy"] for run in runs]
-    if aim is None and None not in best:
-        aim = math.floor(1000 * min(best) + _ROUNDING) / 1000
-    of_reference = {run["seed"]: run["accuracy"] for run in runs if run["arm"] == reference}
+    metric = metric_of(next((run for run in runs if run["arm"] == reference), runs[0]))
+    others = [run for run in runs if replace(metric_of(run), split=metric.split) != metric]
+    why = "{arm}, seed {seed}: its metric is {metric_name} ({metric_mode}), not that of {reference}"
+    failed = (*failed, *(why.format(**run, reference=reference) for run in others))
+    runs = [run for run in runs if run not in others]
+    sizes = [abs(run["value"]) for run in runs if run["value"]]
+    if sizes and not metric.is_accuracy:
+        metric = replace(metric, decimals=3 - math.floor(math.log10(median(sizes))))
+    sign, bests = metric.sign, [run["best_value"] for run in runs]
+    aim = 100 * target if target is not None and metric.is_accuracy else target
+    if aim is None and None not in bests:
+        scale = 10.0 ** (metric.decimals - 1)
+        aim = sign * math.floor(min(sign * best for best in bests) * scale + _ROUNDING) / scale
+    of_reference = {run["seed"]: run["value"] for run in runs if run["arm"] == reference}
     algorithms = []
     for name in dict.fromkeys(run["arm"] for run in runs):
         of_name = [run for run in runs if run["arm"] == name]
         its = sorted(of_name, key=lambda run: int(run["seed"]))
         reached = [] if aim is None else [row for run in its if (row := reached_at(run, aim))]
-        pairs = [(run["accuracy"], of_reference.get(run["seed"])) for run in its]
+        pairs = [(run["value"], of_reference.get(run["seed"])) for run in its]
         differences = [a - b for a, b in pairs if a is not None and b is not None]
-        found = paired_difference(differences if name != reference else [])
+        found = paired_difference(differences if name != reference else [], metric)
         algorithms.append(AlgorithmFigures(name, its, reached, found))
-    algorithms.sort(key=lambda one: -1.0 if one.accuracy is None else one.accuracy, reverse=True)
-    return Comparison(reference, aim, target is not None, tuple(algorithms), tuple(failed))
+    algorithms.sort(key=lambda one: math.inf if one.value is None else -sign * one.value)
+    return Comparison(reference, aim, target is not None, tuple(algorithms), failed, metric)
 
 
 def reached_at(run: Run, target: float) -> Mapping[str, Any] | None:
-    """Return the first evaluated epoch with at least this accuracy; None without one.
+    """Return the first evaluated epoch that is at least as good as the target; None without one.
 
-    Nothing is interpolated between evaluations.
+    Nothing is interpolated between evaluations. An accuracy is in percent.
     """
-    evaluated = (row for row in run["rows"] if row["accuracy"] is not None)
-    return next((row for row in evaluated if row["accuracy"] >= target - _ROUNDING), None)
+    sign, slack = metric_of(run).sign, _ROUNDING * abs(target)
+    evaluated = (row for row in run["rows"] if row["value"] is not None)
+    return next((row for row in evaluated if sign * (row["value"] - target) >= -slack), None)
 
 
-def paired_difference(differences: Sequence[float]) -> Difference | None:
+def paired_difference(differences: Sequence[float], metric: Metric = Metric()) -> Difference | None:
     """Return mean and Student's confidence interval of paired differences; None without a pair.
 
     Examples
@@ -240,10 +324,10 @@ def paired_difference(differences: Sequence[float]) -> Difference | None:
         return None
     pairs, mean = len(differences), fmean(differences)
     spread = stdev(differences) if pairs > 1 else 0.0
-    if spread <= _ROUNDING:
-        return Difference(mean, pairs, None)
+    if spread <= _ROUNDING / 10.0**metric.decimals:
+        return Difference(mean, pairs, None, metric)
     quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, pairs - 1))
-    return Difference(mean, pairs, quantile * spread / math.sqrt(pairs))
+    return Difference(mean, pairs, quantile * spread / math.sqrt(pairs), metric)
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:

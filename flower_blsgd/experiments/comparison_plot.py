@@ -1,4 +1,4 @@
-"""Draw a comparison: accuracy over time, final accuracy, and how long the fast devices wait."""
+"""Draw a comparison: the metric over time, its final value, and how long the fast devices wait."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,17 +11,20 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ..results import plots
-from .comparison import Comparison, Run
-from .comparison_report import accuracy_name, accuracy_text, headline
+from .comparison import Comparison, Metric, Run
+from .comparison_report import headline, value_text
 
 _LOG_FROM_RATIO = 10
 """Ratio of the longest to the shortest training from which the axis of time is logarithmic."""
 
 _LEAST_SPAN = 0.5
-"""Smallest range of an axis in points of accuracy; a smaller one would enlarge noise."""
+"""Smallest range of an axis in points of accuracy, or in percent of the median of another metric.
+
+A smaller one would enlarge noise.
+"""
 
 _CURVES_BELOW_FINALS = 2.5
-"""Range of the curves' axis over the range of final accuracies."""
+"""Range of the curves' axis over the range of final values."""
 
 _MOST_BANDS = 4
 """Largest number of algorithms whose bands do not hide the curves."""
@@ -52,7 +55,7 @@ def styles_of(arms: Iterable[str]) -> Mapping[str, Style]:
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw accuracy over seconds, final accuracy and waiting of several algorithms.
+    """Draw the metric over seconds, its final values and waiting of several algorithms.
 
     There is a panel with seconds on simulated devices if all runs have them.
     """
@@ -61,18 +64,19 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     figure = Figure(figsize=(11, 6.2 + 0.28 * rows), layout="constrained")
     number = f"{rows} algorithms: " if rows > 1 else f"{comparison.reference}: "
     figure.suptitle(number + headline(comparison.runs), fontsize=13)
-    finals = [100 * value for one in comparison.algorithms for value in one.accuracies]
-    accuracy = accuracy_name(comparison.runs[0])
+    finals = [value for one in comparison.algorithms for value in one.values]
+    metric = comparison.metric
     if not finals:
-        plots.save_text_instead(figure, f"no {accuracy} was measured", path)
+        plots.save_text_instead(figure, f"no {metric.split} {metric.name} was measured", path)
         return
-    shown, styles = final_range(finals), styles_of(one.algorithm for one in comparison.algorithms)
+    shown = final_range(finals, metric)
+    styles = styles_of(one.algorithm for one in comparison.algorithms)
     halves: Any = figure.subfigures(2, 1, height_ratios=[4.2, 2 + 0.28 * rows])
     measured, *simulated = halves[0].subplots(1, 1 + devices, squeeze=False, sharey=True)[0]
     ranking, waiting = halves[1].subplots(1, 2, sharey=True, width_ratios=[1.5, 1])
     _draw_curves(measured, comparison, styles, shown, "training_seconds")
     plots.style_panel(measured, "over measured time", "training time (s)", grid=True)
-    measured.set_ylabel(_accuracy_label(accuracy, measured.get_ylim()[0]))
+    measured.set_ylabel(_label(metric, measured.get_ylim()[0]))
     for axes in simulated:
         _draw_curves(axes, comparison, styles, shown, "device_seconds")
         unit = "training time on simulated devices (s, computed)"
@@ -80,50 +84,54 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     look: Any = {"loc": "outside right upper", "frameon": False, "handlelength": 3.2}
     halves[0].legend(*measured.get_legend_handles_labels(), reverse=True, **look)
     _draw_ranking(ranking, comparison, styles, shown)
-    plots.style_panel(ranking, "final accuracy", _accuracy_label(accuracy, shown[0]), grid=True)
+    plots.style_panel(ranking, f"final {metric.name}", _label(metric, shown[0]), grid=True)
     _draw_waiting(waiting, comparison)
     plots.style_panel(waiting, "fast devices wait", "% of the time")
     band = ", band from the lowest to the highest" if rows <= _MOST_BANDS else ""
+    off = "<: left" if metric.sign > 0 else ">: right"
     figure.supxlabel(
         f"curves: mean of the seeds at each epoch{band}\n"
-        "final accuracy: dots are seeds, marks their mean ± standard deviation; hollow marks: no "
-        f"difference to {comparison.reference} (dotted) is shown; <: left of the axis",
+        f"final {metric.name}: dots are seeds, marks their mean ± standard deviation; hollow "
+        f"marks: no difference to {comparison.reference} (dotted) is shown; {off} of the axis",
         fontsize=9,
     )
     plots.save(figure, path)
 
 
-# --- accuracy over time
+# --- the metric over time
 
 
 def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np.float64]:
     """Average the curves of several runs, epoch by epoch.
 
     Only epochs that all runs evaluated count, and one more point: the last epoch of each run, even
-    if the runs have different numbers of epochs. The band ends at the mean final accuracy. A curve
-    maps evaluated epochs to seconds and accuracy; none is empty. The rows of the result are the
-    mean seconds, and the mean, lowest and highest accuracy.
+    if the runs have different numbers of epochs. The band ends at the mean final value. A curve
+    maps evaluated epochs to seconds and value; none is empty. The rows of the result are the mean
+    seconds, and the mean, lowest and highest value.
     """
     common = set.intersection(*map(set, curves)) - {max(max(curve) for curve in curves)}
     points = np.array(
         [[curve[at] for at in (*sorted(common), max(curve))] for curve in curves], dtype=np.float64
     )
-    seconds, accuracy = points[..., 0], points[..., 1]
-    return np.stack([seconds.mean(0), accuracy.mean(0), accuracy.min(0), accuracy.max(0)])
+    seconds, values = points[..., 0], points[..., 1]
+    return np.stack([seconds.mean(0), values.mean(0), values.min(0), values.max(0)])
 
 
 def _draw_curves(
     axes: Axes, its: Comparison, styles: Mapping[str, Style], shown: tuple[float, float], along: str
 ) -> None:
     """Draw each algorithm's mean, the best on top."""
-    highest, seconds = shown[1], list[float]()
+    seconds, edges = list[float](), [*shown]
     for one in reversed(its.algorithms):
         name, band = one.algorithm, len(styles) <= _MOST_BANDS
         if found := draw_curve(axes, name, one.runs, along, styles[name], band):
             seconds.append(found[0])
-            highest = max(highest, found[1])
-    low = _start_below(shown[1] - _CURVES_BELOW_FINALS * (shown[1] - shown[0]))
-    axes.set_ylim(low, highest)
+            edges += found[1:]
+    span = _CURVES_BELOW_FINALS * (shown[1] - shown[0])
+    low, high = shown[1] - span, max(edges)
+    if its.metric.sign < 0:
+        low, high = min(edges), shown[0] + span
+    axes.set_ylim(_start_below(low, min(edges), its.metric), high)
     if max(seconds) >= _LOG_FROM_RATIO * min(seconds) > 0:
         axes.set_xscale("log")
     else:
@@ -132,16 +140,16 @@ def _draw_curves(
 
 def draw_curve(
     axes: Axes, arm: str, runs: Sequence[Run], along: str, style: Style, band: bool = True
-) -> tuple[float, float] | None:
+) -> tuple[float, float, float] | None:
     """Draw an arm's mean and band over a column of ``epochs.csv``.
 
-    Return the end of the curve and its highest accuracy in percent; None without an evaluation.
+    Return the end of the curve, its lowest and its highest value; None without an evaluation.
     """
     curves = [
         {
-            int(row["epoch"]): (row[along], 100 * row["accuracy"])
+            int(row["epoch"]): (row[along], row["value"])
             for row in run["rows"]
-            if None not in (row["accuracy"], row[along])
+            if None not in (row["value"], row[along])
         }
         for run in runs
     ]
@@ -151,10 +159,11 @@ def draw_curve(
     if band:
         axes.fill_between(at, lowest, highest, color=style["color"], alpha=0.12, lw=0)
     axes.plot(at, mean, markevery=[-1], linewidth=1.8, label=arm, **style)
-    return float(at[-1]), float((highest if band else mean).max())
+    low, high = (lowest, highest) if band else (mean, mean)
+    return float(at[-1]), float(low.min()), float(high.max())
 
 
-# --- final accuracy and waiting: a row per algorithm, the best on top
+# --- final values and waiting: a row per algorithm, the best on top
 
 
 def _draw_ranking(
@@ -166,17 +175,17 @@ def _draw_ranking(
     for y, one in enumerate(comparison.algorithms):
         style, is_reference = styles[one.algorithm], one.algorithm == comparison.reference
         color = style["color"]
-        finals = [100 * accuracy for accuracy in one.accuracies]
-        axes.plot(finals, [y] * len(finals), "o", color=color, markersize=4, alpha=0.6)
-        axes.text(1.02, y, accuracy_text(one), va="center", transform=beside)
-        if one.accuracy is None:
+        axes.plot(one.values, [y] * len(one.values), "o", color=color, markersize=4, alpha=0.6)
+        axes.text(1.02, y, value_text(one, comparison.metric), va="center", transform=beside)
+        if one.value is None:
             continue
         filled = is_reference or (one.difference is not None and one.difference.shown)
+        mark = min(max(one.value, shown[0]), shown[1])
         axes.errorbar(
-            max(100 * one.accuracy, shown[0]),
+            mark,
             y,
-            xerr=100 * (one.accuracy_deviation or 0.0),
-            fmt=style["marker"] if 100 * one.accuracy >= shown[0] else "<",
+            xerr=(one.deviation or 0.0) * (mark == one.value),
+            fmt=style["marker"] if mark == one.value else "<" if mark > one.value else ">",
             clip_on=False,
             color=color,
             markerfacecolor=color if filled else "white",
@@ -185,7 +194,7 @@ def _draw_ranking(
             zorder=3,
         )
         if is_reference:
-            axes.axvline(100 * one.accuracy, color=color, linestyle=":", linewidth=1)
+            axes.axvline(one.value, color=color, linestyle=":", linewidth=1)
     rows = [one.algorithm for one in comparison.algorithms]
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -204,24 +213,28 @@ def _draw_waiting(axes: Axes, comparison: Comparison) -> None:
     axes.tick_params(axis="y", left=False)
 
 
-def final_range(finals: Sequence[float]) -> tuple[float, float]:
-    """Return the range of the axis for the final accuracies of all runs, in percent.
+def final_range(finals: Sequence[float], metric: Metric) -> tuple[float, float]:
+    """Return the range of the axis for the final values of all runs.
 
-    Runs far below the rest, such as one that diverged, are left out: those more than three times
-    the distance of the quartiles below the lower one (Tukey's "far out").
+    Runs far worse than the rest, such as one that diverged, are left out: those more than three
+    times the distance of the quartiles from the worse one (Tukey's "far out").
     """
-    lower, upper = np.percentile(finals, [25, 75])
-    fence = lower - 3 * max(upper - lower, _LEAST_SPAN)
-    low, high = min(value for value in finals if value >= fence), max(finals)
-    margin = max(0.12 * (high - low), _LEAST_SPAN / 2)
-    return _start_below(low - margin), high + margin
+    lower, middle, upper = np.percentile(finals, [25, 50, 75])
+    span = _LEAST_SPAN * (1 if metric.is_accuracy else abs(middle) / 100)
+    reach = 3 * max(upper - lower, span)
+    worse = lower - reach if metric.sign > 0 else upper + reach
+    kept = [value for value in finals if metric.sign * value >= metric.sign * worse]
+    low, high = min(kept), max(kept)
+    margin = max(0.12 * (high - low), span / 2)
+    return _start_below(low - margin, low, metric), high + margin
 
 
-def _start_below(percent: float) -> float:
-    """Return the start of an axis: a multiple of a tenth of a point, at least 0."""
-    return max(0.0, math.floor(10 * percent) / 10)
+def _start_below(value: float, lowest: float, metric: Metric) -> float:
+    """Return the start of an axis: not below 0 for values above 0; a percentage in tenths."""
+    start = math.floor(10 * value) / 10 if metric.is_accuracy else value
+    return start if lowest < 0 else max(0.0, start)
 
 
-def _accuracy_label(name: str, low: float) -> str:
-    start = f", axis starts at {low:g}" if low > 0 else ""
-    return f"{name.removeprefix('test ')} (%){start}"
+def _label(metric: Metric, low: float) -> str:
+    start = f", axis starts at {low:g}" if low > 0 and metric.is_accuracy else ""
+    return metric.label + start

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -9,10 +10,9 @@ from rich.text import Text
 from ..config import RunConfig
 from ..results.folder import refused, write_text, written_whole
 from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
-from .comparison import VARIED, AlgorithmFigures, Comparison, Run, known_mean, reached_at
+from .comparison import VARIED, AlgorithmFigures, Comparison, Metric, Run, known_mean, reached_at
 
-HOW_TO_READ = {
-    "accuracy": "accuracy of the final model, mean ± sample standard deviation over n seeds.",
+_HOW_TO_READ = {
     "difference": "difference to the reference, seed by seed, ± half of the 95 % confidence "
     "interval of its mean (Student's t, paired). No difference shown: the interval contains 0, or "
     "cannot be computed (one seed, or the same difference with all seeds). More seeds may still "
@@ -27,7 +27,12 @@ HOW_TO_READ = {
     "simulated": "computed from the speed of each worker alone, as if each had its own device. "
     "Not measured.",
 }
-"""Meaning of the columns of a comparison."""
+
+
+def how_to_read(metric: Metric) -> dict[str, str]:
+    """Return the meaning of the columns of a comparison."""
+    text = f"{metric.name} of the final model, mean ± sample standard deviation over n seeds."
+    return {metric.name: text, **_HOW_TO_READ}
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -51,12 +56,13 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 
 def table_of(comparison: Comparison) -> Table:
     """Return the table with a row for each algorithm, the best first."""
-    held_out = accuracy_name(comparison.runs[0]).startswith("validation")
+    metric = comparison.metric
+    difference = "difference\n(points)" if metric.is_accuracy else "difference"
     columns: dict[str, Callable[[AlgorithmFigures], str]] = {
         "algorithm": lambda one: one.algorithm,
-        "n": lambda one: str(len(one.accuracies)),
-        "validation\naccuracy (%)" if held_out else "accuracy\n(%)": accuracy_text,
-        "difference\n(points)": lambda one: _difference_text(one, comparison.reference),
+        "n": lambda one: str(len(one.values)),
+        fill(metric.label, 11): lambda one: value_text(one, metric),
+        difference: lambda one: _difference_text(one, comparison.reference),
         "training\n(s)": lambda one: seconds_text(one.mean("training_seconds")),
         "simulated\n(s)": lambda one: seconds_text(one.mean("device_seconds")),
         "to target\n(s)": lambda one: _target_text(one, "training_seconds"),
@@ -79,15 +85,17 @@ def markdown(comparison: Comparison) -> str:
     lines += ["![the table as a picture](comparison.png)", "", "## Conditions", ""]
     lines += [f"- {name}: {value}" for name, value in conditions(comparison).items()]
     lines += [f"- {_target_line(comparison)}", "", "## How to read", ""]
-    lines += [f"- **{column}**: {meaning}" for column, meaning in HOW_TO_READ.items()]
+    meanings = how_to_read(comparison.metric)
+    lines += [f"- **{column}**: {meaning}" for column, meaning in meanings.items()]
     return "\n".join([*lines, "", "`comparison.csv` lists every run.", ""])
 
 
 def terminal_table(comparison: Comparison) -> RenderableType:
     """Return the table for a terminal of 100 columns."""
+    name = comparison.metric.name
     caption = (
-        f"{verdict(comparison)}\n\nAccuracy: mean ± standard deviation over n seeds; "
-        "difference to the reference: mean ± half of its 95 % interval; "
+        f"{verdict(comparison)}\n\n{name[:1].upper()}{name[1:]}: mean ± standard deviation over n "
+        "seeds; difference to the reference: mean ± half of its 95 % interval; "
         f"{_target_line(comparison)}"
     )
     return Group(headline(comparison.runs), table_of(comparison).terminal(), Text(caption))
@@ -98,7 +106,8 @@ def terminal_table(comparison: Comparison) -> RenderableType:
 
 def csv_text(comparison: Comparison) -> str:
     """Return the text of ``comparison.csv``: one line per run, empty cells where not measured."""
-    target = comparison.target
+    target, metric = comparison.target, comparison.metric
+    name = f"{metric.name}_percent" if metric.is_accuracy else metric.name
     rows = []
     for run in comparison.runs:
         reached = (target is not None and reached_at(run, target)) or {}
@@ -106,12 +115,12 @@ def csv_text(comparison: Comparison) -> str:
             {
                 "algorithm": run["arm"],
                 "seed": run["seed"],
-                "accuracy_percent": percent(run["accuracy"]),
-                "best_accuracy_percent": percent(run["best_accuracy"]),
+                name: run["value"],
+                f"best_{name}": run["best_value"],
                 "loss": run["loss"],
                 "training_seconds": run["training_seconds"],
                 "simulated_device_seconds": run["device_seconds"],
-                "target_accuracy_percent": percent(target),
+                f"target_{name}": target,
                 "training_seconds_to_target": reached.get("training_seconds"),
                 "simulated_device_seconds_to_target": reached.get("device_seconds"),
                 "fast_waiting_percent": percent(run["fast_waiting_share"]),
@@ -121,6 +130,7 @@ def csv_text(comparison: Comparison) -> str:
                 "rounds": run["rounds"],
                 "epochs": run["epochs"],
                 "failures": len(run["failures"]),
+                "reference": comparison.reference,
             }
         )
     return csv_of(rows, digits=6)
@@ -134,18 +144,9 @@ def percent(share: float | None) -> float | None:
 # --- phrases that files, terminal and picture share
 
 
-def accuracy_name(run: Run) -> str:
-    """Return ``"test accuracy"``, or ``"validation accuracy"`` if training data was held out."""
-    return f"{'validation' if run['settings'].get('validation-share') else 'test'} accuracy"
-
-
-def accuracy_text(one: AlgorithmFigures) -> str:
-    """Return ``"98.33 ± 0.28"``, in percent."""
-    if one.accuracy is None:
-        return "not measured"
-    deviation = one.accuracy_deviation
-    beside = "" if deviation is None else f" ± {100 * deviation:.2f}"
-    return f"{100 * one.accuracy:.2f}{beside}"
+def value_text(one: AlgorithmFigures, metric: Metric) -> str:
+    """Return ``"98.33 ± 0.28"``, an accuracy in percent."""
+    return "not measured" if one.value is None else metric.text(one.value, one.deviation)
 
 
 def verdict(comparison: Comparison) -> str:
@@ -165,7 +166,7 @@ def verdict(comparison: Comparison) -> str:
 def _difference_text(one: AlgorithmFigures, reference: str) -> str:
     if one.algorithm == reference:
         return "reference"
-    return one.difference.text() if one.difference else UNKNOWN
+    return one.difference.text if one.difference else UNKNOWN
 
 
 def _target_text(one: AlgorithmFigures, figure: str) -> str:
@@ -178,10 +179,12 @@ def _target_text(one: AlgorithmFigures, figure: str) -> str:
 
 
 def _target_line(comparison: Comparison) -> str:
+    metric = comparison.metric
     if comparison.target is None:
-        return "no target accuracy: not every run was evaluated"
-    why = "given" if comparison.target_given else "the highest that every run reached"
-    return f"target accuracy {100 * comparison.target:.4g} % ({why})"
+        return f"no target {metric.name}: not every run was evaluated"
+    best = f"the {'lowest' if metric.sign < 0 else 'highest'} that every run reached"
+    value = f"{comparison.target:.4g}{' %' * metric.is_accuracy}"
+    return f"target {metric.name} {value} ({'given' if comparison.target_given else best})"
 
 
 # --- the conditions under which the runs were made
@@ -227,7 +230,9 @@ def conditions(comparison: Comparison) -> dict[str, str]:
         if settings[key] != defaults[key] and key not in own
     ]
     differ = {key: of_each(lambda run: str(run["settings"].get(key))) for key in own}  # noqa: B023
-    share = settings.get("validation-share")
+    measured_on = "the whole test set"
+    if share := settings.get("validation-share"):
+        measured_on = f"{share:.0%} of the training data, held out (not the test set)"
     failed = [
         f"{len(run['failures'])} of {run['arm']} seed {run['seed']}"
         for run in runs
@@ -238,9 +243,7 @@ def conditions(comparison: Comparison) -> dict[str, str]:
         **differ,
         "workers": of_each(_workers),
         "seeds": of_each(lambda run: str(run["seed"])),
-        "accuracy measured on": f"{share:.0%} of the training data, held out (not the test set)"
-        if share
-        else "the whole test set",
+        f"{comparison.metric.name} measured on": measured_on,
         "samples trained on": of_each(lambda run: str(run["samples"])),
         "versions": of_each(
             lambda run: " / ".join(f"{name} {version}" for name, version in run["versions"].items())

@@ -4,6 +4,7 @@ The page opens without a network: it contains its pictures, and all text from fi
 """
 
 import base64
+import csv
 import importlib
 import re
 import tempfile
@@ -16,10 +17,10 @@ from typing import Any
 from ..errors import UsageError, first_line
 from ..results.folder import read_config, refused, write_text
 from ..results.metrics import metrics_of
-from ..results.summary import last_lines, versions
+from ..results.summary import final_metric, last_lines, versions
 from ..results.tables import UNKNOWN, Table
 from . import comparison_report as words
-from .comparison import Comparison, Run, compare_runs, read_run, run_folder
+from .comparison import Comparison, Metric, Run, compare_runs, metric_of, read_run, run_folder
 from .comparison_plot import draw_comparison
 
 _PAGES = {
@@ -44,6 +45,7 @@ class Page:
     lead: str
     warnings: list[str]
     sections: list[str]
+    metric: Metric = Metric()
 
 
 def write_report(folder: Path, out: Path) -> str:
@@ -70,7 +72,7 @@ def write_report(folder: Path, out: Path) -> str:
     texts = {"title": page.title, "lead": page.lead, "folder": folder.name, **versions()}
     texts = {name.replace("-", "_"): escape(text) for name, text in texts.items()}
     texts["warnings"] = "".join(f"<li>{escape(line)}</li>" for line in page.warnings)
-    meanings = Table((), list(words.HOW_TO_READ.items())).html()
+    meanings = Table((), list(words.how_to_read(page.metric).items())).html()
     body = "\n".join([*page.sections, section("How to read", meanings)])
     text = template.substitute(texts, body=body)
     with refused(f"{out} cannot be written"):
@@ -90,35 +92,41 @@ def page_of_run(folder: Path) -> Page:
     warnings = [line for line in lines if line.startswith("failures: ")]
     if missing := run["rounds"] - len(metrics.records):
         warnings.append(f"{missing} of {run['rounds']} rounds are missing in rounds.jsonl")
-    reached = (
-        "" if run["accuracy"] is None else f"{words.accuracy_name(run)} {run['accuracy']:.2%} "
-    )
+    metric, final = metric_of(run), final_metric(run)
+    reached = final and f"{metric.split} {final} "
     title = f"{label} on {run['task']}: {reached}after {run['training_seconds']:.1f} s of training"
     workers = [[_text(worker.get(key)) for key in _WORKER] for worker in run["workers"]]
     pictures = [picture(folder / f"{name}.png") for name in _PICTURES]
     sections = sections_of(compare_runs([run], label), Table(_WORKER, workers).html(), *pictures)
     lead = ". ".join(line for line in lines if line not in warnings)
-    return Page(title, lead, warnings, sections)
+    return Page(title, lead, warnings, sections, metric)
 
 
 def page_of_comparison(folder: Path) -> Page:
-    """Return the page of a comparison; the best of its algorithms is the reference."""
+    """Return the page of a comparison."""
     comparison = read_comparison(folder)
-    best, *others = comparison.algorithms
-    title = f"{best.algorithm}: {words.accuracy_name(best.runs[0])} {words.accuracy_text(best)}"
-    title += " %" * (best.accuracy is not None)
-    if others and (found := others[0].difference):
-        shown = "the 95 % interval shows it" if found.shown else found.in_words
-        title += f", {found.text(-1)} points to the next of {1 + len(others)}: {shown}"
-    lead = f"{words.headline(comparison.runs)}. {words.verdict(comparison)}"
+    metric, (best, *others) = comparison.metric, comparison.algorithms
+    title = f"{best.algorithm}: {metric.split} {metric.name} {words.value_text(best, metric)}"
+    title += " %" * (metric.is_accuracy and best.value is not None)
+    lead = f"{words.headline(comparison.runs)}. "
+    if others and best.value is not None:
+        title += f", the best of {1 + len(others)}"
+        lead += f"Reference: {comparison.reference}, the first algorithm. "
+    one = best if best.difference else comparison.algorithms[:2][-1]
+    if found := one.difference:
+        text = f"{found.text}{' points' * metric.is_accuracy}, {found.in_words}"
+        name = "" if one is best else f"{one.algorithm} "
+        title += f"; {name}compared with {comparison.reference}: {text}"
+    warnings = [f"not included: {line}" for line in comparison.failed]
     sections = sections_of(comparison, drawing(comparison))
-    return Page(title, lead, [f"not included: {line}" for line in comparison.failed], sections)
+    return Page(title, lead + words.verdict(comparison), warnings, sections, metric)
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """Return the runs in a folder, compared with the best of its arms.
+    """Return the runs in a folder, compared with the reference that ``comparison.csv`` names.
 
-    UsageError if it holds no finished run.
+    Without that file, the arm that is first by name is the reference. UsageError if the folder
+    holds no finished run.
     """
     matches = [re.fullmatch(r"(.+)-seed(\d+)", path.name) for path in sorted(folder.glob("*"))]
     found = [(match[1], int(match[2])) for match in matches if match]
@@ -136,8 +144,11 @@ def read_comparison(folder: Path) -> Comparison:
             missing.append(f"{arm}, seed {seed}: {reason}")
     if not runs:
         raise UsageError("; ".join([f"{folder} holds no finished run", *missing[:1]]))
-    best = compare_runs(runs, runs[0]["arm"]).algorithms[0].algorithm
-    return compare_runs(runs, best, failed=missing)
+    table = folder / "comparison.csv"
+    lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
+    named = next(csv.DictReader(lines), {}).get("reference")
+    reference = next((run["arm"] for run in runs if run["arm"] == named), runs[0]["arm"])
+    return compare_runs(runs, reference, failed=missing)
 
 
 # --- parts of a page

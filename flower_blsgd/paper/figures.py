@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..experiments.comparison import Run
+from ..experiments.comparison import Run, metric_of
 from ..experiments.comparison_plot import draw_curve, final_range, styles_of
-from ..experiments.comparison_report import accuracy_name
 from ..results import plots
 from ..results.metrics import metrics_of
 from ..strategy.round_metrics import RoundRecord
@@ -34,7 +33,7 @@ def draw_learning_curves(runs: Runs, path: Path) -> None:
             draw_curve(axes, arm, its, along, styles_of(runs)[arm])
         plots.style_panel(axes, "mean; from the lowest to the highest seed", text, grid=True)
         axes.set_xlim(left=0)
-    panels[0].set_ylabel(f"{accuracy_name(_first(runs))} (%)")
+    panels[0].set_ylabel(f"{metric_of(_first(runs)).split} accuracy (%)")
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
     plots.save(figure, path)
@@ -43,9 +42,9 @@ def draw_learning_curves(runs: Runs, path: Path) -> None:
 def draw_features(runs: Runs, path: Path) -> None:
     """Draw final accuracy as a bar per arm, with its standard deviation; a dot is a seed."""
     figure = Figure(figsize=(2.5 + 1.4 * len(runs), 4.6), layout="constrained")
-    axes = figure.subplots()
-    finals = {k: [100 * r["accuracy"] for r in its if r["accuracy"]] for k, its in runs.items()}
-    low, high = final_range([x for its in finals.values() for x in its] or [0.0])
+    axes, metric = figure.subplots(), metric_of(_first(runs))
+    finals = {k: [r["value"] for r in its if r["value"]] for k, its in runs.items()}
+    low, high = final_range([x for its in finals.values() for x in its] or [0.0], metric)
     for x, (arm, its) in enumerate(finals.items()):
         if its:
             mean, deviation = fmean(its), stdev(its) if len(its) > 1 else 0.0
@@ -61,7 +60,7 @@ def draw_features(runs: Runs, path: Path) -> None:
     axes.set_xticks(range(len(finals)), [arm.removesuffix("-local-sgd") for arm in finals])
     axes.set_ylim(low, high + 0.1 * (high - low))
     plots.style_panel(axes, "mean ± standard deviation; dots: seeds", "")
-    axes.set_ylabel(f"final {accuracy_name(_first(runs))} (%), axis starts at {low:g}")
+    axes.set_ylabel(f"final {metric.split} accuracy (%), axis starts at {low:g}")
     plots.save(figure, path)
 
 

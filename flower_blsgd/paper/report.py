@@ -12,7 +12,7 @@ from ..config import RunConfig
 from ..errors import UsageError
 from ..experiments.compare import Arm
 from ..experiments.comparison import AlgorithmFigures, Comparison, Run, known_mean
-from ..experiments.comparison_report import accuracy_name, percent, verdict
+from ..experiments.comparison_report import verdict
 from ..experiments.html_report import (
     Page,
     drawing,
@@ -83,7 +83,7 @@ def write_reproduction(
         rows += of_cell
         lines += [f"## {name}", "", *table_of(of_cell).markdown(), ""]
         if each.comparison:
-            measured = accuracy_name(each.comparison.runs[0]).capitalize()
+            measured = f"{each.comparison.metric.split.capitalize()} accuracy"
             lines += [verdict(each.comparison), ""]
             lines += [f"{measured}; conditions and pictures: [table]({name}/comparison.md).", ""]
         pictures = [f"{name}/{figure}.png" for figure in FIGURES]
@@ -115,17 +115,17 @@ def rows_of(repeated: Reproduction, each: RepeatedCell) -> list[dict[str, Any]]:
                 "mode": each.config.epoch,
                 "tau_fast": cell.values["local-steps-fast"],
                 "tau_slow": cell.values["local-steps-slow"],
-                "n": len(one.accuracies),
-                "accuracy_percent": percent(one.accuracy),
-                "deviation": percent(one.accuracy_deviation),
-                "difference_points": difference and percent(difference.mean),
-                "half_width_points": difference and percent(difference.half_width),
+                "n": len(one.values),
+                "accuracy_percent": one.value,
+                "deviation": one.deviation,
+                "difference_points": difference and difference.mean,
+                "half_width_points": difference and difference.half_width,
                 "verdict": "reference" if is_reference else difference and difference.in_words,
                 **{key: one.mean(key) for key in ("training_seconds", "device_seconds", "samples")},
                 **{key: paper.get(key) for key in ("paper_percent", "paper_spread", "paper_label")},
                 **{
-                    f"accuracy_at_equal_{name}_percent": percent(
-                        _accuracy_by(one.runs, figure, limits[figure])
+                    f"accuracy_at_equal_{name}_percent": _accuracy_by(
+                        one.runs, figure, limits[figure]
                     )
                     for name, figure in (("time", "device_seconds"), ("samples", "samples"))
                 },
@@ -136,11 +136,11 @@ def rows_of(repeated: Reproduction, each: RepeatedCell) -> list[dict[str, Any]]:
 
 
 def _accuracy_by(runs: Sequence[Run], figure: str, limit: float) -> float | None:
-    """Return the mean accuracy of each run's last evaluation within a limit."""
+    """Return the mean accuracy in percent of each run's last evaluation within a limit."""
     last = []
     for run in runs:
-        rows = [row for row in run["rows"] if None not in (row["accuracy"], row[figure])]
-        last += [row["accuracy"] for row in rows if row[figure] <= _ALIKE * limit][-1:]
+        rows = [row for row in run["rows"] if None not in (row["value"], row[figure])]
+        last += [row["value"] for row in rows if row[figure] <= _ALIKE * limit][-1:]
     return known_mean(last)
 
 

@@ -150,6 +150,12 @@ def versions() -> dict[str, str]:
 # --- the lines that end a run's output
 
 
+def final_metric(summary: Mapping[str, Any]) -> str:
+    """Return ``"accuracy 98.33%"`` or ``"rmse 1.234"``; empty if the run was not evaluated."""
+    value = summary["metric"] if summary["accuracy"] is None else summary["accuracy"]
+    return shown_metric(summary["metric_name"], value)
+
+
 def last_lines(
     summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
 ) -> list[str]:
@@ -160,10 +166,8 @@ def last_lines(
     state = "stopped early" if summary["interrupted"] else "done"
     device_seconds = summary["device_seconds"]
     measured_on = "validation" if config.validation_share else "test"
-    shown = shown_metric("accuracy", summary["accuracy"])
-    if not shown and summary["metric"] is not None:
-        shown = shown_metric(summary["metric_name"], summary["metric"])
-    reached = shown and f"{measured_on} {shown} "
+    final = final_metric(summary)
+    reached = final and f"{measured_on} {final} "
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:
         others += f"; {device_seconds:.1f} s on simulated devices, computed"

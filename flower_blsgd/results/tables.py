@@ -51,8 +51,8 @@ class Table:
         table = rich_table.Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
         first, *others = self.header
         table.add_column(first, no_wrap=True)
-        for text in others:  # local steps of many workers may take two lines
-            wraps = text.endswith("steps")
+        for text in others:  # long figures may take two lines
+            wraps = text.endswith(("steps", "difference"))
             table.add_column(
                 text, justify="right", no_wrap=not wraps, min_width=6 if wraps else None
             )

@@ -16,9 +16,13 @@ def write_run(config: RunConfig, accuracy: float = 0.875, **summary: Any) -> Pat
     written = RunFolder.new(config.out, "unnamed")
     written.write_config(config.to_run_config())
     written.add_epoch(epoch(1, accuracy=None, loss=None))
-    written.add_epoch(epoch(2, accuracy=accuracy, device_seconds=1.5))
-    run = {**made_run(config.algorithm, config.seed, [accuracy]), "interrupted": False, **summary}
-    written.write_summary({key: run[key] for key in run.keys() - {"settings", "rows", "arm"}})
+    own = {key: summary[key] for key in ("metric_name", "metric_mode") if key in summary}
+    made = made_run(config.algorithm, config.seed, [accuracy], **own)
+    run = {**made, "interrupted": False, **summary}
+    figures = {key: run[key] for key in ("accuracy", "metric")}
+    written.add_epoch(epoch(2, **figures, device_seconds=1.5))
+    added = {"settings", "rows", "arm", "value", "best_value"}
+    written.write_summary({key: run[key] for key in run.keys() - added})
     return written.path
 
 

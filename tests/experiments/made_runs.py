@@ -23,17 +23,29 @@ def made_run(
     device_seconds_per_epoch: float | None = None,
     **values: Any,
 ) -> Run:
-    """Return a run that was evaluated after every epoch; None is an epoch that was not."""
+    """Return a run that was evaluated after every epoch; None is an epoch that was not.
+
+    With another `metric_name` the accuracies are values of that metric.
+    """
     device = device_seconds_per_epoch
+    name, mode = values.get("metric_name", "accuracy"), values.get("metric_mode", "max")
+    scale = 100 if name == "accuracy" else 1
+    shown = [None if value is None else scale * value for value in accuracies]
+    known = [value for value in accuracies if value is not None]
+    best = (min if mode == "min" else max)(known, default=None)
+    ends = {"accuracy": accuracies[-1], "best_accuracy": best, "metric": None, "best_metric": None}
+    if name != "accuracy":
+        ends = {"accuracy": None, "best_accuracy": None, "metric": accuracies[-1],
+                "best_metric": best}  # fmt: skip
     rows = [
         {
             "epoch": float(number),
             "training_seconds": seconds_per_epoch * number,
             "device_seconds": None if device is None else device * number,
-            "accuracy": accuracy,
+            "value": value,
             "samples": 1000.0 * number / len(accuracies),
         }
-        for number, accuracy in enumerate(accuracies, start=1)
+        for number, value in enumerate(shown, start=1)
     ]
     return {
         "algorithm": algorithm,
@@ -41,8 +53,11 @@ def made_run(
         "seed": seed,
         "rows": rows,
         "task": "digits",
-        "accuracy": accuracies[-1],
-        "best_accuracy": max((a for a in accuracies if a is not None), default=None),
+        **ends,
+        "metric_name": name,
+        "metric_mode": mode,
+        "value": shown[-1],
+        "best_value": None if best is None else scale * best,
         "loss": 0.25,
         "training_seconds": rows[-1]["training_seconds"],
         "device_seconds": rows[-1]["device_seconds"],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flower_blsgd.experiments.comparison import Run, compare_runs
+from flower_blsgd.experiments.comparison import Metric, Run, compare_runs
 from flower_blsgd.experiments.comparison_plot import (
     draw_comparison,
     final_range,
@@ -69,6 +69,28 @@ def test_mark_of_a_run_that_diverged_stays_on_the_axis(draw: Draw) -> None:
     assert marks == [low]
 
 
+def test_picture_of_a_metric_whose_smaller_values_are_better(draw: Draw) -> None:
+    named = {"metric_name": "rmse", "metric_mode": "min"}
+    runs = [
+        made_run(name, seed, (9.0, 0.25, last + 0.01 * seed), **named)
+        for name, last in (("a", 0.4), ("b", 0.3), ("c", 0.35))
+        for seed in range(2)
+    ]
+    figure = draw([*runs, made_run("d", 0, (9.0, 8.0), **named)], "a")
+    curves, ranking, _ = figure.axes
+    assert [text.get_text() for text in ranking.get_yticklabels()] == ["b", "c", "a", "d"]
+    # Finals from 0.3 to 0.41, with 12 % of 0.11 on both sides; the curves start at their lowest,
+    # and end 2.5 x 0.1364 above the finals' axis.
+    assert ranking.get_xlim() == pytest.approx((0.2868, 0.4232))
+    assert curves.get_ylim() == pytest.approx((0.25, 0.2868 + 2.5 * 0.1364))
+    assert curves.get_ylabel() == ranking.get_xlabel() == "rmse (lower is better)"
+    assert {"final rmse", "0.3050 ± 0.0071", "8.0000"} <= texts(figure)
+    marks = [line.get_xdata()[0] for line in ranking.lines if line.get_marker() == ">"]
+    assert marks == [ranking.get_xlim()[1]]
+    (dotted,) = [line for line in ranking.lines if line.get_linestyle() == ":"]
+    np.testing.assert_allclose(dotted.get_xdata(), 0.405)
+
+
 def test_line_ends_at_the_mean_of_what_was_reached(draw: Draw) -> None:
     runs = [
         made_run("sync-sgd", 0, (0.5, None, 0.9), 1.0),
@@ -125,8 +147,23 @@ def test_band_is_the_mean_at_each_common_epoch_and_at_the_ends(
 
 
 def test_axis_of_final_accuracies() -> None:
+    accuracy = Metric()
     # 12 % of the span of 2 below: 96.76, rounded down; 0.25 above
-    assert final_range([97.0, 98.0, 99.0]) == (96.7, 99.25)
-    assert final_range([98.0]) == (97.7, 98.25)
-    assert final_range([0.1, 0.2])[0] == 0
-    assert final_range([10.0, 97.0, 98.0, 98.0, 98.0, 99.0])[0] == 96.7  # diverged: no room for it
+    assert final_range([97.0, 98.0, 99.0], accuracy) == (96.7, 99.25)
+    assert final_range([98.0], accuracy) == (97.7, 98.25)
+    assert final_range([0.1, 0.2], accuracy)[0] == 0
+    diverged = [10.0, 97.0, 98.0, 98.0, 98.0, 99.0]
+    assert final_range(diverged, accuracy)[0] == 96.7  # no room for it
+
+
+def test_axis_of_another_metric() -> None:
+    # 12 % of the span of 2 on both sides
+    rmse, score = Metric("rmse", "min"), Metric("score", "max")
+    assert final_range([2.0, 3.0, 4.0], rmse) == pytest.approx((1.76, 4.24))
+    assert final_range([0.01, 0.02, 0.11], rmse) == pytest.approx((0.0, 0.122))  # not below 0
+    assert final_range([-4.0, -3.0, -2.0], score) == pytest.approx((-4.24, -1.76))
+    assert final_range([200.0], rmse) == pytest.approx((199.5, 200.5))  # 0.5 % of 200
+    # Quartiles 3 and 3: further than 3 x 0.5 % of 3 on the worse side is left out.
+    finals = [2.0, 3.0, 3.0, 3.0, 3.0, 90.0]
+    assert final_range(finals, rmse) == pytest.approx((1.88, 3.12))
+    assert final_range(finals, score) == pytest.approx((0.0, 100.44))  # 3 - 0.12 x 87 is below 0

@@ -3,6 +3,7 @@
 import io
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -53,6 +54,30 @@ def test_markdown() -> None:
     assert "/tmp" not in text
 
 
+def test_markdown_of_a_metric_whose_smaller_values_are_better() -> None:
+    # Differences of b to a: -0.2, -0.3, -0.4; 0.3 -+ 4.303 x 0.1 / sqrt(3) = 0.2484.
+    named = {"metric_name": "rmse", "metric_mode": "min"}
+    of_a = [made_run("a", seed, (4.0, 2.0), 2.0, **named) for seed in range(3)]
+    of_b = [made_run("b", seed, (1.9, 1.8 - 0.1 * seed), 50.0, **named) for seed in range(3)]
+    comparison = compare_runs([*of_a, *of_b], "a")
+    text = markdown(comparison)
+    header, _, *rows = rows_of(text)
+    assert header[2:4] == ["rmse (lower is better)", "difference"]
+    assert rows == [
+        ["b", "3", "1.700 ± 0.100", "-0.300 ± 0.248", "100", "50.0", "25%", "12%"],
+        ["a", "3", "2.000 ± 0.000", "reference", "4.00", "4.00", "25%", "12%"],
+    ]
+    assert "Compared with a, better: b." in text
+    assert "target rmse 2 (the lowest that every run reached)" in text
+    assert "- rmse measured on: the whole test set\n" in text
+    assert "- **rmse**: rmse of the final model" in text
+    assert "accuracy" not in text
+    head, line, *_ = csv_text(comparison).splitlines()
+    assert head.startswith("algorithm,seed,rmse,best_rmse,loss,")
+    assert ",target_rmse," in head
+    assert line.startswith("b,0,1.8,1.8,0.25,100,,2,50,")
+
+
 def test_markdown_says_so_where_no_difference_is_shown() -> None:
     runs = [made_run(name, seed, (x,)) for name, seed, x in
             (("a", 0, 0.8), ("a", 1, 0.9), ("b", 0, 0.9), ("b", 1, 0.8))]  # fmt: skip
@@ -83,17 +108,29 @@ def test_csv_has_a_line_per_run_with_units_in_its_names() -> None:
     runs = [
         made_run("a", 1, (0.5, 0.9), 2.0, 0.5),
         made_run("a", 0, (0.5, 0.8), 2.0),
-        made_run("b", 0, (0.95, None), 3.0, accuracy=None, failures=[{}, {}]),
+        made_run("b", 0, (0.95, None), 3.0, failures=[{}, {}]),
     ]
     assert csv_text(compare_runs(runs, "a", 0.85)).splitlines() == [
         "algorithm,seed,accuracy_percent,best_accuracy_percent,loss,training_seconds,"
         "simulated_device_seconds,target_accuracy_percent,training_seconds_to_target,"
         "simulated_device_seconds_to_target,fast_waiting_percent,slow_waiting_percent,samples,"
-        "samples_given_up,rounds,epochs,failures",
-        "a,0,80,80,0.25,4,,85,,,25,12.5,1000,0,10,2,0",
-        "a,1,90,90,0.25,4,1,85,4,1,25,12.5,1000,0,10,2,0",
-        "b,0,,95,0.25,6,,85,3,,25,12.5,1000,0,10,2,2",
+        "samples_given_up,rounds,epochs,failures,reference",
+        "a,0,80,80,0.25,4,,85,,,25,12.5,1000,0,10,2,0,a",
+        "a,1,90,90,0.25,4,1,85,4,1,25,12.5,1000,0,10,2,0,a",
+        "b,0,,95,0.25,6,,85,3,,25,12.5,1000,0,10,2,2,a",
     ]
+
+
+def test_terminal_table_of_another_metric_fits_into_100_columns() -> None:
+    named: dict[str, Any] = {"metric_name": "perplexity", "metric_mode": "min"}
+    named["settings"] = {"epochs": 2, "validation-share": 0.1}
+    runs = several(["unbiased-local-sgd-released", "b"], device_seconds_per_epoch=100.0, **named)
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(terminal_table(compare_runs(runs, "b")))
+    text = console.export_text()
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert "Perplexity: mean ± standard deviation" in text
 
 
 def test_terminal_table_fits_into_100_columns() -> None:

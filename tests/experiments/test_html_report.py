@@ -11,6 +11,8 @@ import pytest
 from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments import html_report
 from flower_blsgd.experiments.compare import open_folder
+from flower_blsgd.experiments.comparison import compare_runs, read_run
+from flower_blsgd.experiments.comparison_report import write_comparison
 from flower_blsgd.experiments.html_report import write_report
 from flower_blsgd.paper.report import _TABLE
 from flower_blsgd.results.folder import RunFolder
@@ -25,7 +27,7 @@ HOSTILE = "<script>alert('x')</script>&amp;"
 SUMMARY: dict[str, Any] = {
     **{"wall_seconds": 21.0, "rounds": 2, "summing_seconds": 0.0},
     **{"async_evaluation": None, "slow_devices": []},
-    **{"failures_by_worker": {}, "predicted": None, "measured": None, "metric": None},
+    **{"failures_by_worker": {}, "predicted": None, "measured": None},
 }
 
 
@@ -148,13 +150,50 @@ def test_page_of_a_run_names_what_went_wrong_and_what_was_measured(tmp_path: Pat
 def test_page_of_a_comparison(comparison: Path) -> None:
     page = page_of(comparison)
     # Differences of 1, 2 and 3 points: 2 ± 4.303 x 1 / sqrt(3)
-    best = "dlb: test accuracy 96.00 ± 1.00 %"
-    assert page.headline == f"{best}, +2.00 ± 2.48 points to the next of 2: no difference shown"
-    assert "Compared with dlb, no difference shown: sync-sgd." in page.text
+    best = "dlb: test accuracy 96.00 ± 1.00 %, the best of 2"
+    against = "sync-sgd compared with dlb: -2.00 ± 2.48 points, no difference shown"
+    assert page.headline == f"{best}; {against}"
+    assert "Reference: dlb, the first algorithm. Compared with dlb, no difference" in page.text
     assert ["sync-sgd", "3", "94.00 ± 0.00", "-2.00 ± 2.48"] in [row[:4] for row in page.rows]
     (picture,) = page.sources
     assert picture.startswith("data:image/png;base64,")
     assert "not included" not in page.source
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_reference_of_a_page_is_that_of_the_table(comparison: Path) -> None:
+    """Not the best, and not the first by name, but the first algorithm of the command."""
+    runs = [run for path in comparison.glob("*-seed*") if (run := read_run(path))]
+    write_comparison(compare_runs(runs, "sync-sgd"), comparison)
+    page = page_of(comparison)
+    best = "dlb: test accuracy 96.00 ± 1.00 %, the best of 2"
+    against = "compared with sync-sgd: +2.00 ± 2.48 points, no difference shown"
+    assert page.headline == f"{best}; {against}"
+    assert "Reference: sync-sgd, the first algorithm. Compared with sync-sgd, no" in page.text
+    shown = [row[:4] for row in page.rows if row[:1] in (["dlb"], ["sync-sgd"])]
+    assert shown == [
+        ["dlb", "3", "96.00 ± 1.00", "+2.00 ± 2.48"],
+        ["sync-sgd", "3", "94.00 ± 0.00", "reference"],
+    ]
+    (comparison / "comparison.csv").write_text("algorithm,reference\nx,gone\n")
+    assert "Reference: dlb, the first" in page_of(comparison).text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_page_of_a_comparison_of_another_metric(tmp_path: Path) -> None:
+    named = {"metric_name": "rmse", "metric_mode": "min"}
+    open_folder(tmp_path, CONFIG)
+    for arm, finals in {"a": (2.0, 2.0, 2.0), "b": (1.8, 1.7, 1.6)}.items():
+        for seed, rmse in enumerate(finals):
+            write_run(RunConfig(seed=seed, out=str(tmp_path / f"{arm}-seed{seed}")), rmse, **named)
+    page = page_of(tmp_path)
+    against = "compared with a: -0.300 ± 0.248, better"
+    assert page.headline == f"b: test rmse 1.700 ± 0.100, the best of 2; {against}"
+    assert ["rmse", "rmse of the final model, mean ± sample"] in [
+        [row[0], row[1][:38]] for row in page.rows if len(row) == 2
+    ]
+    assert "accuracy" not in page.text
+    assert "test rmse 0.875 after" in page_of(run_folder(tmp_path / "x", **named)).text
 
 
 @pytest.mark.usefixtures("no_pictures")

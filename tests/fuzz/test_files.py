@@ -196,7 +196,7 @@ def test_saved_model(folder: Path, head: bytes, end: int | None) -> None:
 def test_finished_run(folder: Path, data: st.DataObject) -> None:
     run = made_run(interrupted=False)
     rows = run.pop("rows")
-    columns = ",".join(rows[0])
+    columns = ",".join(rows[0]).replace("value", "accuracy")
     files = {
         "summary.json": json.dumps(run),
         "config.toml": tomli_w.dumps(DEFAULTS),
