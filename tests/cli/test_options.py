@@ -13,7 +13,6 @@ from flower_blsgd.cli.options import (
     terminated_like_interrupted,
 )
 from flower_blsgd.config import RunConfig
-from flower_blsgd.errors import UsageError
 
 
 def settings(*arguments: str, workers: bool = True) -> RunConfig:
@@ -34,15 +33,6 @@ def test_name_is_the_users_else_the_files_else_the_tasks(tmp_path: Path) -> None
     assert settings("-c", "digits", "-s", "name=mine").name == "mine"
     assert settings("-c", str(mine)).name == "my-own"
     assert settings("-s", "task=package.module:my_task").name == "my_task"
-
-
-def test_later_ones_win_and_workers_of_the_command_line_most() -> None:
-    found = settings("-c", "digits", "-c", "epochs=3 seed=2", "-s", "epochs=4", "-s", "epochs=5")
-    assert (found.epochs, found.seed) == (5, 2)
-    found = settings("-s", "workers=1x cpu", "--workers", "2x cpu")
-    assert found.workers == "2x cpu"
-    with pytest.raises(UsageError, match="unknown key"):
-        settings("-s", "epocs=3")
 
 
 def test_sigterm_ends_what_goes_on_and_then_is_as_before() -> None:
