@@ -77,15 +77,6 @@ def test_loop_by_hand_reports_what_local_sgd_does(names: dict[str, Any]) -> None
     assert report.mean_loss == pytest.approx(0.69, abs=0.3)
 
 
-def test_subclass_prints_every_round(
-    names: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    strategy = names["Printing"](192, 8, 4, local_steps_slow=2, fraction_evaluate=0.0)
-    strategy.fit(names["grid"], names["ArrayRecord"](names["my_model"]().state_dict()), epochs=1)
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in printed] == [f"round {n}" for n in range(1, 5)]
-
-
 @pytest.mark.processes
 def test_local_grid_runs_an_ordinary_app(names: dict[str, Any]) -> None:
     (block,) = (block for block in BLOCKS if LOCAL_GRID in block)
