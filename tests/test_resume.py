@@ -503,6 +503,14 @@ def test_finished_run_goes_on_with_more_epochs_and_says_what_changed() -> None:
     assert tomllib.loads(Path("run/config.toml").read_text())["epochs"] == 3
 
 
+def test_settings_of_a_resume_that_died_before_its_first_checkpoint_stay() -> None:
+    train(epochs=1)
+    with pytest.raises(KeyboardInterrupt):
+        train(View(5, interrupt), epochs=2, resume="run")
+    default = RunConfig().epochs  # as if it was not given
+    assert train(epochs=default, resume="run").summary["epochs"] == 2
+
+
 @pytest.mark.parametrize(("key", "value"), [("stop-at-accuracy", 0.01), ("patience", 1)])
 def test_run_that_stopped_early_names_the_setting_that_lets_it_go_on(
     key: str, value: float

@@ -182,6 +182,8 @@ def test_policies_say_which_speeds_they_need() -> None:
         (SystemAwareSteps(None), (1.0, 0.8, 0.5), 0.05, 2),
         # 4.8 -> 5 and 3 steps, as long as 6.25 and 6 of the 6; with 4 the first loses 20 %
         (SystemAwareSteps(None, all_by_speed=True), (1.0, 0.8, 0.5), 0.05, 4),
+        # the smallest batch counts: below 15 that of the second is cut
+        (SystemAwareSteps(None), (1.0, 1 / 20, 0.5), 0.05, 20),
         (SystemAwareSteps(None, 8), (1.0, 0.1), 0.05, 2),  # nothing is rounded
         (
             SystemAwareSteps(None),

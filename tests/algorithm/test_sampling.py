@@ -120,6 +120,8 @@ def test_unseen_sample_ranks_at_the_median_after_two_failed_orders() -> None:
         table.record_failure(np.array(indices, np.int32))
     assert table.ranking_losses().tolist() == [2.0, 1.0, 2.0, 9.0, math.inf, math.inf]
     assert table.losses[0] == math.inf  # it was not seen
+    part = table.subset(np.array([0, 1, 2, 4], np.int32))  # their median is 1.5
+    assert part.ranking_losses().tolist() == [1.5, 1.0, 2.0, math.inf]
     _record(table, [0], [5.0], 2)
     assert table.ranking_losses().tolist() == [5.0, 1.0, 2.0, 9.0, math.inf, math.inf]
 

@@ -1,7 +1,9 @@
 """The command line: every mistake is refused in one line, before anything starts or is written."""
 
+import argparse
 import logging
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,13 @@ import pytest
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.cli import main as cli
+from flower_blsgd.cli.options import (
+    TERMINATED,
+    add_settings,
+    own_settings,
+    terminated_like_interrupted,
+)
+from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
 
@@ -27,7 +36,6 @@ FOREIGN = ROOT / "tests" / "foreign_app"
 @pytest.mark.parametrize(
     ("setting", "key_and_value", "way_out"),
     [
-        ("epocs=5", "epocs = 5", "did you mean epochs"),
         ("task=no_such_module:task", "task = 'no_such_module:task'", "PYTHONPATH"),
         ("model=cnm", "model = 'cnm'", "did you mean cnn"),
         ("data=/some/where", "data = '/some/where'", "leave data empty"),
@@ -52,8 +60,6 @@ def test_bad_setting_is_refused_in_one_line(
     [
         ("1x cuda:7 fast; 1x cpu slow", "device cuda:7 is not available; this machine has cpu"),
         (f"2x cpu:{CORE} slow", "no fast worker"),
-        ("1x cpu fast;\n1x cpu quick", '"quick"'),
-        ("cpu slowdown=0.5", "slowdown=X (X >= 1)"),
         (" ; ", '"auto"'),
     ],
 )
@@ -102,7 +108,6 @@ def test_wrong_command_is_one_line_that_points_at_the_help(
         (["run", "--resume"], "runs/latest is not a run: it has no config.toml"),
         (["run", "-s", "resume=mine"], "mine is not a run: it has no config.toml"),
         (["run", str(FOREIGN), "-s", "epochs=3"], "epochs = 3: unknown key"),
-        (["run", str(FOREIGN), "-s", "replicas=3"], "replicas = 3: unknown key"),  # ours only
         (["devices", "--workers", "cuda:7"], "cuda:7 is not available"),
         (["evaluate", "nowhere"], "nowhere is not a run: it has no config.toml"),
         (["prepare", "-s", "task=digit"], "did you mean digits"),
@@ -239,3 +244,34 @@ def test_help_and_version_end_well(
         assert all(name in output for name in cli.COMMANDS)
     elif arguments != ["--version"]:
         assert "--verbose" in output
+
+
+# --- what the commands have in common ----------------------------------------------------------
+
+
+def settings(*arguments: str, workers: bool = True) -> RunConfig:
+    parser = argparse.ArgumentParser()
+    add_settings(parser, workers)
+    return own_settings(parser.parse_args(arguments))
+
+
+def test_defaults_have_the_name_of_the_task() -> None:
+    assert settings() == RunConfig(name="digits")
+    assert settings(workers=False) == RunConfig(name="digits")
+
+
+def test_name_is_the_users_else_the_files_else_the_tasks(tmp_path: Path) -> None:
+    mine = tmp_path / "my own.toml"
+    mine.write_text('task = "digits"\n')
+    assert settings("-c", "digits-five-speeds").name == "digits-five-speeds"
+    assert settings("-c", "digits", "-s", "name=mine").name == "mine"
+    assert settings("-c", str(mine)).name == "my-own"
+    assert settings("-s", "task=package.module:my_task").name == "my_task"
+
+
+def test_sigterm_ends_what_goes_on_and_then_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end, terminated_like_interrupted():
+        signal.raise_signal(signal.SIGTERM)
+    assert end.value.code == TERMINATED == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before

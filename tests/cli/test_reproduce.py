@@ -43,10 +43,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         (["bias-2c8g", "--scale", "huge"], "invalid choice: 'huge'"),
         (["bias-2c8g", "--only", "32-16"], "no such cell at scale smoke"),
         (["bias-2c8g", "--seeds", "a"], "'a' is not a whole number"),
-        (["bias-2c8g", "-s", "epocs=1"], "did you mean epochs"),
         (["bias-2c8g", "-s", "sampler=uniform"], "sampler = 'uniform' overrides that of every"),
-        (["bias-2c8g", "-s", "batch-size=1438"], "1437 samples; use a smaller batch"),
-        (["bias-2c8g", "-s", "data=some"], "the digits are part of scikit-learn"),
         (
             ["bias-2c8g", "--scale", "quick", "-s", "data=some"],
             "data = 'some' has no folder cifar10: name a folder with one for each",

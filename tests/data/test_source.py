@@ -2,7 +2,10 @@
 
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import datasets
 import huggingface_hub.constants as hf_hub_constants
 
 from flower_blsgd.data import source as source_module
-from flower_blsgd.data.source import DataSource
+from flower_blsgd.data.source import DataSource, hf_hub_reachable
 
 from ..refusal import refusal
 from .image_files import make_folders, make_parquet, pixels, png
@@ -135,6 +138,21 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the hub
+
+
+def test_any_answer_of_the_hub_is_one_unless_it_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(request: Any, timeout: float) -> None:
+        assert (request.full_url, request.method) == ("http://hub", "HEAD")
+        raise urllib.error.HTTPError("http://hub", 404, "not found", Message(), None)
+
+    monkeypatch.setattr(hf_hub_constants, "ENDPOINT", "http://hub")
+    monkeypatch.setattr(hf_hub_constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    assert hf_hub_reachable()
+    monkeypatch.setattr(hf_hub_constants, "HF_HUB_OFFLINE", True)
+    assert not hf_hub_reachable()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Texts become arrays of tokens: their columns, where they are cut, which rows are left out."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +73,6 @@ def test_words_that_occur_twice_by_frequency_then_alphabet() -> None:
     assert words[5:] == ["bar", "the", ",", "apple", "cafe"]
     encoded = vocabulary_of_rows(marked=True).make(texts).encode("THE CAFÉ, zebra")
     assert encoded.tokens == ["[CLS]", "the", "cafe", ",", "[UNK]", "[SEP]"]
-
-
-@pytest.mark.processes
-def test_equal_in_every_process() -> None:
-    """Nodes prepare their own data, and must agree: no hash seed may show."""
-    code = (
-        "from flower_blsgd.data.samples import vocabulary_of_rows\n"
-        "texts = [' '.join(f'w{k * j % 977}' for k in range(40)) for j in range(300)]\n"
-        "print(vocabulary_of_rows(True).make(texts).to_str())"
-    )
-    written = {
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(written) == 1
-    assert len(written.pop()) > 10_000
 
 
 # --- data sets

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_blsgd import BiasedLocalSGD
-from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
@@ -100,28 +99,3 @@ def test_reply_of_a_node_with_several_devices(data: st.DataObject) -> None:
     honest = ToyWorker(value=1.0)(orders[HONEST], HONEST)
     ordered = sum(len(order.indices) for _, order in strategy.round.orders)
     check_round(strategy, [honest, *changed(liar(orders[LIAR], LIAR), data)], ordered)
-
-
-@thoroughly(5)
-@given(st.data())
-def test_answer_to_the_profile_query(data: st.DataObject) -> None:
-    """A run begins with those that can be used, or is refused with a reason; nothing else."""
-    worker: Handler = ToyWorker(slow_profile(1, steps=3, seconds_per_step=0.5), 4.0)
-    if data.draw(st.booleans()):
-        worker = HostNode(worker, ToyWorker(fast_profile(-1), 2.0), partition_id=3)
-
-    def liar(message: Message, node_id: int) -> Message:
-        reply = worker(message, node_id)
-        if message.metadata.message_type != "query.profile":
-            return reply
-        return Message(data.draw(hostile(lambda: reply.content, by_wire=True)), reply_to=message)
-
-    auto = data.draw(st.booleans())
-    strategy = strategy_of(local_steps_slow=None if auto else 1)
-    try:
-        orders = orders_of(strategy, liar)
-    except UsageError:
-        return
-    assert HONEST in orders
-    for _, order in strategy.round.orders:
-        assert 1 <= len(order.indices) <= 24

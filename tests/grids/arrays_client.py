@@ -5,7 +5,6 @@ Two apps of the same handler: `app` knows nothing of flower_blsgd, `viewing_app`
 
 import os
 import sys
-import time
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -15,8 +14,6 @@ from flower_blsgd.grids.app_call import accept_views
 
 app, viewing_app = ClientApp(), ClientApp()
 accept_views(viewing_app)
-
-KEPT: list[np.ndarray] = []
 
 
 @app.train()
@@ -37,14 +34,8 @@ def train(message: Message, context: Context) -> Message:
     if what == "scribble":
         memory[...] = 99.0
         answer["seen-after"] = float(array.numpy().flat[0])
-    elif what == "echo":
-        back["arrays"] = arrays
     elif what == "double":
         back["arrays"] = ArrayRecord({"x": Array(memory * 2)})
-    elif what == "keep-view":
-        KEPT.append(memory[1:-1])
-    elif what == "drop-views":
-        KEPT.clear()
     elif what == "keep-in-state":
         context.state["kept"] = arrays
     elif what == "scribble-state":
@@ -56,12 +47,6 @@ def train(message: Message, context: Context) -> Message:
         return None  # type: ignore[return-value]
     elif what == "die":
         os._exit(3)
-    elif what == "log":
-        with open(order["file"], "a") as file:
-            file.write(f"begin {context.node_id}\n")
-        time.sleep(0.02)
-        with open(order["file"], "a") as file:
-            file.write(f"end {context.node_id}\n")
     elif what == "shipped":
         answer |= sys.modules["shipped"].call(context.node_id, dict(order))
     back["answer"] = ConfigRecord(answer)

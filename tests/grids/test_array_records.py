@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,28 +100,6 @@ def test_numpy_of_a_view_is_the_memory_and_of_a_private_array_a_copy_each_time()
 def test_objects_are_refused_where_flower_refuses_them(kind: type[ArrayView]) -> None:
     with pytest.raises(ValueError, match="allow_pickle"):
         pickle.dumps(kind(np.array([{}, None], object)))
-
-
-# --- records --------------------------------------------------------------------------------
-
-
-def test_records_of_views_equal_plain_ones_and_travel_over_flowers_wire() -> None:
-    tensors = {
-        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "steps": np.array(3, np.int64),
-        "none": np.zeros((0,), np.float16),
-    }
-    ours, plain = view_record(tensors), ArrayRecord({n: Array(t) for n, t in tensors.items()})
-    ours["private"], plain["private"] = PrivateArray(np.arange(3)), Array(np.arange(3))
-    assert ours == plain
-    assert plain == ours
-    assert list(ours.items()) == list(plain.items())
-    assert ours.count_bytes() == plain.count_bytes()
-    assert ours.deflate() == plain.deflate()
-    message = Message(RecordDict({"arrays": ours}), 5, "train")
-    arrived = message_from_proto(message_to_proto(message)).content["arrays"]
-    assert arrived == plain
-    assert {type(array) for array in arrived.values()} == {Array}
 
 
 # --- records in one piece ---------------------------------------------------------------------

@@ -164,16 +164,15 @@ def test_no_process_before_the_first_message(app_dir: Path) -> None:
 # --- what goes wrong in a handler -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("client_app", "reason"),
-    [
-        ("broken:app", "No module named 'not_installed_anywhere'"),
-        ("foreign_client:not_an_app", "foreign_client:not_an_app is a str, not a ClientApp"),
-    ],
-)
-def test_app_that_does_not_load(app_dir: Path, client_app: str, reason: str) -> None:
-    (app_dir / "broken.py").write_text("import not_installed_anywhere\n")
-    with make_grid(app_dir, client_app=client_app) as grid:
+@pytest.mark.parametrize("what", ["app", "setup"])
+def test_app_that_does_not_load_or_setup_that_fails(app_dir: Path, what: str) -> None:
+    def fail() -> None:
+        raise LookupError("the data is not there")
+
+    setup = fail if what == "setup" else None
+    reason = "the data is not there" if setup else "not_an_app is a str, not a ClientApp"
+    client_app = "foreign_client:not_an_app"
+    with LocalGrid([WorkerSpec("cpu")], client_app, app_dir, {}, setup=setup) as grid:
         for reply in ask(grid, order(), query()):
             assert reply.error.code == NOT_LOADED
             assert "Traceback" in reply.error.reason
@@ -447,10 +446,9 @@ def test_parent_that_is_killed_takes_its_workers_along(
         assert wait_until(parent.none_alive, seconds=30)
 
 
-@pytest.mark.parametrize("when", ["starting", "serving"])
-def test_ctrl_c_leaves_nothing(app_dir: Path, tmp_path: Path, when: str) -> None:
-    with Parent(app_dir, tmp_path, when, "echo") as parent:
-        assert len(parent.workers) == 2
+def test_ctrl_c_while_workers_start_leaves_nothing(app_dir: Path, tmp_path: Path) -> None:
+    """`tests/faults` has it in a round."""
+    with Parent(app_dir, tmp_path, "starting", "echo") as parent:
         assert not parent.none_alive()
         below = processes_below(parent.process.pid, helpers=True)
         os.killpg(parent.process.pid, signal.SIGINT)

@@ -14,7 +14,6 @@ from flwr.app import ConfigRecord
 
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids import machine
-from flower_blsgd.grids.flower_internals import NOT_LOADED
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.shared_memory import BufferPool, Payload, ship
 from flower_blsgd.grids.worker_spec import WorkerSpec
@@ -41,7 +40,7 @@ def shipped(content: object) -> Any:
     return received(ship(content, BufferPool()))
 
 
-TENSORS: dict[str, Callable[[], torch.Tensor]] = {
+OBJECTS: dict[str, Callable[[], Any]] = {
     "float32": lambda: torch.arange(COUNT, dtype=torch.float32),
     "bool": lambda: torch.arange(2 * COUNT) % 3 == 0,
     "float16": lambda: torch.full((COUNT,), 0.5, dtype=torch.float16),
@@ -52,36 +51,24 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "a parameter": lambda: torch.nn.Parameter(torch.ones(COUNT)),
     "small": lambda: torch.ones(3),
     "sparse": lambda: torch.eye(300).to_sparse(),
+    "big-endian array": lambda: np.arange(COUNT, dtype=">i4"),
+    "array of texts": lambda: np.array(["ab", "c"] * COUNT),
+    "array of objects": lambda: np.array([{"a": 1}, None] * COUNT, object),
+    "masked array": lambda: np.ma.masked_equal(np.arange(COUNT), 3),
 }
 
 
-@pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
-def test_every_tensor_arrives(make: Callable[[], torch.Tensor]) -> None:
-    tensor = make()
-    got = shipped({"x": [tensor]})["x"][0]
-    assert type(got) is type(tensor)
-    assert (got.dtype, got.shape, got.layout) == (tensor.dtype, tensor.shape, tensor.layout)
-    assert got.requires_grad == tensor.requires_grad
-    assert torch.equal(got.detach().to_dense(), tensor.detach().to_dense())
-
-
-ARRAYS: dict[str, Callable[[], np.ndarray]] = {
-    "big-endian": lambda: np.arange(COUNT, dtype=">i4"),
-    "texts": lambda: np.array(["ab", "c"] * COUNT),
-    "objects": lambda: np.array([{"a": 1}, None] * COUNT, object),
-    "fortran": lambda: np.asfortranarray(np.arange(COUNT).reshape(200, 200)),
-    "reversed": lambda: np.arange(COUNT)[::-1],
-    "masked": lambda: np.ma.masked_equal(np.arange(COUNT), 3),
-}
-
-
-@pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
-def test_every_array_arrives(make: Callable[[], np.ndarray]) -> None:
-    array = make()
-    got = shipped([array])[0]
-    assert type(got) is type(array)
-    assert (got.dtype, got.shape) == (array.dtype, array.shape)
-    np.testing.assert_array_equal(got, array)
+@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
+def test_every_tensor_and_array_arrives(make: Callable[[], Any]) -> None:
+    sent = make()
+    got = shipped({"x": [sent]})["x"][0]
+    assert type(got) is type(sent)
+    assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+    if isinstance(sent, torch.Tensor):
+        assert (got.layout, got.requires_grad) == (sent.layout, sent.requires_grad)
+        assert torch.equal(got.detach().to_dense(), sent.detach().to_dense())
+    else:
+        np.testing.assert_array_equal(got, sent)
 
 
 def test_one_tensor_stays_one_and_what_a_receiver_writes_nobody_else_sees() -> None:
@@ -163,26 +150,6 @@ def test_a_large_tensor_is_shared_and_copied_on_write(app_dir: Path) -> None:
         assert data.sum() == elements
         assert (64 << 20) in mapped_sizes(process_ids(grid)[100])
         assert shared_bytes(grid) == 0  # it is not for messages
-
-
-@pytest.mark.processes
-def test_setup_that_fails_is_an_error_reply_to_every_message(app_dir: Path) -> None:
-    def fail() -> None:
-        raise LookupError("the data is not there")
-
-    with start(app_dir, fail) as grid:
-        for node_id in (100, 101, 100):
-            reply = ask_one(grid, order("look", None, node_id))
-            assert reply.error.code == NOT_LOADED
-            assert "Traceback" in reply.error.reason
-            assert "LookupError: the data is not there" in reply.error.reason
-        assert list(grid.get_node_ids()) == [100, 101]
-
-
-def test_setup_that_cannot_travel_is_refused_before_any_process() -> None:
-    held = threading.Lock()
-    with pytest.raises(TypeError, match="cannot pickle"):
-        LocalGrid([WorkerSpec("cpu")], "a:b", Path(), {}, setup=lambda: held)
 
 
 @pytest.mark.processes

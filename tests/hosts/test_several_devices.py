@@ -25,7 +25,6 @@ from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting, PerSampleWeighting
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
-from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.flower_internals import RAISED
 from flower_blsgd.grids.machine import Machine, usable_cores
 from flower_blsgd.grids.stream.session import in_session, session
@@ -33,6 +32,7 @@ from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.hosts.several_devices import node_workers, several_devices
 from flower_blsgd.protocol import (
     EvaluateReport,
+    HostReply,
     ProfileQuery,
     TrainOrder,
     TrainReport,
@@ -40,7 +40,7 @@ from flower_blsgd.protocol import (
 )
 from flower_blsgd.strategy.evaluation import WorkerEvaluation
 
-from ..grids.processes import processes_below
+from ..grids.processes import processes_below, wait_until
 from ..in_process_grid import (
     TRACEBACK,
     FailureKind,
@@ -54,6 +54,7 @@ from ..in_process_grid import (
     toy_arrays,
 )
 from ..log_capture import captured_log
+from ..refusal import refusal
 from ..strategy.test_evaluation import Node, sums_of
 from .host_nodes import HostNode, play
 
@@ -143,25 +144,18 @@ def test_names_begin_with_that_of_the_node_and_sort_as_the_ranks_do() -> None:
     assert sorted(names) == names
 
 
-def test_worker_that_evaluates_does_not_go_with_others() -> None:
-    with pytest.raises(UsageError, match="role=evaluate needs a separate node"):
-        workers_of("1x cuda:0; 1x cpu:4 role=evaluate")
-
-
 @pytest.mark.parametrize(
     "key", ["device", "tier", "steps", "batch", "precision", "role", "slowdown", "seconds-per-step"]
 )
 def test_what_is_for_one_worker_does_not_go_with_devices(key: str) -> None:
-    with pytest.raises(UsageError, match=f"{key} = 'x' .* write it into a group") as refusal:
-        workers_of("2x cpu", **{key: "x"})
-    assert "\n" not in str(refusal.value)
+    message = refusal(workers_of, "2x cpu", **{key: "x"})
+    assert message.startswith(f"{key} = 'x' in the node config")
+    assert "write it into a group of devices" in message
 
 
-@pytest.mark.parametrize("devices", ["2x cuda:7", "2x tpu:0", "", "2x cpu quick"])
+@pytest.mark.parametrize("devices", ["2x cuda:7", "", "1x cuda:0; 1x cpu:4 role=evaluate"])
 def test_what_cannot_be_used_is_refused_in_one_line(devices: str) -> None:
-    with pytest.raises(UsageError, match="devices in the node config: ") as refusal:
-        workers_of(devices)
-    assert "\n" not in str(refusal.value)
+    assert refusal(workers_of, devices).startswith("devices in the node config: ")
 
 
 # --- profiles
@@ -191,16 +185,6 @@ def test_profile_of_a_device_that_fails_is_missing_and_the_others_take_part() ->
     (error,) = log.errors
     assert "device 1 of node 10 does not take part" in error
     assert "the fan stands still" in error
-
-
-def test_host_that_comes_back_takes_up_its_workers() -> None:
-    grid = hosts_of([ToyWorker(p) for p in profiles()])
-    strategy = strategy_of()
-    strategy.connector.refresh(grid)
-    strategy.registry.workers[1].excluded = "RuntimeError"
-    grid.connect(77, grid.disconnect(10))
-    strategy.connector.refresh(grid)
-    assert [w.address for w in strategy.registry.active] == [(77, 0), (77, 1), (77, 2)]
 
 
 # --- a round
@@ -254,11 +238,13 @@ def test_rounds_on_hosts_are_those_on_single_nodes(settings: dict[str, Any], sha
 # --- what goes wrong
 
 
-@pytest.mark.parametrize("kind", ["non-finite", "raises", "dies"])
+@pytest.mark.parametrize("kind", ["non-finite", "raises", "missing"])
 def test_worker_that_fails_counts_0_and_the_round_goes_on(kind: FailureKind) -> None:
-    """Loads 8 and 2 of values 1 and 6: (8 + 12) / 10 = 2."""
-    workers = [ToyWorker(p, v) for p, v in zip(profiles(), (1.0, 2.0, 6.0), strict=True)]
-    grid = hosts_of(list(workers))
+    """Loads 8 and 2 of values 1 and 6: (8 + 12) / 10 = 2.
+
+    The node waits for less time than the server, which therefore gets the others' models.
+    """
+    grid = hosts_of([ToyWorker(p, v) for p, v in zip(profiles(), (1.0, 2.0, 6.0), strict=True)])
     (host,) = grid.handlers.values()
     host.grid.fail_at(1, 1, kind)  # type: ignore[attr-defined]
     strategy = strategy_of()
@@ -274,18 +260,6 @@ def test_worker_that_fails_counts_0_and_the_round_goes_on(kind: FailureKind) -> 
     assert len(strategy.registry.workers[1].failures) == 1
     assert len(strategy.registry.active) == 3
     assert strategy.planner.samples_given_up == 8
-
-
-def test_device_that_does_not_answer_costs_its_own_share_only() -> None:
-    """The node waits for less time than the server, which therefore gets the others' models."""
-    grid = hosts_of([ToyWorker(p, v) for p, v in zip(profiles(), (1.0, 2.0, 6.0), strict=True)])
-    (host,) = grid.handlers.values()
-    host.grid.fail_at(1, 1, "missing")  # type: ignore[attr-defined]
-    strategy = strategy_of()
-    with captured_log():
-        arrays, _ = play(strategy, grid, toy_arrays(0.5))
-    assert arrays["weight"].numpy().tolist() == [[2.0], [2.0]]
-    assert [w.failures for w in strategy.registry.workers] == [[], ["late"], []]
     assert host.grid.timeouts[-1] == 0.8 * 3600  # type: ignore[attr-defined]
 
 
@@ -295,24 +269,6 @@ def test_message_of_another_strategy_waits_for_its_device_and_a_query_does_not()
     assert not host(over_the_wire(message), 10).has_error()
     host(over_the_wire(Message(ProfileQuery().to_records(), 10, "query.profile")), 10)
     assert host.grid.timeouts == [None, 480.0]
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_host_that_fails_as_a_whole_fails_all_its_workers(silent: bool) -> None:
-    grid = hosts_of([ToyWorker(p) for p in profiles()], [ToyWorker(fast_profile(0), 4.0)])
-    strategy = strategy_of(2)
-    orders = list(strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid))
-    grid.handlers[10] = fails
-    if silent:
-        orders = [m for m in orders if m.metadata.dst_node_id == 20]
-    with captured_log() as log:
-        arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(orders))
-    assert arrays is not None
-    assert arrays["weight"].numpy().tolist() == [[4.0], [4.0]]
-    assert len(strategy.registry.active) == 4
-    if not silent:  # its reason is logged once
-        (error,) = log.errors
-        assert error.count("RuntimeError: the fan stands still") == 1
 
 
 LIES: dict[str, Callable[[RecordDict], object]] = {
@@ -326,24 +282,32 @@ LIES: dict[str, Callable[[RecordDict], object]] = {
 """Changes to the reply of a host of three."""
 
 
-@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("name", [*LIES, "raises", "missing"])
 def test_host_whose_reply_cannot_be_used_counts_0_with_all_its_workers(name: str) -> None:
     grid = hosts_of([ToyWorker(p) for p in profiles()], [ToyWorker(fast_profile(0), 4.0)])
     node = grid.handlers[10]
 
     def lying(message: Message, node_id: int) -> Message:
+        if message.metadata.message_type != "train":
+            return node(message, node_id)
+        if name == "missing":
+            return None  # type: ignore[return-value]
+        if name == "raises":
+            return fails(message, node_id)
         reply = node(message, node_id)
-        if message.metadata.message_type == "train":
-            LIES[name](reply.content)
+        LIES[name](reply.content)
         return reply
 
     grid.handlers[10] = lying
     strategy = strategy_of(2)
-    with captured_log():
+    with captured_log() as log:
         arrays, records = play(strategy, grid, toy_arrays(0.5))
     assert arrays["weight"].numpy().tolist() == [[4.0], [4.0]]
     assert [row.weight for row in records[0].workers] == [0.0, 0.0, 1.0, 0.0]
     assert len(strategy.registry.active) == 4
+    if name == "raises":  # the reason is logged once
+        (error,) = log.errors
+        assert error.count("RuntimeError: the fan stands still") == 1
 
 
 # --- evaluation
@@ -376,7 +340,7 @@ def test_evaluation_is_shared_among_the_fast_workers_behind_nodes() -> None:
     assert len(grid.sent_of_type("evaluate")) == 2
 
 
-# --- the mod in our ClientApp: no process starts
+# --- the mod in our ClientApp
 
 DEVICES = f"1x cpu:{usable_cores()[0]} fast; 2x cpu:{usable_cores()[0]} slow"
 
@@ -397,19 +361,17 @@ def test_devices_without_a_session_are_refused_in_one_line_with_the_way_out(kind
     assert processes_below() == before
 
 
-def test_devices_that_cannot_be_used_are_refused_in_one_line() -> None:
+@pytest.mark.processes
+def test_worker_processes_end_with_the_session() -> None:
+    """Through the app, as a session calls it."""
+    before = processes_below()
     with session():
         assert in_session()
-        reason = reply_of("query.profile", devices="2x cpu:9999").error.reason
+        reply = reply_of("query.profile", devices=DEVICES)
+        assert sorted(HostReply.from_content(reply.content).parts) == [0, 1, 2]
+        assert len(processes_below() - before) == 3
     assert not in_session()
-    assert "\n" not in reason
-    assert "devices in the node config" in reason
-    assert "9999" in reason
-
-
-def test_node_of_one_device_needs_no_session() -> None:
-    reply = reply_of("query.profile", device=f"cpu:{usable_cores()[0]}", tier="fast")
-    assert set(reply.content) == {"profile"}
+    assert wait_until(lambda: processes_below() <= before)
 
 
 def test_app_of_a_node_with_several_devices_travels_by_value() -> None:

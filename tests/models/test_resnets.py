@@ -16,17 +16,14 @@ from flower_blsgd.models.resnets import (
     resnet20,
 )
 
+from ..data.image_files import some_images
+
 
 def made(
     depth: int, width: int, num_classes: int = 10, dropout: float = 0.0, stem: Stem = "3x3"
 ) -> WideResNet:
     pixels = PixelNormalize(*CIFAR100_CHANNELS)
     return WideResNet(depth, width, num_classes, pixels, dropout, stem)
-
-
-def some_images(side: int, count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(side)
-    return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
 
 
 # pixels

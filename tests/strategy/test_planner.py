@@ -1,7 +1,7 @@
 """Epoch after epoch: each worker's orders, also when workers leave and join."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.randomness import generator
 from flower_blsgd.algorithm.sampling import (
+    EpochRequest,
+    SampleList,
     SeparatedSampler,
     UniformSampler,
 )
@@ -85,6 +87,14 @@ def test_orders_seed_differs_by_round_and_worker_and_repeats_with_the_run() -> N
     assert len(set(seeds(3))) == 6
     assert seeds(3) == seeds(3)
     assert not set(seeds(3)) & set(seeds(4))
+
+
+def test_orders_seed_of_a_worker_is_the_same_without_the_others() -> None:
+    of_three, of_two = (
+        {worker.index: order.seed for worker, order in planner_of().next_round(*who).orders}
+        for who in ((1, three(), toy_arrays()), (1, three()[1:], toy_arrays()))
+    )
+    assert of_two == {1: of_three[1], 2: of_three[2]}
 
 
 def test_orders_hardest_samples_go_to_the_fast_worker_in_the_second_epoch() -> None:
@@ -249,16 +259,42 @@ def test_choice_by_loss_is_made_anew_from_the_losses_of_then() -> None:
     assert (stats.loss_age_epochs_mean, stats.distinct_samples >= 16) == (0.0, True)
 
 
+@dataclass(frozen=True)
+class EveryRound(UniformSampler):
+    """Is called in every round, and keeps what it is told of the samples before."""
+
+    before: list[int] = field(default_factory=list)
+
+    def horizon(self, num_samples: int, samples_per_round: int) -> int:
+        return 1
+
+    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
+        self.before.append(request.samples_before)
+        return super().sample_lists(request, table)
+
+
+def test_new_lists_within_an_epoch_follow_the_samples_of_the_rounds_before() -> None:
+    sampler = EveryRound()
+    planner = planner_of(20, sampler=sampler)  # 3 rounds of 6 samples
+    for server_round in range(1, 6):
+        play(planner, server_round, workers_of())
+    assert (planner.epoch, sampler.before) == (2, [0, 6, 12, 18, 24])
+
+
 def test_epoch_with_other_workers_or_steps_begins_with_new_lists() -> None:
     planner = planner_of(24, sampler=CandidateSampler(), mode="table")
     for server_round in range(1, 4):
         play(planner, server_round, workers_of())
-    play(planner, 4, three())  # 2 rounds of 10 samples, which is the horizon too
-    assert (planner.epoch, planner.plan.rounds, planner.plan.first_round) == (2, 2, 0)
-    play(planner, 5, three())
+    others = workers_of(fast_profile(2), slow_profile(3))  # as many, with the same steps
+    for server_round in range(4, 7):
+        play(planner, server_round, others)
+        assert (planner.epoch, planner.plan.first_round) == (2, 0)
+    play(planner, 7, three())  # 2 rounds of 10 samples, which is the horizon too
+    assert (planner.epoch, planner.plan.rounds, planner.plan.first_round) == (3, 2, 0)
+    play(planner, 8, three())
     planner.step_policy = SystemAwareSteps(1, 1)
-    play(planner, 6, three())
-    assert (planner.epoch, planner.plan.first_round) == (3, 0)
+    play(planner, 9, three())
+    assert (planner.epoch, planner.plan.first_round) == (4, 0)
 
 
 # --- workers leave and join

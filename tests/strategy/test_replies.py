@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from flower_blsgd.grids.array_records import FlatTensors, flat_like
 from flower_blsgd.protocol import Failure, ProtocolError, TrainReport
@@ -10,8 +10,16 @@ from flower_blsgd.strategy.averaging import average_momentum
 from flower_blsgd.strategy.replies import CheckedReply, ModelShape
 from flower_blsgd.strategy.round import Outcome
 
-from ..in_process_grid import ToyWorker, tensors_of, toy_arrays
-from .orders import Orders, good_reply, orders_of_two, outcomes_of
+from ..hosts.host_nodes import HostNode
+from ..in_process_grid import (
+    InProcessGrid,
+    ToyWorker,
+    fast_profile,
+    slow_profile,
+    tensors_of,
+    toy_arrays,
+)
+from .orders import Orders, good_reply, orders_of_two, outcomes_of, strategy_of
 from .test_round_metrics import rows_of
 
 
@@ -144,6 +152,15 @@ def test_read_matches_replies_with_orders_in_worker_order() -> None:
     assert (first.load, second.load) == (4.0, 2.0)  # completed steps x batch size
     assert [o.reply.tensors["bias"][0] for o in (first, second) if o.reply] == [1.0, 4.0]
     assert (first.failure, second.failure) == (None, None)
+
+
+def test_read_keeps_worker_order_where_a_node_has_the_first_and_the_last() -> None:
+    host = HostNode(ToyWorker(fast_profile(0)), ToyWorker(slow_profile(0)), partition_id=0)
+    grid, strategy = InProcessGrid({10: host, 20: ToyWorker(fast_profile(1))}), strategy_of()
+    messages = strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid)
+    assert strategy.round is not None
+    workers = [o.worker for o in strategy.round.read(grid.send_and_receive(messages))]
+    assert [(worker.index, worker.node_id) for worker in workers] == [(0, 10), (1, 20), (2, 10)]
 
 
 # --- momentum

@@ -8,8 +8,6 @@ from torch import nn
 
 from flower_blsgd.tasks import load_task
 
-from ..refusal import refusal
-
 
 def test_data_are_the_stratified_split_of_scikit_learn() -> None:
     """The same samples in the same order, normalised by the training images."""
@@ -39,16 +37,3 @@ def test_models(model: str, norms: int, parameters: int) -> None:
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in made.modules()) == norms
     assert sum(p.numel() for p in made.parameters()) == parameters
     assert made(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"data": "/some/where"}, "data = '/some/where'"),
-        ({"model": "cnm"}, "did you mean cnn"),
-        ({"model": "resnet"}, "known: cnn, cnn-batchnorm"),
-        ({"skip_bad": True}, "skip-bad = true: task = 'digits' does not accept it"),
-    ],
-)
-def test_refusals(settings: dict[str, object], message: str) -> None:
-    assert message in refusal(load_task, "digits", **settings)

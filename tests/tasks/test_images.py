@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 pytest.importorskip("datasets")
@@ -158,21 +157,6 @@ def test_image_size_is_that_of_small_images_or_as_set(tmp_path: Path) -> None:
     large = make_parquet(tmp_path / "large", [png(k, 65) for k in range(4)], [png(5, 65)])
     assert (side(small), side(large), side(large, "cifar10")) == (32, 224, 32)
     assert side(small, image_size=40) == side(small, "cifar10", image_size=40) == 40
-
-
-def test_pictures_of_torchvision_s_models(tmp_path: Path) -> None:
-    """Grayscale, RGBA, palette and CMYK pictures in one folder, all trained as RGB."""
-    for split in ("train", "val"):
-        for k, mode in enumerate(("L", "RGBA", "P", "CMYK")):
-            folder = tmp_path / "own" / split / ("cat", "dog")[k % 2]
-            folder.mkdir(parents=True, exist_ok=True)
-            picture = Image.new("RGB", (40, 40), (200, 10, 10)).convert(mode)
-            picture.save(folder / f"{k}.{'jpg' if mode == 'CMYK' else 'png'}")
-    task = load_task("images", str(tmp_path / "own"), "shufflenet_v2_x0_5", pretrained=False)
-    check_task(task)
-    assert (task.num_train, task.num_test) == (4, 4)
-    assert task.train[0][0, :, 0, 0].tolist() == [67] * 3
-    assert task.model()(some_images(40)).shape == (2, 2)
 
 
 def test_one_folder_of_classes_is_divided_by_validation_share(tmp_path: Path) -> None:

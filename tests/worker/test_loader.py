@@ -54,11 +54,15 @@ def values(batches: list[dict[str, Any]], key: str) -> list[Any]:
     return [value for batch in batches for value in batch[key].tolist()]
 
 
+def randomness() -> list[Any]:
+    return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+
 def test_processes_read_what_the_thread_reads() -> None:
     here, ahead = (BatchSource(Numbers(), CPU, loader_workers=count) for count in (0, 2))
     order = 5, 1, 2, 9, 9, 3
     random.seed(0)
-    before = random.getstate(), torch.get_rng_state().tolist()
+    before = randomness()
     own, read_ahead = read(here, *order, seed=7), read(ahead, *order, seed=7)
     assert values(own, "index") == values(read_ahead, "index") == list(order)
     assert values(own, "noise") == values(read_ahead, "noise")
@@ -67,7 +71,7 @@ def test_processes_read_what_the_thread_reads() -> None:
     processes = set(values(read_ahead, "process"))
     assert len(processes) == 2
     assert os.getpid() not in processes
-    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+    assert randomness() == before
     # The processes stay, also if an order ends early.
     interrupted = ahead.batches(torch.arange(12), 2)
     next(interrupted)

@@ -312,11 +312,11 @@ def test_step_that_overflows_is_counted_and_repeated_with_half_the_scale() -> No
     assert close(report, sgd_of(0).run(order), rtol=0.02, atol=0.01)
     scale = context["momentum"]["grad-scaler"].numpy()
     assert scale.tolist() == [2.0 ** (16 - report.skipped_steps), order.local_steps]
-    # Another process continues with this scale.
-    again = sgd_of(0, precision="float16", loss=loss).run(
-        independent_order(2, batch_size=8), context
-    )
-    assert again.skipped_steps == 0
+    # Another process continues with this scale, and so does the same one.
+    for sgd in (sgd_of(0, precision="float16", loss=loss), first):
+        assert sgd.run(independent_order(2, batch_size=8), context).skipped_steps == 0
+    scale = context["momentum"]["grad-scaler"].numpy()
+    assert scale.tolist() == [2.0 ** (16 - report.skipped_steps), 3 * order.local_steps]
 
 
 def test_overflow_at_every_scale_fails_the_order() -> None:

@@ -199,19 +199,6 @@ def test_message_that_comes_twice_is_computed_once() -> None:
     assert counted.calls == [1, 2]
 
 
-def test_others_go_on_while_one_is_away() -> None:
-    with streaming(made_app(echo), kind=LinkedGrid) as grid:
-        grid._members._addresses = [f"127.0.0.1:{grid._server.port}"]  # past the link
-        flower_of(grid).add(8, made_app(echo))
-        assert wait_until(lambda: sorted(grid.get_node_ids()) == [7, 8])
-        grid.link.cut()
-        assert wait_until(lambda: list(grid.get_node_ids()) == [8])
-        for x in range(20):
-            assert config_of(exchange(grid, order(8, x=x))[0]) == {"x": x}
-        grid.link.restore()
-        assert wait_until(lambda: sorted(grid.get_node_ids()) == [7, 8])
-
-
 def test_node_that_gets_garbage_ends_its_session_and_gets_a_new_one() -> None:
     with captured_log() as log, streaming(made_app(echo)) as grid:
         (sent,) = grid.push_messages([order(x=0)])

@@ -1,7 +1,7 @@
 """Frames that lie, in both directions: `FrameError`, or a message that is what it says it is.
 
-Bytes of real frames are changed, inserted and taken away, and the lengths in front put right
-again, so that the lie is found where it is and not by its length.
+Bytes of real frames are changed, added and taken away, and the lengths in front put right again,
+so that the lie is found where it is and not by its length.
 """
 
 import struct
@@ -27,6 +27,8 @@ from flower_blsgd.grids.stream.codec import (
     frame_of,
     read_frames,
 )
+
+from .mutations import changed_bytes, thoroughly
 
 # --- real frames, and what each end makes of one --------------------------------------------------
 
@@ -131,31 +133,6 @@ def assert_well_formed(message: Message, frame_bytes: int) -> None:
 
 # --- frames with lies -----------------------------------------------------------------------------
 
-CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(["set", "insert", "remove", "repeat"]),
-        st.integers(0, 1 << 12),
-        st.binary(min_size=1, max_size=12),
-    ),
-    min_size=1,
-    max_size=3,
-)
-
-
-def changed(data: bytes, changes: list[tuple[str, int, bytes]]) -> bytes:
-    found = bytearray(data)
-    for kind, at, value in changes:
-        first = at % (len(found) + 1)
-        if kind == "set":
-            found[first : first + len(value)] = value
-        elif kind == "insert":
-            found[first:first] = value
-        elif kind == "remove":
-            del found[first : first + len(value)]
-        else:
-            found[first:first] = found[first : first + 8 * len(value)]
-    return bytes(found)
-
 
 def framed(header: bytes, elements: bytes) -> bytes:
     """Return a frame whose lengths are right."""
@@ -164,28 +141,21 @@ def framed(header: bytes, elements: bytes) -> bytes:
 
 
 @ENDS
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(FRAMES), st.sampled_from("hebp"), CHANGES, st.integers(1, 4096)),
-        min_size=5,
-        max_size=10,
-    )
-)
-def test_real_frames_that_were_changed(
-    read: Reader, cases: list[tuple[bytes, str, list[tuple[str, int, bytes]], int]]
-) -> None:
-    for frame, where, changes, chunk_bytes in cases:
-        header_bytes = PREFIX.unpack_from(frame)[1]
-        first = -(-(PREFIX.size + header_bytes) // 64) * 64
-        header, elements = frame[PREFIX.size : PREFIX.size + header_bytes], frame[first:]
-        data = {
-            "h": lambda: framed(changed(header, changes), elements),  # noqa: B023
-            "e": lambda: framed(header, changed(elements, changes)),  # noqa: B023
-            "b": lambda: framed(changed(header, changes), changed(elements, changes)),  # noqa: B023
-            "p": lambda: changed(frame, changes),  # noqa: B023
-        }[where]()
-        for message in read_frame(read, data, chunk_bytes):
-            assert_well_formed(message, len(data))
+@thoroughly(10)
+@given(st.data())
+def test_real_frames_that_were_changed(read: Reader, data: st.DataObject) -> None:
+    frame = data.draw(st.sampled_from(FRAMES))
+    header_bytes = PREFIX.unpack_from(frame)[1]
+    first = -(-(PREFIX.size + header_bytes) // 64) * 64
+    header, elements = frame[PREFIX.size : PREFIX.size + header_bytes], frame[first:]
+    where = data.draw(st.sampled_from(["header", "elements", "both", "frame"]))
+    if where in ("header", "both"):
+        header = data.draw(changed_bytes(header))
+    if where in ("elements", "both"):
+        elements = data.draw(changed_bytes(elements))
+    sent = data.draw(changed_bytes(frame)) if where == "frame" else framed(header, elements)
+    for message in read_frame(read, sent, data.draw(st.integers(1, 4096))):
+        assert_well_formed(message, len(sent))
 
 
 def test_real_frames_are_read() -> None:
