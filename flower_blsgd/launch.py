@@ -61,7 +61,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
     """
     file = Path(script)
     if not file.is_file():
-        raise UsageError(f"script {script!r} does not exist; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
+        raise UsageError(f"{script!r} is not a file; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
     config = replace(config, task=file.name, name=config.name or file.stem)
     workers, _ = with_profile(parse_workers(config.workers), config)
     main = _main_rank(workers)

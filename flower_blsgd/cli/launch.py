@@ -59,7 +59,7 @@ def _launch(options: argparse.Namespace) -> None:
     if given and values["epochs"] == app.config["epochs"]:
         values["epochs"] = NO_LIMIT
     elif not given and not resume:
-        raise UsageError("how long? give --samples, --seconds or --rounds")
+        raise UsageError("give the length of the run: --samples, --seconds or --rounds")
     values["name"] = values["name"] or config_name(file_name or Path(script).stem)
     config = RunConfig.from_run_config(values)
     if note := cores_note(parse_workers(config.workers)):

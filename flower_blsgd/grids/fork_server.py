@@ -141,8 +141,9 @@ def start_worker(
 ) -> StartedProcess:
     """Start a process that is pinned to a worker's device, cores and threads (0: one per core).
 
-    It calls `program`, a function of a module. `output` is a pipe for stdout and stderr, or None for
-    those of this process. The caller closes its own copies of this and other pipes. OSError if the system cannot start the process.
+    It calls `program`, a function of a module. `output` is a pipe for stdout and stderr, or None
+    for those of this process. The caller closes its own copies of this and other pipes. OSError if
+    the system cannot start the process.
     """
 
     def start(method: str) -> StartedProcess:

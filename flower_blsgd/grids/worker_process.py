@@ -180,9 +180,7 @@ def serve(
         _answer(channel, handle, pool, threading.Lock())
         return
     answering = threading.Lock()
-    thread = threading.Thread(
-        target=_answer, args=(channel, handle, pool, answering), daemon=True
-    )
+    thread = threading.Thread(target=_answer, args=(channel, handle, pool, answering), daemon=True)
     thread.start()
     try:
         program(context)
@@ -194,9 +192,7 @@ def serve(
     thread.join()
 
 
-def _answer(
-    channel: Channel, handle: Handler, pool: BufferPool, answering: threading.Lock
-) -> None:
+def _answer(channel: Channel, handle: Handler, pool: BufferPool, answering: threading.Lock) -> None:
     """Answer messages until the server closes the pipe; hold a lock during each message."""
     while True:
         try:

@@ -82,8 +82,8 @@ class ProgressView:
             self._live.start()
             self._live.add_task("starting the workers", total=1.0)
 
-    def round(self, record: RoundRecord, metrics: RunMetrics, share: float) -> None:
-        """Show a finished round, which `metrics` contains, and the used `share` of the budget."""
+    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
+        """Show a finished round, which `metrics` already contains."""
         examples = sum(row.num_examples for row in record.workers)
         shares = {"fast": metrics.waiting_share(True, last_round=True)}
         shares["slow"] = metrics.waiting_share(False, last_round=True)
@@ -92,8 +92,8 @@ class ProgressView:
             f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
         )
         if not self._share_done:  # starting the workers, and the first round, do not count
-            self._began, self._share_before = time.monotonic(), share
-        self._share_done = min(1.0, share)
+            self._began, self._share_before = time.monotonic(), metrics.budget_share
+        self._share_done = min(1.0, metrics.budget_share)
         if self._live is not None:
             at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
             text = self._line(f"epoch {record.epoch}{self._of_epochs}", at)

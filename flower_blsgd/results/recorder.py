@@ -271,6 +271,8 @@ class RunRecorder:
 
     def add_round(self, record: RoundRecord) -> None:
         """Write and show a finished round."""
+        if self.config.is_script:  # it decides its own
+            record = dataclasses.replace(record, learning_rate=math.nan)
         now = time.monotonic()
         if not self._last_model_at:
             self._last_model_at = now - record.round_seconds - record.planning_seconds
@@ -283,8 +285,9 @@ class RunRecorder:
         self._write("rounds.jsonl", self.folder.add_round, record)
         if self._events is not None:
             self._write("tensorboard", self._events.add_round, record)
-        share = self.budget.share(self._strategy.planner, self.budget_seconds())
-        self._view.round(record, self._metrics, share)
+        used = self.budget_seconds()
+        self._metrics.budget_share = self.budget.share(self._strategy.planner, used)
+        self._view.round(record, self._metrics)
 
     def add_epoch(self, end: EpochEnd) -> bool:
         """Write and show the end of an epoch; return whether the run shall stop early."""
@@ -428,7 +431,7 @@ class RunRecorder:
         """Return what each slow device is best used for, by the times of this run."""
         config, size, trained = self.config, self.config.batch_size, self._metrics.training_seconds
         late = sum(row.late is not None for row in self._rows)
-        waited = sum(row.loss is not None for row in self._rows) - late
+        waited = sum(row.value is not None for row in self._rows) - late
         each = self.durations.evaluation_seconds / waited if waited and trained else 0.0
         relative, total, speeds = 0.0, 0.0, []
         if each and late:  # if a worker that evaluates took its share of all evaluations

@@ -32,7 +32,7 @@ def summary_of(
 
     In finished rounds ``samples_planned = samples + samples_given_up + samples_cut_off``.
     """
-    evaluated = [row for row in epochs if row.loss is not None]
+    evaluated = [row for row in epochs if row.value is not None]
     last = evaluated[-1] if evaluated else None
     rows = [(record.round, row) for record in metrics.records for row in record.workers]
     by_worker: dict[int, list[WorkerRound]] = {}
@@ -100,7 +100,7 @@ def _async_evaluation(
     return {
         "workers": workers,
         "results": len(late),
-        "without_result": sum(row.loss is None for row in due),
+        "without_result": sum(row.value is None for row in due),
         "mean_rounds_late": means[0] if late else None,
         "mean_seconds_late": means[1] if late else None,
     }

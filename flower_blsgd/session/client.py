@@ -16,7 +16,16 @@ from flwr.clientapp import ClientApp
 
 from ..errors import UsageError
 from ..grids.app_call import accept_views, set_main_program
-from ..protocol import ARRAYS, CONFIG, MOMENTUM, EvaluateOrder, EvaluateReport, ProfileQuery, TrainOrder, TrainReport
+from ..protocol import (
+    ARRAYS,
+    CONFIG,
+    MOMENTUM,
+    EvaluateOrder,
+    EvaluateReport,
+    ProfileQuery,
+    TrainOrder,
+    TrainReport,
+)
 from ..protocol.session import SCRIPT_END, SCRIPT_JOIN
 from ..worker.profile import answer_profile, worker_of
 
@@ -37,7 +46,7 @@ def _run_script(context: Context) -> None:
     """Run the user's script as ``__main__``."""
     import torch
 
-    from .exchange import Exchange, set_exchange
+    from .exchange import HERE, Exchange
 
     worker, config = worker_of(context), context.run_config
     script, *arguments = str(config[ARGUMENTS]).split("\0")
@@ -46,14 +55,14 @@ def _run_script(context: Context) -> None:
         torch.cuda.set_device(torch.device(worker.device))
     seed, batch_size = int(config["seed"]), int(config["batch-size"])
     exchange = Exchange(worker, rank, seed, batch_size, is_main=rank == config[MAIN_RANK])
-    set_exchange(exchange)
+    HERE.exchange = exchange
     _started.set_result(exchange)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
         runpy.run_path(script, run_name="__main__")
     except UsageError as error:  # it would be raised again
-        print(f"{script}: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{script}: {error}\n")
         exchange.end(error)
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:

@@ -159,15 +159,12 @@ class Exchange:
         return ProcessEndsError(f"the script raised {type(error).__name__}: {first_line(error)}")
 
 
-_exchange: Exchange | None = None
+@dataclass
+class ThisProcess:
+    """The exchange of this process, None without ``blsgd launch``, and whether it has a session."""
+
+    exchange: Exchange | None = None
+    has_joined: bool = False
 
 
-def set_exchange(exchange: Exchange | None) -> None:
-    """Set the exchange of this process; `join` uses it."""
-    global _exchange
-    _exchange = exchange
-
-
-def this_exchange() -> Exchange | None:
-    """Return the exchange of this process; None without ``blsgd launch``."""
-    return _exchange
+HERE = ThisProcess()

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,26 +12,24 @@ from torch import Tensor, nn
 from ..algorithm.randomness import derived_seed
 from ..errors import UsageError, first_line
 from ..protocol import EvaluateReport, TrainOrder, TrainReport
+from ..protocol.session import SessionInfo
 from ..worker.local_sgd import synchronize, throttle
 from ..worker.model_io import (
     check_model,
     load_momentum,
     load_state,
     model_fingerprint,
-    momentum_record,
     momentum_is_finite,
+    momentum_record,
     state_record,
 )
-from ..protocol.session import SessionInfo
-from .exchange import End, Evaluate, Exchange, Joined, Measure, Train, this_exchange
+from .exchange import HERE, End, Evaluate, Exchange, Joined, Measure, Train
 from .sampler import SessionSampler
 
 Figures = Mapping[str, float]
 
 _FEWEST_MEASURED = 3
 """Fewest steps that measure a speed, after one to warm up."""
-
-_joined: "Session | None" = None
 
 
 def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
@@ -79,8 +76,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
             if session.done:
                 break
     """
-    global _joined
-    if _joined is not None and not _joined.closed:
+    if HERE.has_joined:
         raise UsageError("join was called twice; a script has one session, so keep the first one")
     check_model(model)
     own = {id(parameter) for parameter in model.parameters()}
@@ -90,12 +86,12 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
             f"optimizer: {foreign} of its {len(held)} parameters are not the model's; create it "
             "from model.parameters() of the model that you pass to join"
         )
-    _joined = Session(model, optimizer, this_exchange())
-    return _joined
+    HERE.has_joined = True
+    return Session(model, optimizer, HERE.exchange)
 
 
 class Session:
-    """This script's part in a run; see `join`, which creates it.
+    """Part of one script in a run; see `join`, which creates it.
 
     If the script raises an exception, only the contribution of its worker to the round is lost. The
     worker's process starts again, and its new session continues from the current global model.
@@ -118,14 +114,12 @@ class Session:
         Used share of the run's budget, in [0, 1], at the start of the round.
     done : bool
         Whether the run is over. The model is then the final one.
-    closed : bool
-        Whether `close` was called.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, exchange: Exchange | None
     ) -> None:
-        self.is_alone, self.done, self.closed = exchange is None, False, False
+        self.is_alone, self.done = exchange is None, False
         self.progress = 0.0
         self.rank, self.is_main, self.run_seed, self.batch_size = 0, True, 0, 32
         self.device = next(model.parameters()).device
@@ -144,7 +138,7 @@ class Session:
         self._exchange = exchange
         self._now: _InProgress | None = None
         self._is_ready, self._sampler_size = False, 0
-        self._schedulers: list[torch.optim.lr_scheduler.LRScheduler] = []
+        self._schedulers: list[torch.optim.lr_scheduler.LambdaLR] = []
         self._evaluate: Callable[[nn.Module], Figures] | None = None
         self._evaluate_every, self._metric, self._mode = -1, "", ""
 
@@ -217,7 +211,7 @@ class Session:
         """Leave the run; without it, the script leaves when it ends."""
         if self._exchange is not None and not self.done:
             self._exchange.end(None)
-        self.closed = self.done = True
+        self.done, HERE.has_joined = True, False
 
     # --- what a script asks
 
@@ -309,7 +303,7 @@ class Session:
     @property
     def order(self) -> TrainOrder | None:
         """The current order; None while speeds are measured, and at the end."""
-        return self._now and self._now.order
+        return None if self._now is None else self._now.order
 
     @property
     def part_of_stream(self) -> tuple[int, int, int] | None:
@@ -400,9 +394,7 @@ class Session:
     def _set_rates(self) -> None:
         for scheduler in self._schedulers:
             rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-            for group, (base, factor) in zip(
-                scheduler.optimizer.param_groups, rates, strict=True
-            ):
+            for group, (base, factor) in zip(scheduler.optimizer.param_groups, rates, strict=True):
                 group["lr"] = base * factor(0)
 
     def _finish(self) -> None:

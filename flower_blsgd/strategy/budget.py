@@ -1,6 +1,7 @@
 """Length of a run."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .planner import Planner
 
@@ -19,10 +20,6 @@ class Budget:
     seconds : float (default: 0)
         Training time in seconds, without evaluation.
 
-    Raises
-    ------
-    ValueError
-        If there is no limit.
     """
 
     epochs: int = 0
@@ -30,14 +27,25 @@ class Budget:
     rounds: int = 0
     samples: int = 0
 
-    def __post_init__(self) -> None:
-        if not any(asdict(self).values()):
-            raise ValueError("fit needs a budget: give epochs=, seconds=, rounds= or samples=")
+    @classmethod
+    def of(cls, **limits: Any) -> "Budget":
+        """Return the budget with these limits; None is no limit.
+
+        ValueError if none is given, or one is not above 0.
+        """
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        if not given:
+            raise ValueError(f"no budget: give {'=, '.join(limits)}= or several of them")
+        for name, limit in given.items():
+            if not limit > 0:
+                raise ValueError(f"{name} = {limit} must be above 0")
+        return cls(**given)
 
     def share(self, planner: Planner, used_seconds: float) -> float:
         """Return the used share of the limit that is nearest; 1 or more at the end."""
         used = self._used(planner, used_seconds)
-        return max(used[name] / limit for name, limit in asdict(self).items() if limit)
+        shares = [used[name] / limit for name, limit in asdict(self).items() if limit]
+        return max(shares, default=0.0)
 
     def used_up(self, planner: Planner, used_seconds: float) -> str:
         """Return which limit is reached, such as ``"3 of 3 epochs done"``; empty if none is.

@@ -128,11 +128,7 @@ def fit(
     AggregationError
         If no worker succeeded in three rounds in a row, or too few workers are left.
     """
-    limits = {"epochs": epochs, "seconds": seconds, "rounds": rounds, "samples": samples}
-    for name, limit in limits.items():
-        if limit is not None and not limit > 0:
-            raise ValueError(f"{name} = {limit} must be above 0")
-    budget = Budget(**{name: limit for name, limit in limits.items() if limit})  # type: ignore[arg-type]
+    budget = Budget.of(epochs=epochs, seconds=seconds, rounds=rounds, samples=samples)
     planner, training_seconds = strategy.planner, 0.0
     used_seconds = budget_seconds or (lambda: training_seconds)
 

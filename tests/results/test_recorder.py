@@ -40,7 +40,7 @@ from .records import SPEEDS, record, row, stats, two_rounds
 Start = Callable[..., "Run"]
 PICTURES = {"learning_curve.png", "timeline.png", "sampling.png"}
 ALL = {"rounds.jsonl", "epochs.csv", "model.safetensors", *PICTURES}
-TASK: Any = SimpleNamespace(num_train=1437, num_test=360, assets={})
+DATA = "1,437 training and 360 test samples"
 PROFILES = [
     WorkerProfile("cpu:0", tier="fast", partition_id=0),
     WorkerProfile("cuda:1", tier="fast", name="big card", partition_id=1),
@@ -93,7 +93,7 @@ class Run:
         )
         view = ProgressView(self.config.epochs, console)
         self.recorder = RunRecorder(self.config, strategy, view, self.now, *metric)
-        self._recording = self.recorder.recording(TASK)
+        self._recording = self.recorder.recording(DATA, {})
         self._recording.__enter__()
         self.recorder.open_folder()
 

@@ -1,0 +1,71 @@
+"""A training script for the tests: three lines make it a worker."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import flower_blsgd
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """Return 600 samples of two classes."""
+    draw = torch.Generator().manual_seed(5)
+    inputs = torch.randn(600, 8, generator=draw)
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+def model() -> nn.Module:
+    """Return a small network with the same weights in every process."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def misbehave(how: str, rank: int, steps: int) -> None:
+    """Do what a test asks for, once."""
+    mark = Path(f"{how}-done")
+    if rank != 1 or steps != 30 or mark.exists():
+        return
+    if how == "raise":
+        mark.touch()
+        raise RuntimeError("out of luck")
+    if how == "kill":
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(how: str, processes: int) -> None:
+    """Train until the run is over."""
+    inputs, targets = data()
+    dataset, net = TensorDataset(inputs, targets), model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    session = flower_blsgd.join(net, optimizer)
+    loader = DataLoader(
+        dataset,
+        batch_size=session.batch_size,
+        sampler=session.sampler(dataset),
+        num_workers=processes,
+    )
+
+    def figures(given: nn.Module) -> dict[str, float]:
+        with torch.no_grad():
+            return {"accuracy": (given(inputs).argmax(1) == targets).float().mean().item()}
+
+    session.evaluate(figures)
+    for steps, (batch, labels) in enumerate(loader, 1):
+        if session.done:
+            break
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(batch), labels).backward()
+        optimizer.step()
+        misbehave(how, session.rank, steps)
+        session.step(samples=len(batch))
+    print(f"rank {session.rank}: accuracy {figures(net)['accuracy']:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "", int(sys.argv[2]) if len(sys.argv) > 2 else 0)

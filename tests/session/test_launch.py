@@ -1,0 +1,163 @@
+"""``blsgd launch`` with real processes, as a user starts it."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import flower_blsgd
+from flower_blsgd.grids.machine import usable_cores
+
+from . import script
+
+SCRIPT = str(Path(script.__file__))
+FIRST, LAST = min(usable_cores()), max(usable_cores())
+WORKERS = f"1x cpu:{FIRST} fast; 1x cpu:{LAST} slow steps=2 batch=4"
+SETTINGS = {"threads": 1, "local-steps-fast": 5, "batch-size": 8, "weights": "per-sample"}
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def command(*arguments: str, workers: str = WORKERS) -> list[str]:
+    """Return the command line of ``blsgd launch``."""
+    options = [word for key, value in SETTINGS.items() for word in ("-s", f"{key}={value}")]
+    launch = [sys.executable, "-m", "flower_blsgd", "launch", "--workers", workers]
+    return [*launch, *options, *arguments]
+
+
+def launch(*arguments: str, workers: str = WORKERS) -> subprocess.CompletedProcess[str]:
+    """Run ``blsgd launch`` in the current folder."""
+    return subprocess.run(
+        command(*arguments, workers=workers),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+def summary(run: str = "runs/latest") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(run, "summary.json").read_text())
+    return found
+
+
+def test_a_script_trains_the_same_model_as_blsgd_run() -> None:
+    done = launch("--rounds", "60", SCRIPT, "", "2")
+    assert done.returncode == 0, done.stderr
+    task = flower_blsgd.Task(model=script.model, train=script.data(), test=script.data())
+    result = flower_blsgd.train(
+        task,
+        workers=WORKERS,
+        rounds=60,
+        epochs=1000,
+        threads=1,
+        local_steps_fast=5,
+        batch_size=8,
+        weights="per-sample",
+        learning_rate=0.1,
+        decay_epochs="",
+        weight_decay=0.0,
+        quiet=True,
+    )
+    ours, theirs = (
+        load_file(Path(run) / "model.safetensors") for run in ("runs/script-1", result.folder)
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    # The scripts end with the final model; the main worker prints here, the other into its log.
+    shown = f"accuracy {summary('runs/script-1')['accuracy']:.4f}"
+    assert f"rank 0: {shown}" in done.stdout
+    assert "rank 1" not in done.stdout
+    assert f"rank 1: {shown}" in Path("runs/script-1/worker-1.log").read_text()
+
+
+@pytest.mark.parametrize(("how", "failure"), [("raise", "raised"), ("kill", "died")])
+def test_a_worker_that_fails_starts_again(how: str, failure: str) -> None:
+    done = launch("--samples", "6000", SCRIPT, how)
+    assert done.returncode == 0, done.stderr
+    run = summary()
+    assert [one["kind"] for one in run["failures"]] == [failure], done.stderr
+    assert run["samples"] >= 6000
+    assert "rank 1: accuracy" in Path("runs/latest/worker-1.log").read_text()
+    if how == "raise":
+        assert "the script raised RuntimeError: out of luck" in done.stderr
+
+
+def test_a_device_evaluates_while_the_other_trains() -> None:
+    workers = f"1x cpu:{FIRST}; 1x cpu:{LAST} role=evaluate"
+    done = launch("--samples", "6000", SCRIPT, workers=workers)
+    assert done.returncode == 0, done.stderr
+    run = summary()
+    assert run["accuracy"] > 0.8
+    assert "evaluates while the others train" in done.stdout
+    assert "epochs without a result" not in done.stdout
+
+
+def test_an_interrupted_run_resumes() -> None:
+    with subprocess.Popen(
+        command("--samples", "100000000", SCRIPT), stdout=-1, stderr=-1, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        next(line for line in process.stdout if line.startswith("epoch"))
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=100)
+    assert process.returncode == 130, shown
+    assert "launch --resume runs/script-1 script.py ..." in shown
+    before = summary()
+    assert before["interrupted"]
+    more = before["samples"] + 5000
+    done = launch("--samples", str(more), "--resume", SCRIPT)
+    assert done.returncode == 0, done.stderr
+    after = summary("runs/script-1")
+    assert after["samples"] >= more
+    assert after["resumed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([SCRIPT], "blsgd: give the length of the run: --samples, --seconds or --rounds"),
+        (["--rounds", "3"], "blsgd: the script is missing; blsgd launch [OPTIONS] SCRIPT"),
+        (["--rounds", "3", "none.py"], "blsgd: 'none.py' is not a file; blsgd launch"),
+        (["--rounds", "-3", SCRIPT], "blsgd: rounds = -3 must be at least 0"),
+        (["--rounds", "3", "raises.py"], "raises.py failed in the main worker: the script raised"),
+        (["--rounds", "3", "ends.py"], "ends.py failed in the main worker: the script ended"),
+    ],
+)
+def test_what_is_refused(arguments: list[str], message: str) -> None:
+    Path("raises.py").write_text("raise ValueError('no data')\n")
+    Path("ends.py").write_text("print('hello')\n")
+    done = launch(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr.splitlines()[-1]
+    assert not list(Path("runs").glob("*")) if Path("runs").exists() else True
+
+
+def test_no_worker_trains() -> None:
+    done = launch("--rounds", "3", SCRIPT, workers=f"1x cpu:{FIRST} role=evaluate")
+    assert done.returncode == 2
+    assert "all have role=evaluate" in done.stderr
+
+
+def test_all_processes_end_with_the_launcher() -> None:
+    Path("long.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(600)\n")
+    with subprocess.Popen(
+        command("--rounds", "3", "long.py"), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line == "started\n")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert process.stdout.read() == ""  # ends when no process holds it any more
