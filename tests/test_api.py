@@ -1,5 +1,6 @@
 """`train` as users call it: in scripts, on standard input, in event loops."""
 
+import functools
 import json
 import logging
 import subprocess
@@ -27,6 +28,7 @@ from scripts.flower_engine import session_members
 
 from .grids.processes import is_helper, processes_below, wait_until
 from .refusal import refusal
+from .small_training import points_task
 
 CORE = usable_cores()[0]
 WORKERS = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow"
@@ -58,16 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def small_task(**changes: Any) -> Task:
-    """Return a task of 300 points, whose functions are nobody's module's."""
-    points = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
-    labels = (points[:, 0] > 0).long()
-    parts: dict[str, Any] = {
-        "model": lambda: nn.Linear(4, 2),
-        "train": (points[:300], labels[:300]),
-        "test": (points[300:], labels[300:]),
-    }
-    return Task(**(parts | changes))
+small_task = functools.partial(points_task, 300, 100)
 
 
 # --- scripts ----------------------------------------------------------------------------------

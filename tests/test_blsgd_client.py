@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
 from clients import blsgd_client
-from clients.blsgd_client import app as client_app
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import usable_cores
@@ -27,6 +26,7 @@ from flower_blsgd.protocol import (
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.evaluation import evaluate_sums
 
+from . import test_run
 from .in_process_grid import Handler, InProcessGrid, over_the_wire, tensors_of
 
 CORE = usable_cores()[0]
@@ -34,13 +34,7 @@ CONFIG = RunConfig(batch_size=32, local_steps_fast=4, local_steps_slow=2, thread
 
 
 def node_of(config: RunConfig = CONFIG, **node_config: Any) -> Handler:
-    state = RecordDict()
-
-    def handle(message: Message, node_id: int) -> Message:
-        node = {"device": f"cpu:{CORE}", **node_config}
-        return client_app(message, Context(1, node_id, node, state, config.to_run_config()))
-
-    return handle
+    return test_run.node_of(config, node_config)
 
 
 def model_of(seed: int = 0) -> torch.nn.Module:
@@ -113,17 +107,18 @@ def test_evaluate_under_flowers_own_loop(kind: str) -> None:
 # --- train
 
 
+def order(seed: int, last: int = 9) -> TrainOrder:
+    indices = np.array([*range(seed, seed + 9), last], np.int32)
+    arrays = ArrayRecord(model_of().state_dict())
+    return TrainOrder(1, 1, 2, 5, 0.1, seed, 0.0, "keep", indices, arrays)
+
+
+def run(handler: Handler, given: TrainOrder) -> dict[str, Any]:
+    report = answer(Message(given.to_records(), 7, "train"), handler)
+    return tensors_of(TrainReport.from_content(report.content, given).arrays)
+
+
 def test_nodes_take_turns_in_a_process_and_a_refused_order_leaves_no_half_state() -> None:
-    def order(seed: int, last: int = 9) -> TrainOrder:
-        indices = np.array([*range(seed, seed + 9), last], np.int32)
-        arrays = ArrayRecord(model_of().state_dict())
-        return TrainOrder(1, 1, 2, 5, 0.1, seed, 0.0, "keep", indices, arrays)
-
-    def run(handler: Handler, given: TrainOrder) -> dict[str, Any]:
-        message = over_the_wire(Message(given.to_records(), 7, "train"))
-        report = TrainReport.from_content(over_the_wire(handler(message, 7)).content, given)
-        return tensors_of(report.arrays)
-
     alone, one, two = node_of(), node_of(), node_of()
     expected = [run(alone, order(seed)) for seed in (1, 2)]
     before = torch.get_num_threads(), os.sched_getaffinity(0)
@@ -139,16 +134,10 @@ def test_nodes_take_turns_in_a_process_and_a_refused_order_leaves_no_half_state(
 
 def test_worker_computes_with_its_own_precision() -> None:
     """Models in bfloat16 differ from those in float32, and nothing else does."""
-    indices = np.arange(16, dtype=np.int32)
-    arrays = ArrayRecord(model_of().state_dict())
-    order = TrainOrder(1, 1, 2, 8, 0.1, 1, 0.0, "keep", indices, arrays)
-
-    def trained(**node_config: Any) -> dict[str, Any]:
-        handler = node_of(**node_config)
-        message = over_the_wire(Message(order.to_records(), 7, "train"))
-        return tensors_of(TrainReport.from_content(handler(message, 7).content, order).arrays)
-
-    of_run, same, other = trained(), trained(precision="float32"), trained(precision="bfloat16")
+    of_run, same, other = (
+        run(node_of(**precision), order(1))
+        for precision in ({}, {"precision": "float32"}, {"precision": "bfloat16"})
+    )
     assert all((of_run[name] == same[name]).all() for name in of_run)
     assert any((of_run[name] != other[name]).any() for name in of_run)
     assert all(np.abs(of_run[name] - other[name]).max() < 0.05 for name in of_run)

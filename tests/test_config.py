@@ -38,21 +38,6 @@ def test_defaults_survive_the_run_config_whose_keys_are_in_kebab_case() -> None:
     assert hash(config) == hash(RunConfig())
 
 
-def test_defaults_follow_the_texts() -> None:
-    config = RunConfig()
-    assert (config.local_steps_fast, config.local_steps_slow) == ("", "auto")
-    assert config.choices.local_steps_fast == "auto"
-    assert RunConfig(algorithm="biased-local-sgd").choices.local_steps_fast == 32
-    assert config.high_loss_ratio == 0.5
-    assert (config.momentum, config.nesterov, config.momentum_buffers) == (0.9, False, "")
-    assert config.choices.momentum_buffers == "keep"
-    chosen = (config.task, config.algorithm, config.workers)
-    assert chosen == ("digits", "recommended", "auto")
-    assert (config.choices.epoch, config.warmup_epochs) == ("samples", 0.0)
-    assert (config.evaluate_on, config.clock) == ("workers", "wall")
-    assert (config.skip_bad, config.validation_share) == (False, 0)
-
-
 # --- keys
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_blsgd.errors import UsageError, nearest
+from flower_blsgd.errors import nearest
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,3 @@ from flower_blsgd.errors import UsageError, nearest
 )
 def test_nearest(word: str, known: list[str], hint: str) -> None:
     assert nearest(word, known) == hint
-
-
-def test_usage_error_is_a_value_error() -> None:
-    assert issubclass(UsageError, ValueError)

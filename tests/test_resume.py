@@ -12,7 +12,6 @@ import shutil
 import signal
 import tempfile
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from rich.console import Console
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import flower_blsgd
 from flower_blsgd import Task
@@ -388,32 +386,6 @@ def test_run_that_trained_on_nothing_is_not_done() -> None:
     assert json.loads(Path("run/summary.json").read_text())["interrupted"] is True
 
 
-class OneBadSample(Dataset[tuple[Tensor, Tensor]]):
-    """The points, of which the one with index 5 cannot be read."""
-
-    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
-        self._inputs, self._labels = inputs, labels
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if index == 5:
-            raise OSError("image 5 is truncated")
-        return self._inputs[index], self._labels[index]
-
-
-def test_sample_that_cannot_be_read_costs_rounds_but_not_the_run() -> None:
-    """Both workers draw it in one round of some of these epochs."""
-    task = points()
-    register_task(replace(task, train=OneBadSample(*task.train)), "points")  # type: ignore[arg-type]
-    report = train(epochs=12, seed=1, sampler="separated")
-    rounds = Counter(failure["round"] for failure in report.summary["failures"])
-    assert 2 in rounds.values()
-    assert report.summary["rounds"] == 48
-    assert all("image 5 is truncated" in f["reason"] for f in report.summary["failures"])
-
-
 def test_without_checkpoints_nothing_of_it_is_done() -> None:
     view = View(6, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt) as ended:
@@ -466,20 +438,10 @@ def test_best_model_of_an_epoch_that_was_resumed_in_the_middle_stays_the_best() 
     assert (summary["best_accuracy"], summary["epochs"]) == (0.75, 3)
 
 
-def test_metric_to_minimize_saves_its_best_model_and_refuses_stop_at_accuracy() -> None:
-    errors = iter([0.5, 3.0, 2.0, 4.0])  # each process tries the task first
-
-    def error(outputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.full((len(targets),), next(errors))
-
-    named = {"metric_mode": "min", "metric_name": "error"}
-    register_task(replace(points(), metric=error, evaluation_batch_size=32, **named), "points")
+def test_stop_at_accuracy_is_refused_where_the_metric_is_another() -> None:
+    register_task(replace(points(), metric_mode="min", metric_name="error"), "points")
     line = refusal(train, stop_at_accuracy=0.5)
     assert line.startswith("stop-at-accuracy = 0.5: the task's metric is error; leave")
-    summary = train(epochs=2).summary
-    assert [summary[key] for key in ("accuracy", "metric", "best_metric")] == [None, 4.0, 2.0]
-    with safe_open("run/best_model.safetensors", "np") as model:
-        assert model.metadata()["value"] == "2.0"
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -594,7 +556,7 @@ def test_results_folder_that_is_gone_costs_no_training_and_the_model_is_saved_el
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    view = View(6, lambda: shutil.rmtree("run"))
+    view = View(6, lambda: Path("run").rename("gone"))  # at once, whatever is being written
     with captured_log() as log:
         report = train(view)
     warnings = [line for line in view.lines if line.startswith("warning: ")]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.serverapp.exception import AggregationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -34,6 +33,7 @@ from .in_process_grid import Handler, InProcessGrid
 from .log_capture import captured_log
 from .refusal import refusal
 from .results.profiles import made_profile
+from .small_training import points_task
 
 CORE = usable_cores()[0]
 NODES = ({"tier": "fast", "partition-id": 0}, {"tier": "slow", "partition-id": 1})
@@ -124,36 +124,6 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
     assert printed[-1].startswith(f"  slow-1 (cpu:{CORE}): best used for training (expected speed")
 
 
-def test_run_same_seed_same_bits_another_seed_others() -> None:
-    models = []
-    for seed, clock in ((1, "wall"), (1, "device"), (2, "wall")):  # measuring changes no bit
-        config = config_of(epochs=1, seed=seed, clock=clock, model="cnn-batchnorm")
-        report = run(config)
-        models.append((report.folder.path / "model.safetensors").read_bytes())
-        assert (report.summary["predicted"] is None) is (clock == "wall")  # no speed is known
-    assert models[0] == models[1]
-    assert models[0] != models[2]
-
-
-def test_run_evaluation_on_workers_or_server_gives_the_same_figures_and_bits() -> None:
-    found = {}
-    for place in ("workers", "server"):
-        settings = {"epochs": 3, "evaluate_every_epochs": 2, "model": "cnn-batchnorm"}
-        config = config_of(evaluate_on=place, **settings)
-        grid = grid_of(config, (*NODES, {"tier": "fast", "partition-id": 2}))
-        report = run(config, grid)
-        evaluating = {m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")}
-        assert evaluating <= {50, 51, 52}  # three batches, by measured speeds
-        assert bool(evaluating) is (place == "workers")
-        assert report.summary["evaluation_seconds"] > 0
-        rows = list(csv.DictReader((report.folder.path / "epochs.csv").open()))
-        assert [bool(row["accuracy"]) for row in rows] == [False, True, True]
-        found[place] = (report.folder.path / "model.safetensors").read_bytes(), report.summary
-    assert found["workers"][0] == found["server"][0]
-    for key in ("accuracy", "loss"):
-        assert found["workers"][1][key] == pytest.approx(found["server"][1][key], abs=1e-6)
-
-
 def task_of(sizes: list[int], evaluation_batch_size: int = 7) -> Task:
     """Return a task of 60 points, 20 to test on, which notes how many it is tested on at once."""
 
@@ -161,17 +131,8 @@ def task_of(sizes: list[int], evaluation_batch_size: int = 7) -> Task:
         sizes.append(len(targets))
         return correct(outputs, targets)
 
-    points = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
-    labels = (points[:, 0] > 0).long()
-    return Task(
-        model=lambda: nn.Linear(3, 2),
-        train=(points[:60], labels[:60]),
-        test=(points[60:], labels[60:]),
-        metric=noting,
-        metric_mode="max",
-        metric_name="accuracy",
-        evaluation_batch_size=evaluation_batch_size,
-    )
+    named = {"metric": noting, "metric_mode": "max", "metric_name": "accuracy"}
+    return points_task(60, 20, 3, evaluation_batch_size=evaluation_batch_size, **named)
 
 
 @pytest.mark.parametrize("where", ["workers", "server"])
@@ -247,21 +208,6 @@ def test_run_on_the_workers_that_auto_names_on_a_machine_with_one_accelerator(co
     assert report.summary["accuracy"] > 0.5
 
 
-# --- steps from speeds
-
-
-def test_run_auto_steps_follow_measured_speeds(capsys: pytest.CaptureFixture[str]) -> None:
-    config = config_of(epochs=1, local_steps_slow="auto", local_steps_fast=16)
-    nodes = (NODES[0], {**NODES[1], "slowdown": 8.0})
-    summary = run(config, grid_of(config, nodes)).summary
-    fast, slow = summary["workers"]
-    assert fast["local_steps"] == 16
-    assert 1 <= slow["local_steps"] <= 8  # 16 / 8 = 2 on an idle machine
-    printed = capsys.readouterr().out
-    assert "s a step measured, gamma 1.00" in printed
-    assert f"slow-1 (cpu:{CORE}): " in printed
-
-
 # --- budgets, clocks, and what was expected
 
 
@@ -304,16 +250,6 @@ def test_run_on_the_device_clock_ends_after_that_many_device_seconds() -> None:
     assert (summary["predicted"]["clock"], summary["measured"]["clock"]) == ("device", "device")
     assert summary["measured"]["round_seconds"] == pytest.approx(summary["device_seconds"] / 3)
     assert summary["slow_waiting_share"] == pytest.approx(0.25, abs=0.02)
-
-
-def test_run_that_follows_speeds_keeps_the_given_ones_for_the_device_clock() -> None:
-    """On one core the two are equally fast, so the speeds in use change after an epoch."""
-    config = config_of(local_steps_slow="auto", rebalance=True)
-    with captured_log() as log:
-        summary = run(config, grid_of(config, given(fast=0.5, slow=1.5))).summary
-    assert any(line.startswith("speeds changed") for line in log.lines())
-    assert [worker["seconds_per_step_alone"] for worker in summary["workers"]] == [0.5, 1.5]
-    assert summary["device_seconds"] > 0
 
 
 def test_run_seconds_budget_ends_a_run_in_mid_epoch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -414,39 +350,6 @@ def test_refused_by_the_apps_themselves(key: str) -> None:
     context = Context(1, 1, {}, RecordDict(), settings)
     with pytest.raises(UsageError, match=f"{key} = 'x'"):
         server_app(grid_of(config_of()), context)
-
-
-def test_client_app_refuses_a_device_that_is_not_there() -> None:
-    config = config_of()
-    seen: list[str] = []
-
-    def handle(message: Message, node_id: int) -> Message:
-        context = Context(1, node_id, {"device": "cuda:77"}, RecordDict(), config.to_run_config())
-        try:
-            return client_app(message, context)
-        except UsageError as error:
-            seen.append(str(error))
-            raise
-
-    with captured_log(), pytest.raises(AggregationError, match="no worker is left"):
-        run(config, InProcessGrid({1: handle, 2: handle}))
-    assert len(seen) == 2
-    assert "cuda:77 is not available" in seen[0]
-
-
-def test_client_app_leaves_threads_and_cores_as_they_were() -> None:
-    cores, threads = usable_cores(), torch.get_num_threads()
-    used: list[Any] = []
-    config = config_of(epochs=1)
-    node = node_of(config, NODES[0])
-
-    def handle(message: Message, node_id: int) -> Message:
-        reply = node(message, node_id)
-        used.append((usable_cores(), torch.get_num_threads()))
-        return reply
-
-    run(config, InProcessGrid({1: handle, 2: node_of(config, NODES[1])}))
-    assert set(used) == {(cores, threads)}
 
 
 # --- the local grid of the settings

@@ -29,6 +29,7 @@ from flower_blsgd.protocol import TrainOrder
 from flower_blsgd.tasks import register_task
 from server.blsgd_server import app as server_app
 
+from .small_training import points_task
 from .test_run import config_of, grid_of
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_task"
@@ -97,14 +98,7 @@ def test_task_of_the_current_folder_is_found_by_all(tmp_path: Path) -> None:
 
 def run_config(pretrained: Callable[[nn.Module], None]) -> RunConfig:
     """Return the settings of a run of 300 points in two classes."""
-    points = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
-    labels = (points[:, 0] > 0).long()
-    task = Task(
-        model=lambda: nn.Linear(4, 2),
-        train=(points[:300], labels[:300]),
-        test=(points[300:], labels[300:]),
-        pretrained=pretrained,
-    )
+    task = points_task(300, 100, pretrained=pretrained)
     name = register_task(task, "begins-with-weights")
     return config_of(task=name, epochs=1, batch_size=10, local_steps_fast=4, out="run")
 

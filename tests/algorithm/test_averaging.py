@@ -114,22 +114,6 @@ def test_weighted_average_worked(dtype: str) -> None:
         assert _average([mean * 0 + 1 + 2j, mean * 0 + 5 - 2j], [0.75, 0.25])[0] == 2 + 1j
 
 
-def test_weighted_average_of_a_model_with_batchnorm() -> None:
-    def model(weight: float, mean: float, var: float, batches: int) -> Model:
-        return {
-            "conv.weight": np.full((2, 3), weight, np.float32),
-            "bn.running_mean": np.array([mean], np.float32),
-            "bn.running_var": np.array([var], np.float32),
-            "bn.num_batches_tracked": np.array(batches, np.int64),
-        }
-
-    average = weighted_average([model(1, 0, 1, 32), model(3, 4, 9, 40)], [0.75, 0.25])
-    # 0.75 * 1 + 0.25 * 3 = 1.5; 0.25 * 4 = 1; 0.75 * 1 + 0.25 * 9 = 3; max(32, 40) = 40
-    expected = model(1.5, 1, 3, 40)
-    assert list(average) == list(expected)
-    assert bits(average) == bits(expected)
-
-
 @pytest.mark.parametrize(
     ("dtype", "values", "largest"),
     [
@@ -186,16 +170,6 @@ def test_weighted_average_keeps_its_digits_wherever_the_heavy_model_stands(place
     arrays = [np.array([value]) for value in values]
     average = _average(arrays, LoadWeighting().weights(loads))
     assert average[0] == np.float32(11 / 24)
-
-
-@given(st.lists(st.tuples(st.floats(-99, 99, width=32), st.integers(1, 999)), min_size=1))
-def test_weighted_average_is_the_sum_within_rounding(parts: list[tuple[float, int]]) -> None:
-    weights = LoadWeighting().weights([load for _, load in parts])
-    arrays = [np.array([value], np.float32) for value, _ in parts]
-    terms = [value * weight for (value, _), weight in zip(parts, weights, strict=True)]
-    bound = 4 * len(parts) * np.finfo(np.float32).eps * sum(abs(term) for term in terms)
-    # The smallest float32 numbers have fewer digits.
-    assert abs(_average(arrays, weights)[0] - math.fsum(terms)) <= bound + 1e-43
 
 
 # updates from the global model
@@ -332,41 +306,6 @@ def test_best_speed_up_worked(
 
 
 # hierarchical averaging: several workers behind one node
-
-
-def _model(value: float, counter: int = 0) -> Model:
-    return {
-        "weight": np.full(2, value, np.float32),
-        "mean": np.full(1, value, np.float64),
-        "counter": np.array(counter, np.int64),
-    }
-
-
-def test_node_average_of_normalised_updates_worked() -> None:
-    """Without momentum a is the number of steps; from 10, steps 3, 1 and 2 lead to 4, 12 and 7.
-
-    tau_eff = (3 + 1 + 2) / 3 = 2, so the scales are 2/9, 2/3, 1/3, and the next model is
-    10 - 4/3 + 4/3 - 1 = 9. A node of the first two: (4/3 + 12) / (1/3 + 1) = 10, with scale 8/9.
-    Its buffers are averaged with equal weights: (4 + 12) / 2.
-    """
-    rule: Any = "equal", (0.0, 1.0, 2.0, 3.0), ("weight",)
-    here = average_at_node([_model(4.0), _model(12.0)], [6.0, 2.0], [3, 1], *rule)
-    assert here["weight"] == pytest.approx([10.0, 10.0])
-    assert here["mean"].tolist() == [8.0]
-    assert list(here) == list(_model(0.0))
-    moved = move(_model(10.0), [here, _model(7.0)], [8 / 9, 1 / 3])
-    assert moved["weight"] == pytest.approx([9.0, 9.0])
-
-
-class _ByRoot(LoadWeighting):
-    def weights(self, completed_loads: Sequence[float]) -> list[float]:
-        return super().weights([load**0.5 for load in completed_loads])
-
-
-def test_node_weight_is_that_of_our_own_weightings() -> None:
-    own = LoadWeighting(), PerSampleWeighting(), EqualWeighting(), NormalizedWeighting(), _ByRoot()
-    rules = ["load", "load", "equal", "equal", ""]
-    assert [node_weight(weighting) for weighting in own] == rules
 
 
 @st.composite

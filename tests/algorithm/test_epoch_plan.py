@@ -35,7 +35,7 @@ from flower_blsgd.algorithm.sampling import (
 from flower_blsgd.algorithm.sampling_stats import SamplingStats, sampling_stats
 from flower_blsgd.errors import UsageError
 
-from .workers import by_speed, distinct_losses, share_left_out, table_of, workers
+from .workers import by_speed, table_of, workers
 
 CIFAR10 = 50_000
 FLOWERS_PAPER = 7_169
@@ -149,39 +149,6 @@ def test_table_mode_communications_per_epoch(
             num_workers=num_workers,
         )
         assert plan.rounds == rounds
-
-
-def test_table_mode_share_that_fast_workers_leave_out() -> None:
-    # 4 rounds * 8 workers * 32 steps * 32 samples = 32,768 of 50,000 = 65.536 %
-    plan = _plan(CIFAR10, SystemAwareSteps(32, 1), mode="table")
-    assert len(plan.sample_lists[0].indices) == 32_768
-    assert share_left_out(plan, _PAPER_WORKERS, CIFAR10) == pytest.approx(0.34464, abs=1e-12)
-    # one CPU and one GPU: 6 rounds * 32 steps * 128 samples = 24,576 of 50,000: 1 - 0.49152
-    pair = workers(1, 1, 128)
-    plan = _plan(CIFAR10, SystemAwareSteps(32, 1), participants=pair, mode="table")
-    assert share_left_out(plan, pair, CIFAR10) == pytest.approx(0.50848, abs=1e-12)
-
-
-def test_samples_mode_epoch_18_has_more_fast_samples_than_there_are() -> None:
-    # floor(18 * 50000 / 8256) - floor(17 * 50000 / 8256) = 109 - 102 = 7; 7 * 8192 = 57,344
-    losses = distinct_losses(CIFAR10)
-    plan = _plan(
-        CIFAR10,
-        SystemAwareSteps(32, 1),
-        epoch=18,
-        table=table_of(losses),
-        samples_before=102 * 8256,
-    )
-    assert plan.rounds == 7
-    fast, slow = (one.indices for one in plan.sample_lists)
-    assert len(fast) == 57_344
-    assert len(slow) == 7 * 64
-    assert np.array_equal(np.sort(fast[:CIFAR10]), np.arange(CIFAR10))
-    # 7,344 more by the same rule, lambda = 0.5: the 3,672 highest are among them
-    excess = fast[CIFAR10:]
-    assert len(np.unique(excess)) == 7_344
-    assert np.isin(np.argsort(losses)[-3_672:], excess).all()
-    assert share_left_out(plan, _PAPER_WORKERS, CIFAR10) == 0.0
 
 
 # the shape of a round

@@ -12,10 +12,8 @@ from flower_blsgd.algorithm.local_steps import (
     balanced_batches,
     fewest_steps,
     proportional_steps,
-    shrunk_batch,
     speed_ratios,
     speeds_changed,
-    whole_parts,
 )
 
 from .workers import by_speed, workers
@@ -58,26 +56,6 @@ def test_proportional_steps_worked(gamma: float, tau_fast: int, expected: int) -
     steps = proportional_steps(gamma, tau_fast)
     assert steps == expected
     assert isinstance(steps, int)
-
-
-# smaller batches for workers that are too slow for one step
-
-
-@pytest.mark.parametrize(
-    ("gamma", "tau_fast", "batch", "expected"),
-    [
-        (1.0, 32, 64, 64),
-        (0.75 / 32, 32, 64, 64),  # gamma tau = 3/4: a whole step
-        (0.74 / 32, 32, 64, 47),  # 0.74 x 64 + 0.5 = 47.86
-        (0.5 / 32, 32, 64, 32),
-        (0.25 / 32, 32, 11, 3),  # 2.75 + 0.5 = 3.25
-        (0.01, 32, 128, 41),  # 0.32 x 128 + 0.5 = 41.46
-        (1e-6, 32, 64, 2),  # never below 2
-        (0.1, 1, 2, 2),
-    ],
-)
-def test_shrunk_batch_worked(gamma: float, tau_fast: int, batch: int, expected: int) -> None:
-    assert shrunk_batch(gamma, tau_fast, batch) == expected
 
 
 # step policies
@@ -243,20 +221,6 @@ def test_step_policy_below_one_step_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "shares", "parts"),
-    [
-        (10, [0.5, 0.25, 0.25], [5, 3, 2]),  # 5, 2.5, 2.5: the tie goes to the lower index
-        (7, [1, 1, 1], [3, 2, 2]),
-        (100, [1, 2, 3.5], [15, 31, 54]),  # 15.38, 30.77, 53.85: two more, to .85 and .77
-        (0, [1, 2], [0, 0]),
-        (3, [1e-9, 1.0], [0, 3]),
-    ],
-)
-def test_whole_parts_worked(total: int, shares: list[float], parts: list[int]) -> None:
-    assert whole_parts(total, shares) == parts
-
-
-@pytest.mark.parametrize(
     ("total", "shares", "batches"),
     [
         (96, [0.5, 0.25, 0.25], [48, 24, 24]),
@@ -282,14 +246,6 @@ def test_balanced_batches_sum_exactly_and_none_is_below_two(
     for one in range(len(ratios) - 1):
         if ratios[one] > ratios[one + 1]:  # the faster never has less, but for a rounding
             assert batches[one] >= batches[one + 1] - 1
-
-
-def test_dlb_is_one_step_each_and_the_sum_of_the_common_batches() -> None:
-    participants = by_speed(32, 1.0, 1.0, 0.25)
-    # 96 samples by 4 : 4 : 1: 42.67, 42.67, 10.67; two more, to the lowest indices
-    assert BalancedBatches().local_steps(participants) == [1, 1, 1]
-    assert BalancedBatches().batch_sizes(participants) == [43, 43, 10]
-    assert BalancedBatches().batch_sizes(by_speed(32, None, 0.5)) == [32, 32]
 
 
 # speeds that change

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,23 +53,6 @@ def test_dtypes_shapes_buffers_and_arguments_stay(
             assert (tensor.dtype, tensor.shape) == (averaged[key].dtype, averaged[key].shape)
         for key in ("small", "mask", "counter"):  # the last is an integer, whoever names it
             assert found[key].tobytes() == averaged[key].tobytes()
-
-
-@pytest.mark.parametrize("name", ["sgd", "nesterov"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_follows_torch_with_the_negative_update_as_gradient(name: str, momentum: float) -> None:
-    nesterov = name == "nesterov" and momentum > 0  # torch refuses it without momentum
-    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5, dtype=torch.float64))
-    theirs = torch.optim.SGD([parameter], lr=0.7, momentum=momentum, nesterov=nesterov)
-    ours = made(name, 0.7, momentum)
-    model = {"x": parameter.detach().numpy().copy()}
-    draw = np.random.default_rng(0)
-    for _ in range(6):
-        update = draw.normal(size=5)
-        parameter.grad = torch.from_numpy(-update)
-        theirs.step()
-        model = ours.step(model, {"x": model["x"] + update}, {"x"})
-        assert model["x"] == pytest.approx(parameter.detach().numpy(), abs=1e-12)
 
 
 def test_update_is_computed_in_float64() -> None:

@@ -18,21 +18,6 @@ def test_plain_epochs_worked(epoch: int, expected: float) -> None:
     assert rate.at(epoch, (epoch - 1) / 100) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("epoch", "expected"), [(1, 0.3), (6, 0.3), (7, 0.03), (8, 0.03), (9, 0.003), (10, 0.003)]
-)
-def test_shares_of_ten_epochs_worked(epoch: int, expected: float) -> None:
-    # 60 % of 10 epochs: after 6, so from epoch 7 on
-    rate = LearningRate(0.3, decay_shares=(0.6, 0.8))
-    assert rate.at(epoch, (epoch - 1) / 10) == pytest.approx(expected)
-
-
-def test_shares_follow_the_budget_and_plain_epochs_do_not() -> None:
-    by_share, by_epoch = LearningRate(1.0, decay_shares=(0.8,)), LearningRate(1.0, (60,))
-    assert by_share.at(1000, 0.79) == by_epoch.at(60, 0.99) == 1.0
-    assert by_share.at(2, 0.81) == by_epoch.at(61, 0.01) == pytest.approx(0.1)
-
-
 @given(st.integers(1, 99), st.integers(1, 300), st.integers(1, 500))
 def test_share_of_any_number_of_epochs_is_exact(percent: int, epochs: int, rounds: int) -> None:
     """P % of E epochs decays in the first round at or past P E / 100 epochs, in exact numbers."""

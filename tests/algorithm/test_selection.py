@@ -30,11 +30,6 @@ def _select(
     return selection.select(SelectionRequest(5, epoch, share), table)
 
 
-def _kept(selection: Selection, table: LossTable, **progress: float) -> list[int]:
-    selected = _select(selection, table, **progress)  # type: ignore[arg-type]
-    return list(range(len(table))) if selected is None else selected.indices.tolist()
-
-
 # --- which samples
 
 

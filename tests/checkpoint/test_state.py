@@ -22,13 +22,9 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.grids.flower_internals import become_server
-from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.protocol import MOMENTUM, HostOrders, WorkerProfile
-from flower_blsgd.run import make_local_grid, make_strategy
+from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy import speeds
-from flower_blsgd.tasks import load_task
-from flower_blsgd.worker.model_io import state_record
 from flower_blsgd.worker.profile import answer_sum
 
 from ..hosts.host_nodes import HostNode
@@ -219,24 +215,6 @@ def test_resumed_devices_behind_one_node_have_each_its_own_momentum(tmp_path: Pa
         return FastGrid({10: HostNode(*grid_of().handlers.values(), partition_id=0)})
 
     assert_goes_on_to_the_bit(tmp_path, config_of(min_workers=1), 3, one_host)
-
-
-@pytest.mark.processes
-def test_resumed_on_the_local_grid(tmp_path: Path) -> None:
-    """Momentum comes through shared memory, which nobody may write to before it is on the disk."""
-    config = RunConfig(batch_size=64, local_steps_fast=4, local_steps_slow=2, threads=1)
-    specs = parse_workers(f"1x cpu:{usable_cores()[0]} fast; 1x cpu:{usable_cores()[0]} slow")
-    first = state_record(load_task("digits").initial_model(1))
-    whole, resumed = (make_strategy(config, 1437, 2) for _ in range(2))
-    with make_local_grid(config, workers=specs) as grid:
-        models = play(whole, grid, first, 1, 2)
-        checkpoint = capture(whole, grid, 2, models[-1])
-        models += play(whole, grid, models[-1], 3, 5)
-    with make_local_grid(config, workers=specs) as grid:
-        arrays, _ = restore(resumed, over_the_disk(checkpoint, tmp_path), first)
-        again = play(resumed, grid, arrays, 3, 5)
-    assert all(map(same_bits, again, models[2:]))
-    assert checkpoint.values["momentum"].keys() == {"0", "1"}
 
 
 # --- workers

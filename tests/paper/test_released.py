@@ -19,18 +19,6 @@ from ..algorithm.test_sampling import fast_and_slow, request_of
 from ..algorithm.workers import distinct_losses, highest, table_of
 
 
-def test_lists_are_the_tiers_in_worker_order() -> None:
-    table, request = table_of(distinct_losses(500)), request_of(3, 2)
-    for sampler, members in (
-        (ReshuffledSampler(), [(0, 1, 2, 3, 4)]),
-        (CandidateSampler(), [(0, 1, 2), (3, 4)]),
-    ):
-        lists = sampler.sample_lists(request, table)
-        assert [one.members for one in lists] == members
-        assert [len(one.indices) for one in lists] == [request.set_size(m) for m in members]
-        assert sampler.needs_both_tiers is (len(members) == 2)
-
-
 def test_horizon_is_as_many_whole_rounds_as_there_are_samples_for() -> None:
     """In the released setting, 1 + 1 workers with 32 and 16 steps of 64: 3,072 samples a round."""
     for sampler in (ReshuffledSampler(), CandidateSampler()):

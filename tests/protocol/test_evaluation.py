@@ -1,6 +1,5 @@
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp.strategy import FedAvg
 
 from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, ProtocolError
 
@@ -61,19 +60,6 @@ def test_report_survives_the_wire_to_the_last_bit() -> None:
     assert EvaluateReport.from_content(answered(order, report).content, order) == report
     assert (report.num_examples, report.loss) == (4, (0.1 + 0.2) / 4)
     assert report.totals == {"accuracy": 1 / 3}
-
-
-def test_report_can_be_averaged_by_flowers_own_fedavg() -> None:
-    replies = [
-        answered(order_of(0, 6), EvaluateReport(0, 6, [12.0], [3.0])),  # means 2 and 1/2
-        answered(order_of(6, 8), EvaluateReport(6, 8, [2.0], [2.0])),  # means 1 and 1
-    ]
-    metrics = FedAvg().aggregate_evaluate(1, replies)
-    assert metrics is not None
-    assert dict(metrics) == {
-        "loss": pytest.approx(14 / 8),
-        "accuracy": pytest.approx(5 / 8),
-    }
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from flower_blsgd.checkpoint.store import CheckpointStore
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.folder import RunFolder, written_whole
 
-from .records import epoch, record, row, two_rounds
+from .records import epoch
 
 
 @pytest.fixture(autouse=True)
@@ -72,13 +72,6 @@ def test_runs_that_start_at_once_get_a_folder_each(here: Path) -> None:
     assert (here / "runs" / "latest").resolve() in paths
 
 
-def test_new_explicit_out(here: Path) -> None:
-    folder = RunFolder.new("results/of today", "digits")
-    assert folder.path == here / "results" / "of today"
-    assert folder.path.is_dir()
-    assert not (here / "runs").exists()
-
-
 @pytest.mark.parametrize("what", ["folder", "file", "link that leads nowhere"])
 def test_new_explicit_out_that_exists_is_refused(here: Path, what: str) -> None:
     out = here / "mine"
@@ -125,30 +118,6 @@ def test_out_that_cannot_be_made_is_refused(here: Path, out: str, reason: str) -
 
 
 # --- what is in it --------------------------------------------------------------------------
-
-
-def test_rounds_one_line_each(folder: RunFolder) -> None:
-    for one in two_rounds():
-        folder.add_round(one)
-    lines = (folder.path / "rounds.jsonl").read_text().splitlines()
-    first, second = (strict_json(line) for line in lines)
-    assert second["workers"][1]["failure"] == "the process died"
-    assert (first["round"], first["round_seconds"], first["planning_seconds"]) == (1, 10.0, 0.5)
-    for name, values in {
-        "compute_seconds": [6.0, 4.0, 9.0],
-        "waiting_seconds": [3.0, 5.0, 0.0],
-        "transfer_seconds": [1.0, 1.0, 1.0],
-        "completed_steps": [4, 4, 1],
-    }.items():
-        assert [worker[name] for worker in first["workers"]] == values
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_rounds_not_a_number_becomes_null(folder: RunFolder, loss: float) -> None:
-    folder.add_round(record(row(0, loss=loss), row(1, loss=0.5), train_loss=loss))
-    line = strict_json((folder.path / "rounds.jsonl").read_text())
-    assert line["train_loss"] is None
-    assert [worker["loss"] for worker in line["workers"]] == [None, 0.5]
 
 
 def test_epochs_csv(folder: RunFolder) -> None:

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flower_blsgd.algorithm.local_steps import Clock
 from flower_blsgd.results.metrics import (
@@ -14,7 +12,7 @@ from flower_blsgd.results.metrics import (
     on_own_devices,
 )
 from flower_blsgd.results.summary import plan_line
-from flower_blsgd.strategy.round_metrics import RoundRecord, split_times
+from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from .records import SPEEDS, record, row, two_rounds
 
@@ -42,24 +40,6 @@ def test_sums_and_shares_hand_worked() -> None:
     assert metrics.device_seconds is None
 
 
-def test_shares_without_a_round_or_a_worker() -> None:
-    assert RunMetrics().waiting_share(fast=True) is None
-    assert RunMetrics().device_seconds is None
-    metrics = metrics_of(record(row(0, fast=False, waiting_seconds=4.0)))
-    assert metrics.waiting_share(fast=False) == 0.4
-    assert metrics.waiting_share(fast=True) is None
-    assert metrics.longer_for_slow() == 0.0
-
-
-def test_waiting_share_of_a_worker_that_came_later() -> None:
-    """It counts in the rounds that it had an order in."""
-    metrics = metrics_of(
-        record(row(0, waiting_seconds=2.0)),
-        record(row(0, waiting_seconds=2.0), row(1, waiting_seconds=4.0), round=2),
-    )
-    assert metrics.waiting_share(fast=True) == 8.0 / (10.0 + 2 * 10.0)
-
-
 def test_shares_of_a_worker_that_changes_its_tier() -> None:
     """Worker 1 is slow in the first of two rounds, and fast in the second."""
     metrics = metrics_of(
@@ -68,16 +48,6 @@ def test_shares_of_a_worker_that_changes_its_tier() -> None:
     )
     assert metrics.waiting_share(fast=False) == 6.0 / 10.0
     assert metrics.waiting_share(fast=True) == (1.0 + 1.0 + 2.0) / (10.0 + 2 * 10.0)
-
-
-def test_longer_for_slow_leaves_out_a_worker_that_failed() -> None:
-    """It has no time at all; the last fast worker that computed waits 4 s for the slow one."""
-    one = record(
-        row(0, completed_steps=4, compute_seconds=5.0, waiting_seconds=4.0),
-        row(1, failure="the process died"),
-        row(2, fast=False, completed_steps=1, compute_seconds=9.0),
-    )
-    assert metrics_of(one).longer_for_slow() == pytest.approx(4 / 6)
 
 
 def test_device_clock_hand_worked() -> None:
@@ -127,21 +97,6 @@ def test_device_clock_counts_a_step_of_half_the_batch_as_half() -> None:
     assert seconds == [12.0 + 4.0, 6.0 + 4.0]
 
 
-@pytest.mark.parametrize("clock", ["wall", "device"])
-def test_worker_that_only_sums_models_up_neither_waits_nor_trains(clock: Clock) -> None:
-    one = record(
-        row(0, completed_steps=4, num_examples=64, start_seconds=0.5, compute_seconds=6.0),
-        row(1, fast=False, local_steps=0, start_seconds=7.0, summing_seconds=0.25),
-    )
-    metrics = metrics_of(one, clock=clock, speeds={0: 1.0, 1: 9.0})
-    assert metrics.waiting_share(fast=False) is None
-    assert metrics.waiting_share(fast=True) == 0.0
-    assert metrics.samples == 64
-
-
-# --- one round as if each worker had its own device
-
-
 def test_round_of_workers_in_a_queue() -> None:
     """Four workers take turns on one core: 8 s of computing, of which each alone needs 2 s."""
     rows = [
@@ -154,6 +109,9 @@ def test_round_of_workers_in_a_queue() -> None:
     assert found.round_seconds == 2.0 + 1.25
     assert [(w.compute_seconds, w.waiting_seconds) for w in found.workers] == [(2.0, 0.0)] * 4
     assert {w.start_seconds for w in found.workers} == {0.0}
+
+
+# --- one round as if each worker had its own device
 
 
 @pytest.mark.parametrize(
@@ -169,39 +127,6 @@ def test_round_with_times_that_are_not_known(steps: int, compute: float, speed: 
 def test_round_that_nobody_answered_took_its_time_on_any_device() -> None:
     one = record(row(0, completed_steps=0, failure="it did not answer in time"))
     assert on_own_devices(one, {0: 0.5}) is one
-
-
-spans = st.lists(
-    st.tuples(st.floats(0, 5), st.floats(0.01, 5), st.integers(1, 8), st.floats(0.01, 2)),
-    min_size=1,
-    max_size=5,
-)
-
-
-@given(spans, st.floats(0, 1), st.floats(0, 1))
-def test_both_clocks_agree_where_every_device_is_alone_in_truth(
-    workers: list[tuple[float, float, int, float]], after: float, averaging: float
-) -> None:
-    computing = {i: (start, length) for i, (start, length, _, _) in enumerate(workers)}
-    end = max(start + length for start, length in computing.values()) + after
-    measured = split_times(end, computing)
-    rows = [
-        row(i, completed_steps=steps, **measured[i]) for i, (_, _, steps, _) in enumerate(workers)
-    ]
-    one = record(*rows, round_seconds=end + averaging, averaging_seconds=averaging)
-    times = on_own_devices(one, {i: speed for i, (_, _, _, speed) in enumerate(workers)})
-    assert times is not None
-    assert min(w.waiting_seconds for w in times.workers) == 0.0  # the last waits for nobody
-    assert times.round_seconds >= max(steps * speed for _, _, steps, speed in workers)
-    if len({start for start, *_ in workers}) == 1:  # they began at once
-        same = on_own_devices(
-            one, {w.worker: w.compute_seconds / w.completed_steps for w in one.workers}
-        )
-        assert same is not None
-        assert same.round_seconds == pytest.approx(one.round_seconds)
-        assert [w.waiting_seconds for w in same.workers] == pytest.approx(
-            [w.waiting_seconds for w in one.workers], abs=1e-9
-        )
 
 
 # --- the figures that the cost model predicts, as measured

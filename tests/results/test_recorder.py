@@ -23,7 +23,6 @@ from safetensors.numpy import load_file
 
 from flower_blsgd.cli.main import _parser
 from flower_blsgd.config import RunConfig
-from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.flower_app import find_app, run_config
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.results import progress as progress_module
@@ -237,15 +236,6 @@ def test_summary_hand_worked(run: Run) -> None:
     }.items():
         assert [worker.pop(key) for worker in summary["workers"]] == values, key
     assert summary["workers"] == [{}] * 3
-
-
-def test_summary_accuracy_is_the_last_and_the_best(run: Run) -> None:
-    for metrics in (measured(0.5), measured(0.875), None, measured(0.75, loss=0.3), None):
-        run.train(metrics)
-    run.finish()
-    summary = run.summary()
-    assert (summary["accuracy"], summary["best_accuracy"], summary["loss"]) == (0.75, 0.875, 0.3)
-    assert summary["epochs"] == 5
 
 
 # --- progress -------------------------------------------------------------------------------
@@ -521,14 +511,6 @@ def test_run_leaves_what_was_reached(
     if rounds == 2:
         model = load_file(run.recorder.folder.path / "model.safetensors")
         np.testing.assert_array_equal(model["w"], [2, 2, 2])
-
-
-def test_run_that_ends_before_it_has_a_folder(start: Start, tmp_path: Path) -> None:
-    """The first error is raised, and nothing is written."""
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(UsageError, match="out = 'taken' exists"):
-        start(out="taken")
-    assert [path.name for path in tmp_path.rglob("*")] == ["taken"]
 
 
 @pytest.mark.parametrize(

@@ -183,21 +183,3 @@ def test_tied_weights_move_as_the_one_tensor_that_they_are(rule: str) -> None:
         assert np.array_equal(found.pop("second.weight"), expected["first.weight"])
         for name, tensor in expected.items():
             assert np.array_equal(found[name], tensor), name
-
-
-def test_tensor_that_only_begins_like_a_parameter_is_none() -> None:
-    """Both begin with 0; the buffer is averaged, the parameter goes half the way."""
-    averaging = Averaging(EqualWeighting(), OuterSGD(0.5), ["weight"])
-    before = {"weight": np.zeros(2, np.float32), "mask": np.zeros(2, np.float32)}
-    for server_round in range(2):
-        after = {"weight": before["weight"] + 4, "mask": np.full(2, 6.0 + server_round, np.float32)}
-        before, _ = following(averaging, before, [FAILED, outcome(after, 1)])
-        assert before["mask"].tolist() == [6.0 + server_round] * 2
-    assert before["weight"].tolist() == [4.0, 4.0]
-
-
-def test_tied_weights_move_together_behind_a_node_with_several_devices() -> None:
-    record = whole_state(TwoLayers(True))
-    names = [name for name, _ in TwoLayers(True).named_parameters()]
-    rule = Averaging(NormalizedWeighting(), None, names).at_nodes(record, 1)
-    assert set(rule["moving"]) == set(record)

@@ -105,19 +105,6 @@ def test_without_any_speed_fast_workers_share_the_test_set_and_slow_ones_have_no
     assert setup.grid.timeouts[-1] is not None
 
 
-def test_all_workers_share_it_where_there_is_no_fast_one() -> None:
-    setup = Setup(slow(0), slow(1))
-    assert setup() == RIGHT
-    assert setup.slices == [[(0, 5)], [(5, 10)]]
-
-
-def test_test_set_smaller_than_the_number_of_workers_leaves_some_without() -> None:
-    setup = Setup(*[fast(place) for place in range(5)], num_test=3)
-    assert setup() == MetricRecord({"accuracy": 2 / 3, "loss": 2.0})
-    given = [slices for slices in setup.slices if slices]
-    assert given == [[(0, 1)], [(1, 2)], [(2, 3)]]
-
-
 @pytest.mark.parametrize(
     ("batches", "speeds", "counts"),
     [
@@ -181,12 +168,6 @@ def test_worker_that_is_gone_or_left_out_gets_no_slice() -> None:
     setup.grid.disconnect(52)
     assert setup() == RIGHT
     assert setup.on_server == [(0, 10)]
-
-
-def test_all_fail_and_the_mean_is_right() -> None:
-    setup = Setup(fast(0, raises), fast(1, no_numbers), fast(2, dies))
-    assert setup() == RIGHT
-    assert setup.on_server == [(0, 4), (4, 7), (7, 10)]
 
 
 def test_reply_that_cannot_be_used_costs_that_evaluation_only() -> None:

@@ -21,7 +21,6 @@ from ..in_process_grid import (
     InProcessGrid,
     ToyWorker,
     fast_profile,
-    slow_profile,
     toy_arrays,
 )
 from ..log_capture import captured_log
@@ -114,20 +113,6 @@ def test_reply_that_comes_twice_counts_once() -> None:
     assert "second reply" in line
 
 
-def test_metrics_of_another_form_than_those_of_the_others_cost_nothing() -> None:
-    class Chatty(ToyWorker):
-        def __call__(self, message: Message, node_id: int) -> Message:
-            reply = super().__call__(message, node_id)
-            if message.metadata.message_type == "train":
-                reply.content.metric_records["metrics"]["train-loss"] = [1.0, 2.0]
-                reply.content.metric_records["metrics"]["more"] = 3.0
-            return reply
-
-    run = Run(InProcessGrid({**three(), 20: Chatty(fast_profile(1), 2.0)})).play(epochs=1)
-    assert run.models == pytest.approx([2.4] * 6)
-    assert run.failures == [{}] * 3
-
-
 def test_process_that_died_between_two_orders_is_counted_and_costs_none() -> None:
     grid = InProcessGrid(three())
     deaths = iter([[], [20], [30, 20]])
@@ -158,30 +143,6 @@ def test_three_failures_in_a_row_leave_a_worker_out_until_the_next_epoch(fault: 
     assert len(run.log.lines(logging.WARNING)) == 2
 
 
-def test_worker_that_answers_no_query_stays_out_and_one_that_never_did_may_join() -> None:
-    class Silent(ToyWorker):
-        asked = 0
-
-        def __call__(self, message: Message, node_id: int) -> Message:
-            if message.metadata.message_type == "query.profile":
-                self.asked += 1
-                if self.asked == self.silent_at:
-                    raise OSError("no such disk")
-            return super().__call__(message, node_id)
-
-    late, deaf = Silent(slow_profile(2), 6.0), Silent(fast_profile(1), 2.0)
-    late.silent_at, deaf.silent_at = 1, 2
-    grid = InProcessGrid({10: ToyWorker(fast_profile(0), 1.0), 20: deaf, 30: late})
-    for server_round in (1, 2, 3):
-        grid.fail_at(1, server_round, "raises")
-    run = Run(grid, min_available_nodes=1).play(epochs=3)
-    assert (deaf.asked, late.asked) == (3, 2)
-    assert {order.epoch for order in deaf.orders} == {3}
-    assert {order.epoch for order in late.orders} == {2, 3}
-    (line,) = [line for line in run.log.errors if "does not take part" in line]
-    assert "node 30" in line
-
-
 @pytest.mark.parametrize("fault", ["missing", "dies", "gone", "raises"])
 def test_round_that_nobody_completed_is_given_up_and_the_third_in_a_row_ends_the_run(
     fault: str,
@@ -209,14 +170,6 @@ def test_round_that_nobody_completed_is_given_up_and_the_third_in_a_row_ends_the
     for worker in ("fast-0 (cpu:0)", "fast-1 (cpu:1)", "slow-2 (cpu:2)"):
         assert f"{worker}: " in line
     assert line.count(KINDS[fault][1]) == 3
-
-
-def test_run_in_which_no_worker_completes_a_step_ends() -> None:
-    nodes = three()
-    for node in nodes.values():
-        node.steps = 0  # no worker completed a step
-    with pytest.raises(AggregationError, match="no worker succeeded"):
-        Run(InProcessGrid(nodes)).play(epochs=1)
 
 
 # --- too few workers

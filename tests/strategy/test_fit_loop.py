@@ -49,7 +49,7 @@ class Recorder:
 
 def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> None:
     grid = InProcessGrid(two())
-    arrays, config = toy_arrays(0.5), ConfigRecord({"augment": "flip"})
+    arrays, config = toy_arrays(0.5), ConfigRecord({"augment": "flip", "lr": 9.0})
     result = strategy_of(15).fit(grid, arrays, epochs=4, timeout=12.5, train_config=config)
     # 15 / 6 = 2.5, 5, 7.5, 10 rounds
     assert [order.epoch for order in orders_of(grid)] == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4]
@@ -60,7 +60,8 @@ def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> N
     assert grid.timeouts[1:] == [12.5] * 10  # the first is that of the profile query
     for message in grid.sent_of_type("train"):
         assert message.content.config_records["config"]["augment"] == "flip"
-    assert dict(config) == {"augment": "flip"}
+    assert {order.learning_rate for order in orders_of(grid)} == {0.1}  # its own keys win
+    assert dict(config) == {"augment": "flip", "lr": 9.0}
     assert arrays["bias"].numpy().tolist() == [0.5]
 
 
@@ -143,19 +144,6 @@ def test_late_result_ends_the_run_within_an_epoch_with_an_evaluation_of_the_last
     assert seen.evaluated == [3]
 
 
-def test_callbacks_come_round_evaluate_epoch() -> None:
-    seen = Recorder()
-    fitted(seen, epochs=2)
-    assert seen.calls == [
-        *(("round", 1), ("round", 2), ("evaluate", 2), ("epoch", 1)),
-        *(("round", 3), ("round", 4), ("evaluate", 4), ("epoch", 2)),
-    ]
-    first, second = seen.epochs
-    assert (first.epoch, first.round, second.epoch, second.round) == (1, 2, 2, 4)
-    assert first.metrics == MetricRecord({"accuracy": 0.2})
-    assert float(second.arrays["bias"].numpy()[0]) == 2.0
-
-
 def test_evaluation_every_so_many_epochs_and_at_the_end() -> None:
     seen = Recorder()
     result = fitted(seen, epochs=5, evaluate_every_epochs=2)
@@ -215,14 +203,6 @@ def test_learning_rate_follows_the_budget_the_epochs_and_the_rounds(
     planner = strategy.planner
     strategy.fit(grid, toy_arrays(), budget_seconds=lambda: float(planner.rounds_total), **budget)
     assert [order.learning_rate for order in orders_of(grid)] == pytest.approx(rates)
-
-
-def test_seconds_and_epochs_whichever_ends_first() -> None:
-    result = strategy_of(12).fit(InProcessGrid(two()), toy_arrays(), epochs=1, seconds=1e9)
-    assert len(result.train_metrics_clientapp) == 2
-    assert isinstance(result, Result)
-    result = strategy_of(12).fit(InProcessGrid(two()), toy_arrays(), epochs=10**6, seconds=1e-9)
-    assert len(result.train_metrics_clientapp) == 1
 
 
 def test_replies_of_a_round_are_gone_before_the_next_is_sent() -> None:

@@ -63,22 +63,6 @@ class Subset(Selection):
         return Selected(np.sort(chosen).astype(np.int32))
 
 
-def test_orders_carry_steps_batch_size_and_settings() -> None:
-    planner = planner_of(momentum_buffers="average", deadline_seconds=2.5)
-    arrays, momentum = toy_arrays(1.0), toy_arrays(2.0)
-    planner.averaged_momentum = momentum
-    (fast_worker, fast), (slow_worker, slow) = planner.next_round(9, workers_of(), arrays).orders
-    assert (fast_worker.fast, slow_worker.fast) == (True, False)
-    assert (fast.local_steps, slow.local_steps) == (2, 1)
-    assert (len(fast.indices), len(slow.indices)) == (4, 2)
-    for order in (fast, slow):
-        assert (order.round, order.epoch, order.batch_size) == (9, 1, 2)
-        assert (order.momentum_policy, order.deadline_seconds) == ("average", 2.5)
-        assert order.learning_rate == 0.1
-        assert order.arrays is arrays
-        assert order.momentum is momentum
-
-
 def test_orders_seed_differs_by_round_and_worker_and_repeats_with_the_run() -> None:
     def seeds(run_seed: int) -> list[int]:
         planner = planner_of(seed=run_seed)
@@ -95,19 +79,6 @@ def test_orders_seed_of_a_worker_is_the_same_without_the_others() -> None:
         for who in ((1, three(), toy_arrays()), (1, three()[1:], toy_arrays()))
     )
     assert of_two == {1: of_three[1], 2: of_three[2]}
-
-
-def test_orders_hardest_samples_go_to_the_fast_worker_in_the_second_epoch() -> None:
-    planner = planner_of(24, sampler=SeparatedSampler(1.0))
-    for server_round in range(1, 5):
-        play(planner, server_round, workers_of())
-    planner.table.record(np.arange(24, dtype=np.int32), np.arange(24, dtype=np.float32), 4)
-    chosen = [i for r in range(5, 9) for i in play(planner, r, workers_of())[0].indices]
-    assert sorted(chosen) == list(range(8, 24))  # the 4 x 4 highest of 24
-    stats = planner.sampling_stats
-    assert stats.share_left_out == pytest.approx(8 / 24)
-    assert stats.fast_picked_loss_mean == 15.5  # of 8 to 23
-    assert stats.all_loss_mean == 11.5
 
 
 @pytest.mark.parametrize(
@@ -312,33 +283,6 @@ def test_absent_worker_has_no_order_and_takes_up_its_own_slices_when_it_is_back(
     assert changing.samples_given_up == 2
 
 
-def test_all_planned_workers_gone_begins_a_new_epoch_with_the_others() -> None:
-    planner = planner_of()
-    registry = WorkerRegistry.of_profiles([fast_profile(0), slow_profile(1)])
-    first = list(registry.workers)
-    trained = sum(len(order.indices) for order in play(planner, 1, first))
-    registry.register({(8, None): fast_profile(2), (9, None): slow_profile(3)})
-    others = registry.workers[2:]
-    orders = play(planner, 2, others)
-    assert (planner.epoch, planner.rounds_done, len(orders)) == (2, 1, 2)
-    trained += sum(len(order.indices) for order in orders)
-    while not planner.epoch_ended:
-        trained += sum(len(order.indices) for order in play(planner, 3, others))
-    assert trained + planner.samples_given_up == planner.samples_planned
-    assert planner.samples_planned_so_far == planner.samples_planned
-
-
-@pytest.mark.parametrize("left", [0, 1])
-def test_the_rest_goes_on_when_a_tier_is_lost(left: int) -> None:
-    planner = planner_of(12)
-    workers = workers_of()
-    play(planner, 1, workers)
-    for server_round in range(2, 12):
-        (order,) = play(planner, server_round, [workers[left]])
-        assert len(order.indices) == order.local_steps * 2
-    assert planner.epoch >= 3
-
-
 # --- what is refused
 
 
@@ -368,15 +312,6 @@ def test_training_on_fast_workers_needs_one(slow_reduce: bool, sampler: object) 
             planner.check(workers_of(fast_profile(0)))
     else:
         assert planner.check(workers_of(fast_profile(0))).local_steps == (2,)
-
-
-def test_speed_ratios_are_relative_to_the_fastest_worker_that_trains() -> None:
-    """The slow ones take 1 s a step, the fast ones 2 and 4 s: these do 32 and 16 steps."""
-    policy = SystemAwareSteps(32, all_by_speed=True)
-    planner = planner_of(300, step_policy=policy, train_on=TrainOn(fast_only=True))
-    fast = [fast_profile(i, seconds_per_step=s) for i, s in enumerate((2.0, 4.0))]
-    workers = workers_of(*fast, slow_profile(2, seconds_per_step=1.0))
-    assert planner.check(workers).local_steps == (32, 16)
 
 
 def test_speed_ratios_and_tiers_follow_the_samples_per_second_where_batches_differ() -> None:

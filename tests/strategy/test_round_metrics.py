@@ -4,14 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
 
 from flower_blsgd.protocol import Keys
 from flower_blsgd.strategy.round import Outcome, Round
 from flower_blsgd.strategy.round_metrics import WorkerRound, round_record, split_times
 
 from ..in_process_grid import ToyWorker, toy_arrays
-from .orders import good_reply, orders_of_two, outcomes_of, sent
+from .orders import orders_of_two, outcomes_of, sent
 
 
 def times(*seconds: float) -> dict[str, float]:
@@ -75,14 +74,3 @@ def test_rows_hold_steps_weight_loss_times_and_failure() -> None:
     assert (second.completed_steps, second.num_examples, second.weight) == (0, 0, 0.0)
     assert math.isnan(second.loss)
     assert "did not answer" in second.failure
-
-
-def test_row_of_a_client_without_times_has_none() -> None:
-    orders = orders_of_two()
-    content = RecordDict({"a": toy_arrays(), "m": MetricRecord({"num-examples": 4})})
-    plain = Message(content, reply_to=sent(orders, 0))
-    outcomes = outcomes_of(orders, plain, good_reply(orders, 1))
-    first, second = rows_of(outcomes, [0.5, 0.5])
-    assert first.compute_seconds == first.waiting_seconds == 0.0
-    assert first.num_examples == 4
-    assert second.compute_seconds == 0.5

@@ -206,26 +206,6 @@ def test_byteps_records_tell_who_summed_and_how_long() -> None:
             assert row.failure == ""
 
 
-def test_byteps_goes_on_to_the_same_bits_when_slow_workers_fail_and_are_gone() -> None:
-    slow = [Summer(slow_profile(2), _dies), two_summers()[1]]
-
-    def leave(record: RoundRecord, grid: InProcessGrid) -> None:
-        if record.round == 3:
-            grid.disconnect(12)
-            grid.disconnect(13)
-
-    with captured_log() as log:
-        summed, _ = play("byteps", *slow, on_round=leave)
-    assert [worker.types.count(TRAIN_SUM) for worker in slow] == [3, 3]
-    assert [line for line in log.warnings if "is gone" in line] == [
-        "slow-2 (cpu:2) is gone",
-        "slow-3 (cpu:3) is gone",
-    ]
-    assert sum("slow-2 (cpu:2) did not sum" in line for line in log.warnings) == 1
-    alone, _ = play("sync-sgd-fast-only")
-    assert same_bits(summed, alone)
-
-
 # --- real processes
 
 

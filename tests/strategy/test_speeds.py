@@ -79,26 +79,6 @@ def test_speeds_are_measured_only_where_something_comes_from_them(
         assert {q.batch_size for node in nodes for q in node.queries if q.calibrate} == {16}
 
 
-def test_speeds_are_measured_with_the_batch_of_each() -> None:
-    nodes = [Clocked(fast_profile(0), 0.5), Clocked(slow_profile(1, batch_size=4), 0.25)]
-    registry = connected_to(Batches(*nodes)).registry
-    sizes = [[q.batch_size for q in node.queries if q.calibrate] for node in nodes]
-    assert sizes == [[16], [4]]
-    assert [worker.speed for worker in registry.workers] == [
-        "0.5 s a step measured, gamma 1.00",  # 32 samples a second; the other 16
-        "0.25 s a step of 4 measured, gamma 2.00",
-    ]
-
-
-def test_speeds_of_nodes_that_know_theirs_are_not_measured() -> None:
-    given = Clocked(fast_profile(0, seconds_per_step=0.125), 9.0)
-    other = Clocked(slow_profile(1), 0.5)
-    registry = connected_to(Batches(given, other)).registry
-    assert (given.measured, other.measured) == (0, 1)
-    assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.25]
-    assert registry.workers[0].speed == "0.12 s a step given, gamma 1.00"
-
-
 @pytest.mark.parametrize(
     ("clock", "together"), [("wall", [[50, 51, 52]]), ("device", [[50], [51], [52]])]
 )
@@ -112,23 +92,6 @@ def test_speeds_are_measured_at_once_or_one_by_one(clock: Any, together: list[li
         "0.021 s a step measured, gamma 1.00",
         "0.084 s a step measured, gamma 0.25",
     ]
-
-
-# --- what becomes of them
-
-
-@pytest.mark.parametrize(
-    ("seconds", "steps"),
-    [(2.0, 4), (4.0, 2), (16.0, 1), (1000.0, 1)],  # tau = max(1, floor(8 / seconds + 1/2))
-)
-def test_speeds_decide_the_steps_of_slow_workers(seconds: float, steps: int) -> None:
-    nodes = [
-        Clocked(fast_profile(0), 1.0),
-        Clocked(slow_profile(1), seconds),
-        Clocked(slow_profile(2, steps=7), seconds),  # a group's own steps win
-    ]
-    BiasedLocalSGD(100, 2, local_steps=8).fit(Batches(*nodes), toy_arrays(), epochs=1)
-    assert [node.orders[0].local_steps for node in nodes] == [8, steps, 7]
 
 
 # --- as many steps as cost little
@@ -243,39 +206,6 @@ def test_speed_that_is_no_speed_is_not_taken(seconds: float) -> None:
     assert registry.workers[1].speed_ratio is None
     assert registry.workers[1].fast
     assert "seconds-per-step" in log.warnings[0]
-
-
-# --- workers that come later
-
-
-def test_late_worker_is_measured_and_the_speeds_of_the_others_stay() -> None:
-    nodes = [Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0)]
-    grid = Batches(*nodes)
-    connector = connected_to(grid)
-    registry = connector.registry
-    nodes[1].seconds = 99.0
-    grid.connect(77, Clocked(slow_profile(2), 8.0))
-    connector.refresh(grid)
-    assert grid.together == [[50, 51]]
-    for _ in range(2):  # at the plan of two epochs
-        connector.prepare_epoch(grid)
-    assert grid.together == [[50, 51], [77, 50, 51]]  # all compute, as in a round
-    assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.25, 0.125]
-
-
-def test_worker_that_comes_back_is_measured_anew() -> None:
-    grid = Batches(Clocked(fast_profile(0), 1.0), Clocked(slow_profile(1), 4.0))
-    connector = connected_to(grid)
-    registry = connector.registry
-    grid.disconnect(51)
-    connector.refresh(grid)
-    grid.connect(77, Clocked(slow_profile(1), 2.0))
-    connector.refresh(grid)
-    assert len(registry.active) == 2
-    assert grid.together == [[50, 51]]
-    connector.prepare_epoch(grid)
-    registry.assign_tiers()  # as at the next epoch's plan
-    assert [worker.speed_ratio for worker in registry.workers] == [1.0, 0.5]
 
 
 # --- before anything is measured

@@ -85,18 +85,6 @@ def test_tensors_of_different_lengths_are_refused() -> None:
         BatchSource((INPUTS, TARGETS[:5]), CPU)
 
 
-def test_any_number_of_tensors_is_a_batch() -> None:
-    [inputs] = BatchSource(TensorDataset(INPUTS), CPU).batch(torch.tensor([1]))
-    assert inputs.tolist() == [[2.0, 3.0]]
-    batch = BatchSource((INPUTS, TARGETS, TARGETS + 1), CPU).batch(torch.tensor([2, 0]))
-    assert [part.tolist() for part in batch[1:]] == [[20, 0], [21, 1]]
-
-
-def test_collate_makes_the_batch_also_of_tensors() -> None:
-    source = BatchSource((INPUTS, TARGETS), CPU, collate=lambda samples: {"count": len(samples)})
-    assert source.batch(torch.tensor([2, 0, 1])) == {"count": 3}
-
-
 class Point(NamedTuple):
     x: Any
     y: Any

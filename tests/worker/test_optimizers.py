@@ -304,17 +304,6 @@ def test_custom_optimizer_is_that_of_plain_torch_also_in_another_process() -> No
         assert arrays[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-5)
 
 
-def test_custom_adamw_with_a_third_moment_continues_in_another_process() -> None:
-    def amsgrad(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), amsgrad=True)
-
-    kept, context = LocalSGD(model_of(), data(), optimizer=amsgrad), RecordDict()
-    for server_round in (1, 2):
-        order = order_of(server_round, start())
-        fresh = LocalSGD(model_of(), data(), optimizer=amsgrad)
-        assert same_bits(kept.run(order).arrays, fresh.run(order, context).arrays)
-
-
 def test_peak_of_the_schedule_gives_a_custom_optimizer_its_own_rates() -> None:
     whole = LocalSGD(model_of(), data(), optimizer=grouped)
     of_peak = LocalSGD(model_of(), data(), optimizer=grouped, peak_learning_rate=0.05)

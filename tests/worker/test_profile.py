@@ -11,7 +11,7 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import WorkerProfile
-from flower_blsgd.worker.profile import answer_profile, profile_of, worker_of
+from flower_blsgd.worker.profile import answer_profile, worker_of
 
 CORE = usable_cores()[0]
 
@@ -49,15 +49,6 @@ def test_worker_of_more_nodes_than_workers_is_refused_with_the_way_out() -> None
     with pytest.raises(UsageError, match="num-supernodes=1") as told:
         worker_of(context_of({"partition-id": 1}, workers=f"1x cpu:{CORE} fast"))
     assert "node 1" in str(told.value)
-
-
-def test_profile_of_a_worker_is_the_same_through_its_node_config() -> None:
-    assert profile_of(WorkerSpec("cuda:1")) == WorkerProfile("cuda:1")
-    worker = WorkerSpec("cpu", (CORE,), tier="slow", steps=4, slowdown=2.5, batch_size=16)
-    node = {**worker.to_node_config(), "partition-id": 3}
-    profile = WorkerProfile.from_content(answer_profile(query(), context_of(node)).content)
-    assert profile == profile_of(worker, 3)
-    assert (profile.device, profile.batch_size, profile.slowdown) == (f"cpu:{CORE}", 16, 2.5)
 
 
 def test_answer_profile_is_one_line_in_anybodys_client_app_and_a_given_speed_wins() -> None:
