@@ -29,7 +29,11 @@ then only if it answers a query."""
 
 _MUST_BE_EQUAL = (
     ("data_fingerprint", "has different training data", "point both at the same data set"),
-    ("model_fingerprint", "has a different model", "install the same task and versions on both"),
+    (
+        "model_fingerprint",
+        "has a different model or different frozen weights",
+        "install the same task and versions on both",
+    ),
 )
 
 DEAD_BAND = 0.1, 0.25

@@ -178,7 +178,10 @@ def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
     ("key", "reason"),
     [
         ("data_fingerprint", "slow-1 .* has different training data than fast-0"),
-        ("model_fingerprint", r"slow-1 .* has a different model than fast-0 .*; install"),
+        (
+            "model_fingerprint",
+            r"slow-1 .* has a different model or different frozen weights than fast-0 .*; install",
+        ),
     ],
 )
 def test_update_nodes_with_other_data_or_models_are_refused(key: str, reason: str) -> None:
