@@ -176,7 +176,8 @@ def test_run_given_its_task_looks_none_up_and_compares_data_and_model_with_the_w
     other = replace(own, model=lambda: nn.Linear(3, 3))
     line = refusal(train_on, grid_of(config), config, task=other)
     assert line.startswith(
-        f"worker fast-0 (cpu:{CORE}) has a different model or different frozen weights than the server; install"
+        f"worker fast-0 (cpu:{CORE}) has a different model or different frozen weights than the "
+        "server; install"
     )
 
 
