@@ -4,27 +4,24 @@ import argparse
 from pathlib import Path
 
 from ..errors import UsageError
-from .options import add_settings, config_name, terminated_like_interrupted
+from .options import add_resume, add_settings, config_name, terminated_like_interrupted
 
-_BUDGETS = {"samples": int, "seconds": float, "rounds": int}
+_BUDGETS = {
+    "samples": (int, "samples of all devices together"),
+    "seconds": (float, "seconds of training"),
+    "rounds": (int, "rounds"),
+}
 
 
 def add_launch(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd launch``."""
     command.set_defaults(command=_launch)
     add_settings(command)
-    for name, kind in _BUDGETS.items():
-        what = "of training" if name == "seconds" else "of all workers together"
+    for name, (kind, words) in _BUDGETS.items():
         command.add_argument(
-            f"--{name}", type=kind, metavar="N", help=f"length of the run in {name} {what}"
+            f"--{name}", type=kind, metavar="N", help=f"length of the run in {words}"
         )
-    command.add_argument(
-        "--resume",
-        metavar="RUN",
-        nargs="?",
-        const="runs/latest",
-        help="continue a run in its folder (default: runs/latest)",
-    )
+    add_resume(command)
     command.add_argument("script", nargs="?", help="Python file that calls flower_blsgd.join")
     command.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="the command line of the script"

@@ -17,6 +17,7 @@ from typing import NoReturn
 from ..errors import UsageError
 from .options import (
     TERMINATED,
+    add_resume,
     add_settings,
     add_workers,
     config_name,
@@ -120,13 +121,7 @@ def add_run(command: argparse.ArgumentParser) -> None:
         help="folder of a Flower app (default: the current folder, else the built-in app)",
     )
     add_settings(command)
-    command.add_argument(
-        "--resume",
-        metavar="RUN",
-        nargs="?",
-        const="runs/latest",
-        help="continue a run in its folder (default: runs/latest)",
-    )
+    add_resume(command)
     command.add_argument(
         "--trace",
         action="store_true",

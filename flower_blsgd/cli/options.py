@@ -42,6 +42,17 @@ def add_workers(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_resume(command: argparse.ArgumentParser) -> None:
+    """Add ``--resume``."""
+    command.add_argument(
+        "--resume",
+        metavar="RUN",
+        nargs="?",
+        const="runs/latest",
+        help="continue a run in its folder (default: runs/latest)",
+    )
+
+
 def own_settings(options: argparse.Namespace) -> "RunConfig":
     """Return the settings of the built-in app, named after the config file or the task.
 

@@ -84,7 +84,8 @@ def page_of_run(folder: Path) -> Page:
     """Return the page of a finished run."""
     config, run = read_config(folder), read_run(folder)
     if run is None:
-        command = f"blsgd run --resume {folder}"
+        of_script = f" {config.task} ..." if config.is_script else ""
+        command = f"blsgd {'launch' if of_script else 'run'} --resume {folder}{of_script}"
         raise UsageError(f"the run in {folder} is not finished; {command} continues it")
     metrics, label = metrics_of(folder, run), run["arm"]
     config = replace(config, out=config.out and folder.name)  # no paths of this machine
