@@ -22,6 +22,7 @@ from flower_blsgd.hosts.several_devices import several_devices
 from flower_blsgd.protocol import (
     CONFIG,
     MOMENTUM,
+    SCRIPT,
     TRACE_FOLDER,
     EvaluateOrder,
     ProfileQuery,
@@ -38,7 +39,18 @@ if TYPE_CHECKING:
 
 app = ClientApp(mods=[several_devices(f"{__name__}:app", Path(__file__).parents[1])])
 accept_views(app)
-serve_sessions(app)
+
+
+def _app_of(context: Context) -> ClientApp:
+    """Return the app of a node: the user's script, if the node config names one."""
+    if SCRIPT not in context.node_config:
+        return app
+    from flower_blsgd.session.client import app as script_app
+
+    return script_app
+
+
+serve_sessions(app, _app_of)
 
 
 @app.query("profile")

@@ -1,7 +1,9 @@
 """Run a training script on every worker: ``blsgd launch``."""
 
 import math
+import shlex
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +15,35 @@ from rich.console import Console
 from .config import RunConfig
 from .errors import UsageError
 from .grids.local_grid import LocalGrid
+from .grids.mailbox import MailboxGrid
 from .grids.worker_spec import WorkerSpec, parse_workers
-from .protocol import ARRAYS, EVALUATE, EvaluateOrder, EvaluateReport, Failure
-from .protocol.session import QUERY_END, QUERY_JOIN, SessionInfo
+from .protocol import (
+    ARRAYS,
+    EVALUATE,
+    QUERY_END,
+    QUERY_JOIN,
+    SCRIPT,
+    EvaluateOrder,
+    EvaluateReport,
+    Failure,
+    SessionInfo,
+)
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .results.speed_profile import with_profile
 from .run import Workload, train_on
-from .session.client import ARGUMENTS, MAIN_RANK
+from .session.client import MAIN_RANK
 from .strategy.messages import read_answer, replies_to
 
 _CLIENT_APP = "flower_blsgd.session.client:app"
+_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 600.0
 """Time for a script to reach its first step."""
+
+_LATE = (
+    f"it has not called session.step within {_JOIN_SECONDS:.0f} s; call "
+    "flower_blsgd.join(model, optimizer), and session.step after every optimizer step"
+)
 
 _EPOCHS_WITHOUT_DATA = 10
 """Epochs of a run whose script has neither the session's sampler nor an evaluation."""
@@ -72,7 +90,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
         Path(__file__).parents[1],
         {
             **config.to_run_config(),
-            ARGUMENTS: "\0".join([str(file.resolve()), *arguments]),
+            SCRIPT: shlex.join([str(file.resolve()), *arguments]),
             MAIN_RANK: main,
         },
         on_line=logs.add,
@@ -90,14 +108,33 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
         samples=config.samples,
     )
 
-    def load(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
-        return _workload(grid, config, main)
-
     with grid:
-        recorder = train_on(grid, config, view, load=load)
-        if recorder.arrays is not None:
-            _end(grid, recorder.arrays)
+        recorder = train_script(grid, config, view)
         logs.flush()
+    return recorder
+
+
+def train_script(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunRecorder:
+    """Train what the scripts of a grid's workers have joined, and end the scripts.
+
+    Parameters
+    ----------
+    grid : Grid
+        A local grid or streams to SuperNodes; Flower's plain messages start a process each.
+    config : RunConfig
+        The settings.
+    view : ProgressView, optional
+        Shows the progress; on standard output by default.
+    """
+    if not isinstance(grid, MailboxGrid):
+        raise UsageError(
+            f"task = {config.task!r}: a training script needs blsgd launch, or nodes that connect "
+            'over the stream (transport = "stream")'
+        )
+    recorder = train_on(grid, config, view, load=_workload)
+    if recorder.arrays is not None:
+        content = RecordDict({ARRAYS: recorder.arrays})
+        replies_to(grid, [Message(content, n, QUERY_END) for n in grid.get_node_ids()], None)
     return recorder
 
 
@@ -109,19 +146,23 @@ def _main_rank(workers: Sequence[WorkerSpec]) -> int:
     return min(training, key=lambda rank: (workers[rank].tier == "slow", rank))
 
 
-def _workload(grid: Grid, config: RunConfig, main: int) -> tuple[Workload, RunConfig]:
+def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
     """Query the main worker for its model, and for what its script has told the session."""
-    node_id = list(grid.get_node_ids())[main]
-    reply = replies_to(grid, [Message(RecordDict(), node_id, QUERY_JOIN)], _JOIN_SECONDS)
-    answer = read_answer(reply.get(node_id), None, _read_join)
-    if isinstance(answer, Failure):
-        if answer.kind == "late":
-            raise UsageError(
-                f"{config.task} has not called session.step within {_JOIN_SECONDS:.0f} s; call "
-                "flower_blsgd.join(model, optimizer), and session.step after every optimizer step"
-            )
-        raise UsageError(f"{config.task} failed in the main worker: {answer.brief}")
-    info, arrays = answer
+    while len(nodes := list(grid.get_node_ids())) < config.min_workers and not isinstance(
+        grid, LocalGrid
+    ):
+        time.sleep(_POLL_SECONDS)
+    queries = [Message(RecordDict(), node_id, QUERY_JOIN) for node_id in nodes]
+    replies = replies_to(grid, queries, _JOIN_SECONDS)
+    answers = [read_answer(replies.get(node_id), None, _read_join) for node_id in nodes]
+    found = [a for a in answers if not isinstance(a, Failure) and a[0].is_main]
+    if not found:
+        reasons = {
+            a.brief if a.kind != "late" else _LATE for a in answers if isinstance(a, Failure)
+        }
+        reasons = reasons or {"no node has partition-id=0 in its node config"}
+        raise UsageError(f"{config.task} failed in the main worker: {'; '.join(sorted(reasons))}")
+    info, arrays = found[0]
     if info.batch_size:
         config = replace(config, batch_size=max(2, info.batch_size))
     size = info.num_samples or info.evaluate_every
@@ -170,13 +211,6 @@ def _metrics(report: EvaluateReport) -> MetricRecord:
     """Return the figures of a script's function; none if no worker could evaluate."""
     figures = report.metrics()
     return MetricRecord({name: v for name, v in figures.items() if not math.isnan(v)})  # type: ignore[arg-type]
-
-
-def _end(grid: LocalGrid, arrays: ArrayRecord) -> None:
-    """Hand the final model to the scripts, and wait until they have ended."""
-    content = RecordDict({ARRAYS: arrays})
-    messages = [Message(content, node_id, QUERY_END) for node_id in grid.get_node_ids()]
-    replies_to(grid, messages, timeout=None)
 
 
 class _WorkerLogs:

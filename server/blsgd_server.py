@@ -14,12 +14,14 @@ def main(grid: Grid, context: Context) -> None:
     """Train on the grid of Flower or ``blsgd run``."""
     config = RunConfig.from_run_config(context.run_config)
 
+    from flower_blsgd.launch import train_script
     from flower_blsgd.run import train_on
 
+    train = train_script if config.is_script else train_on
     if config.transport != "stream" and not is_deployment(grid):
-        train_on(grid, config)
+        train(grid, config)
         return
     from flower_blsgd.grids.stream.grid import stream
 
     with stream(grid, context) as fast:
-        train_on(fast, config)
+        train(fast, config)

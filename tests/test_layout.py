@@ -50,8 +50,8 @@ ARROWS = {
     | {"algorithm", "settings"},
     "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "grids", "tasks"}
     | {"worker", "config", "errors"},
-    "clients": {"hosts", "worker", "protocol", "tasks", "grids", "config"},
-    "server": {"run", "grids", "config"},
+    "clients": {"hosts", "session", "worker", "protocol", "tasks", "grids", "config"},
+    "server": {"launch", "run", "grids", "config"},
 }
 """What each package may import of the others: arrows point one way."""
 

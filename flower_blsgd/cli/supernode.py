@@ -38,6 +38,7 @@ _TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
+_PARTITION_ID = re.compile(r"\bpartition-id=([0-9]{1,9})\s*")
 _NOT_REGISTERED = re.compile(r"\[code: 200[14]\]")  # of Flower's SuperLink
 
 
@@ -95,6 +96,12 @@ def add_supernode(command: argparse.ArgumentParser) -> None:
         default="",
         help="further keys for each node, such as partition-id",
     )
+    command.add_argument(
+        "--script",
+        metavar="'SCRIPT ARGUMENTS'",
+        default="",
+        help="run this training script as the worker, one SuperNode per device",
+    )
     command.add_argument("further", nargs="*", metavar="-- FLAG ...", help=argparse.SUPPRESS)
 
 
@@ -134,7 +141,8 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
     """
     devices = " ".join((options.workers or "auto").split())
     evaluating = [worker for worker in workers if worker.role == "evaluate"]
-    if options.one_node_per_device or (evaluating and devices != "auto"):
+    script = _script(options.script)
+    if options.one_node_per_device or script or (evaluating and devices != "auto"):
         groups = [[worker] for worker in workers]
     else:  # on a shared node, the other workers would wait for one that evaluates
         training = [worker for worker in workers if worker.role == "train"]
@@ -158,11 +166,17 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
         if options.name:
             config.setdefault("name", options.name + several)
         config["superlink"] = options.superlink
+        further = options.node_config
+        if script:  # its workers count from the given partition-id, whose 0 is the main one
+            given = re.search(_PARTITION_ID, further)
+            further = re.sub(_PARTITION_ID, "", further)
+            first = int(given[1]) if given else 0
+            config |= {"script": script, "partition-id": first + i}
         arguments = [
             *("flower-supernode", "--superlink", options.superlink, *security),
             *([KEY_FLAG, str(keys[i])] if keys else []),
             *("--host", _LOOPBACK, "--port", str(port)),
-            *("--node-config", f"{node_config_text(config)} {options.node_config}".strip()),
+            *("--node-config", f"{node_config_text(config)} {further}".strip()),
             *options.further,
         ]
         # With several devices, each worker process is pinned separately as well.
@@ -178,6 +192,17 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
             )
         )
     return commands
+
+
+def _script(text: str) -> str:
+    """Return the command line of a script with its absolute path; UsageError if it is no file."""
+    if not text:
+        return ""
+    name, *arguments = shlex.split(text)
+    path = Path(name).expanduser().absolute()
+    if not path.is_file():
+        raise UsageError(f"--script {name!r} is not a file")
+    return shlex.join([str(path), *arguments])
 
 
 def _environment(pinning: Mapping[str, str]) -> dict[str, str]:

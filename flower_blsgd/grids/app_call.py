@@ -46,9 +46,9 @@ def takes_views(app: ClientApp) -> bool:
 def set_main_program(app: ClientApp, program: Callable[[Context], None]) -> None:
     """Let a program run in the main thread of a worker's process, while another thread answers.
 
-    If the program raises an exception, the process ends after its current reply, which should be a
-    `ProcessEndsError`, and a local grid starts it again. After the program has returned, messages
-    are still answered.
+    This holds on the local grid and in a session. If the program raises an exception, the process
+    ends after its current reply, which should be a `ProcessEndsError`, and the grid starts it
+    again. After the program has returned, messages are still answered.
     """
     app.__dict__[_PROGRAM] = program
 
@@ -59,7 +59,9 @@ def main_program_of(app: ClientApp) -> Callable[[Context], None] | None:
     return program
 
 
-def serve_sessions(app: ClientApp) -> ClientApp:
+def serve_sessions(
+    app: ClientApp, app_of: Callable[[Context], ClientApp] | None = None
+) -> ClientApp:
     """Let a ClientApp receive its messages over a stream if the ServerApp opens one.
 
     The functions of the app need no change. Each message on the stream calls the app as Flower
@@ -72,6 +74,8 @@ def serve_sessions(app: ClientApp) -> ClientApp:
     ----------
     app : ClientApp
         An app with ``@app.train()`` and similar functions. It is changed in place.
+    app_of : callable, optional
+        Returns the app that answers the messages of a node's session, instead of `app`.
 
     Returns
     -------
@@ -94,7 +98,7 @@ def serve_sessions(app: ClientApp) -> ClientApp:
     def serve(message: Message, context: Context) -> Message:
         from .stream.client import serve_session  # imports gRPC, which only streams need
 
-        return serve_session(app, message, context)
+        return serve_session(app_of(context) if app_of else app, message, context)
 
     answer_without_mods(app, SESSION_MESSAGE, serve)
     return app

@@ -188,7 +188,7 @@ class WorkerSpec(WorkerOptions):
 DEVICES = "devices"
 """Key of a node config that names several devices behind one node."""
 
-_NODE_KEYS = ("device", DEVICES, "partition-id", "num-partitions", "superlink")
+_NODE_KEYS = ("device", DEVICES, "partition-id", "num-partitions", "superlink", "script")
 
 
 def worker_from_node_config(node_config: NodeConfig, machine: Machine | None = None) -> WorkerSpec:

@@ -6,6 +6,9 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from .records import ARRAYS, CONFIG, from_wire, to_wire
 
+SCRIPT = "script"
+"""Key of the node config: the command line of the training script, quoted as for a shell."""
+
 SCRIPT_JOIN, SCRIPT_END = "script_join", "script_end"
 QUERY_JOIN, QUERY_END = f"query.{SCRIPT_JOIN}", f"query.{SCRIPT_END}"
 
@@ -16,6 +19,8 @@ class SessionInfo:
 
     Parameters
     ----------
+    is_main : bool
+        Whether the worker is the main one, whose model all begin with.
     num_samples : int
         Size of the data set of the session's sampler; 0 without one.
     batch_size : int
@@ -30,6 +35,7 @@ class SessionInfo:
         Names of its parameters that are sent.
     """
 
+    is_main: bool
     num_samples: int = field(metadata={"limits": 0})
     batch_size: int = field(metadata={"limits": 0})
     evaluate_every: int = field(metadata={"limits": -1})

@@ -5,38 +5,39 @@ another thread.
 """
 
 import runpy
+import shlex
 import sys
 import traceback
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..errors import UsageError
 from ..grids.app_call import accept_views, set_main_program
+from ..grids.pinning import pinned
 from ..protocol import (
     ARRAYS,
     CONFIG,
     MOMENTUM,
+    SCRIPT,
+    SCRIPT_END,
+    SCRIPT_JOIN,
     EvaluateOrder,
     EvaluateReport,
     ProfileQuery,
     TrainOrder,
     TrainReport,
 )
-from ..protocol.session import SCRIPT_END, SCRIPT_JOIN
 from ..worker.profile import answer_profile, worker_of
 
 if TYPE_CHECKING:
     from .exchange import Exchange
 
-ARGUMENTS = "script-arguments"
-"""Key of the run config: the script and its arguments, separated by zero bytes."""
-
-MAIN_RANK = "script-main-rank"
-"""Key of the run config: the partition id of the main worker."""
+MAIN_RANK = "main-rank"
+"""Key of the run config: the partition id of the main worker; 0 by default."""
 
 app = ClientApp()
 accept_views(app)
@@ -48,19 +49,21 @@ def _run_script(context: Context) -> None:
 
     from .exchange import HERE, Exchange
 
-    worker, config = worker_of(context), context.run_config
-    script, *arguments = str(config[ARGUMENTS]).split("\0")
-    rank = int(context.node_config["partition-id"])
+    worker, config, node = worker_of(context), context.run_config, context.node_config
+    script, *arguments = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
+    rank = int(node.get("partition-id", 0))
     if worker.device.startswith("cuda"):
         torch.cuda.set_device(torch.device(worker.device))
     seed, batch_size = int(config["seed"]), int(config["batch-size"])
-    exchange = Exchange(worker, rank, seed, batch_size, is_main=rank == config[MAIN_RANK])
+    is_main = rank == int(config.get(MAIN_RANK, 0))
+    exchange = Exchange(worker, rank, seed, batch_size, is_main)
     HERE.exchange = exchange
     _started.set_result(exchange)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        runpy.run_path(script, run_name="__main__")
+        with pinned(worker, int(config["threads"])):
+            runpy.run_path(script, run_name="__main__")
     except UsageError as error:  # it would be raised again
         sys.stderr.write(f"{script}: {error}\n")
         exchange.end(error)
@@ -101,7 +104,9 @@ def profile(message: Message, context: Context) -> Message:
 def joined(message: Message, context: Context) -> Message:
     """Reply with what the script has told its session, and with its initial model."""
     joined = _exchange().joined.result()
-    return Message(joined.info.to_records(joined.arrays()), reply_to=message)
+    is_main = joined.info.is_main  # the others' models are not needed
+    arrays = joined.arrays() if is_main else ArrayRecord()
+    return Message(joined.info.to_records(arrays), reply_to=message)
 
 
 @app.query("momentum")

@@ -12,8 +12,7 @@ from flwr.app import ArrayRecord
 from ..errors import UsageError, first_line
 from ..grids.app_call import ProcessEndsError
 from ..grids.worker_spec import WorkerSpec
-from ..protocol import EvaluateOrder, EvaluateReport, TrainOrder, TrainReport
-from ..protocol.session import SessionInfo
+from ..protocol import EvaluateOrder, EvaluateReport, SessionInfo, TrainOrder, TrainReport
 
 
 @dataclass(frozen=True)

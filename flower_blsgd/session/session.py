@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ..algorithm.randomness import derived_seed
 from ..errors import UsageError, first_line
-from ..protocol import EvaluateReport, TrainOrder, TrainReport
-from ..protocol.session import SessionInfo
+from ..protocol import EvaluateReport, SessionInfo, TrainOrder, TrainReport
 from ..worker.local_sgd import synchronize, throttle
 from ..worker.model_io import (
     check_model,
@@ -335,6 +334,7 @@ class Session:
         self._exchange.ready(
             Joined(
                 SessionInfo(
+                    is_main=self.is_main,
                     num_samples=self._sampler_size,
                     batch_size=batch_size,
                     evaluate_every=self._evaluate_every,

@@ -227,3 +227,17 @@ def test_superlink_with_tls_is_verified(tmp_path: Path) -> None:
         assert "certificate is not valid for '127.0.0.1'" in line
     ca.write_text("no certificate")
     assert f"--root-certificates {ca} cannot be used" in refusal(check_superlink, "lab:1", ca)
+
+
+def test_script_is_the_worker_of_one_node_per_device(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    further = ("--script", f"{script} --lr 0.1", "--node-config", "partition-id=3 x=1")
+    nodes = [config_of(node) for node in launched("1x cpu:0; 1x cpu:1", *further)]
+    assert [(node["device"], node["partition-id"], node["x"]) for node in nodes] == [
+        ("cpu:0", 3, 1),
+        ("cpu:1", 4, 1),
+    ]
+    assert {node["script"] for node in nodes} == {f"{script} --lr 0.1"}
+    line = refusal(launched, "1x cpu:0", "--script", "none.py")
+    assert line == "--script 'none.py' is not a file"

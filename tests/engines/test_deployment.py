@@ -18,6 +18,7 @@ from scripts.flower_engine import free_port, session_members
 from ..examples.commands import ROOT
 from ..grids.processes import is_alive, wait_until
 from ..grids.stream.slow_link import SlowLink
+from ..session import script
 from .engine import DIGITS, FIRST, LAST, Deployment, Weights, assert_bit_equal, weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
@@ -164,6 +165,21 @@ def client_apps(deployment: Deployment) -> list[int]:
         except OSError:
             continue  # it has ended
     return found
+
+
+def test_scripts_on_two_nodes_train_and_start_again(
+    deployment: Deployment, app: Path, tmp_path: Path
+) -> None:
+    """The script of the slow node raises an exception, once."""
+    given = f"script='{script.__file__} raise 0 {tmp_path}'"
+    deployment.use_nodes(f"{SLOW} steps=2 batch=4 {given}", f"{FAST} {given}")
+    out, text = tmp_path / "run", "threads=1 local-steps-fast=5 batch-size=8 rounds=60"
+    log = deployment.run(app, f"task='script.py' epochs=1000 {text} {STREAM} out='{out}'")
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["rounds"] == 60, log
+    failures = {(failure["worker"], failure["kind"]) for failure in summary["failures"]}
+    assert (f"slow-1 (cpu:{LAST})", "raised") in failures
+    assert summary["samples"] > 60 * 40  # both took part
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="this system has no /proc")

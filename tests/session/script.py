@@ -25,9 +25,9 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
-def misbehave(how: str, rank: int, steps: int) -> None:
+def misbehave(how: str, rank: int, steps: int, folder: Path) -> None:
     """Do what a test asks for, once."""
-    mark = Path(f"{how}-done")
+    mark = folder / f"{how}-done"
     if rank != 1 or steps != 30 or mark.exists():
         return
     if how == "raise":
@@ -38,7 +38,7 @@ def misbehave(how: str, rank: int, steps: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(how: str, processes: int) -> None:
+def main(how: str, processes: int, folder: Path) -> None:
     """Train until the run is over."""
     inputs, targets = data()
     dataset, net = TensorDataset(inputs, targets), model()
@@ -62,10 +62,11 @@ def main(how: str, processes: int) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(batch), labels).backward()
         optimizer.step()
-        misbehave(how, session.rank, steps)
+        misbehave(how, session.rank, steps, folder)
         session.step(samples=len(batch))
     print(f"rank {session.rank}: accuracy {figures(net)['accuracy']:.4f}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "", int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    how, processes, folder = [*sys.argv[1:], *["", "0", "."][len(sys.argv) - 1 :]]
+    main(how, int(processes), Path(folder))

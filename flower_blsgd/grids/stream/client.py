@@ -9,7 +9,7 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import grpc
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ..app_call import error_of, handler_of, takes_views
+from ..app_call import PROCESS_ENDS, error_of, handler_of, main_program_of, takes_views
 from ..array_records import ArrayView, PrivateArray
 from ..flower_internals import inside_lifespan, release_records_at_once
 from .codec import Bytes, FrameError, Tensors, chunks_of, decode_arrays, encode_reply, read_frames
@@ -49,6 +49,9 @@ _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 3.0
 
 _WAIT_SECONDS = 0.5
 """Longest wait of a handler: Flower ends a node with a signal, which is handled between waits."""
+
+_PROGRAM_SECONDS = 5.0
+"""Time for a program to end after the session, and for its last reply to arrive."""
 
 _IDLE_SECONDS = 0.05
 _UNWIND_SECONDS = 0.4
@@ -86,6 +89,8 @@ class Session:
         self._request = request
         self._node_id = context.node_id
         self._handle = handler_of(inside_lifespan(app), context)
+        self._program, self._context = main_program_of(app), context
+        self._ending = False  # whether the program has raised
         self._array_type = ArrayView if takes_views(app) else PrivateArray
         host = str(context.node_config.get("superlink", "")).rpartition(":")[0]
         ports = [address.rpartition(":")[2] for address in request.addresses[:1] if host]
@@ -113,12 +118,37 @@ class Session:
             worker.start()
             threading.Thread(target=self._stay_connected, name="stream", daemon=True).start()
             try:
+                if self._program is not None:
+                    self._run_program(self._program)
                 while not self._over.wait(_WAIT_SECONDS):
                     pass
             finally:  # also when Flower ends the node: SystemExit
                 self.close()
                 self._interrupt(worker)
         return self._result
+
+    def _run_program(self, program: Callable[[Context], None]) -> None:
+        """Run the app's program in this thread; end the session if it raises.
+
+        If the session ends before the program, end the process.
+        """
+
+        def end_with_session() -> None:
+            self._over.wait()
+            if not has_ended.wait(_PROGRAM_SECONDS):
+                os._exit(1)
+
+        has_ended = threading.Event()
+        threading.Thread(target=end_with_session, name="program-watch", daemon=True).start()
+        try:
+            program(self._context)
+        except BaseException:  # also SystemExit of a script; the server opens another session
+            until = time.monotonic() + _PROGRAM_SECONDS
+            while self._replies and time.monotonic() < until:
+                self._over.wait(_IDLE_SECONDS)  # until the server has the reply
+            self._result = SessionResult(self._connected, "its program raised an exception")
+            self._over.set()
+        has_ended.set()
 
     def close(self) -> None:
         """End the session and close the connection."""
@@ -135,13 +165,17 @@ class Session:
                 del work  # and its arrays
                 self._replies[message_id] = frame
                 self._outgoing.put(frame)
+                if self._ending:
+                    return
         except SessionOverError:
             pass
 
     def _answer(self, message: Message, received: dict[str, Tensors]) -> list[bytes]:
         wire_dtype = self._request.wire_dtype
         try:
-            return encode_reply(self._handle(message), received, self._carried, wire_dtype)
+            reply = self._handle(message)
+            self._ending = reply.has_error() and reply.error.code == PROCESS_ENDS
+            return encode_reply(reply, received, self._carried, wire_dtype)
         except SessionOverError:
             raise
         except BaseException as error:  # such as SystemExit; the server waits for a reply
