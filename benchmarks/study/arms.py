@@ -22,12 +22,15 @@ class Arm:
         Run config of `ours`, on top of ``weighted-local-sgd``.
     accumulate : int (default: 1)
         Batches per optimizer step of DDP.
+    divide_steps : int (default: 1)
+        Divides the local steps of `ours`.
     """
 
     kind: Literal["loop", "ddp", "ours"]
     batch: int = 32
     settings: Mapping[str, Any] = field(default_factory=dict)
     accumulate: int = 1
+    divide_steps: int = 1
 
     @property
     def both(self) -> bool:
@@ -42,6 +45,8 @@ ARMS: Mapping[str, Arm] = {
     "load": Arm("ours", 16, {"weights": "load"}),
     "per-sample": Arm("ours", 16, {"weights": "per-sample"}),
     "separated": Arm("ours", 16, {"weights": "per-sample", "sampler": "separated"}),
+    "averaged-momentum": Arm("ours", 16, {"weights": "per-sample", "momentum-buffers": "average"}),
+    "short-rounds": Arm("ours", 16, {"weights": "per-sample"}, divide_steps=2),
     "shipped": Arm("ours", settings={"algorithm": "recommended"}),
 }
 """``fast-8`` only measures the seconds per step; ``shipped`` chooses its own steps."""

@@ -18,6 +18,7 @@ from .runs import Row, Store, counting, is_due
 from .stages import (
     FULL,
     GAPS,
+    IDEAS,
     SCREENING_SEEDS,
     SHAPES_TRIED,
     STAGES,
@@ -46,6 +47,7 @@ def page(rows: Rows, scale: Scale) -> str:
         "rules and estimators: [PLAN2.md](PLAN2.md).",
         *_section("Screening", screening_lines(rows, scale)),
         *_section("Weights and sampling", pair_lines(rows["weights"], GAPS)),
+        *_section("Next ideas", idea_lines(rows)),
         *_section("Throughput", throughput_lines(rows["throughput"])),
         *_section("Confirmation", confirmation_lines(rows, scale)),
         *_section("The same on the wall clock", wall_lines(rows, scale)),
@@ -168,8 +170,12 @@ def paired(rows: Sequence[Row], shape: str, arm: str, rival: str) -> dict[str, l
     }
 
 
-def pair_lines(rows: Sequence[Row], shapes: Sequence[str]) -> Lines:
-    """Yield the paired differences from per-sample weights with uniform sampling."""
+def pair_lines(
+    rows: Sequence[Row],
+    shapes: Sequence[str],
+    pairs: Sequence[tuple[str, str]] = (("per-sample", "load"), ("separated", "per-sample")),
+) -> Lines:
+    """Yield the paired differences between arms."""
     done = [row for row in counting(rows).values() if row["seed"] not in SCREENING_SEEDS]
     if not done:
         return
@@ -177,7 +183,7 @@ def pair_lines(rows: Sequence[Row], shapes: Sequence[str]) -> Lines:
         "devices", "arm", "against", "pairs", "accuracy, points [95 %]", "loss [95 %]", "ahead"
     )
     for shape in shapes:
-        for arm, rival in (("per-sample", "load"), ("separated", "per-sample")):
+        for arm, rival in pairs:
             found = paired(done, shape, arm, rival)
             if not found["accuracy"]:
                 continue
@@ -191,6 +197,13 @@ def pair_lines(rows: Sequence[Row], shapes: Sequence[str]) -> Lines:
                 spread(interval(found["loss"]), 1, 4),
                 f"{ahead} of {len(found['accuracy'])}",
             )
+
+
+def idea_lines(rows: Rows) -> Lines:
+    """Yield the paired differences of the next ideas from per-sample weights."""
+    if rows["ideas"]:
+        both = [*rows["weights"], *rows["ideas"]]
+        yield from pair_lines(both, GAPS, [(name, "per-sample") for name in IDEAS])
 
 
 # --- time to an accuracy

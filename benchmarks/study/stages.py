@@ -17,6 +17,7 @@ CONTENDER_MARGIN = 0.02
 
 TWO_DEVICES = ("ddp", "load", "per-sample")
 GAPS = ("gap-2", "gap-4")
+IDEAS = ("averaged-momentum", "short-rounds")
 SHAPES_TRIED = ("1+1-32-16", "1+1-32-1", "8+2-32-1")
 
 Rows = Mapping[str, Sequence[Row]]
@@ -183,6 +184,20 @@ def weights(rows: Rows, scale: Scale) -> list[Run]:
     ]
 
 
+def ideas(rows: Rows, scale: Scale) -> list[Run]:
+    """Return the next ideas at the setting of per-sample weights, on seeds of `weights`."""
+    found = settings_found(rows, scale)
+    return [
+        Run(
+            "ideas", name, *_split(found["per-sample", shape], scale.screening_seconds), shape, seed
+        )
+        for name in IDEAS
+        for seed in range(1000, 1000 + scale.confirmed_pairs)
+        for shape in GAPS
+        if ("per-sample", shape) in found
+    ]
+
+
 def _split(setting: Setting, seconds: float) -> tuple[float, float, str]:
     return setting[0], seconds, setting[1]
 
@@ -329,6 +344,7 @@ def slow_link(rows: Rows, scale: Scale) -> list[Run]:
 STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = {
     "screening": screening,
     "weights": weights,
+    "ideas": ideas,
     "throughput": throughput,
     "confirmation": confirmation,
     "wall": wall,
