@@ -158,6 +158,8 @@ def _train(
         config.seconds,
         on_round_end=on_round_end,
         on_epoch_end=on_epoch_end,
+        rounds=config.rounds,
+        samples=config.samples,
     )
     if note := cores_note(grid.workers):
         view.say(note)

@@ -86,6 +86,8 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
         config.seconds,
         on_round_end=lambda _: logs.flush(),
         on_folder=logs.write_to,
+        rounds=config.rounds,
+        samples=config.samples,
     )
 
     def load(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:

@@ -115,7 +115,8 @@ def _train(
         _refuse_without_local_grid(config, strategy)
     if not resumed:
         RunFolder.refuse_unusable(config.out)
-    view = view or ProgressView(config.epochs, seconds=config.seconds)
+    limits = {"seconds": config.seconds, "rounds": config.rounds, "samples": config.samples}
+    view = view or ProgressView(config.epochs, **limits)  # type: ignore[arg-type]
     recorder = RunRecorder(config, strategy, view, began, work.metric_name, work.metric_mode)
     if resumed:
         arrays, last_round = resumed.restore(strategy, recorder, arrays)

@@ -43,11 +43,13 @@ ARROWS = {
     | {"worker", "config", "errors"},
     # only the command line imports it; others name it as "module:name"
     "paper": {"experiments", "results", "strategy", "algorithm", "grids", "config", "errors"},
+    "session": {"worker", "protocol", "algorithm", "grids", "errors"},
+    "launch": {"run", "session", "results", "strategy", "protocol", "grids", "config", "errors"},
     "settings": {"algorithm"},  # written by make format
     "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
     | {"algorithm", "settings"},
-    "cli": {"api", "experiments", "paper", "results", "grids", "tasks", "worker"}
-    | {"config", "errors"},
+    "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "grids", "tasks"}
+    | {"worker", "config", "errors"},
     "clients": {"hosts", "worker", "protocol", "tasks", "grids", "config"},
     "server": {"run", "grids", "config"},
 }

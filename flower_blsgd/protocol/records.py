@@ -35,7 +35,7 @@ SKIPPED_STEPS = "skipped-steps"
 GRAD_SCALER = "grad-scaler"
 TIMING_KEYS = (
     *("compute-seconds", "started-at", "ended-at", "batch-size"),
-    *(COMPLETED_STEPS, MOMENTUM_ZEROED, SKIPPED_STEPS),
+    *(COMPLETED_STEPS, MOMENTUM_ZEROED, SKIPPED_STEPS, "samples"),
 )
 """Metrics of a reply whose average is meaningless."""
 

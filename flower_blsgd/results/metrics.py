@@ -72,8 +72,6 @@ class RunMetrics:
         Seconds that all rounds, and the last one, count against a budget: on the wall clock
         measured planning and rounds, on the device clock computed rounds. A round whose computed
         time is unknown counts as measured.
-    budget_share : float
-        Used share of the budget; may be set after each round.
     """
 
     def __init__(self, clock: Clock = "wall") -> None:
@@ -85,7 +83,6 @@ class RunMetrics:
         self.device_seconds: float | None = None
         self.budget_seconds = 0.0
         self.last_budget_seconds = 0.0
-        self.budget_share = 0.0
         self._on_clock: list[RoundRecord | None] = []
 
     def add(self, record: RoundRecord) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from ..strategy.budget import NO_LIMIT
+from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, shown_late, shown_metric
 from .metrics import RunMetrics
@@ -39,6 +39,8 @@ class ProgressView:
         Called with each record after a round, and with each row after an epoch or a late result.
     on_folder : callable, optional
         Called with the path of the results folder when there is one.
+    rounds, samples : int (default: 0)
+        Budget in rounds and in samples; 0 for none.
     """
 
     def __init__(
@@ -50,12 +52,15 @@ class ProgressView:
         on_round_end: OnRoundEnd | None = None,
         on_epoch_end: OnEpochEnd | None = None,
         on_folder: Callable[[Path], object] | None = None,
+        rounds: int = 0,
+        samples: int = 0,
     ) -> None:
         self.measured_on, self.metric_name = "", "accuracy"
         self.log: Callable[[str], object] = lambda line: None
         self._epochs, self._lines = epochs, lines
         self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
         self.on_folder: Callable[[Path], object] = on_folder or (lambda path: None)
+        self._budget = Budget(epochs, seconds, rounds, samples)
         self._of_epochs = "" if seconds or epochs >= NO_LIMIT else f"/{epochs}"
         self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self._live: Progress | None = None
@@ -91,15 +96,27 @@ class ProgressView:
         self._pace = (
             f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
         )
-        if not self._share_done:  # starting the workers, and the first round, do not count
-            self._began, self._share_before = time.monotonic(), metrics.budget_share
-        self._share_done = min(1.0, metrics.budget_share)
+        used = Budget(self._epoch(record, 0), metrics.budget_seconds, record.round, metrics.samples)
+        if not self._share_done:  # starting the workers does not count
+            self._began = time.monotonic() - record.round_seconds
+            before = Budget(
+                self._epoch(record, 1),
+                metrics.budget_seconds - metrics.last_budget_seconds,
+                record.round - 1,
+                metrics.samples - examples,
+            )
+            self._share_before = self._budget.share(before)
+        self._share_done = min(1.0, self._budget.share(used))
         if self._live is not None:
             at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
             text = self._line(f"epoch {record.epoch}{self._of_epochs}", at)
             self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
         if self._on_round_end is not None:
             self._on_round_end(record)
+
+    @staticmethod
+    def _epoch(record: RoundRecord, left: int) -> float:
+        return record.epoch - 1 + (record.round_in_epoch - left) / record.rounds_in_epoch
 
     def epoch(self, row: EpochRow) -> None:
         """Print the line of a finished epoch, or of a result that arrived later."""

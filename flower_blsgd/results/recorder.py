@@ -263,7 +263,8 @@ class RunRecorder:
         return "" if self.evaluation_missing else over
 
     def _budget_used_up(self) -> str:
-        return self.budget.used_up(self._strategy.planner, self.budget_seconds())
+        planner = self._strategy.planner
+        return self.budget.used_up(planner.used(self.budget_seconds()), planner.epoch_ended)
 
     def budget_seconds(self) -> float:
         """Return the seconds that all rounds so far count against a budget."""
@@ -285,8 +286,6 @@ class RunRecorder:
         self._write("rounds.jsonl", self.folder.add_round, record)
         if self._events is not None:
             self._write("tensorboard", self._events.add_round, record)
-        used = self.budget_seconds()
-        self._metrics.budget_share = self.budget.share(self._strategy.planner, used)
         self._view.round(record, self._metrics)
 
     def add_epoch(self, end: EpochEnd) -> bool:

@@ -1,9 +1,7 @@
-"""Length of a run."""
+"""Length of a run: its limits, and what is used of them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from .planner import Planner
 
 NO_LIMIT = 1_000_000
 """A number of epochs that no run reaches."""
@@ -13,16 +11,18 @@ NO_LIMIT = 1_000_000
 class Budget:
     """Limits of a run; the first one that is reached ends it. 0 is no limit.
 
+    The used part of a budget is a budget, too, whose number of epochs may be fractional.
+
     Parameters
     ----------
-    epochs, rounds, samples : int (default: 0)
+    epochs, rounds, samples : float (default: 0)
         Number of epochs, of communication rounds, and of samples trained on by all workers.
     seconds : float (default: 0)
         Training time in seconds, without evaluation.
 
     """
 
-    epochs: int = 0
+    epochs: float = 0
     seconds: float = 0.0
     rounds: int = 0
     samples: int = 0
@@ -41,23 +41,24 @@ class Budget:
                 raise ValueError(f"{name} = {limit} must be above 0")
         return cls(**given)
 
-    def share(self, planner: Planner, used_seconds: float) -> float:
+    def share(self, used: "Budget") -> float:
         """Return the used share of the limit that is nearest; 1 or more at the end."""
-        used = self._used(planner, used_seconds)
-        shares = [used[name] / limit for name, limit in asdict(self).items() if limit]
-        return max(shares, default=0.0)
+        return max((u / limit for _, u, limit in self._limits(used)), default=0.0)
 
-    def used_up(self, planner: Planner, used_seconds: float) -> str:
+    def used_up(self, used: "Budget", epoch_ended: bool) -> str:
         """Return which limit is reached, such as ``"3 of 3 epochs done"``; empty if none is.
 
         A limit of epochs is reached at the end of an epoch.
         """
-        used = self._used(planner, used_seconds)
-        for name, limit in asdict(self).items():
-            if limit and used[name] >= limit and (name != "epochs" or planner.epoch_ended):
-                number = f"{used[name]:.1f}" if name == "seconds" else f"{round(used[name]):,}"
+        for name, u, limit in self._limits(used):
+            if u >= limit and (name != "epochs" or epoch_ended):
+                number = f"{u:.1f}" if name == "seconds" else f"{u:,.0f}"
                 return f"{number} of {self._words(name)} done"
         return ""
+
+    def _limits(self, used: "Budget") -> list[tuple[str, float, float]]:
+        limits = asdict(self).items()
+        return [(name, getattr(used, name), limit) for name, limit in limits if limit]
 
     def __str__(self) -> str:
         names = [name for name, limit in asdict(self).items() if limit]
@@ -70,11 +71,3 @@ class Budget:
         if name == "seconds":
             return f"{limit:g} seconds of training"
         return f"{limit:,} {name.removesuffix('s') if limit == 1 else name}"
-
-    def _used(self, planner: Planner, used_seconds: float) -> dict[str, float]:
-        return {
-            "epochs": planner.epochs_done,
-            "seconds": used_seconds,
-            "rounds": planner.rounds_total,
-            "samples": planner.samples_trained,
-        }

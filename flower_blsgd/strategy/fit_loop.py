@@ -133,10 +133,10 @@ def fit(
     used_seconds = budget_seconds or (lambda: training_seconds)
 
     def budget_share() -> float:
-        return budget.share(planner, used_seconds())
+        return budget.share(planner.used(used_seconds()))
 
     def used_up() -> bool:
-        return bool(budget.used_up(planner, used_seconds()))
+        return bool(budget.used_up(planner.used(used_seconds()), planner.epoch_ended))
 
     def ended() -> bool:
         return used_up() or (should_stop is not None and should_stop(server_round, result))

@@ -29,6 +29,7 @@ from ..errors import UsageError
 from ..grids.array_records import tensors_of, view_record
 from ..protocol import Keys, TrainOrder
 from ..protocol.records import from_wire, to_wire
+from .budget import Budget
 from .round import Outcome, Round
 from .workers import Worker
 
@@ -109,6 +110,10 @@ class Planner:
     def epochs_done(self) -> float:
         """Number of completed epochs, including the completed share of the current one."""
         return self.epoch and self.epoch - 1 + self.rounds_done / self.plan.rounds
+
+    def used(self, seconds: float) -> Budget:
+        """Return the used part of the budget, given the used seconds."""
+        return Budget(self.epochs_done, seconds, self.rounds_total, self.samples_trained)
 
     def plan_is_due(self, active: Sequence[Worker]) -> bool:
         """Return whether the next round begins an epoch: the last one ended or lost its workers."""

@@ -31,6 +31,7 @@ from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.results.stopping import Best
 from flower_blsgd.run import make_strategy
+from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.fit_loop import EpochEnd
 from flower_blsgd.strategy.workers import WorkerRegistry
 
@@ -76,6 +77,7 @@ class Run:
                 samples_given_up=3,
                 samples_cut_off=2,
                 epoch=1,
+                used=lambda seconds: Budget(strategy.planner.epoch, seconds, 1, 240),
                 epoch_ended=True,
                 table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
             ),
