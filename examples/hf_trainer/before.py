@@ -1,4 +1,4 @@
-"""Fine-tune a small encoder to tell good reviews from bad ones, with the Trainer of transformers."""
+"""Fine-tune a small encoder to tell good from bad, with the Trainer of transformers."""
 
 import itertools
 from typing import Any
@@ -62,6 +62,7 @@ def main() -> None:
             lr_scheduler_type="linear",
             logging_steps=20,
             eval_strategy="epoch",
+            metric_for_best_model="accuracy",
             save_strategy="no",
         ),
         train_dataset=train,

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import RandomSampler, Sampler
@@ -20,7 +19,7 @@ from ..session.exchange import HERE, Exchange
 from ..session.session import Figures, Session, join
 
 
-class BlsgdCallback(TrainerCallback):  # type: ignore[misc]
+class BlsgdCallback(TrainerCallback):
     """Callback with which a ``transformers.Trainer`` trains under ``blsgd launch``.
 
     Add it last, and after that start the script with ``blsgd launch``. Without the launcher, it
@@ -49,7 +48,7 @@ class BlsgdCallback(TrainerCallback):  # type: ignore[misc]
     Parameters
     ----------
     trainer : transformers.Trainer
-        The Trainer, or an object of a derived class such as TRL's ``SFTTrainer``.
+        The Trainer, or one of a derived class such as TRL's ``SFTTrainer``.
 
     Attributes
     ----------
@@ -73,7 +72,9 @@ class BlsgdCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Trainer) -> None:
         self.session: Session | None = None
-        self._trainer, self._exchange = trainer, HERE.exchange
+        # Its methods are replaced, because it decides much before its callbacks are called.
+        self._trainer: Any = trainer
+        self._exchange = HERE.exchange
         self._stream: Iterator[int] = iter(())
         self._own_batch_size = 0
         self._run_evaluates = self._is_end_of_round = False
@@ -144,8 +145,8 @@ class BlsgdCallback(TrainerCallback):  # type: ignore[misc]
         if self._exchange is None:
             return
         trainer = self._trainer
-        while isinstance(optimizer, AcceleratedOptimizer):
-            optimizer = optimizer.optimizer
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = inner  # out of the wrapper of accelerate
         model = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
         self.session = session = join(model, optimizer)
         set_seed(session.seed % 2**32)
@@ -153,7 +154,10 @@ class BlsgdCallback(TrainerCallback):  # type: ignore[misc]
         state.num_train_epochs = math.ceil(args.num_train_epochs)
         if isinstance(lr_scheduler, LambdaLR) and len(set(lr_scheduler.lr_lambdas)) == 1:
             factor, steps = lr_scheduler.lr_lambdas[0], state.max_steps
-            following = session.scheduler(optimizer, lambda progress: factor(progress * steps))
+            # Step 0 of a warm-up has a rate of zero, which would waste the first round.
+            following = session.scheduler(
+                optimizer, lambda progress: factor(max(1.0, progress * steps))
+            )
             trainer.lr_scheduler = trainer.callback_handler.lr_scheduler = following
         if self._run_evaluates:
             by_steps = args.eval_strategy == "steps"
@@ -257,7 +261,7 @@ class _EndlessSampler(Sampler[int]):
         return itertools.islice(self._callback.samples, self._size)
 
 
-def _check(trainer: Trainer) -> None:
+def _check(trainer: Any) -> None:
     """Raise UsageError for what cannot be combined with ``blsgd launch``."""
     args = trainer.args
     if args.world_size > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
@@ -274,7 +278,7 @@ def _check(trainer: Trainer) -> None:
         )
 
 
-def _use_device(trainer: Trainer, device: torch.device) -> None:
+def _use_device(trainer: Any, device: torch.device) -> None:
     """Replace the first device of the machine, which the Trainer uses, by that of the worker."""
     args = trainer.args
     if device.type == "cpu" == args.device.type:
