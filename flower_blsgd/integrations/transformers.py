@@ -250,7 +250,7 @@ class _EndlessSampler(Sampler[int]):
     def __init__(self, callback: BlsgdCallback, dataset: Sized) -> None:
         self._callback, self._dataset = callback, dataset
         batch_size = callback._trainer._train_batch_size
-        self._size = math.ceil(len(dataset) / batch_size) * batch_size
+        self._size: int = math.ceil(len(dataset) / batch_size) * batch_size
 
     def __len__(self) -> int:
         return self._size
