@@ -44,8 +44,8 @@ def main() -> None:
         print(f"each worker sends {sent:,} bytes per round, not {every:,}")
 
     while not session.done:
-        for ids in loader:
-            ids = ids.to(session.device)
+        for batch in loader:
+            ids = batch.to(session.device)
             loss = model(input_ids=ids, labels=ids).loss
             loss.backward()
             optimizer.step()

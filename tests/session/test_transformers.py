@@ -6,6 +6,7 @@ Real processes start the adapter in tests/examples/test_hf_trainer.py.
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class Launcher:
         HERE.exchange = self.exchange
         self.reports: list[TrainReport] = []
 
-    def run(self, script: Callable[[], None], *orders: Any) -> None:
+    def run(self, script: Callable[[], None], *orders: Any, final: Any = None) -> None:
         def give() -> None:
             self.exchange.joined.result(60)
             for order in orders:
@@ -94,7 +95,7 @@ class Launcher:
                     self.reports.append(self.exchange.do(Train(order)))
                 elif isinstance(order, EvaluateOrder):
                     self.figures = self.exchange.do(Evaluate(order)).metrics()
-            self.exchange.do(End(arrays_of(0.75)))
+            self.exchange.do(End(final or arrays_of(0.75)))
 
         thread = threading.Thread(target=give)
         thread.start()
@@ -263,6 +264,16 @@ def test_the_trainer_of_the_main_worker_chooses_the_best_model() -> None:
     assert json.loads(Path("out/checkpoint-9/trainer_state.json").read_text())["best_global_step"]
 
 
+def test_the_trainer_uses_the_device_of_the_worker() -> None:
+    trainer = trainer_of()
+    trainer.args._n_gpu = 2  # as on a machine with two GPUs, where it would use DataParallel
+    Launcher("meta")  # the only other device that every machine has
+    BlsgdCallback(trainer)
+    assert trainer.args.device.type == trainer.accelerator.device.type == "meta"
+    assert trainer.args.n_gpu == 0
+    assert trainer.get_train_dataloader().device.type == "meta"
+
+
 class Stream(torch.utils.data.IterableDataset[Any]):
     """A data set without a length."""
 
@@ -283,3 +294,48 @@ def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
     BlsgdCallback(trainer)  # not without the launcher
     Launcher(batch_size=6)
     assert message in refusal(BlsgdCallback, trainer)
+
+
+@pytest.mark.filterwarnings("ignore")  # trl 1.16 uses deprecated names of transformers
+def test_the_trainer_of_trl() -> None:
+    trl = pytest.importorskip("trl")
+    tokenizers, datasets = pytest.importorskip("tokenizers"), pytest.importorskip("datasets")
+    texts = [f"{a} plus {b} is {a + b}" for a in range(5) for b in range(5)]
+    words = ["<pad>", "<eos>", *sorted({word for text in texts for word in text.split()})]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="<pad>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), **shape, num_attention_heads=1, max_position_embeddings=16
+    )
+    launcher = Launcher()
+    trainer = trl.SFTTrainer(
+        transformers.LlamaForCausalLM(config),
+        trl.SFTConfig(
+            "out",
+            max_steps=5,
+            per_device_train_batch_size=4,
+            save_strategy="no",
+            eval_strategy="epoch",
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
+        train_dataset=datasets.Dataset.from_dict({"text": texts}),
+        eval_dataset=datasets.Dataset.from_dict({"text": texts[:5]}),
+        processing_class=transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>"
+        ),
+    )
+    trainer.add_callback(BlsgdCallback(trainer))
+    arrays = state_record(trainer.model)
+    orders = [replace(order_of(n, 5, n / 4), arrays=arrays) for n in (1, 2, 3)]
+    evaluation = EvaluateOrder(0, 0, 1, arrays)
+    launcher.run(trainer.train, *orders, evaluation, final=arrays)
+    assert [(r.completed_steps, r.num_examples) for r in launcher.reports] == [(5, 20)] * 3
+    assert {"loss", "mean_token_accuracy"} <= launcher.figures.keys()
+    assert trainer.state.global_step == 15
