@@ -22,8 +22,8 @@ from ..session.session import Figures, Session, join
 class BlsgdCallback(TrainerCallback):
     """Callback with which a ``transformers.Trainer`` trains under ``blsgd launch``.
 
-    Add it last, and after that start the script with ``blsgd launch``. Without the launcher, it
-    changes nothing.
+    Add it after all other callbacks, and start the script with ``blsgd launch``. Without the
+    launcher, it changes nothing.
 
     - The budget of the run decides when training ends, not ``num_train_epochs``, ``max_steps`` or
       an early-stopping callback. Use ``-s patience`` or ``-s stop-at-accuracy`` instead of the
@@ -35,7 +35,8 @@ class BlsgdCallback(TrainerCallback):
     - ``batch=`` of a worker is its number of samples per optimizer step. It must be a multiple of
       ``gradient_accumulation_steps``. Workers without it use the Trainer's own batch size.
     - The workers share one stream of permutations of ``train_dataset``, which needs a length.
-      ``train_sampling_strategy`` has no effect.
+      ``train_sampling_strategy`` has no effect. A derived class with its own
+      ``get_train_dataloader`` keeps it; then each worker draws with its own random numbers.
     - Only the main worker logs and saves; ``trainer.is_world_process_zero()`` is True there and
       False on the others. It saves at the end of a round, because only then its model is the
       averaged one. The Trainer's steps and epochs are those of this worker.
@@ -59,7 +60,8 @@ class BlsgdCallback(TrainerCallback):
     ------
     UsageError
         Under ``blsgd launch``, if the Trainer itself uses several processes, DeepSpeed or FSDP, has
-        ``auto_find_batch_size`` or a data set without a length, or if ``batch=`` does not fit.
+        ``auto_find_batch_size``, its own sampler or a data set without a length, or if ``batch=``
+        does not fit.
 
     Examples
     --------
@@ -271,7 +273,12 @@ def _check(trainer: Any) -> None:
         )
     if args.auto_find_batch_size:
         raise UsageError("TrainingArguments: auto_find_batch_size = True; give batch= per worker")
-    if trainer.train_dataset is not None and not hasattr(trainer.train_dataset, "__len__"):
+    if type(trainer)._get_train_sampler is not Trainer._get_train_sampler:
+        raise UsageError(
+            f"{type(trainer).__name__}: it has its own sampler, so the workers cannot share the "
+            "samples; use Trainer, or a class without _get_train_sampler"
+        )
+    if not hasattr(trainer.train_dataset, "__len__"):
         raise UsageError(
             "Trainer: train_dataset has no length, so the workers cannot share its samples; use a "
             "data set with __len__ and __getitem__"

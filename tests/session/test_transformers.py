@@ -296,6 +296,13 @@ def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
     assert message in refusal(BlsgdCallback, trainer)
 
 
+def test_a_derived_class_with_its_own_sampler_is_refused() -> None:
+    trainer = trainer_of()
+    trainer.__class__ = type("Own", (type(trainer),), {"_get_train_sampler": lambda *_: None})
+    Launcher()
+    assert "Own: it has its own sampler" in refusal(BlsgdCallback, trainer)
+
+
 @pytest.mark.filterwarnings("ignore")  # trl 1.16 uses deprecated names of transformers
 def test_the_trainer_of_trl() -> None:
     trl = pytest.importorskip("trl")
