@@ -79,9 +79,9 @@ class TrainOrder:
         batch. None if all are 1.
     progress : float (default: 0)
         Used share of the budget, in [0, 1].
-    stream_start, stream_stride : int (default: -1, 0)
+    stream_start, stream_stride : int (default: 0)
         Where the indices begin in the `permutation_stream` of the run, and by how much later those
-        of the next round begin; -1 if the indices do not come from this stream.
+        of the next round begin; a stride of 0 if the indices do not come from this stream.
     """
 
     round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
@@ -98,8 +98,8 @@ class TrainOrder:
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
     sample_weights: npt.NDArray[np.float32] | None = field(default=None, metadata={"wire": False})
     progress: float = field(default=0.0, metadata={"limits": 0})
-    stream_start: int = -1
-    stream_stride: int = 0
+    stream_start: int = field(default=0, metadata={"limits": 0})
+    stream_stride: int = field(default=0, metadata={"limits": 0})
 
     @classmethod
     def to_measure(
@@ -208,8 +208,8 @@ class TrainReport:
         1 if the optimizer's state was not finite and was set to zero.
     skipped_steps : int (default: 0)
         Steps in float16 whose gradients overflowed; each was repeated with a smaller loss scale.
-    samples : int (default: -1)
-        Number of samples trained on if the batches had other sizes; -1 if they had `batch_size`.
+    samples : int (default: 0)
+        Number of samples trained on if the batches had other sizes; 0 if they had `batch_size`.
     """
 
     completed_steps: int
@@ -222,12 +222,12 @@ class TrainReport:
     momentum: ArrayRecord | None = field(default=None, metadata={"wire": False})
     momentum_zeroed: int = field(default=0, metadata={"key": MOMENTUM_ZEROED, "limits": (0, 1)})
     skipped_steps: int = field(default=0, metadata={"key": SKIPPED_STEPS, "limits": 0})
-    samples: int = field(default=-1, metadata={"limits": -1})
+    samples: int = field(default=0, metadata={"limits": 0})
 
     @property
     def num_examples(self) -> int:
         """Number of samples trained on."""
-        return self.completed_steps * self.batch_size if self.samples < 0 else self.samples
+        return self.samples or self.completed_steps * self.batch_size
 
     @property
     def mean_loss(self) -> float:
@@ -279,9 +279,9 @@ class TrainReport:
             raise ProtocolError(
                 f"{report.completed_steps} steps were completed of {order.local_steps} ordered"
             )
-        if report.batch_size != order.batch_size or (
-            len(report.losses) != report.num_examples and (report.samples < 0 or len(report.losses))
-        ):
+        lengths = {report.num_examples, 0 if report.samples else report.num_examples}
+        fits = len(report.losses) in lengths and len(report.losses) <= len(order.indices)
+        if report.batch_size != order.batch_size or not fits:
             raise ProtocolError(
                 f"{report.completed_steps} steps of {order.batch_size} samples came with "
                 f"{len(report.losses)} losses"

@@ -321,7 +321,7 @@ class Session:
         order = self.order
         if order is None or order.round == 0:
             return None
-        if order.stream_start < 0:
+        if not order.stream_stride:
             raise UsageError(
                 "this run chooses samples by their losses: use session.sampler(dataset, "
                 "by_loss=True) and session.step(..., losses=...), or -s sampler=uniform"

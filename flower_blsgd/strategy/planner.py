@@ -162,7 +162,7 @@ class Planner:
             arrays=arrays,
             momentum=self.averaged_momentum or self.resumed_momentum.get(worker.index),
             progress=min(1.0, self.budget_share()),
-            stream_start=self.samples_planned_so_far + sum(per_round[:rank]) if in_stream else -1,
+            stream_start=self.samples_planned_so_far + sum(per_round[:rank]) if in_stream else 0,
             stream_stride=sum(per_round) if in_stream else 0,
         )
 

@@ -173,7 +173,7 @@ def test_sampler_by_loss_follows_the_orders_and_losses_are_reported() -> None:
     script = Script(main)
     for number in range(2):
         indices = np.arange(8, dtype=np.int32)[::-1] + number
-        report = script.train(order_of(number + 1, indices=indices, stream_start=-1))
+        report = script.train(order_of(number + 1, indices=indices, stream_stride=0))
         assert report.losses.tolist() == indices.tolist()
     script.finish()
 
@@ -186,7 +186,7 @@ def test_uniform_sampler_is_refused_if_the_run_chooses_by_loss() -> None:
 
     script = Script(main)
     with pytest.raises(UsageError, match="by_loss=True"):
-        script.train(order_of(stream_start=-1))
+        script.train(order_of(stream_stride=0))
 
 
 def test_optimizer_keeps_its_state_but_not_that_of_steps_before_the_run() -> None:

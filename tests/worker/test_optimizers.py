@@ -315,12 +315,12 @@ def test_peak_of_the_schedule_gives_a_custom_optimizer_its_own_rates() -> None:
 
 
 class Counting(torch.optim.SGD):
-    """Keeps a number."""
+    """Keeps a list."""
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter]["count"] = 1
+                self.state[parameter]["counts"] = [1]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_custom_optimizer_that_cannot_be_used_is_refused(make: Any, told: str) -
         LocalSGD(model_of(), data(), optimizer=make)
 
 
-def test_state_that_is_no_tensor_is_refused() -> None:
+def test_state_that_is_neither_a_tensor_nor_a_number_is_refused() -> None:
     sgd = LocalSGD(model_of(), data(), optimizer=lambda model: Counting(model.parameters()))
-    with pytest.raises(ValueError, match="the state 'count' of Counting is a int"):
+    with pytest.raises(ValueError, match="the state 'counts' of Counting is a list"):
         sgd.run(order_of(1, start()), RecordDict())
