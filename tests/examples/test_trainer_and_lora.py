@@ -22,24 +22,16 @@ PATHS = Path(f"{ROOT}{os.pathsep}{Path(__file__).parent / 'site'}")
 
 
 @pytest.fixture
-def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Return a copy of the example whose name is the parameter."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return Path(shutil.copytree(EXAMPLES / request.param, tmp_path / "example"))
-
-
-def command(folder: Path, start: str) -> list[str]:
-    """Return the arguments of the command in the README that starts so."""
-    pattern = rf"^    {start} (.+)$"
-    (found,) = re.findall(pattern, (folder / "README.md").read_text(), re.MULTILINE)
-    return shlex.split(found)
 
 
 def launch(folder: Path) -> tuple[str, dict[str, Any]]:
     """Run the README's ``blsgd launch``; return the output, and the summary of the run."""
-    output = run(
-        "-m", "flower_blsgd", "launch", *command(folder, "blsgd launch"), cwd=folder, path=PATHS
-    )
+    text = (folder / "README.md").read_text()
+    (command,) = re.findall(r"^    blsgd (launch .+)$", text, re.MULTILINE)
+    output = run("-m", "flower_blsgd", *shlex.split(command), cwd=folder, path=PATHS)
     return output, json.loads((folder / "runs/latest/summary.json").read_text())
 
 
@@ -70,14 +62,6 @@ def test_trainer_trains_on_two_workers(folder: Path) -> None:
     assert sum(both) == summary["samples"] >= 4000
     assert min(both) > 0
     assert (folder / "out/model/model.safetensors").exists()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("folder", ["hf_trainer"], indirect=True)
-def test_trainer_alone(folder: Path) -> None:
-    output = run(*command(folder, "python"), cwd=folder, path=PATHS)
-    assert "accuracy 100.0% after 160 steps" in output
-    assert not (folder / "runs").exists()
 
 
 @pytest.mark.processes
