@@ -48,6 +48,7 @@ ARROWS = {
     "settings": {"algorithm"},  # written by make format
     "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
     | {"algorithm", "settings"},
+    "integrations": {"session", "errors"},
     "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "grids", "tasks"}
     | {"worker", "config", "errors"},
     "clients": {"hosts", "session", "worker", "protocol", "tasks", "grids", "config"},

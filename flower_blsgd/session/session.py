@@ -294,10 +294,17 @@ class Session:
 
     # --- what the sampler asks
 
-    def wait_for_first_order(self) -> None:
-        """Wait for the first order, unless it is there."""
-        if not self._is_ready and not self.done:
-            self._begin(0)
+    def wait_for_first_order(self, batch_size: int = 0) -> None:
+        """Wait for the first order, unless it is there.
+
+        A script that has a batch size, whatever the setting ``batch-size``, gives it here; it
+        applies to workers without ``batch=``.
+        """
+        if self._exchange is None or self._is_ready or self.done:
+            return
+        if batch_size and not self._exchange.worker.batch_size:
+            self.batch_size = batch_size
+        self._begin(batch_size)
 
     @property
     def order(self) -> TrainOrder | None:
