@@ -48,6 +48,7 @@ ARROWS = {
     | {"algorithm", "settings"},
     "cli": {"api", "experiments", "paper", "results", "grids", "tasks", "worker"}
     | {"config", "errors"},
+    "integrations": {"session", "algorithm", "errors"},  # of algorithm only the seeds
     "clients": {"hosts", "worker", "protocol", "tasks", "grids", "config"},
     "server": {"run", "grids", "config"},
 }

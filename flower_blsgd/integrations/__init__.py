@@ -1,0 +1,1 @@
+"""Training scripts of other libraries under ``blsgd launch``."""
