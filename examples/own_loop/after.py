@@ -1,4 +1,4 @@
-"""Train a ResNet on a folder of images: a plain PyTorch loop."""
+"""Train a ResNet on a folder of images."""
 
 import torch
 from parts import accuracy, arguments, forever, images

@@ -1,4 +1,4 @@
-"""Train a ResNet on a folder of images: with schedule, evaluation, and saving."""
+"""Train a ResNet on a folder of images."""
 
 import torch
 from parts import accuracy, arguments, forever, images
@@ -23,7 +23,7 @@ def main():
     loader = DataLoader(train, sampler=session.sampler(train), **reading)
     testing = DataLoader(test, 64)
     session.scheduler(optimizer, lambda progress: 1 - progress)
-    session.evaluate(lambda net: {"accuracy": accuracy(net, testing, device)}, every=len(train) * 4)
+    session.evaluate(lambda net: {"accuracy": accuracy(net, testing, device)}, every=len(train))
     for step, (inputs, targets) in enumerate(forever(loader), 1):
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.float16, enabled=is_cuda):

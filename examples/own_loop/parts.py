@@ -16,7 +16,7 @@ def arguments():
     parser.add_argument(
         "data", type=Path, help="folder with train/CLASS/*.png and test/CLASS/*.png"
     )
-    parser.add_argument("--steps", type=int, default=30, help="length of a run alone")
+    parser.add_argument("--steps", type=int, default=20, help="length of a run alone")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--processes", type=int, default=1, help="processes that read images")
     parser.add_argument("--size", type=int, default=32, help="side of an image in pixels")

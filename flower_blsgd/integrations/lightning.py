@@ -53,8 +53,8 @@ class BlsgdCallback:
     ------
     UsageError
         If Lightning is not installed, and in ``Trainer.fit`` if the script uses what one worker of
-        several cannot: manual optimization, several optimizers, a strategy for several devices,
-        ``ReduceLROnPlateau``, callbacks that unfreeze or search, or a second fit.
+        several cannot: manual optimization (several optimizers need it), a strategy for several
+        devices, ``ReduceLROnPlateau``, callbacks that unfreeze or search, or a second fit.
 
     Examples
     --------
@@ -132,14 +132,10 @@ class BlsgdCallback:
             trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, monitors)]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Check the optimizer and its schedules."""
+        """Check the schedules, and let nothing but the run end the fit."""
         if self._exchange is None:
             return
-        if len(trainer.optimizers) != 1:
-            raise UsageError(
-                f"configure_optimizers returned {len(trainer.optimizers)} optimizers; "
-                "BlsgdCallback needs one"
-            )
+        trainer.fit_loop.min_epochs = sys.maxsize  # should_stop has no effect
         if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
             raise UsageError(
                 "ReduceLROnPlateau follows the validation of one worker, so the workers' learning "
@@ -153,9 +149,7 @@ class BlsgdCallback:
         _ = self.session
         self._schedules = _schedules(trainer, pl_module)
         self._optimizer_steps = trainer.global_step
-        loop = trainer.fit_loop
-        loop.max_epochs = loop.epoch_loop.max_steps = -1
-        loop.min_epochs = sys.maxsize  # should_stop has no effect until the run is over
+        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -229,7 +223,7 @@ class BlsgdCallback:
         if not pl_module.automatic_optimization:
             raise UsageError(
                 f"{type(pl_module).__name__} has automatic_optimization = False; BlsgdCallback "
-                "needs automatic optimization (for a manual loop, use flower_blsgd.join)"
+                "needs automatic optimization with one optimizer"
             )
         if type(trainer.strategy).__name__ != "SingleDeviceStrategy":
             raise _several_devices(type(trainer.strategy).__name__)
