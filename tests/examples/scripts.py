@@ -51,5 +51,6 @@ def changed(difference: list[str]) -> int:
 
 def printed_difference(readme: Path) -> list[str]:
     """Return the difference that a README prints, as `difference` does."""
-    (text,) = re.findall(r"```diff\n---[^\n]*\n\+\+\+[^\n]*\n(.*?)```", readme.read_text(), re.DOTALL)
+    block = r"```diff\n---[^\n]*\n\+\+\+[^\n]*\n(.*?)```"
+    (text,) = re.findall(block, readme.read_text(), re.DOTALL)
     return [line for line in text.splitlines() if line.strip()]
