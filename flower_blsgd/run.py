@@ -175,7 +175,7 @@ def _train(
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run trains: a model, a number of samples, and an evaluation.
+    """Work of a run: a model to train, a number of samples, and an evaluation.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ ARROWS = {
     "settings": {"algorithm"},  # written by make format
     "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
     | {"algorithm", "settings"},
-    "integrations": {"session", "errors"},
+    "integrations": {"session", "algorithm", "errors"},  # of algorithm the seeds
     "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "grids", "tasks"}
     | {"worker", "config", "errors"},
     "clients": {"hosts", "session", "worker", "protocol", "tasks", "grids", "config"},

@@ -110,7 +110,7 @@ class BlsgdCallback(TrainerCallback):
 
         def without_end(args: Any, dataloader: Any) -> tuple[Any, ...]:
             _, *others, steps = values(args, dataloader)
-            if args.max_steps <= 0:  # the same on all workers, whatever their batch=
+            if args.max_steps <= 0:  # the same on all workers, also with different batch=
                 a_epoch = math.ceil(len(trainer.train_dataset) / self._own_batch_size)
                 steps = math.ceil(args.num_train_epochs * a_epoch)
             return sys.maxsize, *others, steps
@@ -202,7 +202,7 @@ class BlsgdCallback(TrainerCallback):
         self._decide(state, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Continue, whatever an early-stopping callback has decided."""
+        """Continue even if an early-stopping callback has ended training."""
         if self.session is not None:
             control.should_training_stop = self.session.done
 

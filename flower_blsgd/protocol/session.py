@@ -1,4 +1,4 @@
-"""What a training script tells the launcher before the first round."""
+"""Messages between the launcher and the session of a training script."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ QUERY_JOIN, QUERY_END = f"query.{SCRIPT_JOIN}", f"query.{SCRIPT_END}"
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What the script of a worker has told its session.
+    """Settings that the script of a worker gave its session.
 
     Parameters
     ----------

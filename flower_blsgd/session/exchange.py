@@ -25,7 +25,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Measure:
-    """An order to measure the seconds per step, for about so many seconds."""
+    """An order to measure the seconds per step for about `seconds`."""
 
     seconds: float
     result: "Future[float]" = field(default_factory=Future)
@@ -52,7 +52,7 @@ Work = Train | Measure | Evaluate | End
 
 @dataclass(frozen=True)
 class Joined:
-    """What a script has told its session before the first order.
+    """Settings of a session before the first order.
 
     Parameters
     ----------

@@ -240,7 +240,7 @@ class Session:
         """Return a scheduler that multiplies the learning rates by ``factor(progress)``.
 
         The session steps it at the start of every round, so all workers have the same learning
-        rate, whatever their number of steps. The script may step it, too.
+        rate, also with different numbers of steps. The script may step it, too.
 
         Parameters
         ----------
@@ -297,8 +297,8 @@ class Session:
     def wait_for_first_order(self, batch_size: int = 0) -> None:
         """Wait for the first order, unless it is there.
 
-        A script that has a batch size, whatever the setting ``batch-size``, gives it here; it
-        applies to workers without ``batch=``.
+        `batch_size` is that of the script. It replaces the setting ``batch-size`` for workers
+        without ``batch=``.
         """
         if self._exchange is None or self._is_ready or self.done:
             return

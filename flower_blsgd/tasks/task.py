@@ -136,7 +136,9 @@ class Task:
         if _is_lightning(self.model):
             raise UsageError(
                 "task: model is a LightningModule, whose training_step and configure_optimizers "
-                "would be ignored; pass a function that returns its torch.nn.Module, and the loss"
+                "would be ignored; train its script with blsgd launch and "
+                "flower_blsgd.integrations.lightning.BlsgdCallback, or pass a function that "
+                "returns its torch.nn.Module, and the loss"
             )
         if isinstance(self.model, nn.Module) or not callable(self.model):
             raise UsageError(
@@ -348,7 +350,8 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
         if _is_lightning(model):
             raise UsageError(
                 f"{title}: model() returned a LightningModule, whose training_step and "
-                "configure_optimizers would be ignored; return its torch.nn.Module"
+                "configure_optimizers would be ignored; return its torch.nn.Module, or train its "
+                "script with blsgd launch and flower_blsgd.integrations.lightning.BlsgdCallback"
             )
         check_micro_batches(model, micro_batch_size)
         check_model(model)

@@ -1,0 +1,82 @@
+"""A training script that uses what larger scripts use, by the words on its command line."""
+
+import os
+import sys
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import flower_blsgd
+
+from script import data, model  # isort: skip  (in this folder)
+
+
+class Checkpointed(nn.Module):
+    """A network that computes its activations again in the backward pass."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, batch: Tensor) -> Tensor:
+        output: Tensor = checkpoint(self.net, batch, use_reentrant=False)
+        return output
+
+
+def main(features: set[str]) -> None:
+    """Train until the run is over."""
+    net: nn.Module = model()
+    if "checkpoint" in features:
+        net = Checkpointed(net)
+    if "compile" in features:
+        # The default backend takes a minute to compile, and treats weights in the same way.
+        compiled = torch.compile(net, backend="aot_eager")
+        assert isinstance(compiled, nn.Module)
+        net = compiled
+    if "gloo" in features:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    if "fork" in features:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    parts = 2 if "accumulate" in features else 1
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session = flower_blsgd.join(net, optimizer)
+    scaler = torch.amp.GradScaler("cpu", enabled="scaler" in features)
+    inputs, targets = data()
+    dataset = TensorDataset(inputs, targets)
+    sampler = session.sampler(dataset)
+    loader = DataLoader(dataset, session.batch_size // parts, sampler=sampler)
+    samples = 0
+    for number, (batch, labels) in enumerate(loader, 1):
+        loss = nn.functional.cross_entropy(net(batch), labels)
+        scaler.scale(loss / parts).backward()
+        samples += len(batch)
+        if number % parts:
+            continue
+        if "clip" in features:
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            assert norm.isfinite()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if "gloo" in features:
+            torch.distributed.all_reduce(loss.detach())
+        session.step(samples=samples)
+        samples = 0
+        if session.done:
+            break
+    if "gloo" in features:
+        torch.distributed.destroy_process_group()
+    accuracy = (net(inputs).argmax(1) == targets).float().mean().item()
+    print(f"rank {session.rank}: accuracy {accuracy:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(set(sys.argv[1:]))

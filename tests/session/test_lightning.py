@@ -1,0 +1,319 @@
+"""The Lightning callback, with orders from a thread instead of a launcher."""
+
+import importlib.util
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from flower_blsgd.algorithm.sampling import permutation_stream
+from flower_blsgd.data.source import import_torchvision
+from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.integrations.lightning import BlsgdCallback
+from flower_blsgd.protocol import TrainOrder, TrainReport
+from flower_blsgd.session.exchange import HERE, End, Exchange, Train
+from flower_blsgd.worker.model_io import state_record
+
+from ..refusal import refusal
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="no lightning"),
+    pytest.mark.filterwarnings("ignore"),  # Lightning's hints
+]
+BATCH, NUM_SAMPLES = 4, 16
+
+
+@pytest.fixture(autouse=True)
+def _lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what the callback changes in its process."""
+    import_torchvision()
+    from lightning.pytorch.strategies import launchers
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    for name in ("_SubprocessScriptLauncher", "_MultiProcessingLauncher"):
+        kind = getattr(launchers, name)
+        monkeypatch.setattr(kind, "launch", kind.launch)
+    for name in ("ACCELERATOR", "DEVICES"):
+        monkeypatch.setenv(f"PL_TRAINER_{name}", "")
+        monkeypatch.delenv(f"PL_TRAINER_{name}")
+    HERE.exchange, HERE.has_joined = None, False
+    yield
+    HERE.exchange, HERE.has_joined = None, False
+
+
+def module_of(**attributes: Any) -> Any:
+    """Return a LightningModule with one weight, which each step lowers by the learning rate."""
+    from lightning.pytorch import LightningModule
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(1, 1, bias=False)
+            self.drawn: list[float] = []
+            self.rates: list[float] = []
+            self.validated: list[float] = []
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            self.drawn += batch.flatten().tolist()
+            self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+            return self.net(torch.ones(1, 1)).sum()
+
+        def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+            self.validated.append(self.net.weight.item())
+            self.log("loss", self.net.weight.sum())
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            steps = self.trainer.estimated_stepping_batches
+            linear = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / steps)
+            return [optimizer], [{"scheduler": linear, "interval": "step"}]
+
+    module = Module()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+def numbers(**settings: Any) -> DataLoader[Tensor]:
+    """Return a loader of the numbers from 0 to 15."""
+    data = torch.arange(NUM_SAMPLES).float().reshape(-1, 1)
+    return DataLoader(data, **{"batch_size": BATCH, "shuffle": True, **settings})  # type: ignore[arg-type]
+
+
+def trainer_of(*callbacks: Any, **settings: Any) -> Any:
+    from lightning.pytorch import Trainer
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(callbacks=[BlsgdCallback(), *callbacks], **{**quiet, **settings})
+
+
+def becomes_worker(rank: int = 0, **worker: Any) -> Exchange:
+    spec = WorkerSpec(**{"device": "cpu", **worker})
+    exchange = Exchange(spec, rank, seed=3, batch_size=BATCH, is_main=rank == 0)
+    HERE.exchange = exchange
+    return exchange
+
+
+def arrays(weight: float) -> Any:
+    module = module_of()
+    with torch.no_grad():
+        module.net.weight.fill_(weight)
+    return state_record(module)
+
+
+def order_of(round: int, steps: int, progress: float = 0.0) -> TrainOrder:
+    return TrainOrder(
+        round=round,
+        epoch=1,
+        local_steps=steps,
+        batch_size=BATCH,
+        learning_rate=0.1,
+        seed=0,
+        deadline_seconds=0.0,
+        momentum_policy="keep",
+        indices=np.zeros(0, np.int32),
+        arrays=arrays(0.0),
+        stream_start=-1,
+        progress=progress,
+    )
+
+
+def fit(
+    module: Any, trainer: Any, orders: list[TrainOrder], *loaders: DataLoader[Tensor] | None
+) -> list[TrainReport]:
+    """Fit while a thread gives the orders, then the final model, whose weight is 42."""
+    exchange, reports = HERE.exchange, []
+    assert exchange is not None
+
+    def serve() -> None:
+        reports.extend(exchange.do(Train(order)) for order in orders)
+        exchange.do(End(arrays(42.0)))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        trainer.fit(module, *(loaders or [numbers()]))
+    except BaseException as error:
+        exchange.end(error)
+        raise
+    finally:
+        exchange.end(None)
+        thread.join(10)
+    return reports
+
+
+def weight_of(report: TrainReport) -> float:
+    return float(next(iter(report.arrays.values())).numpy().item())
+
+
+def test_steps_are_those_of_the_optimizer_and_the_run_ends_the_fit() -> None:
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    becomes_worker()
+    module, stops = module_of(), EarlyStopping("loss", patience=0)
+    trainer = trainer_of(stops, max_steps=1, accumulate_grad_batches=3, max_time="00:00:00:00")
+    # An epoch of 4 batches has a step of 3 batches and one of the last batch.
+    reports = fit(
+        module, trainer, [order_of(1, 4), order_of(2, 2)], numbers(), numbers(shuffle=False)
+    )
+    assert [report.completed_steps for report in reports] == [1, 2]  # a validation ends the first
+    assert [report.num_examples for report in reports] == [4, 16]
+    assert module.net.weight.item() == module.validated[-1] == 42.0
+
+
+def test_schedule_follows_the_progress_of_the_run() -> None:
+    becomes_worker()
+    module = module_of()
+    trainer = trainer_of(max_epochs=5)  # 20 steps alone
+    fit(module, trainer, [order_of(n + 1, 3, n / 4) for n in range(4)])
+    expected = [1.0] * 4 + [0.75] * 3 + [0.5] * 3 + [0.25] * 3
+    assert module.rates == pytest.approx(expected)  # the first step does not count
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0)
+
+
+def test_averaged_model_is_validated_and_only_the_main_worker_saves() -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    for rank in (0, 1):
+        becomes_worker(rank)
+        HERE.has_joined = False
+        module = module_of()
+        saves = ModelCheckpoint(f"of-{rank}", monitor="loss", save_top_k=-1, every_n_epochs=1)
+        trainer = trainer_of(saves, val_check_interval=2, num_sanity_val_steps=0)
+        orders = [order_of(1, 3), order_of(2, 3), order_of(3, 3)]
+        if rank == 0:
+            reports = fit(module, trainer, orders, numbers(), numbers(shuffle=False))
+            assert trainer.is_global_zero
+            # Steps 2 and 4 are validated, with the model of the next order: rounds end there.
+            assert module.validated[:2] == [0.0, 0.0]
+            assert [report.completed_steps for report in reports][:2] == [1, 2]
+        else:
+            with pytest.raises(SystemExit):
+                fit(module, trainer, orders, numbers(), numbers(shuffle=False))
+            assert module.validated == []
+            assert not trainer.is_global_zero
+            trainer.save_checkpoint("by-hand.ckpt")
+    assert [path.name for path in Path().iterdir()] == ["of-0"]
+    assert list(Path("of-0").iterdir())
+
+
+def test_each_worker_draws_differently_also_with_the_same_generator() -> None:
+    drawn = []
+    for rank in (0, 1):
+        becomes_worker(rank)
+        HERE.has_joined = False
+        module, loader = module_of(), numbers(generator=torch.Generator().manual_seed(5))
+        try:
+            fit(module, trainer_of(), [order_of(1, 3)], loader)
+        except SystemExit:
+            assert rank == 1
+        drawn.append(module.drawn[:NUM_SAMPLES])
+    assert sorted(drawn[0]) == sorted(drawn[1]) == list(range(NUM_SAMPLES))
+    assert drawn[0] != drawn[1]
+
+
+def test_session_sampler_can_be_used() -> None:
+    becomes_worker()
+    module, callback = module_of(), None
+
+    def train_dataloader() -> DataLoader[Tensor]:
+        assert callback is not None
+        return numbers(
+            shuffle=False,
+            batch_size=callback.session.batch_size,
+            sampler=callback.session.sampler(range(NUM_SAMPLES)),
+        )
+
+    module.train_dataloader = train_dataloader
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=1.0)
+    trainer = trainer_of()
+    callback = trainer.callbacks[0]
+    order = replace(order_of(1, 2), stream_start=0, stream_stride=2 * BATCH)
+    (report,) = fit(module, trainer, [order], None)
+    stream = permutation_stream(3, NUM_SAMPLES, 0, 2 * BATCH)
+    assert module.drawn[: 2 * BATCH] == stream.tolist()
+    assert report.num_examples == 2 * BATCH
+    assert module.net.weight.item() == 42.0
+
+
+def test_alone_nothing_changes() -> None:
+    trained = []
+    for with_callback in (False, True):
+        torch.manual_seed(1)
+        module, trainer = module_of(), trainer_of(max_epochs=2)
+        if not with_callback:
+            trainer.callbacks = trainer.callbacks[1:]
+        trainer.fit(module, numbers(), numbers(shuffle=False))
+        trained.append((module.drawn, module.rates, module.net.weight.item(), trainer.max_epochs))
+    assert trained[0] == trained[1]
+
+
+def manual(module: Any, trainer: dict[str, Any]) -> None:
+    module.automatic_optimization = False
+
+
+def plateau(module: Any, trainer: dict[str, Any]) -> None:
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    config = {"scheduler": schedule, "monitor": "loss"}
+    module.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": config}
+
+
+def ddp(module: Any, trainer: dict[str, Any]) -> None:
+    trainer["strategy"], trainer["devices"] = "ddp", 2
+
+
+def spawned(module: Any, trainer: dict[str, Any]) -> None:
+    trainer["strategy"], trainer["devices"] = "ddp_spawn", 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (manual, "Module has automatic_optimization = False; BlsgdCallback needs automatic"),
+        (plateau, "ReduceLROnPlateau follows the validation of one worker"),
+        (ddp, "Trainer uses DDPStrategy, but blsgd launch starts one process per device; remove"),
+        (spawned, "Trainer uses DDPStrategy, but blsgd launch starts one process per device"),
+    ],
+)
+def test_what_is_refused(change: Any, message: str) -> None:
+    becomes_worker()
+    module, settings = module_of(), {}  # type: ignore[var-annotated]
+    change(module, settings)
+    trainer = trainer_of(**settings)
+    assert refusal(trainer.fit, module, numbers()).startswith(message)
+
+
+def test_other_refusals() -> None:
+    from lightning.pytorch.callbacks import LearningRateFinder
+
+    becomes_worker()
+    message = refusal(trainer_of().fit, module_of(), numbers(shuffle=False))
+    assert message.startswith("the training DataLoader does not shuffle")
+    message = refusal(trainer_of(LearningRateFinder()).fit, module_of(), numbers())
+    assert message.startswith("callback LearningRateFinder does not work under blsgd launch")
+    becomes_worker(device="cuda:0")
+    message = refusal(trainer_of(accelerator="cpu", devices=1).fit, module_of(), numbers())
+    assert message.startswith("Trainer uses cpu, but this worker is cuda:0; remove accelerator=")
+    becomes_worker(role="evaluate")
+    message = refusal(trainer_of().fit, module_of(), numbers())
+    assert message.startswith("worker 0 has role=evaluate, but with BlsgdCallback the main worker")
+    with pytest.raises(UsageError, match=r"before Trainer\.fit had created the optimizer"):
+        _ = BlsgdCallback().session
+
+
+def test_one_fit_of_a_script() -> None:
+    becomes_worker()
+    trainer = trainer_of()
+    fit(module_of(), trainer, [order_of(1, 1)])
+    assert refusal(trainer.fit, module_of(), numbers()).startswith("Trainer.fit was called twice")
