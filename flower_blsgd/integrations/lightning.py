@@ -89,7 +89,7 @@ class BlsgdCallback:
             # before any hook.
             from lightning_utilities.core.rank_zero import rank_zero_only
 
-            rank_zero_only.rank = self._lightning_rank
+            rank_zero_only.rank = self._lightning_rank  # type: ignore[attr-defined,unused-ignore]
 
     @property
     def session(self) -> "Session":
