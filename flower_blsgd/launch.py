@@ -45,11 +45,8 @@ _LATE = (
     "flower_blsgd.join(model, optimizer), and session.step after every optimizer step"
 )
 
-_EPOCHS_WITHOUT_DATA = 10
-"""Epochs of a run whose script has neither the session's sampler nor an evaluation."""
-
-_SAMPLES_WITHOUT_LIMIT = 50_000
-"""Samples of its epochs if the budget does not count samples."""
+_EPOCH_SAMPLES = 50_000
+"""Samples of an epoch if the script has neither the session's sampler nor an evaluation."""
 
 
 def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecorder:
@@ -165,9 +162,7 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
     info, arrays = found[0]
     if info.batch_size:
         config = replace(config, batch_size=max(2, info.batch_size))
-    size = info.num_samples or info.evaluate_every
-    if size <= 0:
-        size = math.ceil(config.samples / _EPOCHS_WITHOUT_DATA) or _SAMPLES_WITHOUT_LIMIT
+    size = info.num_samples or max(0, info.evaluate_every) or _EPOCH_SAMPLES
     size = max(size, config.batch_size * len(list(grid.get_node_ids())))
     if info.evaluate_every > 0 and info.num_samples:
         every = max(1, round(info.evaluate_every / info.num_samples))

@@ -15,7 +15,10 @@ PARTS = {
     "Flower's own engines, the command line and experiments": [
         *("tests/engines", "tests/cli", "tests/experiments", "tests/test_task_runs.py"),
     ],
-    "failures and the stream": ["tests/faults", "tests/grids/stream"],
+    "failures, the stream and examples of scripts": [
+        *("tests/faults", "tests/grids/stream", "tests/examples/test_own_loop.py"),
+        *("tests/examples/test_lightning.py", "tests/examples/test_trainer_and_lora.py"),
+    ],
     "the local grid, checkpoints, benchmarks and the Python interface": [
         *("tests/grids", "tests/checkpoint", "tests/benchmarks", "tests/paper"),
         *("tests/test_api.py", "--ignore=tests/grids/stream"),

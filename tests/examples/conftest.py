@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+collect_ignore = ["site"]  # collecting it would put it on sys.path
+
 PACKAGES = ("own_digits", "mixed_digits")
 
 

@@ -22,13 +22,17 @@ def test_five_lines_make_it_a_worker() -> None:
 
 @pytest.mark.processes
 def test_commands_of_the_readme(tmp_path: Path) -> None:
+    """All but the launch of after.py, whose lines complete.py has, too."""
     folder = Path(shutil.copytree(FOLDER, tmp_path / "own_loop"))
-    shown = [python(*command, cwd=folder) for command in commands_of(FOLDER / "README.md")]
+    commands = [
+        c for c in commands_of(FOLDER / "README.md") if "launch" not in c or "complete.py" in c
+    ]
+    assert len(commands) == 3
+    shown = [python(*command, cwd=folder) for command in commands]
     assert "accuracy" in shown[1]
-    for run, samples in (("after-1", 240), ("complete-1", 480)):
-        summary = json.loads((folder / "runs" / run / "summary.json").read_text())
-        assert samples <= summary["samples"] < samples + 400
-        assert all(worker["samples"] > 0 for worker in summary["workers"])
-        assert "accuracy" in (folder / "runs" / run / "worker-1.log").read_text()
-    assert summary["accuracy"] is not None  # of complete.py, which evaluates
+    summary = json.loads((folder / "runs" / "complete-1" / "summary.json").read_text())
+    assert 480 <= summary["samples"] < 880
+    assert all(worker["samples"] > 0 for worker in summary["workers"])
+    assert "accuracy" in (folder / "runs" / "complete-1" / "worker-1.log").read_text()
+    assert summary["accuracy"] is not None
     assert (folder / "resnet.pt").exists()
