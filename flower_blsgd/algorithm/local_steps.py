@@ -287,7 +287,8 @@ def fewest_steps(
     which every worker waits at most 10 % of a round and no batch is shrunk, or with the best
     candidate if none qualifies; a slightly larger one replaces it if it is better. The number is
     then doubled while everything except computing takes more than 4 % of a round. A gamma near 1/k
-    therefore leads to k, 2 k or 4 k in every run.
+    therefore leads to k, 2 k or 4 k in every run. For a single worker, averaging
+    changes nothing, so it takes the largest number.
 
     Parameters
     ----------
@@ -299,6 +300,8 @@ def fewest_steps(
         Duration of one round without computing, in steps of the fastest worker. If it is unknown,
         the default tau_fast is the lower limit.
     """
+    if len(participants) == 1:
+        return MOST_AUTO_STEPS
     least = float(DEFAULT_LOCAL_STEPS)
     if overhead_steps is not None:
         least = overhead_steps * (1 / _MOST_OVERHEAD - 1)

@@ -155,8 +155,10 @@ class Connector:
         with the smallest tau_fast measure it. They also replace the speeds measured by the run.
         """
         planner, workers = self.planner, self.registry.active
-        if not overhead_seconds and any(worker.speed_ratio for worker in workers):
-            training, shape = planner.training(workers), planner.check(workers)
+        training = planner.training(workers)
+        known_speed = any(worker.speed_ratio for worker in workers)
+        if not overhead_seconds and known_speed and len(training) > 1:
+            shape = planner.check(workers)
             averaging = replace(averaging, outer_optimizer=None)
 
             def do_round(orders: list[TrainOrder]) -> list[TrainReport | None]:

@@ -174,6 +174,7 @@ def test_policies_say_which_speeds_they_need() -> None:
         (SystemAwareSteps(None), (1.0, 1 / 48), 1e9, 48),  # 96 would be too many
         (SystemAwareSteps(None), (1.0, 0.5), None, 32),
         (SystemAwareSteps(None), (1.0, 0.47), None, 32),
+        (SystemAwareSteps(None), (1.0,), 0.05, 64),  # there is nothing to average
     ],
 )
 def test_fewest_steps_that_waste_little_worked(
