@@ -52,6 +52,13 @@ def summary(run: str = "runs/latest") -> dict[str, Any]:
     return found
 
 
+def assert_same_model(*runs: str | Path) -> None:
+    """Assert that the models of two runs have the same bits."""
+    ours, theirs = (load_file(Path(run) / "model.safetensors") for run in runs)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_a_script_trains_the_same_model_as_blsgd_run() -> None:
     done = launch("--rounds", "60", SCRIPT, "", "2")
     assert done.returncode == 0, done.stderr
@@ -70,11 +77,7 @@ def test_a_script_trains_the_same_model_as_blsgd_run() -> None:
         weight_decay=0.0,
         quiet=True,
     )
-    ours, theirs = (
-        load_file(Path(run) / "model.safetensors") for run in ("runs/script-1", result.folder)
-    )
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert_same_model("runs/script-1", result.folder)
     # The scripts end with the final model; the main worker prints here, the other into its log.
     shown = f"accuracy {summary('runs/script-1')['accuracy']:.4f}"
     assert f"rank 0: {shown}" in done.stdout
@@ -104,7 +107,7 @@ def test_a_device_evaluates_while_the_other_trains() -> None:
     assert "epochs without a result" not in done.stdout
 
 
-def test_an_interrupted_run_resumes() -> None:
+def test_an_interrupted_run_resumes_to_the_same_bits() -> None:
     with subprocess.Popen(
         command("--samples", "100000000", SCRIPT), stdout=-1, stderr=-1, text=True
     ) as process:
@@ -123,6 +126,9 @@ def test_an_interrupted_run_resumes() -> None:
     after = summary("runs/script-1")
     assert after["samples"] >= more
     assert after["resumed"]
+    whole = launch("--rounds", str(after["rounds"]), SCRIPT)
+    assert whole.returncode == 0, whole.stderr
+    assert_same_model("runs/script-1", "runs/script-2")
 
 
 @pytest.mark.parametrize(
