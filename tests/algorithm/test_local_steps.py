@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from flower_blsgd.algorithm.local_steps import (
     balanced_batches,
     fewest_steps,
     proportional_steps,
+    shrunk_batch,
     speed_ratios,
     speeds_changed,
 )
@@ -274,3 +277,14 @@ def test_dead_band_of_a_tenth_down_and_a_quarter_up(
     # The first has 8 times the batch and is the fastest: the second's gamma rose by a quarter.
     assert not speeds_changed([1.0, 0.5], [1.0, 0.4], 0.1, 0.25, [8, 1])
     assert speeds_changed([1.0, 0.5], [1.0, 0.4], 0.1, 0.25, [1, 1])  # the first's fell by a fifth
+
+
+def test_batch_is_not_shrunk_if_three_quarters_of_a_step_fit() -> None:
+    assert [shrunk_batch(ratio, 1, 64) for ratio in (0.75, 0.74)] == [64, 47]
+
+
+def test_balanced_batches_are_equal_while_a_speed_is_unknown() -> None:
+    first, second = by_speed(32, 1.0, 0.25)
+    unknown = replace(second, speed_ratio=None)
+    assert BalancedBatches().batch_sizes([first, second]) == [51, 13]
+    assert BalancedBatches().batch_sizes([first, unknown]) == [32, 32]
