@@ -285,6 +285,6 @@ def test_batch_is_not_shrunk_if_three_quarters_of_a_step_fit() -> None:
 
 def test_balanced_batches_are_equal_while_a_speed_is_unknown() -> None:
     first, second = by_speed(32, 1.0, 0.25)
-    unknown = replace(second, speed_ratio=None)
+    unknown = replace(first, speed_ratio=None)
     assert BalancedBatches().batch_sizes([first, second]) == [51, 13]
-    assert BalancedBatches().batch_sizes([first, unknown]) == [32, 32]
+    assert BalancedBatches().batch_sizes([unknown, second]) == [32, 32]
