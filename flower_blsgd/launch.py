@@ -163,7 +163,7 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
     if info.batch_size:
         config = replace(config, batch_size=max(2, info.batch_size))
     size = info.num_samples or max(0, info.evaluate_every) or _EPOCH_SAMPLES
-    size = max(size, config.batch_size * len(list(grid.get_node_ids())))
+    size = max(size, config.batch_size * len(nodes))
     if info.evaluate_every > 0 and info.num_samples:
         every = max(1, round(info.evaluate_every / info.num_samples))
         config = replace(config, evaluate_every_epochs=every)
@@ -185,7 +185,7 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
         parameter_names=info.parameter_names,
         num_samples=size,
         data=f"{info.num_samples:,} samples" if info.num_samples else f"epochs of {size:,} samples",
-        data_fingerprint=f"{info.num_samples} samples" if info.num_samples else "",
+        data_fingerprint=info.data_fingerprint,
         model_fingerprint=info.fingerprint,
         num_test=int(info.evaluate_every >= 0),
         evaluation_batch_size=1,
@@ -212,9 +212,9 @@ class _WorkerLogs:
     """Files ``worker-<n>.log`` in the results folder; kept in memory until there is one."""
 
     def __init__(self) -> None:
-        self._lock, self._folder = threading.Lock(), Path()
+        self._lock = threading.Lock()
+        self._folder: Path | None = None
         self._lines: dict[int, list[str]] = {}
-        self._has_folder = False
 
     def add(self, rank: int, line: str) -> None:
         """Add a line that a worker has printed."""
@@ -223,12 +223,12 @@ class _WorkerLogs:
 
     def write_to(self, folder: Path) -> None:
         """Write to this folder from now on."""
-        self._folder, self._has_folder = folder, True
+        self._folder = folder
         self.flush()
 
     def flush(self) -> None:
         """Write what has been added."""
-        if not self._has_folder:
+        if self._folder is None:
             return
         with self._lock:
             lines, self._lines = self._lines, {}

@@ -6,6 +6,7 @@ implement ``sample_lists`` and pass an instance to the strategy. Built-in sample
 ``SAMPLERS`` in ``catalog.py``.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
@@ -95,13 +96,19 @@ def draw_samples(
     return drawn
 
 
+@functools.lru_cache(maxsize=2)  # a session asks for a part of it in every round
+def _permutation(seed: int, num_samples: int, number: int) -> IntArray:
+    drawn = generator(seed, "permutation", number).permutation(num_samples).astype(np.int32)
+    drawn.flags.writeable = False
+    return drawn
+
+
 def permutation_stream(seed: int, num_samples: int, start: int, count: int) -> IntArray:
     """Return elements [start, start + count) of the endless stream of permutations of N samples."""
     parts = [np.empty(0, np.int32)]
     while count > 0:
         number, offset = divmod(start, num_samples)
-        permutation = generator(seed, "permutation", number).permutation(num_samples)
-        parts.append(permutation[offset : offset + count].astype(np.int32))
+        parts.append(_permutation(seed, num_samples, number)[offset : offset + count])
         start, count = start + len(parts[-1]), count - len(parts[-1])
     return np.concatenate(parts)
 

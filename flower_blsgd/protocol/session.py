@@ -44,6 +44,11 @@ class SessionInfo:
     fingerprint: str
     parameter_names: list[str]
 
+    @property
+    def data_fingerprint(self) -> str:
+        """Text that is equal for equal data sets; empty without the session's sampler."""
+        return f"{self.num_samples} samples" if self.num_samples else ""
+
     def to_records(self, arrays: ArrayRecord) -> RecordDict:
         """Return the content of the reply, with the initial model."""
         return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(to_wire(self))})

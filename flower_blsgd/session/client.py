@@ -10,7 +10,6 @@ import sys
 import traceback
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -32,9 +31,7 @@ from ..protocol import (
     TrainReport,
 )
 from ..worker.profile import answer_profile, worker_of
-
-if TYPE_CHECKING:
-    from .exchange import Exchange
+from .exchange import HERE, End, Evaluate, Exchange, Measure, Train
 
 MAIN_RANK = "main-rank"
 """Key of the run config: the partition id of the main worker; 0 by default."""
@@ -46,8 +43,6 @@ accept_views(app)
 def _run_script(context: Context) -> None:
     """Run the user's script as ``__main__``."""
     import torch
-
-    from .exchange import HERE, Exchange
 
     worker, config, node = worker_of(context), context.run_config, context.node_config
     script, *arguments = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
@@ -79,7 +74,7 @@ def _run_script(context: Context) -> None:
         exchange.end(None)
 
 
-_started: "Future[Exchange]" = Future()
+_started: Future[Exchange] = Future()
 """The exchange of this process, made by its main thread."""
 
 set_main_program(app, _run_script)
@@ -88,16 +83,13 @@ set_main_program(app, _run_script)
 @app.query("profile")
 def profile(message: Message, context: Context) -> Message:
     """Reply with the worker's profile when the script waits for its first order."""
-    from .exchange import Measure
-
     exchange, query = _exchange(), ProfileQuery.from_message(message)
     joined = exchange.joined.result()
     seconds = 0.0
     if query.calibrate and not exchange.worker.seconds_per_step:
         seconds = exchange.do(Measure(query.seconds))
     info = joined.info
-    data = f"{info.num_samples} samples" if info.num_samples else ""
-    return answer_profile(message, context, data, seconds, info.fingerprint)
+    return answer_profile(message, context, info.data_fingerprint, seconds, info.fingerprint)
 
 
 @app.query(SCRIPT_JOIN)
@@ -119,34 +111,23 @@ def momentum(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Reply with the script's model after the steps of an order."""
-    from .exchange import Train
-
-    exchange = _exchange()
-    exchange.joined.result()
-    report: TrainReport = exchange.do(Train(TrainOrder.from_message(message)))
+    report: TrainReport = _exchange().do(Train(TrainOrder.from_message(message)))
     return report.to_reply(message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Reply with the figures of the script's function."""
-    from .exchange import Evaluate
-
-    exchange = _exchange()
-    exchange.joined.result()
-    report: EvaluateReport = exchange.do(Evaluate(EvaluateOrder.from_message(message, 1)))
+    report: EvaluateReport = _exchange().do(Evaluate(EvaluateOrder.from_message(message, 1)))
     return report.to_reply(message)
 
 
 @app.query(SCRIPT_END)
 def end(message: Message, context: Context) -> Message:
     """Hand over the final model, and reply when the script has ended."""
-    from .exchange import End
-
-    exchange = _exchange()
-    exchange.do(End(message.content.array_records[ARRAYS]))
+    _exchange().do(End(message.content.array_records[ARRAYS]))
     return Message(RecordDict({CONFIG: ConfigRecord()}), reply_to=message)
 
 
-def _exchange() -> "Exchange":
+def _exchange() -> Exchange:
     return _started.result()

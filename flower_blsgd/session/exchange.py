@@ -128,7 +128,11 @@ class Exchange:
     # --- the side of the messages
 
     def do(self, work: Any) -> Any:
-        """Hand work to the script, and return the result; raises what the script raised."""
+        """Hand work to the script once it has joined, and return the result.
+
+        Raises what the script raised.
+        """
+        self.joined.result()
         with self._lock:
             self._current = work
             if self.ended.done():

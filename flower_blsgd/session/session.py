@@ -277,9 +277,9 @@ class Session:
         every : int (default: 0)
             Samples between two evaluations, rounded to whole epochs of the session's sampler; 0:
             one epoch.
-        metric : str (default: "accuracy", else "loss")
+        metric : str (default: "accuracy")
             The figure by which models are compared.
-        mode : {"max", "min"} (default: "min" for "loss", else "max")
+        mode : {"max", "min"} (default: "min" if the name of the metric has "loss", else "max")
             Whether a larger or a smaller figure is better.
         """
         if mode not in ("", "max", "min"):
