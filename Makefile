@@ -57,7 +57,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PIP_INSTALL) --editable '.[simulation,vision,text,lora,lightning,tensorboard,dev]'
+	@$(PIP_INSTALL) --editable '.[simulation,vision,text,lora,lightning,tensorboard,docs,dev]'
 	@touch $@
 
 .PHONY: help train test fuzz soak simulation deployment check format
