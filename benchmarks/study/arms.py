@@ -24,6 +24,9 @@ class Arm:
         Batches per optimizer step of DDP.
     divide_steps : int (default: 1)
         Divides the local steps of `ours`.
+    late : bool (default: False)
+        Whether the other workers' part of an average is applied one round late, and a round costs
+        nothing next to computing; only on the counted clock.
     """
 
     kind: Literal["loop", "ddp", "ours"]
@@ -31,6 +34,7 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     accumulate: int = 1
     divide_steps: int = 1
+    late: bool = False
 
     @property
     def both(self) -> bool:
@@ -47,6 +51,17 @@ ARMS: Mapping[str, Arm] = {
     "separated": Arm("ours", 16, {"weights": "per-sample", "sampler": "separated"}),
     "averaged-momentum": Arm("ours", 16, {"weights": "per-sample", "momentum-buffers": "average"}),
     "short-rounds": Arm("ours", 16, {"weights": "per-sample"}, divide_steps=2),
+    "one-round-late": Arm("ours", 16, {"weights": "per-sample"}, late=True),
+    "outer-rate": Arm(
+        "ours",
+        16,
+        {
+            "weights": "per-sample",
+            "outer-optimizer": "sgd",
+            "outer-learning-rate": 1.5,
+            "outer-momentum": 0.0,
+        },
+    ),
     "shipped": Arm("ours", settings={"algorithm": "recommended"}),
 }
 """``fast-8`` only measures the seconds per step; ``shipped`` chooses its own steps."""

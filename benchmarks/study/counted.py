@@ -11,7 +11,8 @@ work on the machine does not change a bit of it.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from flower_blsgd.algorithm.randomness import derived_seed
+from flower_blsgd.algorithm.tensor_sum import AnyArray
 from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.grids.flower_internals import become_server, empty_run, give_message_id
-from flower_blsgd.protocol import TrainOrder, WorkerProfile
+from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker.batches import BatchSource
@@ -89,19 +92,59 @@ class CountedGrid(Grid):
         return replies
 
 
-def _worker(profile: WorkerProfile, sgd: LocalSGD) -> Handler:
+def _worker(profile: WorkerProfile, run: Callable[[TrainOrder], TrainReport]) -> Handler:
     def answer(message: Message) -> Message:
         if message.metadata.message_type == "query.profile":
             return profile.to_reply(message)
-        return sgd.run(TrainOrder.from_message(message)).to_reply(message)
+        return run(TrainOrder.from_message(message)).to_reply(message)
 
     return answer
+
+
+class OneRoundLate:
+    """Starts each round of a worker without what the others did in the round before.
+
+    With z the global model, s the worker's coefficient and d its update, round k starts from
+    z[k-1] + s d[k-1] instead of z[k], the sum of z[k-1] and all workers' s d[k-1]. It returns its
+    update added to z[k], so what the others did is applied one round late, and an average can be
+    computed and sent while the next round trains. Buffers are those of z[k].
+
+    Parameters
+    ----------
+    run : callable
+        Trains: ``LocalSGD.run``.
+    share : float
+        The coefficient s.
+    parameters : collection of str
+        Names of the parameters.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[TrainOrder], TrainReport],
+        share: float,
+        parameters: Collection[str],
+    ) -> None:
+        self._run, self._share, self._parameters = run, share, parameters
+        self._known: dict[str, AnyArray] = {}
+        """Where the next round starts."""
+
+    def run(self, order: TrainOrder) -> TrainReport:
+        """Return the report of a round."""
+        model = {name: array.numpy().copy() for name, array in order.arrays.items()}
+        started = {**model, **self._known}
+        report = self._run(replace(order, arrays=view_record(started)))
+        reached = {name: array.numpy() for name, array in report.arrays.items()}
+        updates = {name: reached[name] - started[name] for name in self._parameters}
+        self._known = {name: model[name] + self._share * d for name, d in updates.items()}
+        moved = {name: model[name] + update for name, update in updates.items()}
+        return replace(report, arrays=view_record({**reached, **moved}))
 
 
 def round_seconds(
     record: RoundRecord, shape: Shape, batch: int, step_seconds: tuple[float, float]
 ) -> float:
-    """Return what a round counts as.
+    """Return what a round counts as, without its fixed cost.
 
     Parameters
     ----------
@@ -118,7 +161,7 @@ def round_seconds(
     slowest = max(
         row.num_examples / batch * step * (1.0 if row.fast else shape.gap) for row in record.workers
     )
-    return slowest + ROUND_SECONDS
+    return float(slowest)
 
 
 def train(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +171,7 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
     ----------
     given : mapping
         ``task`` (see `tasks.loaded`), ``run`` (run config), ``shape`` (key of `SHAPES`),
-        ``step_seconds``, ``seconds`` (the budget).
+        ``step_seconds``, ``seconds`` (the budget), ``late`` (as of `Arm`).
 
     Returns
     -------
@@ -141,6 +184,8 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
     task = loaded(given["task"], seed)
     model = task.initial_model(derived_seed(seed, "model"))
     source = BatchSource(task.train, torch.device("cpu"))
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    steps = [config.local_steps_fast] * shape.fast + [config.local_steps_slow] * shape.slow
     handlers = {}
     for rank in range(shape.fast + shape.slow):
         tier = "fast" if rank < shape.fast else "slow"
@@ -155,14 +200,17 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
             channels_last=True,
             name=f"worker {rank}",
         )
-        handlers[rank + 1] = _worker(profile, sgd)
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        run = sgd.run
+        if given["late"]:
+            run = OneRoundLate(run, max(steps) / sum(steps), names).run
+        handlers[rank + 1] = _worker(profile, run)
     strategy = make_strategy(config, task.num_train, len(handlers), names)
     become_server(1)
     counted = {"training_seconds": 0.0, "rounds": 0, "samples": 0}
 
     def count(record: RoundRecord) -> None:
         counted["training_seconds"] += round_seconds(record, shape, config.batch_size, step_seconds)
+        counted["training_seconds"] += 0.0 if given["late"] else ROUND_SECONDS
         counted["rounds"] += 1
         counted["samples"] += sum(row.num_examples for row in record.workers)
 

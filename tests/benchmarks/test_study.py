@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,8 @@ from benchmarks.study import counted, loop, report, runs, stages
 from benchmarks.study.arms import SHAPES
 from benchmarks.study.estimator import Curve, Target, interval, speedup
 from benchmarks.study.runs import Run, Store, is_due
-from flower_blsgd import train
+from flower_blsgd import TrainOrder, TrainReport, train
+from flower_blsgd.grids.array_records import view_record
 
 # --- estimator
 
@@ -162,8 +164,37 @@ def test_a_round_counts_as_its_slowest_worker() -> None:
         ]
     )
     # 4 steps of 0.02 + 32 x 0.01 s; 2 of them at a gap of 2 take as long
-    assert counted.round_seconds(record, SHAPES["gap-2"], 32, (0.02, 0.01)) == pytest.approx(1.37)
-    assert counted.round_seconds(record, SHAPES["gap-4"], 32, (0.02, 0.01)) == pytest.approx(2.73)
+    assert counted.round_seconds(record, SHAPES["gap-2"], 32, (0.02, 0.01)) == pytest.approx(1.36)
+    assert counted.round_seconds(record, SHAPES["gap-4"], 32, (0.02, 0.01)) == pytest.approx(2.72)
+
+
+def test_one_round_late_leaves_out_what_the_others_did_last() -> None:
+    starts = []
+
+    def add_one(order: TrainOrder) -> TrainReport:
+        model = {name: array.numpy() for name, array in order.arrays.items()}
+        starts.append({name: float(value) for name, value in model.items()})
+        return TrainReport(
+            1,
+            1,
+            0.1,
+            0,
+            0,
+            np.zeros(0, np.float32),
+            view_record({n: m + 1 for n, m in model.items()}),
+        )
+
+    late = counted.OneRoundLate(add_one, 0.5, ["weight"])
+    returned = []
+    for weight in (10.0, 12.0, 13.0):  # the others add 1.5, then 0.5
+        record = view_record({"weight": np.array(weight), "mean": np.array(7.0)})
+        order = TrainOrder(1, 1, 1, 1, 0.1, 0, 0.0, "keep", np.zeros(1, np.int32), record)
+        report = late.run(order)
+        returned.append(float(report.arrays["weight"].numpy()))
+    # 10 + 0.5 x 1, then 12 + 0.5 x 1
+    assert [start["weight"] for start in starts] == [10.0, 10.5, 12.5]
+    assert [start["mean"] for start in starts] == [7.0, 7.0, 7.0]
+    assert returned == [11.0, 13.0, 14.0]
 
 
 @pytest.mark.processes
@@ -180,6 +211,7 @@ def test_a_counted_run_trains_what_the_local_grid_trains(tmp_path: Path) -> None
         "task": {"task": "digits", "data": "", "model": "cnn"},
         "run": {key.replace("_", "-"): value for key, value in run.items()} | {"epochs": 9},
         **{"shape": "gap-2", "step_seconds": [1.0, 0.0], "seconds": 2.01 * rounds - 1.0},
+        "late": False,
     }
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
