@@ -20,7 +20,15 @@ from flwr.clientapp import ClientApp
 from ..app_call import PROCESS_ENDS, error_of, handler_of, main_program_of, takes_views
 from ..array_records import ArrayView, PrivateArray
 from ..flower_internals import inside_lifespan, release_records_at_once
-from .codec import Bytes, FrameError, Tensors, chunks_of, decode_arrays, encode_reply, read_frames
+from .codec import (
+    FrameArrays,
+    FrameError,
+    Tensors,
+    chunks_of,
+    decode_arrays,
+    encode_reply,
+    read_frames,
+)
 from .security import (
     CLIENT_OPTIONS,
     HOLDING_KEY,
@@ -296,8 +304,8 @@ class Session:
         welcome = WELCOME_KEY in dict(call.initial_metadata())
         self._connected |= welcome
         try:
-            for message, elements in read_frames(call):
-                self._receive(message, elements)
+            for message, arrays in read_frames(call):
+                self._receive(message, arrays)
         except grpc.RpcError:
             pass  # the code is returned
         finally:
@@ -305,13 +313,13 @@ class Session:
             call.cancel()
         return welcome, call.code()
 
-    def _receive(self, message: Message, elements: Bytes) -> None:
+    def _receive(self, message: Message, arrays: FrameArrays) -> None:
         answered = message.metadata.reply_to_message_id
         if answered:  # the server acknowledges this reply
             self._replies.pop(answered, None)
             return
         held = self._held
-        models = decode_arrays(message, elements, lambda n: held.get(n, {}), self._array_type)
+        models = decode_arrays(message, arrays, lambda n: held.get(n, {}), self._array_type)
         if self._request.wire_dtype == "float32":
             models = {}  # no changes are relative to them
         held.update(models)

@@ -20,10 +20,29 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 
-from ..array_records import ALIGNMENT, AnyArray, ArrayView, is_plain, memory_of, record_of
-from ..flower_internals import ProtoMessage, make_message, message_from_proto, message_to_proto
+from ..array_records import (
+    ALIGNMENT,
+    AnyArray,
+    ArrayView,
+    FlatTensors,
+    Kind,
+    Layout,
+    flat_of,
+    flat_record,
+    is_plain,
+    memory_of,
+    record_of,
+)
+from ..flower_internals import (
+    ProtoArray,
+    ProtoArrayRecord,
+    ProtoMessage,
+    make_message,
+    message_from_proto,
+    message_to_proto,
+)
 from ..machine import free_bytes
 
 CHUNK_BYTES = 1 << 20
@@ -36,6 +55,7 @@ LONGEST_HEADER_BYTES = 1 << 26
 _LONGEST_METADATA_BYTES = 1 << 16
 _LONGEST_DTYPE, _MOST_DIMENSIONS = 32, 64
 _SMALL_BYTES = 16 << 20
+_LONGEST_CACHED_BYTES = 1 << 18
 
 _PREFIX = struct.Struct("<QQ")  # the bytes of the frame, and those of its protobuf
 
@@ -67,21 +87,30 @@ def frame_of(
     if message.has_content():
         content = RecordDict(
             {
-                name: records[name].description if name in records else record
+                name: ArrayRecord() if name in records else record
                 for name, record in message.content.items()
             }
         )
     error = message.error if message.has_error() else None
-    header = message_to_proto(make_message(message.metadata, content, error)).SerializeToString()
+    proto = message_to_proto(make_message(message.metadata, content, error))
+    sent = []
+    for item in proto.content.items:
+        if item.key in records:
+            sent.append(records[item.key])
+            item.array_record.MergeFromString(sent[-1].description)
+    header = proto.SerializeToString()
     if len(header) > LONGEST_HEADER_BYTES:
         raise FrameError(
             f"a message has {len(header)} bytes without its arrays, and a stream carries at most "
             f'{LONGEST_HEADER_BYTES}; put them into an ArrayRecord, or use transport = "messages"'
         )
-    elements = [records[name].elements for name in content or () if name in records]
+    elements = [part for record in sent for part in record.elements]
     first_bytes = _aligned(_PREFIX.size + len(header))
     prefix = _PREFIX.pack(first_bytes + sum(map(len, elements)), len(header))
-    return [(prefix + header).ljust(first_bytes, b"\0"), *elements]
+    first = (prefix + header).ljust(first_bytes, b"\0")
+    if elements and first_bytes + len(elements[0]) <= CHUNK_BYTES:
+        first += elements.pop(0)  # a gRPC message costs more than this copy
+    return [first, *elements]
 
 
 def acknowledgement_of(reply: Message) -> list[bytes]:
@@ -96,11 +125,10 @@ def chunks_of(frame: Iterable[bytes]) -> Iterator[bytes]:
             yield part[first : first + CHUNK_BYTES]
 
 
-def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
-    """Read frames from gRPC messages: messages, and the elements of their arrays (uint8).
+def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, "FrameArrays"]]:
+    """Read frames from gRPC messages: messages, and their arrays, which `decode_arrays` puts in.
 
-    The arrays have no data before `decode_arrays`. FrameError if the bytes are not frames, or a
-    frame is too long or larger than the free memory.
+    FrameError if the bytes are not frames, or a frame is too long or larger than the free memory.
     """
     incoming = iter(chunks)
     for first in incoming:
@@ -121,13 +149,20 @@ def read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[Message, Bytes]]:
             proto = ProtoMessage.FromString(frame[_PREFIX.size : header_end].tobytes())
             if proto.metadata.ByteSize() > _LONGEST_METADATA_BYTES:
                 raise FrameError(f"its metadata has {proto.metadata.ByteSize()} bytes")
+            described = {
+                item.key: _taken_out(item.array_record)
+                for item in proto.content.items
+                if item.HasField("array_record")
+            }
             message = message_from_proto(proto)
+        except FrameError:
+            raise
         except Exception as error:  # protobuf's own, and any exception of Flower
             raise FrameError(f"a frame's message cannot be read: {error}") from None
         elements = frame[_aligned(header_end) :]
         if elements.size and not message.has_content():
             raise FrameError(f"{elements.size} bytes of a frame belong to no array")
-        yield message, elements
+        yield message, FrameArrays(described, elements)
         del message, frame, elements
 
 
@@ -155,16 +190,81 @@ _WHOLE = "numpy.ndarray"
 """Flower's name of its format of arrays. The format of a change is its 16-bit dtype."""
 
 
+class Described(NamedTuple):
+    """The arrays of one record in a frame.
+
+    `layout` has their elements, and `changes` the 16-bit dtype of each array that is a change.
+    """
+
+    layout: Layout
+    changes: Mapping[str, str]
+
+
+class FrameArrays(NamedTuple):
+    """The arrays of a frame: descriptions by the name of the record, and all elements (uint8)."""
+
+    described: Mapping[str, Described]
+    elements: Bytes
+
+
+@functools.lru_cache(maxsize=64)
+def _description_of(kinds: Sequence[Kind], changes: frozenset[str], wire_dtype: str) -> bytes:
+    """Return the description of a record: Flower's protobuf of its arrays without data."""
+    record = ProtoArrayRecord()
+    for name, dtype, shape in kinds:
+        form = wire_dtype if name in changes else _WHOLE
+        record.items.add(key=name, value=ProtoArray(dtype=dtype, shape=shape, stype=form))
+    return bytes(record.SerializeToString())
+
+
+def _taken_out(record: ProtoArrayRecord) -> Described:
+    """Return what a record describes, and empty it.
+
+    Reading it takes longer than copying a small model, and it is the same in every round.
+    """
+    description = record.SerializeToString()
+    record.Clear()
+    if len(description) > _LONGEST_CACHED_BYTES:
+        return _described.__wrapped__(description)
+    return _described(description)
+
+
+@functools.lru_cache(maxsize=64)
+def _described(description: bytes) -> Described:
+    """Read a description; FrameError if it is invalid."""
+    kinds: dict[str, Kind] = {}
+    changes = {}
+    for item in ProtoArrayRecord.FromString(description).items:
+        name, array = item.key, item.value
+        # Limits before numpy parses the dtype, and before the product of the shape.
+        if len(array.dtype) > _LONGEST_DTYPE or len(array.shape) > _MOST_DIMENSIONS or array.data:
+            raise FrameError("an array of a frame has an invalid description")
+        shape = tuple(array.shape)
+        try:
+            dtype = np.dtype(array.dtype if array.stype == _WHOLE else np.uint16)
+        except (TypeError, ValueError, SyntaxError) as error:  # numpy raises all three
+            raise FrameError(f"array {name!r} of a frame cannot be read: {error}") from None
+        if not is_plain(dtype) or min(shape, default=0) < 0 or name in kinds:
+            raise FrameError(f"an array of {dtype} of shape {shape} is not in its frame")
+        kinds[name] = name, str(dtype), shape
+        if array.stype != _WHOLE:
+            if array.stype not in ("bfloat16", "float16") or array.dtype != "float32":
+                raise FrameError(f"array {name!r} of a frame is {array.dtype} as {array.stype}")
+            changes[name] = array.stype
+    return Described(Layout.of(kinds.values()), changes)
+
+
 @dataclass(frozen=True)
 class EncodedRecord:
     """An encoded record: a description of its arrays without data, and their elements.
 
-    `version` is the version that a receiver holds afterwards; 0 for a record without versions. A
-    receiver without the previous version gets `whole`. `tensors` are the values that it reads.
+    `elements` are parts of at most `CHUNK_BYTES`, of which only the first is shorter. `version` is
+    the version that a receiver holds afterwards; 0 for a record without versions. A receiver
+    without the previous version gets `whole`. `tensors` are the values that it reads.
     """
 
-    description: ArrayRecord
-    elements: bytes = field(repr=False)
+    description: bytes
+    elements: Sequence[bytes] = field(repr=False)
     version: int = 0
     tensors: Tensors = field(default_factory=dict, repr=False)
 
@@ -179,6 +279,8 @@ def plain_arrays(record: ArrayRecord) -> Tensors:
 
     FrameError if one is not Flower's serialised form of a numpy array of numbers, times or texts.
     """
+    if flat := flat_of(record):
+        return FlatTensors(record, flat)
     tensors = {}
     for name, array in record.items():
         memory = memory_of(array)
@@ -200,76 +302,91 @@ def encode_arrays(
     their rounded dtype, ``"bfloat16"`` or ``"float16"``.
     """
     changes = changes or {}
-    description: dict[str, Array] = {}
-    parts: list[bytes | memoryview] = []
+    if isinstance(tensors, FlatTensors) and not changes:
+        kinds = tensors.flat.layout.kinds
+        return EncodedRecord(
+            _description_of(kinds, _NONE, _WHOLE), _joined([tensors.flat.bytes.data])
+        )
+    pieces: list[bytes | memoryview] = []
     for name, tensor in tensors.items():
         sent = changes.get(name, tensor)
-        form = wire_dtype if name in changes else _WHOLE
-        description[name] = Array(str(tensor.dtype), tensor.shape, form, b"")
-        parts += [sent.reshape(-1).view(np.uint8).data, bytes(-sent.nbytes % ALIGNMENT)]
-    return EncodedRecord(record_of(description), b"".join(parts))
+        pieces += [sent.reshape(-1).view(np.uint8).data, bytes(-sent.nbytes % ALIGNMENT)]
+    kinds = tuple((name, str(tensor.dtype), tensor.shape) for name, tensor in tensors.items())
+    return EncodedRecord(_description_of(kinds, frozenset(changes), wire_dtype), _joined(pieces))
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+def _joined(pieces: Sequence[bytes | memoryview]) -> list[bytes]:
+    """Copy pieces into parts of `CHUNK_BYTES`, of which the first may be shorter."""
+    left = sum(map(len, pieces)) % CHUNK_BYTES or CHUNK_BYTES
+    parts: list[bytes] = []
+    part: list[bytes | memoryview] = []
+    for piece in pieces:
+        first = 0
+        while len(piece) - first > left:
+            parts.append(b"".join([*part, piece[first : first + left]]))
+            first, part, left = first + left, [], CHUNK_BYTES
+        part.append(piece[first:])
+        left -= len(piece) - first
+    return [*parts, b"".join(part)] if part else parts
 
 
 def decode_arrays(
     message: Message,
-    elements: Bytes,
+    arrays: FrameArrays,
     base_of: Callable[[str], Tensors],
     array_type: type[ArrayView] = ArrayView,
 ) -> dict[str, Tensors]:
-    """Fill the arrays of a message with their elements, and return them by record name.
+    """Put the arrays of a frame into its message, and return them by record name.
 
-    The message, from `read_frames`, is changed in place. Arrays that are not changes become views
-    on `elements`. `base_of` returns the model that changes are relative to, by the record's name.
+    Arrays that are not changes are views on the memory of the frame. `base_of` returns the model
+    that changes are relative to, by the record's name.
 
     FrameError if the bytes are not exactly these arrays, or changes are relative to another model.
     """
     if not message.has_content():
         raise FrameError("a message came without content")
-    models = {}
-    for name, described in message.content.array_records.items():
-        models[name], elements = _decoded(described, elements, functools.partial(base_of, name))
+    models: dict[str, Tensors] = {}
+    elements = arrays.elements
+    for name in list(message.content.array_records):
+        described = arrays.described[name]
+        record = _record_in(described, elements, functools.partial(base_of, name), array_type)
+        elements = elements[described.layout.num_bytes :]
+        message.content[name] = record
+        models[name] = plain_arrays(record)
     if elements.size:
         raise FrameError(f"{elements.size} bytes of a frame belong to no array")
-    for name, model in models.items():
-        message.content[name] = record_of({key: array_type(t) for key, t in model.items()})
     return models
 
 
-def _decoded(
-    described: ArrayRecord, elements: Bytes, base: Callable[[], Tensors]
-) -> tuple[Tensors, Bytes]:
-    """Return the arrays of one record by name, and the remaining bytes."""
-    forms = {array.stype for array in described.values()} - {_WHOLE}
-    held = base() if forms else {}
-    tensors: dict[str, AnyArray] = {}
-    for name, array in described.items():
-        # Limits before numpy parses the dtype, and before the product of the shape.
-        if len(array.dtype) > _LONGEST_DTYPE or len(array.shape) > _MOST_DIMENSIONS or array.data:
-            raise FrameError("an array of a frame has an invalid description")
-        try:
-            dtype = np.dtype(array.dtype if array.stype == _WHOLE else np.uint16)
-            length = dtype.itemsize * math.prod(array.shape)
-            fits = min(array.shape, default=0) >= 0 and _aligned(length) <= len(elements)
-            if not is_plain(dtype) or not fits:
-                raise FrameError(f"an array of {dtype} of shape {array.shape} is not in its frame")
-            tensor = elements[:length].view(dtype).reshape(array.shape)
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-            SyntaxError,
-        ) as error:  # numpy raises all four
-            raise FrameError(f"array {name!r} of a frame cannot be read: {error}") from None
-        elements = elements[_aligned(length) :]
-        if array.stype != _WHOLE:
-            expected = "float32", tensor.shape
-            known = array.stype in ("bfloat16", "float16") and array.dtype == "float32"
-            if not known or expected != _kind(held.get(name)):
-                raise FrameError(f"array {name!r} of a frame is a change relative to another model")
-            change = from_16_bits(np.atleast_1d(tensor), array.stype).reshape(tensor.shape)
-            tensor = np.asarray(held[name] + change)  # the sum of 0-d arrays is a scalar
-        tensors[name] = tensor
-    return tensors, elements
+def _record_in(
+    described: Described,
+    elements: Bytes,
+    base: Callable[[], Tensors],
+    array_type: type[ArrayView] = ArrayView,
+) -> ArrayRecord:
+    """Return the record that elements begin with."""
+    layout = described.layout
+    if layout.num_bytes > len(elements):
+        raise FrameError(f"arrays of {layout.num_bytes} bytes are not in their frame")
+    try:
+        record = flat_record(layout, elements, kind=array_type)
+    except (ValueError, OverflowError) as error:  # of numpy, for a shape that is too long
+        raise FrameError(f"arrays of a frame cannot be read: {error}") from None
+    if not described.changes:
+        return record
+    held = base()
+    tensors = plain_arrays(record)
+    sums: dict[str, AnyArray] = {}
+    for name, wire_dtype in described.changes.items():
+        shape = tensors[name].shape
+        if _kind(held.get(name)) != ("float32", shape):
+            raise FrameError(f"array {name!r} of a frame is a change relative to another model")
+        change = from_16_bits(np.atleast_1d(tensors[name]), wire_dtype).reshape(shape)
+        sums[name] = np.asarray(held[name] + change)  # the sum of 0-d arrays is a scalar
+    return record_of({name: array_type(sums.get(name, tensor)) for name, tensor in tensors.items()})
 
 
 def _kind(tensor: AnyArray | None) -> tuple[str, tuple[int, ...]] | None:
@@ -349,9 +466,10 @@ class Broadcast:
         whole = sum(float(np.vdot(tensors[name], tensors[name])) for name in errors)
         self.errors.append(math.sqrt(lost / whole) if whole > 0 else 0.0)
         sent = encode_arrays(tensors, changes, self._wire_dtype)
-        elements = np.frombuffer(sent.elements, np.uint8)
-        base = self._held
-        self._held, _ = _decoded(sent.description, elements, lambda: base)  # what the nodes read
+        elements = np.frombuffer(b"".join(sent.elements), np.uint8)
+        base = self._held  # before the next line
+        record = _record_in(_described(sent.description), elements, lambda: base)
+        self._held = plain_arrays(record)  # what the nodes read
         return EncodedRecord(sent.description, sent.elements, len(self.errors), self._held)
 
 
@@ -410,7 +528,7 @@ def encode_reply(
     return frame_of(reply, records)
 
 
-def decode_reply(reply: Message, elements: Bytes, sent: Message) -> Message:
+def decode_reply(reply: Message, arrays: FrameArrays, sent: Message) -> Message:
     """Return a reply from `read_frames` as the reply to the message object that was sent.
 
     Its arrays are views on the frame's memory. Changes are added to the true model that was sent,
@@ -421,5 +539,5 @@ def decode_reply(reply: Message, elements: Bytes, sent: Message) -> Message:
     if reply.has_error():
         return Message(reply.error, reply_to=sent)
     models = sent.content.array_records
-    decode_arrays(reply, elements, lambda name: plain_arrays(models.get(name, ArrayRecord())))
+    decode_arrays(reply, arrays, lambda name: plain_arrays(models.get(name, ArrayRecord())))
     return Message(reply.content, reply_to=sent)

@@ -14,8 +14,8 @@ from flwr.app import Error, Message
 from ..flower_internals import NODE_GONE
 from ..mailbox import Mailbox
 from .codec import (
-    Bytes,
     EncodedMessage,
+    FrameArrays,
     FrameError,
     acknowledgement_of,
     chunks_of,
@@ -120,8 +120,8 @@ class Link:
     ) -> None:
         """Receive the replies of the node on a connection until it ends."""
         try:
-            for reply, elements in read_frames(messages):
-                self._receive(outgoing, reply, elements)
+            for reply, arrays in read_frames(messages):
+                self._receive(outgoing, reply, arrays)
         except Exception as error:
             if context.is_active():  # otherwise the connection broke
                 _LOG.error("the connection of node %d is closed: %s", self.node_id, error)
@@ -132,14 +132,14 @@ class Link:
                     self._outgoing = None
             outgoing.put(None)
 
-    def _receive(self, outgoing: Outgoing, reply: Message, elements: Bytes) -> None:
+    def _receive(self, outgoing: Outgoing, reply: Message, arrays: FrameArrays) -> None:
         message_id = reply.metadata.reply_to_message_id
         if outgoing.qsize() > _MOST_UNREAD:
             raise FrameError("it sends data but does not read")
         with self._lock:
             message = self._pending.get(message_id)
         if message is not None:  # otherwise it failed already, or this is a second copy
-            answer = decode_reply(reply, elements, message.message)
+            answer = decode_reply(reply, arrays, message.message)
             with self._lock:
                 self._pending.pop(message_id, None)
             self._mailbox.receive(answer)

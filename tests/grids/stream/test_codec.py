@@ -14,9 +14,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.grids.array_records import AnyArray, record_of, view_record
+from flower_blsgd.grids.array_records import AnyArray, view_record
 from flower_blsgd.grids.flower_internals import (
     RAISED,
+    ProtoArray,
+    ProtoArrayRecord,
     become_server,
     give_message_id,
     message_to_proto,
@@ -25,9 +27,9 @@ from flower_blsgd.grids.stream import codec
 from flower_blsgd.grids.stream.codec import (
     CHUNK_BYTES,
     Broadcast,
-    Bytes,
     EncodedMessage,
     EncodedRecord,
+    FrameArrays,
     FrameError,
     Tensors,
     chunks_of,
@@ -69,7 +71,7 @@ def assert_same_bits(one: Mapping[str, AnyArray], other: Mapping[str, AnyArray])
         assert tensor.tobytes() == other[name].tobytes(), name
 
 
-def over_the_wire(frame: list[bytes]) -> tuple[Message, Bytes]:
+def over_the_wire(frame: list[bytes]) -> tuple[Message, FrameArrays]:
     (read,) = read_frames(chunks_of(frame))
     return read
 
@@ -89,8 +91,8 @@ class CodecNode:
     def receive(self, encoded: EncodedMessage) -> Message:
         frame = frame_of(*encoded, self.versions)
         self.bytes_received = sum(map(len, frame))
-        message, elements = over_the_wire(frame)
-        models = decode_arrays(message, elements, lambda name: self.held.get(name, {}))
+        message, arrays = over_the_wire(frame)
+        models = decode_arrays(message, arrays, lambda name: self.held.get(name, {}))
         self.held.update(models)
         self._received[message.metadata.message_id] = models
         return message
@@ -151,7 +153,7 @@ def ends(request: pytest.FixtureRequest) -> Ends:
 def frame_with(elements: bytes, number: int = 0) -> list[bytes]:
     """Return the frame of a message with these bytes as its only array."""
     record = encode_arrays({"w": np.frombuffer(elements, np.uint8)})
-    content = RecordDict({"r": record.description, "config": ConfigRecord({"n": number})})
+    content = RecordDict({"r": ArrayRecord(), "config": ConfigRecord({"n": number})})
     return frame_of(Message(content, 7, "train"), {"r": record})
 
 
@@ -168,8 +170,8 @@ def test_frames_of_any_size_one_after_another_come_out_as_they_went_in() -> None
     assert all(len(chunk) <= CHUNK_BYTES for chunk in chunks), "gRPC would refuse it"
     found = list(read_frames(chunks))
     assert [message.content["config"]["n"] for message, _ in found] == list(range(len(sent)))
-    for (_, elements), expected in zip(found, sent, strict=True):
-        assert elements[: len(expected)].tobytes() == expected
+    for (_, arrays), expected in zip(found, sent, strict=True):
+        assert arrays.elements[: len(expected)].tobytes() == expected
     for incomplete in (chunks[:-1], [*chunks[:-1], chunks[-1][:-1]]):  # that one is not there
         assert len(list(read_frames(incomplete))) == len(sent) - 1
 
@@ -191,9 +193,10 @@ def message_to_node() -> Message:
 
 def lying(elements: bytes, dtype: str, *shape: int, data: bytes = b"") -> list[bytes]:
     """Return the frame of a message whose only array is described so."""
-    described = record_of({"w": Array(dtype, shape, "numpy.ndarray", data)})
-    message = Message(RecordDict({"r": described}), 7, "train")
-    return frame_of(message, {"r": EncodedRecord(described, elements)})
+    array = ProtoArray(dtype=dtype, shape=shape, stype="numpy.ndarray", data=data)
+    record = ProtoArrayRecord(items=[ProtoArrayRecord.Item(key="w", value=array)])
+    message = Message(RecordDict({"r": ArrayRecord()}), 7, "train")
+    return frame_of(message, {"r": EncodedRecord(record.SerializeToString(), [elements])})
 
 
 def error_with_elements() -> list[bytes]:
@@ -223,12 +226,12 @@ def with_metadata(size: int) -> list[bytes]:
         ([begin(64, 5, b"\xff" * 48)], "message cannot be read"),
         ([begin(64, 0, bytes(48))], "message cannot be read"),  # neither content nor error
         ([begin(64, 5, bytes(40)), bytes(9)], "more than 64 bytes arrived"),
-        (lying(bytes(12), "float32", 3), "not in its frame"),  # no padding
+        (lying(bytes(12), "float32", 3), "not in their frame"),  # no padding
         (lying(bytes(128), "float32", 3), "64 bytes of a frame belong to no array"),
         (error_with_elements(), "64 bytes of a frame belong to no array"),
         *((lying(bytes(64), dtype, 1), "not in its frame") for dtype in ("O", "|O8", "object")),
         (lying(b"", "f4," * 1000 + "f4", 0), "invalid description"),
-        (lying(b"", "(" * 30 + "f4", 0), "cannot be read|not in its frame"),
+        (lying(b"", "(" * 30 + "f4", 0), "cannot be read|not in (its|their) frame"),
         (lying(b"", "float32", *[2**31 - 1] * 200_000), "invalid description"),
         (lying(b"", "float32", 0, data=b"abc"), "invalid description"),
         (with_metadata(1 << 17), "its metadata has"),
@@ -276,9 +279,10 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,), (7,), (2, 3, 5)]
 def sent_and_read(record: ArrayRecord) -> Model:
     """Return a record's arrays as they arrive, which must be aligned views on the frame."""
     encoded = encode_arrays(plain_arrays(record))
-    message = Message(RecordDict({"r": encoded.description}), 7, "train")
-    message, elements = over_the_wire(frame_of(message, {"r": encoded}))
-    models = decode_arrays(message, elements, lambda _: {})
+    message = Message(RecordDict({"r": record}), 7, "train")
+    message, arrays = over_the_wire(frame_of(message, {"r": encoded}))
+    models = decode_arrays(message, arrays, lambda _: {})
+    elements = arrays.elements
     start = elements.__array_interface__["data"][0]
     for array in models["r"].values():
         assert (array.__array_interface__["data"][0] - start) % 64 == 0
@@ -404,7 +408,8 @@ def test_change_keeps_dtype_and_shape(ends: Ends, dtype: str, shape: tuple[int, 
     (message,) = server.send(new, node)
     (record,) = message.records.values()
     form = server.wire_dtype if dtype == "float32" else "numpy.ndarray"
-    assert record.description["w"].stype == form
+    (item,) = ProtoArrayRecord.FromString(record.description).items
+    assert item.value.stype == form
     found = tensors_in(node.receive(message).content["arrays"])
     assert isinstance(found["w"], np.ndarray), "torch.from_numpy takes no numpy scalar"
     assert_same_bits(found, new)
@@ -420,7 +425,7 @@ def test_change_keeps_dtype_and_shape(ends: Ends, dtype: str, shape: tuple[int, 
 )
 def test_change_to_another_model_is_refused_at_both_ends(held: Model) -> None:
     change = encode_arrays({"w": floats(0, 0)}, {"w": np.zeros(2, np.uint16)}, "bfloat16")
-    message = Message(RecordDict({"arrays": change.description}), 7, "train")
+    message = Message(RecordDict({"arrays": ArrayRecord()}), 7, "train")
     frame = frame_of(message, {"arrays": change})
     with pytest.raises(FrameError, match="relative to another model"):
         decode_arrays(*over_the_wire(frame), lambda _: held)
