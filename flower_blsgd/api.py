@@ -82,7 +82,7 @@ def train(
         "auto".
     resume : str or Path (default: "")
         Folder of a run to continue, such as ``"runs/latest"``. The run keeps its settings, except
-        those that are given here; docs/settings.md lists the ones that may change.
+        those that are given here; docs/reference/settings.md lists the ones that may change.
     on_round_end : callable, optional
         Called with a `RoundRecord` after every round. Workers wait until it returns. An exception
         in it ends the run.
@@ -92,9 +92,9 @@ def train(
     quiet : bool (default: False)
         Print nothing.
     **settings
-        Any other setting in docs/settings.md, in snake_case: ``epochs=100``, ``batch_size=32``,
-        ``learning_rate=0.1``, ``out="my-run"``. ``steps``, ``sampler``, ``weights`` and
-        ``selection`` also accept an object.
+        Any other setting in docs/reference/settings.md, in snake_case: ``epochs=100``,
+        ``batch_size=32``, ``learning_rate=0.1``, ``out="my-run"``. ``steps``, ``sampler``,
+        ``weights`` and ``selection`` also accept an object.
 
     Returns
     -------

@@ -91,7 +91,7 @@ class RunConfig:
     """All settings of a run, checked on creation.
 
     Field names are in snake_case, keys in files and on the command line in kebab-case.
-    docs/settings.md explains each setting.
+    docs/reference/settings.md explains each setting.
 
     Raises
     ------

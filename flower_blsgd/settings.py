@@ -10,7 +10,7 @@ from .algorithm.selection import Selection
 
 
 class Settings(TypedDict, total=False):
-    """Settings of a run, by their names in Python; docs/settings.md explains each."""
+    """Settings of a run, by their names in Python; docs/reference/settings.md explains each."""
 
     name: str
     data: str | PathLike[str]

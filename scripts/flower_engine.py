@@ -8,7 +8,7 @@ Examples::
 
 It starts a SuperLink (and SuperNodes) with a private FLWR_HOME on free ports, calls
 ``flwr run``, shows the run's log, and ends every process that it started. These are the
-commands of docs/deployment.md, in one.
+commands of docs/how-to/deployment.md, in one.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run every command of docs/deployment.md for a SuperLink and SuperNodes on one machine.
+# Run every command of docs/how-to/deployment.md for a SuperLink and SuperNodes on one machine.
 # A test compares the commands, so change them in both places. See README.md.
 # PARTS="here" or "lab" runs one half, without or with TLS.
 set -euo pipefail

@@ -72,7 +72,7 @@ class PerSampleWeighting(LoadWeighting):
 
     With equal workers this is the plain average, and with one step each it is SGD on the
     concatenated batch. In terms of FedNova (Wang et al. 2020), p_i is the share of the samples,
-    tau_eff = tau_r, and momentum is kept. ``docs/theory.md`` explains when it helps.
+    tau_eff = tau_r, and momentum is kept. ``docs/explanation/theory.md`` explains when it helps.
     """
 
     scales_updates: ClassVar[bool] = True

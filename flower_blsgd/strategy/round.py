@@ -1,7 +1,7 @@
 """One training round: orders, messages, replies and outcomes.
 
-With an invalid reply, only the contribution of that node's workers is lost. ``docs/reliability.md``
-describes what happens to a worker that fails.
+With an invalid reply, only the contribution of that node's workers is lost.
+``docs/explanation/reliability.md`` describes what happens to a worker that fails.
 """
 
 import logging

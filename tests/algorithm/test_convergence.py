@@ -1,6 +1,6 @@
 """How small gradients are sure to become: the bound holds, and the paper's theorem fails.
 
-Proof, and why the paper's fails: ``docs/theory.md``.
+Proof, and why the paper's fails: ``docs/explanation/theory.md``.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""docs/deployment.md: every command line for a SuperLink is in a script, and the script works."""
+"""docs/how-to/deployment.md: every command for a SuperLink is in a script, and the script works."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.grids.processes import living, wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "deployment" / "run_all.sh"
-GUIDE = ROOT / "docs" / "deployment.md"
+GUIDE = ROOT / "docs" / "how-to" / "deployment.md"
 MARKER = "BLSGD_GUIDES_TEST"
 
 # What differs between the guides and a script for one machine with ports of its own.

@@ -33,6 +33,6 @@ def test_same_bits_as_on_the_local_grid(
 
 
 def test_page_has_the_command_that_the_script_gives(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "deployment.md").read_text()
     option, config = Deployment(tmp_path).federation(10)
     assert f"{option} '{config}'" in page
