@@ -1,0 +1,50 @@
+"""Settings of the site; ``make docs`` builds it, offline and with warnings as errors."""
+
+import posixpath
+import re
+from importlib.metadata import version as version_of
+from typing import Any
+
+SOURCE = "https://github.com/flower-blsgd/flower-blsgd/blob/main"
+"""Where files of the repository that are not pages are shown."""
+
+project = "flower-blsgd"
+author = copyright = "The flower-blsgd authors"
+version = release = version_of(project)
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["results"]
+myst_heading_anchors = 4
+highlight_language = "text"
+default_role = "py:obj"
+smartquotes = False
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings have the types
+autodoc_mock_imports = ["lightning", "transformers"]  # extras
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_use_param = False
+
+html_theme = "furo"
+html_title = "flower-blsgd"
+html_copy_source = False
+html_theme_options = {"source_view_link": f"{SOURCE}/docs/{{filename}}"}
+
+_LINK = re.compile(r"\]\((\.\./[^)#\s]*)")
+
+
+def point_to_repository(app: Any, page: str, source: list[str]) -> None:
+    """Let links that leave docs/, such as ``../../examples``, point to the repository."""
+
+    def target(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), match[1]))
+        leaves = not path.startswith("docs/") or path.startswith("docs/results/")
+        return f"]({SOURCE}/{path}" if leaves else match[0]
+
+    source[0] = _LINK.sub(target, source[0])
+
+
+def setup(app: Any) -> None:
+    """Connect to Sphinx."""
+    app.connect("source-read", point_to_repository)
