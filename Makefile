@@ -36,6 +36,10 @@ deployment: $(VENV)/.installed  ## Train it with a SuperLink and two SuperNodes 
 	@$(BIN)/python scripts/flower_engine.py deployment -c 'epochs=2' \
 	    --node "device='cpu:0' tier='fast'" --node "device='cpu:1' tier='slow' slowdown=4.0"
 
+docs: $(VENV)/.installed-dev  ## Build the site into docs/_build
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
 check: $(VENV)/.installed-dev  ## Lint and types
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
@@ -60,4 +64,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP_INSTALL) --editable '.[simulation,vision,text,lora,lightning,tensorboard,docs,dev]'
 	@touch $@
 
-.PHONY: help train test fuzz soak simulation deployment check format
+.PHONY: help train test fuzz soak simulation deployment docs check format

@@ -1,9 +1,14 @@
 """Settings of the site; ``make docs`` builds it, offline and with warnings as errors."""
 
+import contextlib
+import io
+import os
 import posixpath
 import re
 from importlib.metadata import version as version_of
 from typing import Any
+
+from flower_blsgd.cli.main import COMMANDS, main
 
 SOURCE = "https://github.com/flower-blsgd/flower-blsgd/blob/main"
 """Where files of the repository that are not pages are shown."""
@@ -45,6 +50,20 @@ def point_to_repository(app: Any, page: str, source: list[str]) -> None:
     source[0] = _LINK.sub(target, source[0])
 
 
+def insert_help(app: Any, page: str, source: list[str]) -> None:
+    """Put the ``--help`` of every command into the page of the command line."""
+    if page == "reference/command-line":
+        shown = []
+        for command in COMMANDS:
+            text = io.StringIO()
+            with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+                main([command, "--help"])
+            shown.append(f"## blsgd {command}\n\n```\n{text.getvalue().strip()}\n```\n")
+        source[0] = source[0].partition("<!--")[0] + "\n".join(shown)
+
+
 def setup(app: Any) -> None:
     """Connect to Sphinx."""
+    os.environ["COLUMNS"] = "88"
     app.connect("source-read", point_to_repository)
+    app.connect("source-read", insert_help)

@@ -1,7 +1,7 @@
 """Write what follows from the settings of ``flower_blsgd/config.py`` into other files.
 
 Their defaults go into ``[tool.flwr.app.config]`` of pyproject.toml, and their names and types into
-``flower_blsgd/settings.py``. The table of worker options goes into docs/reference/settings.md.
+``flower_blsgd/settings.py``. The table of worker options goes into docs/reference/workers.md.
 """
 
 import dataclasses
@@ -85,5 +85,5 @@ def write_options(page: Path) -> None:
 if __name__ == "__main__":
     root = Path(__file__).parents[1]
     write_defaults(root / "pyproject.toml")
-    write_options(root / "docs" / "reference" / "settings.md")
+    write_options(root / "docs" / "reference" / "workers.md")
     write_settings(root / "flower_blsgd" / "settings.py")

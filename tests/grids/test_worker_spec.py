@@ -267,7 +267,7 @@ def test_unknown_key_of_a_node_config_is_logged_once(caplog: pytest.LogCaptureFi
 
 
 def test_docs_have_the_table_of_options() -> None:
-    settings = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+    settings = Path(__file__).parents[2] / "docs" / "reference" / "workers.md"
     assert options_table() in settings.read_text(), "make format writes it"
 
 

@@ -1,0 +1,158 @@
+"""The pages: links lead somewhere, code is real, and every public name is described."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+import flower_blsgd
+from flower_blsgd.algorithm.sampling_stats import SamplingStats
+from flower_blsgd.cli.main import COMMANDS
+from flower_blsgd.config import RunConfig
+from flower_blsgd.results.folder import EpochRow
+from flower_blsgd.strategy.round_metrics import RoundRecord, WorkerRound
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page
+    for folder in (".", "docs", "examples", "clients", "server", "benchmarks")
+    for page in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")
+    if "_build" not in page.parts
+)
+ids = [str(page.relative_to(ROOT)) for page in PAGES]
+DOCS = [page for page in PAGES if (ROOT / "docs") in page.parents or page == ROOT / "README.md"]
+
+
+def tokens_of(page: Path) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(page.read_text())
+
+
+def links_of(page: Path) -> Iterator[str]:
+    for token in tokens_of(page):
+        for child in token.children or ():
+            for attribute in ("href", "src"):
+                if link := child.attrGet(attribute):
+                    yield str(link)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of headings, as GitHub and MyST make them."""
+    tokens = tokens_of(page)
+    titles = [
+        "".join(child.content for child in heading.children or ())
+        for before, heading in itertools.pairwise(tokens)
+        if before.type == "heading_open"
+    ]
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+def blocks() -> Iterator[tuple[str, str, str]]:
+    """Yield page, language and text of every block of code."""
+    for page in DOCS:
+        for token in tokens_of(page):
+            if token.type == "fence":
+                yield str(page.relative_to(ROOT)), token.info.strip(), token.content
+
+
+def names_used(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of this library that a program uses."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "flower_blsgd":
+                yield node.attr
+        elif isinstance(node, ast.ImportFrom) and node.module == "flower_blsgd":
+            yield from (alias.name for alias in node.names)
+
+
+def settings_used(tree: ast.AST) -> Iterator[str]:
+    """Yield the arguments of calls of `train`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "flower_blsgd.train":
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+
+
+def test_python_is_valid_and_uses_names_that_exist() -> None:
+    fields = {field.name for field in dataclasses.fields(RunConfig)}
+    arguments = fields | inspect.signature(flower_blsgd.train).parameters.keys()
+    for page, language, text in blocks():
+        if language == "python":
+            tree = ast.parse(text, page)
+            for name in names_used(tree):
+                known = name in flower_blsgd.__all__
+                assert known or importlib.import_module(f"flower_blsgd.{name}"), (page, name)
+            assert set(settings_used(tree)) <= arguments, page
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Yield the page and the words of every command line of `blsgd`."""
+    for page, language, text in blocks():
+        if language == "bash":
+            for line in text.replace("\\\n", " ").splitlines():
+                words = shlex.split(re.sub(r"\$\w+/", "", line.partition("  #")[0]))
+                for at, word in enumerate(words):
+                    if Path(word).name == "blsgd" and at + 1 < len(words):
+                        yield page, words[at + 1 :]
+
+
+def test_commands_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ca.crt", "node-1"):  # files that options name
+        (tmp_path / name).touch()
+    keys = {field.name.replace("_", "-") for field in dataclasses.fields(RunConfig)}
+    found = 0
+    for page, words in commands():
+        found += 1
+        assert words[0] in COMMANDS or words[0].startswith("-"), (page, words)
+        parse(words)
+        for key in (b.partition("=")[0] for a, b in itertools.pairwise(words) if a == "-s"):
+            assert key in keys, (page, words)
+    assert found > 20
+
+
+def parse(words: list[str]) -> None:
+    from flower_blsgd.cli.main import _parser
+
+    _parser(words).parse_args(words)
+
+
+def test_toml_has_valid_settings() -> None:
+    for _, language, text in blocks():
+        if language == "toml":
+            settings = tomllib.loads(text)
+            RunConfig.from_run_config({k: v for k, v in settings.items() if type(v) is not dict})
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = (ROOT / "docs/reference/api").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages)
+    described = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE)
+    own = [name for name in described if "." not in name]
+    assert sorted(own) == sorted(flower_blsgd.__all__)
+
+
+def test_every_column_of_a_results_folder_is_described() -> None:
+    text = (ROOT / "docs/reference/results-folder.md").read_text()
+    for record in (RoundRecord, WorkerRound, EpochRow, SamplingStats):
+        for field in dataclasses.fields(record):
+            assert f"`{field.name}`" in text or field.name == "sampling", field.name
