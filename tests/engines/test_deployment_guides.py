@@ -1,4 +1,4 @@
-"""docs/how-to/deployment.md: every command for a SuperLink is in a script, and the script works."""
+"""The guides: every command for a SuperLink is in a script, and the script works."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.grids.processes import living, wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "deployment" / "run_all.sh"
-GUIDE = ROOT / "docs" / "how-to" / "deployment.md"
+GUIDES = ("how-to/deployment.md", "tutorials/three-machines.md")
 MARKER = "BLSGD_GUIDES_TEST"
 
 # What differs between the guides and a script for one machine with ports of its own.
@@ -49,7 +49,9 @@ def commands(text: str, substitutions: list[tuple[str, str]]) -> list[str]:
 
 
 def guide_commands() -> list[str]:
-    text = GUIDE.read_text().partition("# Flower's simulation")[0]  # which has tests of its own
+    pages = [(ROOT / "docs" / guide).read_text() for guide in GUIDES]
+    # The simulation has tests of its own.
+    text = "".join(page.partition("# Flower's simulation")[0] for page in pages)
     blocks = re.findall(r"^ *```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in commands(block, IN_GUIDES)]
 
