@@ -20,6 +20,7 @@ version = release = version_of(project)
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["results"]
 myst_heading_anchors = 4
+myst_disable_syntax = ["myst_line_comment"]  # a line may begin with a percent sign
 highlight_language = "text"
 default_role = "py:obj"
 smartquotes = False
@@ -36,16 +37,16 @@ html_title = "flower-blsgd"
 html_copy_source = False
 html_theme_options = {"source_view_link": f"{SOURCE}/docs/{{filename}}"}
 
-_LINK = re.compile(r"\]\((\.\./[^)#\s]*)")
+_LINK = re.compile(r"(?<!!)(\[[^]]*\]\()(\.\./[^)#\s]*)")
 
 
 def point_to_repository(app: Any, page: str, source: list[str]) -> None:
     """Let links that leave docs/, such as ``../../examples``, point to the repository."""
 
     def target(match: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), match[1]))
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), match[2]))
         leaves = not path.startswith("docs/") or path.startswith("docs/results/")
-        return f"]({SOURCE}/{path}" if leaves else match[0]
+        return f"{match[1]}{SOURCE}/{path}" if leaves else match[0]
 
     source[0] = _LINK.sub(target, source[0])
 
