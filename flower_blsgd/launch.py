@@ -26,14 +26,17 @@ from .protocol import (
     EvaluateOrder,
     EvaluateReport,
     Failure,
+    ProtocolError,
     SessionInfo,
 )
+from .protocol.records import records_of
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .results.speed_profile import with_profile
 from .run import Workload, train_on
 from .session.client import MAIN_RANK
 from .strategy.messages import read_answer, replies_to
+from .strategy.replies import ModelShape
 
 _CLIENT_APP = "flower_blsgd.session.client:app"
 _POLL_SECONDS = 0.5
@@ -199,7 +202,13 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
 
 
 def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord]:
-    return SessionInfo.from_content(content), content.array_records[ARRAYS]
+    """Return what a script has told its session, and the main worker's model, which is checked."""
+    info = SessionInfo.from_content(content)
+    arrays = records_of(content, ArrayRecord).get(ARRAYS, ArrayRecord())
+    if info.is_main and not arrays:
+        raise ProtocolError("it sent no model")
+    ModelShape(arrays).checked(arrays)
+    return info, arrays
 
 
 def _metrics(report: EvaluateReport) -> MetricRecord:

@@ -280,6 +280,7 @@ class ToyWorker:
             ended_at=1.5,
             losses=self.losses(done),
             arrays=self.model(order),
+            learning_rate=order.learning_rate,
         )
 
     def model(self, order: TrainOrder) -> ArrayRecord:

@@ -35,7 +35,7 @@ SKIPPED_STEPS = "skipped-steps"
 GRAD_SCALER = "grad-scaler"
 TIMING_KEYS = (
     *("compute-seconds", "started-at", "ended-at", "batch-size"),
-    *(COMPLETED_STEPS, MOMENTUM_ZEROED, SKIPPED_STEPS, "samples"),
+    *(COMPLETED_STEPS, MOMENTUM_ZEROED, SKIPPED_STEPS, "samples", "learning-rate"),
 )
 """Metrics of a reply whose average is meaningless."""
 

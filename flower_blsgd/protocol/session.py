@@ -4,13 +4,17 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from .records import ARRAYS, CONFIG, from_wire, to_wire
+from .failure import ProtocolError
+from .records import ARRAYS, CONFIG, from_wire, records_of, to_wire
 
 SCRIPT = "script"
 """Key of the node config: the command line of the training script, quoted as for a shell."""
 
 SCRIPT_JOIN, SCRIPT_END = "script_join", "script_end"
 QUERY_JOIN, QUERY_END = f"query.{SCRIPT_JOIN}", f"query.{SCRIPT_END}"
+
+_MOST_SAMPLES = 2**31 - 1
+"""Indices of samples are int32."""
 
 
 @dataclass(frozen=True)
@@ -56,4 +60,8 @@ class SessionInfo:
     @classmethod
     def from_content(cls, content: RecordDict) -> "SessionInfo":
         """Read the content of a reply; ProtocolError if it is not one."""
-        return cls(**from_wire(cls, content.config_records.get(CONFIG, ConfigRecord())))
+        info = cls(**from_wire(cls, records_of(content, ConfigRecord).get(CONFIG, ConfigRecord())))
+        largest = max(info.num_samples, info.batch_size, info.evaluate_every)
+        if largest > _MOST_SAMPLES:
+            raise ProtocolError(f"{largest} samples are too many; at most {_MOST_SAMPLES}")
+        return info

@@ -1,5 +1,6 @@
 """Order to train, and its report."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -210,6 +211,8 @@ class TrainReport:
         Steps in float16 whose gradients overflowed; each was repeated with a smaller loss scale.
     samples : int (default: 0)
         Number of samples trained on if the batches had other sizes; 0 if they had `batch_size`.
+    learning_rate : float (default: nan)
+        Learning rate of the last step; nan if it is unknown.
     """
 
     completed_steps: int
@@ -223,6 +226,7 @@ class TrainReport:
     momentum_zeroed: int = field(default=0, metadata={"key": MOMENTUM_ZEROED, "limits": (0, 1)})
     skipped_steps: int = field(default=0, metadata={"key": SKIPPED_STEPS, "limits": 0})
     samples: int = field(default=0, metadata={"limits": 0})
+    learning_rate: float = field(default=math.nan, metadata={"limits": None})
 
     @property
     def num_examples(self) -> int:
@@ -266,8 +270,14 @@ class TrainReport:
         model = _only(arrays, ArrayRecord)
         metrics = _only(records_of(content, MetricRecord), MetricRecord)
         if COMPLETED_STEPS not in metrics:
-            no_losses = np.empty(0, np.float32)
-            return cls(order.local_steps, order.batch_size, 0.0, 0.0, 0.0, no_losses, model)
+            return cls(
+                order.local_steps,
+                order.batch_size,
+                *(0.0, 0.0, 0.0),
+                losses=np.empty(0, np.float32),
+                arrays=model,
+                learning_rate=order.learning_rate,
+            )
         raw_losses = records_of(content, ConfigRecord).get(LOSSES, ConfigRecord()).get(LOSSES, b"")
         report = cls(
             **from_wire(cls, metrics),

@@ -272,8 +272,6 @@ class RunRecorder:
 
     def add_round(self, record: RoundRecord) -> None:
         """Write and show a finished round."""
-        if self.config.is_script:  # it decides its own
-            record = dataclasses.replace(record, learning_rate=math.nan)
         now = time.monotonic()
         if not self._last_model_at:
             self._last_model_at = now - record.round_seconds - record.planning_seconds

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 
@@ -20,6 +21,7 @@ from ..worker.model_io import (
     model_fingerprint,
     momentum_is_finite,
     momentum_record,
+    sent_tensors,
     state_record,
 )
 from .exchange import HERE, End, Evaluate, Exchange, Joined, Measure, Train
@@ -59,7 +61,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
     ------
     UsageError
         If there is a session already, the model has nothing to train, or the optimizer has
-        parameters that are not the model's.
+        parameters that are not the model's. Under ``blsgd launch`` also if a tensor is not finite.
 
     Examples
     --------
@@ -85,6 +87,13 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
             f"optimizer: {foreign} of its {len(held)} parameters are not the model's; create it "
             "from model.parameters() of the model that you pass to join"
         )
+    if HERE.exchange is not None:
+        for name, tensor in sent_tensors(model).items():
+            if not tensor.isfinite().all():
+                raise UsageError(
+                    f"model: {name!r} has values that are not finite, which cannot be averaged; "
+                    "for a mask with -inf, use register_buffer(..., persistent=False)"
+                )
     HERE.has_joined = True
     return Session(model, optimizer, HERE.exchange)
 
@@ -423,6 +432,7 @@ class Session:
             self._optimizer.state.clear()
         averages = order.momentum_policy == "average" and is_finite
         has_losses = len(now.losses) == now.steps > 0
+        rate = self._optimizer.param_groups[0].get("lr")  # None with Adafactor's own rate
         return TrainReport(
             completed_steps=min(now.steps, order.local_steps),
             batch_size=order.batch_size,
@@ -434,6 +444,7 @@ class Session:
             momentum=momentum_record(self._model, self._optimizer) if averages else None,
             momentum_zeroed=int(not is_finite),
             samples=now.samples,
+            learning_rate=math.nan if rate is None else float(rate),
         )
 
     def _check_trained(self) -> None:

@@ -81,7 +81,7 @@ class RoundRecord:
     rounds_in_epoch, round_in_epoch : int
         Number of rounds in the epoch, and position of this round, counted from 1.
     learning_rate : float
-        Learning rate of all workers.
+        Learning rate of the first worker that succeeded; nan if none did.
     planning_seconds : float
         Seconds that the workers waited for the plan, before the first order.
     round_seconds : float
@@ -211,7 +211,7 @@ def round_record(
         epoch=round.epoch,
         rounds_in_epoch=round.rounds_in_epoch,
         round_in_epoch=round.round_in_epoch,
-        learning_rate=outcomes[0].order.learning_rate,
+        learning_rate=next((o.report.learning_rate for o in outcomes if o.report), float("nan")),
         planning_seconds=round.planning_seconds,
         round_seconds=round_seconds,
         averaging_seconds=round_seconds - reply_seconds,

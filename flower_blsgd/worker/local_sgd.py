@@ -294,6 +294,7 @@ class LocalSGD:
             momentum=None if zeroed else momentum,
             momentum_zeroed=int(zeroed),
             skipped_steps=self._skipped_steps,
+            learning_rate=order.learning_rate,
         )
 
     def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:

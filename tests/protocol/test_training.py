@@ -48,6 +48,7 @@ def report_of(order: TrainOrder, steps: int | None = None, **changes: object) ->
         ended_at=1000.75,
         losses=np.arange(steps * order.batch_size, dtype=np.float32),
         arrays=toy_arrays(2.0),
+        learning_rate=0.05,
     )
     return dataclasses.replace(report, **changes)
 

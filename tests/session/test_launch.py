@@ -131,32 +131,6 @@ def test_an_interrupted_run_resumes_to_the_same_bits() -> None:
     assert_same_model("runs/script-1", "runs/script-2")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([SCRIPT], "blsgd: give the length of the run: --samples, --seconds or --rounds"),
-        (["--rounds", "3"], "blsgd: the script is missing; blsgd launch [OPTIONS] SCRIPT"),
-        (["--rounds", "3", "none.py"], "blsgd: 'none.py' is not a file; blsgd launch"),
-        (["--rounds", "-3", SCRIPT], "blsgd: rounds = -3 must be at least 0"),
-        (["--rounds", "3", "raises.py"], "raises.py failed in the main worker: the script raised"),
-        (["--rounds", "3", "ends.py"], "ends.py failed in the main worker: the script ended"),
-    ],
-)
-def test_what_is_refused(arguments: list[str], message: str) -> None:
-    Path("raises.py").write_text("raise ValueError('no data')\n")
-    Path("ends.py").write_text("print('hello')\n")
-    done = launch(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr.splitlines()[-1]
-    assert not list(Path("runs").glob("*")) if Path("runs").exists() else True
-
-
-def test_no_worker_trains() -> None:
-    done = launch("--rounds", "3", SCRIPT, workers=f"1x cpu:{FIRST} role=evaluate")
-    assert done.returncode == 2
-    assert "all have role=evaluate" in done.stderr
-
-
 def test_all_processes_end_with_the_launcher() -> None:
     Path("long.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(600)\n")
     with subprocess.Popen(

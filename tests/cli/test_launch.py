@@ -1,0 +1,61 @@
+"""The command line of ``blsgd launch``."""
+
+from pathlib import Path
+
+import pytest
+
+from flower_blsgd.config import RunConfig
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.results.folder import RunFolder
+from flower_blsgd.strategy.budget import NO_LIMIT
+
+from .conftest import Printed, Refused
+
+CORE = usable_cores()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["script.py"], "give the length of the run: --samples, --seconds or --rounds"),
+        (["--rounds", "3"], "the script is missing; blsgd launch [OPTIONS] SCRIPT"),
+        (["--rounds", "3", "none.py"], "'none.py' is not a file; blsgd launch"),
+        (["--rounds", "-3", "script.py"], "rounds = -3 must be at least 0"),
+        (
+            ["--rounds", "3", "--workers", f"1x cpu:{CORE} role=evaluate", "script.py"],
+            "workers: all have role=evaluate; name one that trains",
+        ),
+    ],
+)
+def test_mistake_is_refused_in_one_line(
+    refused: Refused, folder: Path, arguments: list[str], message: str
+) -> None:
+    (folder / "script.py").touch()
+    assert message in refused("launch", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        (["--samples", "500"], {"samples": 500, "epochs": NO_LIMIT}),
+        (["--seconds", "1.5"], {"seconds": 1.5, "epochs": NO_LIMIT}),
+        (["--rounds", "7", "-s", "epochs=2"], {"rounds": 7, "epochs": 2}),
+        (["--resume", "runs/old", "--samples", "900"], {"samples": 900, "rounds": 5}),
+    ],
+)
+def test_length_of_the_run_and_the_scripts_arguments(
+    printed: Printed,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    limits: dict[str, float],
+) -> None:
+    (folder / "runs").mkdir()
+    old = RunFolder.new("runs/old", "old")
+    old.write_config(RunConfig(task="train.py", rounds=5, epochs=NO_LIMIT).to_run_config())
+    calls: list[tuple[str, list[str], RunConfig]] = []
+    monkeypatch.setattr("flower_blsgd.launch.launch", lambda *given: calls.append(given))
+    printed("launch", "--workers", f"1x cpu:{CORE}", *given, "train.py", "--rounds", "9", "x")
+    ((script, arguments, config),) = calls
+    assert (script, arguments) == ("train.py", ["--rounds", "9", "x"])
+    assert {name: getattr(config, name) for name in limits} == limits

@@ -1,0 +1,48 @@
+"""A training script that does odd things, by the words on its command line."""
+
+import multiprocessing
+import sys
+
+LEARNING_RATE = 0.125
+
+
+def main(oddities: set[str]) -> None:
+    """Train until the run is over, or the loader ends."""
+    # A spawned process imports this file again, and needs none of these.
+    import torch
+    from torch import nn
+
+    import flower_blsgd
+    from flower_blsgd.session.exchange import HERE
+
+    rank = HERE.exchange.rank if HERE.exchange else 0
+    if "raise" in oddities:
+        raise ValueError("no data")
+    if "end" in oddities:
+        return
+    if "spawn" in oddities:
+        process = multiprocessing.get_context("spawn").Process(target=int)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    model = nn.Linear(4, 2)
+    model.bias.requires_grad_("freeze" not in oddities or rank == 0)
+    if "infinite" in oddities:
+        nn.init.constant_(model.weight, float("inf"))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE / (1 + rank))
+    session = flower_blsgd.join(model, optimizer)
+    inputs = torch.randn(8, 4)
+    for step in range(20 if "early" in oddities and rank == 2 else 10**9):
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if "nan" in oddities and rank == 1 and step == 9:
+            nn.init.constant_(model.weight, float("nan"))
+        session.step(samples=len(inputs))
+        if session.done:
+            break
+
+
+if __name__ == "__main__":
+    main(set(sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""What the launcher makes of the answers of scripts that join, also of broken ones."""
+
+from collections.abc import Callable
+
+import pytest
+from flwr.app import ArrayRecord, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_blsgd import launch
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
+from flower_blsgd.protocol import SessionInfo
+from flower_blsgd.run import Workload, make_strategy
+
+from ..fuzz.mutations import hostile, thoroughly
+from ..in_process_grid import Handler, InProcessGrid, toy_arrays
+from ..refusal import refusal
+
+CONFIG = RunConfig(task="train.py", batch_size=32, epochs=1, evaluate_every_epochs=1)
+
+
+def content(
+    is_main: bool = True, samples: int = 600, batch: int = 0, every: int = -1
+) -> RecordDict:
+    metric = ("accuracy", "max") if every >= 0 else ("", "")
+    info = SessionInfo(is_main, samples, batch, every, *metric, "0f", ["weight"])
+    return info.to_records(toy_arrays() if is_main else ArrayRecord())
+
+
+def node(make: Callable[[], RecordDict]) -> Handler:
+    return lambda message, _: Message(make(), reply_to=message)
+
+
+def workload(*handlers: Handler) -> tuple[Workload, RunConfig]:
+    return launch._workload(InProcessGrid(dict(enumerate(handlers, 10))), CONFIG)
+
+
+OTHER = node(lambda: content(is_main=False))
+
+
+@pytest.mark.parametrize(
+    ("told", "batch_size", "epoch", "every_epochs"),
+    [
+        ({}, 32, 600, 1),
+        ({"batch": 8}, 8, 600, 1),
+        ({"every": 1750}, 32, 600, 3),  # rounded to whole epochs
+        ({"every": 1}, 32, 600, 1),
+        ({"samples": 0, "every": 7000}, 32, 7000, 1),
+        ({"samples": 0}, 32, launch._EPOCH_SAMPLES, 1),
+        ({"samples": 3}, 32, 64, 1),  # a step of each worker
+    ],
+)
+def test_what_the_main_script_told_its_session_decides(
+    told: dict[str, int], batch_size: int, epoch: int, every_epochs: int
+) -> None:
+    work, config = workload(OTHER, node(lambda: content(**told)))
+    assert (config.batch_size, work.num_samples) == (batch_size, epoch)
+    assert config.evaluate_every_epochs == every_epochs
+    assert bool(work.num_test) == (told.get("every", -1) >= 0)
+
+
+def test_script_that_does_not_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_JOIN_SECONDS", 0.01)
+    line = refusal(workload, lambda message, _: None, OTHER)
+    assert line.startswith("train.py failed in the main worker: it has not called session.step")
+    assert "no node has partition-id=0" in refusal(workload, OTHER, OTHER)
+
+
+@thoroughly(5)
+@given(st.data())
+def test_broken_answer_is_refused_in_one_line_or_can_be_trained_on(data: st.DataObject) -> None:
+    broken = node(lambda: data.draw(hostile(lambda: content(batch=8, every=50), by_wire=True)))
+    refused, found = "", None
+    try:
+        found = workload(broken, OTHER)
+    except UsageError as error:
+        refused = str(error)
+    if found is None:
+        assert refused.startswith("train.py failed in the main worker: ")
+        assert "\n" not in refused
+        return
+    work, config = found
+    assert work.arrays
+    assert work.num_samples >= 2 * config.batch_size >= 4
+    make_strategy(config, work.num_samples, 2, work.parameter_names)

@@ -1,0 +1,60 @@
+"""Scripts that do odd things under ``blsgd launch``: one clear line, or they simply work."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flower_blsgd.config import RunConfig
+from flower_blsgd.launch import launch
+from flower_blsgd.results.recorder import RunRecorder
+
+from ..refusal import refusal
+from . import odd
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def launched(oddities: str, workers: int = 2) -> RunRecorder:
+    """Launch the script for 30 short rounds, with workers whose speeds are given."""
+    config = RunConfig(
+        workers=f"{workers}x cpu batch=8 seconds-per-step=0.001",
+        local_steps_fast="2",
+        rounds=30,
+        epochs=10**6,
+        threads=1,
+    )
+    return launch(str(Path(odd.__file__)), oddities.split(), config)
+
+
+def test_only_the_work_of_odd_workers_is_lost() -> None:
+    """All spawn a process; the second has a NaN once, and the third ends too early."""
+    run = launched("spawn nan early", 3)
+    failures = [(one["worker"][:6], one["kind"]) for one in run.summary["failures"]]
+    assert Counter(failures) == {("fast-1", "not finite"): 1, ("fast-2", "raised"): 3}
+    assert run.summary["failures"][-1]["reason"].startswith("the script ended before the run was")
+    assert run.summary["rounds"] == 30
+    lines = (run.folder.path / "rounds.jsonl").read_text().splitlines()
+    assert {json.loads(line)["learning_rate"] for line in lines} == {odd.LEARNING_RATE}
+
+
+@pytest.mark.parametrize(
+    ("oddity", "message"),
+    [
+        ("freeze", r"worker fast-1 \S+ has a different model or different frozen weights than"),
+        ("infinite", "failed in the main worker: model: 'weight' has values that are not finite"),
+        ("raise", "failed in the main worker: the script raised ValueError: no data"),
+        ("end", "failed in the main worker: the script ended before the run was over; continue"),
+    ],
+)
+def test_what_cannot_train_is_refused_in_one_line(oddity: str, message: str) -> None:
+    line = refusal(launched, oddity)
+    assert re.search(message, line), line
+    assert not list(Path().rglob("*")), "something was written"
