@@ -18,6 +18,7 @@ PARTS = {
     "failures, the stream and examples of scripts": [
         *("tests/faults", "tests/grids/stream", "tests/examples/test_own_loop.py"),
         *("tests/examples/test_lightning.py", "tests/examples/test_trainer_and_lora.py"),
+        "tests/examples/test_accelerate.py",
     ],
     "the local grid, checkpoints, benchmarks and the Python interface": [
         *("tests/grids", "tests/checkpoint", "tests/benchmarks", "tests/paper"),

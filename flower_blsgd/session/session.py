@@ -29,6 +29,9 @@ from .sampler import SessionSampler
 
 Figures = Mapping[str, float]
 
+_BATCH_SIZE = 16
+"""Default of the setting ``batch-size``."""
+
 _FEWEST_MEASURED = 3
 """Fewest steps that measure a speed, after one to warm up."""
 
@@ -109,7 +112,8 @@ class Session:
     device : torch.device
         Device of this worker; without ``blsgd launch`` that of the model.
     batch_size : int
-        Samples per step of this worker: ``batch=`` of the worker, or the setting ``batch-size``.
+        Samples per step of this worker: ``batch=`` of the worker, or the setting ``batch-size``;
+        without ``blsgd launch`` the default of this setting.
     rank : int
         Number of this worker, from 0.
     is_main : bool
@@ -129,7 +133,7 @@ class Session:
     ) -> None:
         self.is_alone, self.done = exchange is None, False
         self.progress = 0.0
-        self.rank, self.is_main, self.run_seed, self.batch_size = 0, True, 0, 32
+        self.rank, self.is_main, self.run_seed, self.batch_size = 0, True, 0, _BATCH_SIZE
         self.device = next(model.parameters()).device
         self._slowdown, self._evaluates = 1.0, False
         if exchange is not None:

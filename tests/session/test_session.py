@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from flower_blsgd.algorithm.sampling import permutation_stream
+from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
@@ -302,10 +303,13 @@ def test_scheduler_follows_the_progress_of_the_run() -> None:
             session.step(samples=BATCH)
 
     script = Script(main)
-    script.train(order_of(1, steps=1, progress=0.0))
-    script.train(order_of(2, steps=2, progress=0.4))
+    reports = [
+        script.train(order_of(1, steps=1, progress=0.0)),
+        script.train(order_of(2, steps=2, progress=0.4)),
+    ]
     script.finish()
     assert rates == pytest.approx([0.5, 0.3, 0.3])
+    assert [report.learning_rate for report in reports] == pytest.approx([0.5, 0.3])
 
 
 def test_a_model_is_evaluated_without_changing_the_training() -> None:
@@ -379,9 +383,21 @@ def test_a_session_alone_changes_nothing() -> None:
         session.step(samples=BATCH)
     session.average()
     assert (session.is_main, session.is_alone, session.done) == (True, True, False)
+    assert session.batch_size == RunConfig.batch_size  # the default
     assert model.weight.item() == 1.0  # type: ignore[union-attr,operator]
     session.close()
     assert session.done
+
+
+def test_each_worker_has_its_own_seed_and_batch_size() -> None:
+    workers = [WorkerSpec("cpu"), WorkerSpec("cpu", batch_size=7), WorkerSpec("cpu")]
+    sessions = []
+    for rank, worker in enumerate(workers):
+        HERE.exchange, HERE.has_joined = Exchange(worker, rank, 3, BATCH, rank == 0), False
+        model = model_of()
+        sessions.append(join(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert [session.batch_size for session in sessions] == [BATCH, 7, BATCH]
+    assert len({session.seed for session in sessions}) == 3
 
 
 def test_what_a_session_refuses() -> None:

@@ -121,12 +121,13 @@ def test_there_and_back_on_cuda() -> None:
 
 
 class Adapted(nn.Module):
-    """A frozen base in bfloat16, an adapter, and an output that is tied to the embedding."""
+    """A frozen base in bfloat16 and int8, an adapter, and an output tied to the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.base = nn.Linear(4, 4).to(torch.bfloat16).requires_grad_(False)
+        self.quantized = nn.Parameter(torch.arange(4, dtype=torch.int8), requires_grad=False)
         self.embedding = nn.Embedding(3, 4)
         self.adapter = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
         self.output = nn.Linear(4, 3, bias=False)
