@@ -3,12 +3,14 @@
 import zipfile
 from pathlib import Path
 
+from ..test_release_files import VERSION
+
 
 def test_wheel_holds_one_package_with_the_app_inside(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {
         "flower_blsgd",
-        "flower_blsgd-0.1.0.dist-info",
+        f"flower_blsgd-{VERSION}.dist-info",
     }
     for part in ("clients/blsgd_client.py", "server/blsgd_server.py", "pyproject.toml"):
         assert f"flower_blsgd/_app/{part}" in names

@@ -1,0 +1,22 @@
+# A SuperNode with CUDA:
+#   docker build -t flower-blsgd .
+#   docker run --gpus all --network host -v $PWD/tls:/tls:ro -v $PWD/data:/data:ro flower-blsgd \
+#       --superlink HOST:PORT --root-certificates /tls/ca.crt \
+#       --auth-supernode-private-key /tls/node-1 --workers "1x cuda:0 fast"
+ARG IMAGE=pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime
+FROM ${IMAGE}
+
+RUN useradd --create-home node
+WORKDIR /home/node/app
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY flower_blsgd flower_blsgd
+COPY clients clients
+COPY server server
+COPY configs configs
+# torch is that of the image; constraints.txt pins the rest.
+RUN grep -v '^torch' constraints.txt > /tmp/constraints.txt \
+    && pip install --no-cache-dir --break-system-packages -c /tmp/constraints.txt '.[vision,text,lora]'
+
+USER node
+WORKDIR /home/node
+ENTRYPOINT ["blsgd", "supernode"]

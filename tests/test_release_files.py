@@ -1,0 +1,49 @@
+"""What a release needs: one version, valid workflows and forms, and a changelog with dates."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+GITHUB = ROOT / ".github"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", [*(GITHUB / "workflows").glob("*.yml")]),
+        (
+            "github-issue-forms",
+            [GITHUB / "ISSUE_TEMPLATE" / f"{n}.yml" for n in ("bug", "feature")],
+        ),
+        ("github-issue-config", [GITHUB / "ISSUE_TEMPLATE" / "config.yml"]),
+    ],
+)
+def test_files_for_github_are_valid(schema: str, files: list[Path]) -> None:
+    assert files
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == VERSION
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = [heading for heading in headings if heading != "Unreleased"]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", heading) for heading in released)
+    assert released[0].startswith(f"{VERSION} - ")
+
+
+def test_the_workflow_of_a_release_checks_every_extra_that_users_install() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    text = (ROOT / "scripts" / "check_release.py").read_text()
+    assert all(f'"{extra}": ' in text for extra in extras if extra != "dev")
+    assert "scripts/check_release.py dist" in (GITHUB / "workflows" / "release.yml").read_text()
