@@ -2,14 +2,10 @@
 
 import pytest
 
-from benchmarks.cells import GOAL_CELLS
+from benchmarks.cells import GOAL_CELLS, Cell
 from benchmarks.round_rows import rows_of
 
-SMALL, LARGE = GOAL_CELLS
-GIB = 1 << 30
-
-
-# --- rows
+SMALL = GOAL_CELLS[0]
 
 
 def test_ours_are_multiples_of_a_copy_and_the_others_of_ours() -> None:
@@ -37,4 +33,8 @@ def test_ours_are_multiples_of_a_copy_and_the_others_of_ours() -> None:
     assert len(rows) == 2 + 2 + 1 + 1 + 1 + 2
 
 
-# --- a cell, with runs that are made up
+def test_without_a_local_grid_the_stream_is_compared_with_bare_grpc() -> None:
+    measured = {"grpc": {"engine": [0.004]}, "stream": {"engine": [0.005], "round": [0.006]}}
+    rows = rows_of(Cell(2, 270_000), ["grpc", "stream"], measured, {})
+    assert rows[1]["ratio"] == pytest.approx(1.25)
+    assert (rows[1]["goal"], rows[1]["goal_met"]) == ("<= 1.3 x", True)
