@@ -76,8 +76,18 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd reproduce``."""
     command.set_defaults(command=_reproduce)
     command.add_argument("name", help="such as bias-2c8g; an unknown name lists all")
-    command.add_argument("--scale", choices=("smoke", "quick", "full"), default="smoke")
-    command.add_argument("--mode", choices=("samples", "table"), default="samples")
+    command.add_argument(
+        "--scale",
+        choices=("smoke", "quick", "full"),
+        default="smoke",
+        help="digits (default), a small model, or the paper's model",
+    )
+    command.add_argument(
+        "--mode",
+        choices=("samples", "table"),
+        default="samples",
+        help="epochs of N samples (default), or of the rounds in the paper's table",
+    )
     command.add_argument("--seeds", metavar="0,1,2", default="", help="(default: 0 with smoke)")
     command.add_argument("--only", metavar="DATA,GAP", default="", help="such as cifar10,32-16")
     command.add_argument("--out", metavar="DIR", help="default: runs/reproduce-<name>-<scale>")

@@ -9,12 +9,13 @@ import importlib
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
+from .commands import COMMANDS, overview
 from .options import (
     TERMINATED,
     add_resume,
@@ -29,27 +30,15 @@ from .options import (
 USAGE_ERROR = 2
 _INTERRUPTED = 130
 
-COMMANDS = {
-    "run": ("main", "train, with one pinned process per device"),
-    "launch": ("launch", "run a training script on every device, and average its model"),
-    "devices": ("main", "show the devices and workers of this machine"),
-    "prepare": ("main", "prepare the data of a task, so that runs start immediately"),
-    "evaluate": ("main", "test the model of a run on the whole test set"),
-    "calibrate": ("experiments", "measure the speed of each device"),
-    "plan": ("experiments", "predict each algorithm without training"),
-    "compare": ("experiments", "train several algorithms; write one table and one picture"),
-    "reproduce": ("experiments", "repeat a table or a figure of the paper and compare the numbers"),
-    "report": ("experiments", "write one HTML page of a results folder"),
-    "supernode": ("supernode", "connect the devices of this machine to a SuperLink"),
-}
-"""Each command's module, whose function ``add_<command>`` adds the arguments, and its help."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``blsgd``; return its exit code: 0, 1 if a run failed, 2 for a user error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options = _parser(arguments).parse_args(arguments)
+        if options.command is None:
+            print(overview(), end="")
+            return 0
         if options.command is _run:  # first: it imports torch for the workers meanwhile
             from ..grids.fork_server import start_fork_server
             from ..worker import MODULES
@@ -87,29 +76,75 @@ def _fail(reason: object, code: int, error: BaseException) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of printing the usage: every error is one line."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **given)
+
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError instead of printing the usage: every error is one line."""
+        """Raise UsageError."""
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments; UsageError with the nearest option if one is unknown."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            if word.startswith("-"):
+                near = nearest(word, self._option_string_actions)
+                raise UsageError(f"unknown option {word}, see {self.prog} --help; {near}")
+            self.error(f"unexpected argument {word}")
+        return options, unknown
+
+
+class _Overview(_Parser):
+    commands: Mapping[str, argparse.ArgumentParser]
+    """The parser of each command."""
+
+    def format_help(self) -> str:
+        """Return the list of all commands, grouped by purpose."""
+        return overview()
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser, which has all commands, but arguments only for the given one."""
-    from importlib.metadata import version
-
-    parser = _Parser(
-        prog="blsgd",
-        description="Train on fast and slow devices together: each does as many steps as it can.",
-    )
-    parser.add_argument("--version", action="version", version=version("flower-blsgd"))
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     given = next((argument for argument in arguments if not argument.startswith("-")), "")
-    for name, (module, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
-        if name == given:
-            commands_of = importlib.import_module(f"{__package__}.{module}")
+    if given and given not in COMMANDS:
+        raise UsageError(f"unknown command {given}, see blsgd --help; {nearest(given, COMMANDS)}")
+    return parser_with([given])
+
+
+def parser_with(names: Collection[str]) -> _Overview:
+    """Return the parser, which has all commands, but arguments only for these."""
+    parser = _Overview(prog="blsgd")
+    parser.add_argument(
+        "--version",
+        action="store_const",
+        dest="command",
+        const=_version,
+        help="show the versions of flower-blsgd, Python, torch and flwr, and the devices",
+    )
+    parser.set_defaults(command=None, verbose=False)
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+    for name, its in COMMANDS.items():
+        command = commands.add_parser(name, help=its.brief, description=its.text, epilog=its.epilog)
+        if name in names:
+            commands_of = importlib.import_module(f"{__package__}.{its.module}")
             getattr(commands_of, f"add_{name}")(command)
             command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
+    parser.commands = commands.choices
     return parser
+
+
+def _version(_: argparse.Namespace) -> None:
+    from ..grids.machine import accelerator_names, cpu_name, format_ids, this_machine
+    from ..results.summary import versions
+
+    found, machine = versions(), this_machine()
+    print(f"flower-blsgd {found['flower-blsgd']}\nPython {found['python']}\ntorch {found['torch']}")
+    print(f"flwr {found['flwr']}\ncpu:{format_ids(machine.cores)} ({cpu_name()})")
+    for device, name in zip(machine.accelerators, accelerator_names(machine), strict=True):
+        print(f"{device} ({name})")
 
 
 def add_run(command: argparse.ArgumentParser) -> None:

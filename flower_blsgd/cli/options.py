@@ -24,10 +24,15 @@ def add_settings(command: argparse.ArgumentParser, workers: bool = True) -> None
         metavar="FILE|NAME|KEY=VALUE",
         action="append",
         default=[],
-        help="settings: a TOML file, one in the app's configs/ by name, or key=value pairs",
+        help="settings: a TOML file, the name of one in configs/, or key=value pairs",
     )
     command.add_argument(
-        "-s", "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"
+        "-s",
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting, such as epochs=5",
     )
     if workers:
         add_workers(command)
@@ -38,7 +43,7 @@ def add_workers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--workers",
         metavar="SPEC",
-        help='such as "1x cuda:0 fast; 2x cpu:0-7 slow steps=1", or "auto"',
+        help='devices, such as "1x cuda:0 fast; 2x cpu:0-7 slow steps=1", or "auto" for all',
     )
 
 

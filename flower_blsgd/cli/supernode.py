@@ -60,8 +60,9 @@ class NodeCommand:
 def add_supernode(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd supernode``."""
     command.set_defaults(command=_supernode)
-    command.epilog = "Arguments after -- are passed to flower-supernode."
-    command.add_argument("--superlink", metavar="HOST:PORT", required=True)
+    command.add_argument(
+        "--superlink", metavar="HOST:PORT", required=True, help="where it listens for SuperNodes"
+    )
     add_workers(command)
     command.add_argument(
         "--one-node-per-device",
