@@ -90,6 +90,17 @@ GROUPS = {
                 ),
             ),
         ),
+        "watch": Command(
+            "watch",
+            "follow a run: curve, speeds, who waits, time left, failures",
+            "Show a run while it trains, in this or another terminal: its progress and learning\n"
+            "curve, who computes and who waits, and failures. Ends with the run, or at Ctrl-C,\n"
+            "which does not stop the run. Without a terminal, shows it once.",
+            (
+                ("blsgd watch", "follow the newest run"),
+                ("blsgd watch runs/digits-3", "follow another one, also after its --resume"),
+            ),
+        ),
         "evaluate": Command(
             "main",
             "test the model of a run on the whole test set",

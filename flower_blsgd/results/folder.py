@@ -76,9 +76,12 @@ class EpochRow:
 
 def shown_metric(name: str, value: float | None) -> str:
     """Return ``"accuracy 98.33%"`` or ``"rmse 1.234"``; empty without a value."""
-    if value is None:
-        return ""
-    return f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
+    return "" if value is None else f"{name} {shown_value(name, value)}"
+
+
+def shown_value(name: str, value: float) -> str:
+    """Return ``"98.33%"`` for an accuracy, or ``"1.234"``."""
+    return f"{value:.2%}" if name == "accuracy" else f"{value:.4g}"
 
 
 def shown_late(late: tuple[float, float]) -> str:
@@ -99,10 +102,14 @@ def scalars(record: Any) -> dict[str, float]:
 
 
 class RunFolder:
-    """Writer of the results of a run to its folder, as they arrive; `new` makes the folder."""
+    """Writer of the results of a run to its folder, as they arrive; `new` makes the folder.
+
+    `metric` is the name and the mode of the task's metric, the last columns of ``epochs.csv``.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.metric = "accuracy", "max"
 
     @classmethod
     def new(cls, out: str, name: str) -> "RunFolder":
@@ -144,11 +151,16 @@ class RunFolder:
     def add_epoch(self, row: EpochRow) -> None:
         """Append a line to ``epochs.csv``; the fields of `sampling` are columns."""
         path = self.path / "epochs.csv"
-        append(path, _csv([row], header=not path.exists() or not path.stat().st_size))
+        append(path, self._csv([row], header=not path.exists() or not path.stat().st_size))
 
     def write_epochs(self, rows: Sequence[EpochRow]) -> None:
         """Replace ``epochs.csv``, whole or not at all."""
-        write_text(self.path / "epochs.csv", _csv(rows, header=True))
+        write_text(self.path / "epochs.csv", self._csv(rows, header=True))
+
+    def _csv(self, rows: Sequence[EpochRow], header: bool) -> str:
+        metric = dict(zip(("metric_name", "metric_mode"), self.metric, strict=True))
+        columns = [dataclasses.asdict(row) for row in rows]
+        return csv_of([plain(row | row.pop("sampling") | metric) for row in columns], header)
 
     def rounds_until(self, last_round: int) -> list[RoundRecord]:
         """Return the rounds up to one, without incomplete lines, which a kill may leave."""
@@ -304,11 +316,6 @@ def _next_free(runs: Path, name: str) -> Path:
 
 def _line(record: RoundRecord) -> str:
     return json.dumps(plain(dataclasses.asdict(record))) + "\n"
-
-
-def _csv(rows: Sequence[EpochRow], header: bool) -> str:
-    columns = [dataclasses.asdict(row) for row in rows]
-    return csv_of([plain(row | row.pop("sampling")) for row in columns], header)
 
 
 def plain(value: Any) -> Any:

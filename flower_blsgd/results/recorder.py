@@ -198,6 +198,7 @@ class RunRecorder:
         config = self.config
         name = config.name or config.task.rpartition(":")[2]
         folder = resumed or RunFolder.new(config.out, name)
+        folder.metric = self._metric_name, self._metric_mode
         folder.write_config(config.to_run_config())
         folder.add_assets(self._assets)
         if resumed:

@@ -156,13 +156,8 @@ def final_metric(summary: Mapping[str, Any]) -> str:
     return shown_metric(summary["metric_name"], value)
 
 
-def last_lines(
-    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
-) -> list[str]:
-    """Return the last lines of a run: its results, whether slow devices help, failures, the plan.
-
-    The summary is the content of ``summary.json``; the folder is the results folder.
-    """
+def final_line(summary: Mapping[str, Any], config: RunConfig, folder: Path) -> str:
+    """Return the line with the results: ``"done: test accuracy 98.33% after 3.3 s ..."``."""
     state = "stopped early" if summary["interrupted"] else "done"
     device_seconds = summary["device_seconds"]
     measured_on = "validation" if config.validation_share else "test"
@@ -171,10 +166,26 @@ def last_lines(
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:
         others += f"; {device_seconds:.1f} s on simulated devices, computed"
-    lines = [
+    return (
         f"{state}: {reached}after {summary['training_seconds']:.1f} s of training "
         f"({others}); results in {folder}"
-    ]
+    )
+
+
+def failures_text(failures: Mapping[str, Mapping[str, int]]) -> str:
+    """Return ``"fast-0 (cpu:0) died 2, late 1; slow-1 (cpu:1) raised 3"``."""
+    kinds = {name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failures.items()}
+    return "; ".join(f"{name} {text}" for name, text in kinds.items())
+
+
+def last_lines(
+    summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
+) -> list[str]:
+    """Return the last lines of a run: its results, whether slow devices help, failures, the plan.
+
+    The summary is the content of ``summary.json``; the folder is the results folder.
+    """
+    lines = [final_line(summary, config, folder)]
     if metrics.records:
         lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
         lines += [f"  {line}" for line in summary["slow_devices"]]
@@ -189,11 +200,8 @@ def last_lines(
         if found["without_result"]:
             parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
         lines.append(", ".join(parts))
-    if failed := summary["failures_by_worker"]:  # "fast-0 (cpu:0) died 2, late 1; slow-1 raised 3"
-        kinds = {
-            name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failed.items()
-        }
-        lines.append(f"failures: {'; '.join(f'{name} {text}' for name, text in kinds.items())}")
+    if failed := summary["failures_by_worker"]:
+        lines.append(f"failures: {failures_text(failed)}")
     if summary["predicted"] and summary["measured"]:
         lines.append(plan_line(summary["predicted"], summary["measured"]))
     return lines

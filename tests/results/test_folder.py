@@ -130,11 +130,12 @@ def test_epochs_csv(folder: RunFolder) -> None:
         "rounds,samples,mean_loss_age_rounds,metric,result_rounds,result_seconds,all_loss_mean,"
         "all_loss_p10,all_loss_p90,fast_picked_loss_mean,slow_picked_loss_mean,picked_over_all_loss,distinct_samples,"
         "share_never_seen,share_left_out,loss_age_epochs_mean,loss_age_epochs_p90,"
-        "loss_age_epochs_max,left_out_age_epochs_mean,left_out_age_epochs_p90"
+        "loss_age_epochs_max,left_out_age_epochs_mean,left_out_age_epochs_p90,"
+        "metric_name,metric_mode"
     )
     assert rows[0] == (
         "1,3.0,2.0,,0.5,1.25,0.1,1.5,2,128,0.75,,,,1.0,0.25,2.0,1.5,1.125,1.375,96,0.125,0.25,"
-        "0.5,1.0,2.0,1.75,3.0"
+        "0.5,1.0,2.0,1.75,3.0,accuracy,max"
     )
     assert [row.split(",")[:6] for row in rows[1:]] == [
         ["2", "6.0", "4.0", "", "", ""],

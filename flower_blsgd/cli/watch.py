@@ -1,0 +1,44 @@
+"""The command ``blsgd watch``: show a run while it goes on."""
+
+import argparse
+import contextlib
+import time
+from pathlib import Path
+
+from .options import terminated_like_interrupted
+
+_INTERVAL_SECONDS = 1.0
+
+
+def add_watch(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``blsgd watch``."""
+    command.set_defaults(command=_watch)
+    command.add_argument(
+        "run", nargs="?", default="runs/latest", help="folder of a run (default: runs/latest)"
+    )
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from ..results.live import LiveRun
+    from .watch_view import view
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    with contextlib.closing(LiveRun(Path(options.run))) as run:
+        run.update()
+        if console.is_terminal and run.summary is None:
+            # At Ctrl-C and SIGTERM the view removes itself.
+            with (
+                contextlib.suppress(KeyboardInterrupt, SystemExit),
+                terminated_like_interrupted(),
+                Live(console=console, auto_refresh=False, transient=True) as live,
+            ):
+                while run.summary is None:
+                    live.update(view(run), refresh=True)
+                    time.sleep(_INTERVAL_SECONDS)
+                    run.update()
+            if run.summary is None:
+                return
+        console.print(view(run))

@@ -1,0 +1,337 @@
+"""A run as its results folder describes it so far, for ``blsgd watch``.
+
+Only ``config.toml``, ``rounds.jsonl``, ``epochs.csv`` and ``summary.json`` are read. The run writes
+a line as soon as a round or an epoch ends, so this is as recent as the last call of `update`.
+"""
+
+import csv
+import json
+import math
+import os
+import time
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import UsageError
+from ..grids.worker_spec import parse_workers
+from ..strategy.budget import NO_LIMIT, Budget
+from ..strategy.round_metrics import RoundRecord
+from .folder import of_plain, read_config
+
+RECENT_SECONDS = 10.0
+"""Shares and speeds are those of the last rounds, which together took this time."""
+
+_CHUNK_BYTES = 1 << 24
+_MOST_LOSSES = 1000
+
+
+class AppendedLines:
+    """Reads the complete lines of a growing file, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._rest = b""
+
+    def began_again(self) -> bool:
+        """Return whether the file was removed, replaced or cut since the last call.
+
+        Then it is read from its beginning. `read` does not notice this itself.
+        """
+        file = self._file
+        if file is None:
+            with suppress(OSError):
+                self._file = self._path.open("rb")
+            return False
+        with suppress(OSError):
+            found, ours = self._path.stat(), os.fstat(file.fileno())
+            if os.path.samestat(found, ours) and found.st_size >= file.tell():
+                return False
+        self.close()
+        self.began_again()
+        return True
+
+    def read(self) -> Iterator[str]:
+        """Yield the new complete lines; the next call continues after a line that is not."""
+        while self._file is not None and (data := self._file.read(_CHUNK_BYTES)):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._rest = None, b""
+
+
+@dataclass(frozen=True)
+class LiveWorker:
+    """What a worker did in the last rounds.
+
+    Parameters
+    ----------
+    label : str
+        Name, such as ``fast-0 (cpu:0)``.
+    role : {"train", "sum", "evaluate"}
+        Its work: training, summing models of others, or async evaluation.
+    local_steps : int
+        Local steps of its last order.
+    samples_per_second : float
+        Samples trained on, over the time of the rounds.
+    computing, waiting : float
+        Shares of the time of its rounds. The rest is transfer and averaging.
+    """
+
+    label: str
+    role: str = "train"
+    local_steps: int = 0
+    samples_per_second: float = 0.0
+    computing: float = 0.0
+    waiting: float = 0.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of a figure over epochs or rounds.
+
+    Parameters
+    ----------
+    name, mode : str
+        Name of the figure, and ``"max"`` or ``"min"``: which values are better.
+    over : {"epoch", "round"}
+        What `positions` count.
+    positions, values : sequence
+        Finite values, and where each one was measured.
+    """
+
+    name: str
+    mode: str
+    over: str
+    positions: Sequence[int]
+    values: Sequence[float]
+
+    @property
+    def best(self) -> int:
+        """Index of the first best value."""
+        return self.values.index((max if self.mode == "max" else min)(self.values))
+
+
+class LiveRun:
+    """A run in its results folder; `update` reads what is new.
+
+    UsageError if the folder is not that of a run.
+
+    Attributes
+    ----------
+    folder : Path
+        The results folder.
+    config : RunConfig
+        The settings.
+    last : RoundRecord, optional
+        The last round; None before the first one.
+    rounds : deque of RoundRecord
+        The last rounds, of about `RECENT_SECONDS`.
+    recent_seconds : float
+        Time of these rounds.
+    epochs : list of dict
+        The numbers in the lines of ``epochs.csv``.
+    metric : (str, str)
+        Name of the task's metric, and its mode: ``"max"`` or ``"min"``.
+    failures : dict of str to Counter
+        Number of failures by kind, by the label of the worker.
+    last_failure : str
+        Round and reason of the last failure; empty without one.
+    summary : dict, optional
+        Content of ``summary.json``; None while the run goes on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if (folder / "comparison.toml").is_file():
+            runs = sorted(path.parent for path in folder.glob("*/config.toml"))
+            such = f", such as {runs[-1]}" if runs else ""
+            raise UsageError(f"{folder} is a comparison; name the folder of one of its runs{such}")
+        self.config = read_config(folder)
+        self.folder = folder.resolve()  # runs/latest is a link
+        self.summary: dict[str, Any] | None = None
+        self._rounds_file = AppendedLines(self.folder / "rounds.jsonl")
+        self._epochs_file = AppendedLines(self.folder / "epochs.csv")
+        self._forget_rounds()
+        self._forget_epochs()
+
+    def _forget_rounds(self) -> None:
+        self.last: RoundRecord | None = None
+        self.rounds: deque[RoundRecord] = deque()
+        self.recent_seconds = 0.0
+        self.failures: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.last_failure = ""
+        self._training_seconds = 0.0
+        self._samples = 0
+        self._losses = array("d")
+
+    def _forget_epochs(self) -> None:
+        self.epochs: list[dict[str, float]] = []
+        self.metric = "metric", "max"
+        self._columns: list[str] = []
+
+    def update(self) -> None:
+        """Read what the run has written since the last call."""
+        # First: a run that is over writes no more rounds.
+        self.summary = None
+        with suppress(OSError, ValueError):
+            self.summary = json.loads((self.folder / "summary.json").read_text())
+        if self._rounds_file.began_again():  # as by --resume, which may change settings
+            self.config = read_config(self.folder)
+            self._forget_rounds()
+        for line in self._rounds_file.read():
+            with suppress(ValueError, TypeError, LookupError, RecursionError):
+                self._add(of_plain(RoundRecord, json.loads(line)))
+        if self._epochs_file.began_again():
+            self._forget_epochs()
+        for cells in csv.reader(self._epochs_file.read()):
+            if not self._columns:
+                self._columns = cells
+                continue
+            with suppress(ValueError):
+                row = dict(zip(self._columns, cells, strict=True))
+                metric = row.pop("metric_name", "metric"), row.pop("metric_mode", "max")
+                self.epochs.append({name: float(cell) for name, cell in row.items() if cell})
+                self.metric = metric
+
+    def close(self) -> None:
+        """Close the files."""
+        self._rounds_file.close()
+        self._epochs_file.close()
+
+    def _add(self, record: RoundRecord) -> None:
+        if self.last is not None and record.round <= self.last.round:
+            return
+        self.last = record
+        self.rounds.append(record)
+        self._training_seconds += record.planning_seconds + record.round_seconds
+        self._samples += sum(row.num_examples for row in record.workers)
+        self._losses.append(record.train_loss)
+        for row in record.workers:
+            if row.failure:
+                self.failures[row.label][row.failure_kind] += 1
+                self.last_failure = f"round {record.round}: {row.failure}"
+        self.recent_seconds += _seconds(record)
+        while self.recent_seconds - (first := _seconds(self.rounds[0])) >= RECENT_SECONDS:
+            self.recent_seconds -= first
+            self.rounds.popleft()
+
+    @property
+    def share_done(self) -> float:
+        """Used share of the run's budget."""
+        if self.last is None:
+            return 0.0
+        config, last = self.config, self.last
+        budget = Budget(config.epochs, config.seconds, config.rounds, config.samples)
+        epoch = last.epoch - 1 + last.round_in_epoch / last.rounds_in_epoch
+        seconds = self._training_seconds
+        if config.clock == "device":
+            seconds *= self._ratio("device_seconds")
+        return min(1.0, budget.share(Budget(epoch, seconds, last.round, self._samples)))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time until the budget is used up, at the mean speed so far; None before a round."""
+        share = self.share_done
+        if not share:
+            return None
+        return self._training_seconds * self._ratio("wall_seconds") * (1 - share) / share
+
+    def _ratio(self, column: str) -> float:
+        """Return the time in a column of the last epoch over its time of training; else 1."""
+        row = self.epochs[-1] if self.epochs else {}
+        training = row.get("training_seconds", 0.0)
+        return row.get(column, training) / training if training else 1.0
+
+    @property
+    def epochs_planned(self) -> int | None:
+        """Number of epochs that end the run; None if something else does."""
+        limited = self.config.seconds or self.config.epochs >= NO_LIMIT
+        return None if limited else self.config.epochs
+
+    @property
+    def idle_seconds(self) -> float:
+        """Time since the run wrote its last round, or its settings before the first one."""
+        with suppress(OSError):
+            names = ("config.toml", "rounds.jsonl", "epochs.csv")
+            files = [path for name in names if (path := self.folder / name).exists()]
+            return max(0.0, time.time() - max(path.stat().st_mtime for path in files))
+        return 0.0
+
+    @property
+    def workers(self) -> list[LiveWorker]:
+        """The workers of the last rounds in their order, then those that only evaluate."""
+        sums: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        last = {}
+        for record in self.rounds:
+            for row in record.workers:
+                last[row.worker] = row
+                its = sums[row.worker]
+                its["round"] += record.round_seconds
+                its["computing"] += row.compute_seconds or row.summing_seconds
+                its["waiting"] += row.waiting_seconds
+                its["samples"] += row.num_examples
+        total = self.recent_seconds or 1.0
+        workers = [
+            LiveWorker(
+                row.label,
+                "train" if row.trained else "sum",
+                row.local_steps,
+                sums[index]["samples"] / total,
+                sums[index]["computing"] / (sums[index]["round"] or 1.0),
+                sums[index]["waiting"] / (sums[index]["round"] or 1.0),
+            )
+            for index, row in sorted(last.items())
+        ]
+        return workers + [LiveWorker(label, "evaluate") for label in self._evaluating()]
+
+    def _evaluating(self) -> list[str]:
+        """Return the labels of the workers that evaluate while others train."""
+        found: list[str] = []
+        if "role=evaluate" in self.config.workers:  # "auto" would look for accelerators
+            with suppress(UsageError):
+                workers = parse_workers(self.config.workers, anywhere=True)
+                evaluating = [worker for worker in workers if worker.role == "evaluate"]
+                found = [worker.name or worker.device_with_cores for worker in evaluating]
+        return found or ["evaluating worker"] * (self.last_late is not None)
+
+    @property
+    def last_late(self) -> tuple[int, float] | None:
+        """Epoch of the last async evaluation, and its delay in seconds; None without one."""
+        for row in reversed(self.epochs):
+            if "result_seconds" in row:
+                return int(row["epoch"]), row["result_seconds"] - row["wall_seconds"]
+        return None
+
+    @property
+    def curve(self) -> Curve | None:
+        """The metric over epochs, or until two of them are evaluated the loss over rounds."""
+        known = [
+            (int(row["epoch"]), row.get("accuracy", row.get("metric", 0.0)))
+            for row in self.epochs
+            if row.keys() & {"accuracy", "metric"}
+        ]
+        if len(known) >= 2:
+            return Curve(*self.metric, "epoch", *zip(*known, strict=True))
+        each = -(-len(self._losses) // _MOST_LOSSES)
+        parts = ((i, self._losses[i : i + each]) for i in range(0, len(self._losses), each or 1))
+        losses = [(i + len(part), sum(part) / len(part)) for i, part in parts]
+        losses = [(i, loss) for i, loss in losses if math.isfinite(loss)]
+        return Curve("train loss", "min", "round", *zip(*losses, strict=True)) if losses else None
+
+    @property
+    def train_loss(self) -> float:
+        """Training loss of the last round; nan without one."""
+        return self.last.train_loss if self.last else math.nan
+
+
+def _seconds(record: RoundRecord) -> float:
+    return record.planning_seconds + record.round_seconds
