@@ -170,6 +170,8 @@ def _last_result(run: LiveRun) -> str:
 
 def _last_lines(run: LiveRun) -> list[str]:
     lines = []
+    if run.config.clock == "device":
+        lines.append("the shares are as measured here, not those of the simulated devices")
     if run.failures:
         lines.append(f"failures: {failures_text(run.failures)}; last in {run.last_failure}")
     elif run.last:

@@ -87,6 +87,8 @@ def test_run_that_begins_or_pauses(digits: RunFolder, monkeypatch: pytest.Monkey
     assert last_lines(200.0)[1] == (
         f"no new round for 0:03:20; if the run was killed: blsgd run --resume {digits.path}"
     )
+    digits.write_config(RunConfig(clock="device").to_run_config())
+    assert "not those of the simulated devices" in last_lines(5.0)[0]
 
 
 @pytest.fixture
