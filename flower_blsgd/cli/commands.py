@@ -68,8 +68,8 @@ GROUPS = {
         "prepare": Command(
             "main",
             "download and convert data first, so that runs start immediately",
-            "Download, check and convert the data of a task, once per machine. A run does this\n"
-            "itself if the data are not ready.",
+            "Download, check and convert the data of a task, once per machine. A run does\n"
+            "this itself if the data are not ready.",
             (
                 ("blsgd prepare -c cifar10-1c1g", "prepare CIFAR-10"),
                 ("blsgd prepare -s task=images -s data=photos", "prepare your own images"),
@@ -80,8 +80,8 @@ GROUPS = {
         "devices": Command(
             "main",
             "list the devices of this machine, and the default workers",
-            "List the CPU cores and accelerators that this process may use, and the workers of a\n"
-            'specification; those of "auto" without --workers. Trains nothing.',
+            "List the CPU cores and accelerators that this process may use, and the workers\n"
+            'of a specification; those of "auto" without --workers. Trains nothing.',
             (
                 ("blsgd devices", "list the devices and the default workers"),
                 (
@@ -93,9 +93,9 @@ GROUPS = {
         "watch": Command(
             "watch",
             "follow a run: curve, speeds, who waits, time left, failures",
-            "Show a run while it trains, in this or another terminal: its progress and learning\n"
-            "curve, who computes and who waits, and failures. Ends with the run, or at Ctrl-C,\n"
-            "which does not stop the run. Without a terminal, shows it once.",
+            "Show a run while it trains, in this or another terminal: its progress and\n"
+            "learning curve, who computes and who waits, and failures. Ends with the run, or\n"
+            "at Ctrl-C, which does not stop the run. Without a terminal, shows it once.",
             (
                 ("blsgd watch", "follow the newest run"),
                 ("blsgd watch runs/digits-3", "follow another one, also after its --resume"),
@@ -116,8 +116,8 @@ GROUPS = {
         "report": Command(
             "experiments",
             "write an HTML page about a run or a comparison",
-            "Write an HTML page with the figures and pictures of a run, of a comparison, or of a\n"
-            "reproduction. The page is one file, which needs no network.",
+            "Write an HTML page with the figures and pictures of a run, of a comparison, or\n"
+            "of a reproduction. The page is one file, which needs no network.",
             (
                 ("blsgd report runs/latest", "write runs/latest/report.html"),
                 (
@@ -131,8 +131,8 @@ GROUPS = {
         "calibrate": Command(
             "experiments",
             "measure how fast each device trains",
-            "Measure the seconds per step of every worker, alone and together with the others,\n"
-            "and the time to send and average models. blsgd plan reads the result.",
+            "Measure the seconds per step of every worker, alone and together with the\n"
+            "others, and the time to send and average models. blsgd plan reads the result.",
             (
                 ("blsgd calibrate -c digits", "measure with the model and batch size of digits"),
                 (
@@ -144,8 +144,8 @@ GROUPS = {
         "plan": Command(
             "experiments",
             "predict how long each algorithm takes, without training",
-            "Predict steps, waiting and epoch time of each algorithm from the measured or given\n"
-            "speeds of the workers. Trains nothing.",
+            "Predict steps, waiting and epoch time of each algorithm from the measured or\n"
+            "given speeds of the workers. Trains nothing.",
             (
                 ("blsgd plan -c digits", "predict all algorithms, after blsgd calibrate"),
                 (
@@ -158,8 +158,9 @@ GROUPS = {
         "compare": Command(
             "experiments",
             "train with several algorithms or settings; write a table",
-            "Train with several algorithms, or several values of a setting, each with several\n"
-            "seeds. Write one table and one picture. Runs that are finished are not repeated.",
+            "Train with several algorithms, or several values of a setting, each with\n"
+            "several seeds. Write one table and one picture. Runs that are finished are not\n"
+            "repeated.",
             (
                 (
                     "blsgd compare -c digits --algorithms recommended,sync-sgd --budget 5epochs",
@@ -190,7 +191,8 @@ GROUPS = {
             "supernode",
             "connect the devices of this machine to a Flower SuperLink",
             "Start a Flower SuperNode for the devices of this machine, and connect it to a\n"
-            "SuperLink. Run this on every machine. Arguments after -- are for flower-supernode.",
+            "SuperLink. Run this on every machine. Arguments after -- are for flower-\n"
+            "supernode.",
             (
                 (
                     "blsgd supernode --superlink 192.168.1.5:9092 --insecure",
@@ -208,8 +210,8 @@ GROUPS = {
         "completion": Command(
             "completion",
             "print a script for the tab key in bash or zsh",
-            "Print a script for bash or zsh. With it, the tab key completes commands, options,\n"
-            "files, the names of configs (after -c) and of settings (after -s).",
+            "Print a script for bash or zsh. With it, the tab key completes commands,\n"
+            "options, files, the names of configs (after -c) and of settings (after -s).",
             (
                 (
                     "blsgd completion bash >> ~/.bash_completion",

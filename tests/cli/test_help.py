@@ -46,6 +46,7 @@ def test_help_begins_with_the_purpose_and_ends_with_two_examples(
     usage, purpose, *_, examples = capsys.readouterr().out.split("\n\n")
     assert usage.startswith(f"usage: blsgd {name}")
     assert purpose == COMMANDS[name].text
+    assert max(map(len, purpose.splitlines())) < 80
     title, *lines = examples.rstrip("\n").splitlines()
     assert title == "examples:"
     assert [line[:4] for line in lines[::2]] == ["  # "] * 2
