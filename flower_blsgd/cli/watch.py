@@ -1,4 +1,4 @@
-"""The command ``blsgd watch``: show a run while it goes on."""
+"""The command ``blsgd watch``: show a run while it trains."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""What ``blsgd watch`` shows of a run, as rich renders it in a terminal."""
+"""Rendering of ``blsgd watch`` with rich."""
 
 import itertools
 import math
