@@ -141,7 +141,7 @@ def _version(_: argparse.Namespace) -> None:
     from ..results.summary import versions
 
     found, machine = versions(), this_machine()
-    print(f"flower-blsgd {found['flower-blsgd']}\nPython {found['python']}\ntorch {found['torch']}")
+    print(f"{found['flower-blsgd']}\nPython {found['python']}\ntorch {found['torch']}")
     print(f"flwr {found['flwr']}\ncpu:{format_ids(machine.cores)} ({cpu_name()})")
     for device, name in zip(machine.accelerators, accelerator_names(machine), strict=True):
         print(f"{device} ({name})")

@@ -19,6 +19,12 @@ def add_watch(command: argparse.ArgumentParser) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
+    # At Ctrl-C and SIGTERM the view removes itself; the run continues.
+    with contextlib.suppress(KeyboardInterrupt, SystemExit), terminated_like_interrupted():
+        _follow(Path(options.run))
+
+
+def _follow(folder: Path) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -26,19 +32,12 @@ def _watch(options: argparse.Namespace) -> None:
     from .watch_view import view
 
     console = Console(highlight=False, emoji=False, markup=False)
-    with contextlib.closing(LiveRun(Path(options.run))) as run:
+    with contextlib.closing(LiveRun(folder)) as run:
         run.update()
         if console.is_terminal and run.summary is None:
-            # At Ctrl-C and SIGTERM the view removes itself.
-            with (
-                contextlib.suppress(KeyboardInterrupt, SystemExit),
-                terminated_like_interrupted(),
-                Live(console=console, auto_refresh=False, transient=True) as live,
-            ):
+            with Live(console=console, auto_refresh=False, transient=True) as live:
                 while run.summary is None:
                     live.update(view(run), refresh=True)
                     time.sleep(_INTERVAL_SECONDS)
                     run.update()
-            if run.summary is None:
-                return
         console.print(view(run))

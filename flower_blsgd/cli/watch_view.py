@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from ..results.folder import shown_metric, shown_value
 from ..results.live import Curve, LiveRun, LiveWorker
-from ..results.summary import failures_text, final_line
+from ..results.summary import blsgd_command, failures_text, final_line
 from ..results.tables import counted, seconds_text
 
 _WIDEST = 100
@@ -26,13 +27,17 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def view(run: LiveRun) -> RenderableType:
-    """Return what is shown of a run: progress, curve, workers, failures, and how it ended."""
-    parts: list[RenderableType] = [_progress(run)]
+    """Return what is shown of a run: progress, failures, curve, workers, and how it ended.
+
+    Workers are last while the run goes on: rich cuts off what a terminal has no lines for.
+    """
+    parts: list[RenderableType] = [_progress(run), *map(Text, _state(run))]
     if curve := run.curve:
         parts += [Text(), Text(_curve_title(run, curve)), _CurveView(curve)]
     if workers := run.workers:
         parts += [Text(), _workers(run, workers)]
-    parts += [Text(), *map(Text, _last_lines(run))]
+    if run.summary is not None:
+        parts += [Text(), *map(Text, _end(run, run.summary))]
     return Constrain(Group(*parts), _WIDEST)
 
 
@@ -50,7 +55,7 @@ def _progress(run: LiveRun) -> RenderableType:
         f"round {last.round_in_epoch}/{last.rounds_in_epoch}",
     ]
     if run.summary is None and run.seconds_left is not None:
-        words.append(f"{timedelta(seconds=round(run.seconds_left))} left")
+        words.append(f"{_duration(run.seconds_left)} left")
     line = Table.grid(padding=(0, 2, 0, 0), expand=True)
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
@@ -165,25 +170,37 @@ def _last_result(run: LiveRun) -> str:
     return f"epoch {epoch}, {seconds_text(seconds)} s late"
 
 
-# --- the end
+# --- lines of text
 
 
-def _last_lines(run: LiveRun) -> list[str]:
+def _state(run: LiveRun) -> list[str]:
     lines = []
-    if run.config.clock == "device":
-        lines.append("the shares are as measured here, not those of the simulated devices")
     if run.failures:
         lines.append(f"failures: {failures_text(run.failures)}; last in {run.last_failure}")
     elif run.last:
         lines.append("no failures")
+    if run.config.clock == "device":
+        lines.append("the shares are as measured here, not those of the simulated devices")
     if run.summary is not None:
-        return [*lines, final_line(run.summary, run.config, run.folder)]
+        return lines
     idle = run.idle_seconds
-    pause = timedelta(seconds=round(idle))
+    pause = _duration(idle)
     if run.last is None:
         lines.append(f"no round yet, for {pause}")
     elif idle > _PAUSE_SECONDS:
         lines.append(f"no new round for {pause}")
     if idle > _LONG_PAUSE_SECONDS:
-        lines[-1] += f"; if the run was killed: blsgd run --resume {run.folder}"
+        resume = blsgd_command(run.config, "--resume", str(run.folder))
+        lines[-1] += f"; if the run was killed: {resume}"
     return lines
+
+
+def _end(run: LiveRun, summary: Mapping[str, Any]) -> list[str]:
+    lines = [final_line(summary, run.config, run.folder)]
+    if run.idle_seconds > _PAUSE_SECONDS:  # a new run has no folder before its workers have started
+        lines.append(f"this run ended {_duration(run.idle_seconds)} ago")
+    return lines
+
+
+def _duration(seconds: float) -> timedelta:
+    return timedelta(seconds=round(seconds))

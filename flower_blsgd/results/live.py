@@ -179,12 +179,13 @@ class LiveRun:
         self._columns: list[str] = []
 
     def update(self) -> None:
-        """Read what the run has written since the last call."""
+        """Read what the run has written since the last call; UsageError if its folder is gone."""
         # First: a run that is over writes no more rounds.
         self.summary = None
         with suppress(OSError, ValueError):
             self.summary = json.loads((self.folder / "summary.json").read_text())
-        if self._rounds_file.began_again():  # as by --resume, which may change settings
+        # As by --resume, which may change settings; UsageError if the folder is gone.
+        if self._rounds_file.began_again() or not self.folder.is_dir():
             self.config = read_config(self.folder)
             self._forget_rounds()
         for line in self._rounds_file.read():
@@ -260,7 +261,7 @@ class LiveRun:
     @property
     def idle_seconds(self) -> float:
         """Time since the run wrote its last round, or its settings before the first one."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # the folder is gone
             names = ("config.toml", "rounds.jsonl", "epochs.csv")
             files = [path for name in names if (path := self.folder / name).exists()]
             return max(0.0, time.time() - max(path.stat().st_mtime for path in files))
@@ -299,8 +300,11 @@ class LiveRun:
         if "role=evaluate" in self.config.workers:  # "auto" would look for accelerators
             with suppress(UsageError):
                 workers = parse_workers(self.config.workers, anywhere=True)
-                evaluating = [worker for worker in workers if worker.role == "evaluate"]
-                found = [worker.name or worker.device_with_cores for worker in evaluating]
+                found = [
+                    f"{its.name} ({its.device_with_cores})" if its.name else its.device_with_cores
+                    for its in workers
+                    if its.role == "evaluate"
+                ]
         return found or ["evaluating worker"] * (self.last_late is not None)
 
     @property

@@ -66,7 +66,7 @@ def test_examples_are_understood(folder: Path, example: str) -> None:
 
 def test_version_lists_what_a_report_of_an_error_needs(printed: Printed) -> None:
     lines = printed("--version")
-    assert lines[0] == f"flower-blsgd {version('flower-blsgd')}"
+    assert lines[0] == version("flower-blsgd")  # alone, for scripts
     assert lines[1].startswith("Python 3.")
     assert lines[2:4] == [f"torch {version('torch')}", f"flwr {version('flwr')}"]
     assert len(lines) == 5  # no accelerator

@@ -51,7 +51,7 @@ def test_snapshot_of_rounds_made_by_hand(digits: RunFolder, printed: Printed) ->
         [*["cpu:1", "evaluate", "epoch", "2,", "2.50", "s", "late"]],
     ]
     assert "last 2 rounds, 17 s" in "\n".join(lines)
-    assert "failures: fast-1 (cpu:1) died 1; last in round 2: the process died" in lines
+    assert lines[2] == "failures: fast-1 (cpu:1) died 1; last in round 2: the process died"
 
 
 def test_snapshot_of_a_run(
@@ -73,22 +73,34 @@ def test_snapshot_of_a_run(
 
 
 def test_run_that_begins_or_pauses(digits: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def last_lines(idle: float) -> list[str]:
+    def state(idle: float) -> list[str]:
         with monkeypatch.context() as patch:
             patch.setattr(LiveRun, "idle_seconds", idle)
             live = LiveRun(digits.path)
             live.update()
-            return watch_view._last_lines(live)
+            return watch_view._state(live)
 
-    assert last_lines(5.0) == ["no round yet, for 0:00:05"]
+    assert state(5.0) == ["no round yet, for 0:00:05"]
     digits.add_round(two_rounds()[0])
-    assert last_lines(5.0) == ["no failures"]
-    assert last_lines(20.4) == ["no failures", "no new round for 0:00:20"]
-    assert last_lines(200.0)[1] == (
-        f"no new round for 0:03:20; if the run was killed: blsgd run --resume {digits.path}"
-    )
-    digits.write_config(RunConfig(clock="device").to_run_config())
-    assert "not those of the simulated devices" in last_lines(5.0)[0]
+    assert state(5.0) == ["no failures"]
+    assert state(20.4) == ["no failures", "no new round for 0:00:20"]
+    line = state(200.0)[1]
+    assert line.startswith("no new round for 0:03:20; if the run was killed: ")
+    assert line.endswith(f"blsgd run --resume {digits.path}")
+    digits.write_config(RunConfig(clock="device", task="train.py").to_run_config())
+    lines = state(200.0)
+    assert "not those of the simulated devices" in lines[1]
+    assert lines[2].endswith(f"blsgd launch --resume {digits.path} train.py ...")
+
+
+def test_run_that_ended_earlier_is_not_taken_for_a_new_one(
+    digits: RunFolder, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits.write_summary(SUMMARY)
+    ended = "this run ended 0:03:10 ago"
+    assert ended not in printed("watch")
+    monkeypatch.setattr(LiveRun, "idle_seconds", 190.0)
+    assert printed("watch")[-1] == ended
 
 
 @pytest.fixture

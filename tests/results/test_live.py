@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.results.live import AppendedLines, LiveRun, LiveWorker
 from flower_blsgd.strategy.budget import NO_LIMIT
@@ -38,7 +40,7 @@ def test_shares_and_speeds_are_those_of_the_last_rounds(tmp_path: Path) -> None:
         LiveWorker("fast-0 (cpu:0)", "train", 4, 128 / 16.75, 11 / 16, 3 / 16),
         LiveWorker("fast-1 (cpu:1)", "train", 4, 64 / 16.75, 4 / 16, 5 / 16),
         LiveWorker("slow-2 (cpu:2)", "train", 2, 48 / 16.75, 13 / 16, 1 / 16),
-        LiveWorker("eve", "evaluate"),
+        LiveWorker("eve (cpu:1)", "evaluate"),
     ]
     assert run.failures == {"fast-1 (cpu:1)": {"died": 1}}
     assert run.last_failure == "round 2: the process died"
@@ -141,6 +143,14 @@ def test_resumed_run_goes_on_with_its_new_settings(tmp_path: Path) -> None:
     folder.add_round(rounds[1])
     run.update()
     assert run.share_done == 1 / 8
+
+
+def test_folder_that_is_removed_is_refused(tmp_path: Path) -> None:
+    run = live(folder := run_folder(tmp_path / "run"))
+    shutil.rmtree(folder.path)
+    assert run.idle_seconds == 0.0
+    with pytest.raises(UsageError, match="is not a run"):
+        run.update()
 
 
 def test_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
