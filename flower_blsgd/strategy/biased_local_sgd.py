@@ -37,6 +37,7 @@ from .round import Outcome, Round
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
 from .speeds import Connector
+from .start_loop import start_until
 from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
@@ -358,15 +359,20 @@ class BiasedLocalSGD(FedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Train for a number of rounds with Flower's own loop; see Flower's `Strategy.start`.
 
-        The budget of the learning rate schedule is `num_rounds`.
+        The budget of the learning rate schedule is `num_rounds`. ``should_stop(server_round,
+        result)`` is called after the evaluation of every round, and ends the run if it returns
+        True. Flower has this argument since version 1.43; here it works with every version.
         """
         self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
-        return super().start(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+        arguments = grid, initial_arrays, num_rounds, timeout
+        more = train_config, evaluate_config, evaluate_fn
+        if should_stop is not None:
+            return start_until(self, should_stop, *arguments, *more)
+        return super().start(*arguments, *more)
 
     fit = fit
 
