@@ -1,11 +1,13 @@
 """Install a wheel and an sdist into empty environments, and train with each.
 
 ``python scripts/check_release.py dist [--extras base vision ...]``: for both files and for each
-extra, a new virtual environment gets the package with the versions of constraints.txt, and trains
-one epoch of digits in an empty folder. Needs a network, or the packages in pip's sources.
+extra, a new virtual environment gets the package, by default with the newest versions of what it
+needs, as a user gets it. It trains one epoch of digits in an empty folder. One environment exists
+at a time. Needs a network, or the packages in pip's sources.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,28 +33,32 @@ def check(package: Path, extra: str, pip_options: list[str]) -> None:
     """Install a file with an extra into an empty environment, and train; raise if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(Path(folder) / "env", with_pip=True)
-        python = str(Path(folder) / "env" / "bin" / "python")
-        wanted = f"{package}[{extra}]" if extra != "base" else str(package)
-        quiet = ["--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt")]
-        subprocess.run([python, "-m", "pip", "install", *quiet, *pip_options, wanted], check=True)
-        empty = Path(folder) / "empty"
+        programs, empty = Path(folder) / "env" / "bin", Path(folder) / "empty"
         empty.mkdir()
-        run = [
-            python,
-            "-m",
-            "flower_blsgd",
-            "run",
-            "-c",
-            "digits",
-            "-s",
-            "epochs=1",
-            "-s",
-            "out=run",
-        ]
-        output = subprocess.run(run, cwd=empty, check=True, capture_output=True, text=True).stdout
-        assert (empty / "run" / "model.safetensors").exists(), output
+        environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+
+        def run(program: str, *arguments: str) -> str:
+            command = [str(programs / program), *arguments]
+            done = subprocess.run(
+                command, cwd=empty, env=environment, stdout=subprocess.PIPE, text=True, check=False
+            )
+            if done.returncode:
+                sys.exit(f"{package.name} [{extra}]: {' '.join(command)} failed\n{done.stdout}")
+            return done.stdout
+
+        wanted = f"{package}[{extra}]" if extra != "base" else str(package)
+        quiet = ["--quiet", "--disable-pip-version-check", *pip_options]
+        run("python", "-m", "pip", "install", *quiet, wanted)
+        run("python", "-m", "pip", "check")
         if extra in IMPORTS:
-            subprocess.run([python, "-c", f"import {IMPORTS[extra]}"], cwd=empty, check=True)
+            run("python", "-c", f"import {IMPORTS[extra]}")
+        # flower_blsgd-0.1.0-py3-none-any.whl and flower_blsgd-0.1.0.tar.gz
+        version = package.name.removesuffix(".tar.gz").split("-")[1]
+        if version not in run("blsgd", "--version").split():
+            sys.exit(f"{package.name}: blsgd --version does not print {version}")
+        output = run("blsgd", "run", "-c", "digits", "-s", "epochs=1", "-s", "out=run")
+        if not (empty / "run" / "model.safetensors").exists():
+            sys.exit(f"{package.name} [{extra}]: no model\n{output}")
 
 
 def main() -> None:
@@ -63,8 +69,10 @@ def main() -> None:
     line.add_argument("folder", type=Path, help="folder with one wheel and one sdist")
     line.add_argument("--extras", nargs="+", default=[e for e in extras if e != "dev"])
     line.add_argument("--torch-index", help="further index, such as that of the CPU build of torch")
+    line.add_argument("--constraint", type=Path, help="versions to install, as constraints.txt")
     given = line.parse_args()
     options = ["--extra-index-url", given.torch_index] if given.torch_index else []
+    options += ["-c", str(given.constraint.resolve())] if given.constraint else []
     packages = [*given.folder.glob("*.whl"), *given.folder.glob("*.tar.gz")]
     if len(packages) != 2:
         sys.exit(f"{given.folder} has {len(packages)} packages, not a wheel and an sdist")

@@ -23,9 +23,10 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
             [GITHUB / "ISSUE_TEMPLATE" / f"{n}.yml" for n in ("bug", "feature")],
         ),
         ("github-issue-config", [GITHUB / "ISSUE_TEMPLATE" / "config.yml"]),
+        ("citation-file-format", [ROOT / "CITATION.cff"]),
     ],
 )
-def test_files_for_github_are_valid(schema: str, files: list[Path]) -> None:
+def test_files_for_others_are_valid(schema: str, files: list[Path]) -> None:
     assert files
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
     done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
@@ -33,11 +34,12 @@ def test_files_for_github_are_valid(schema: str, files: list[Path]) -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == VERSION
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == VERSION
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     released = [heading for heading in headings if heading != "Unreleased"]
     assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", heading) for heading in released)
-    assert released[0].startswith(f"{VERSION} - ")
+    assert released[0] == f"{VERSION} - {citation['date-released']}"
 
 
 def test_the_workflow_of_a_release_checks_every_extra_that_users_install() -> None:
