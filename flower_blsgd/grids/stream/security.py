@@ -53,6 +53,7 @@ _BOTH_ENDS: Options = (
 SERVER_OPTIONS: Options = (
     *_BOTH_ENDS,
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
+    ("grpc.max_connection_idle_ms", 10_000),  # strangers; a node always has a call
     ("grpc.so_reuseport", 0),  # otherwise two runs could share a port
 )
 CLIENT_OPTIONS: Options = (

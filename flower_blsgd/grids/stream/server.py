@@ -3,6 +3,7 @@
 import hmac
 import logging
 import queue
+import resource
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,6 +169,13 @@ class Link:
         self._mailbox.receive(Message(error, reply_to=message.message))
 
 
+def _most_connections() -> int:
+    """Return the limit of connections, which leaves files for checkpoints and results."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = limit == resource.RLIM_INFINITY
+    return _MOST_CONNECTIONS if unlimited else min(_MOST_CONNECTIONS, limit // 2)
+
+
 class StreamServer:
     """gRPC server that accepts only the nodes of open sessions.
 
@@ -183,7 +191,10 @@ class StreamServer:
         self.certificate, credentials = new_certificate()
         self._server = grpc.server(
             ThreadPoolExecutor(_MOST_CONNECTIONS, thread_name_prefix="stream"),
-            options=SERVER_OPTIONS,
+            options=[
+                *SERVER_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", _most_connections()),
+            ],
         )
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._session

@@ -1,8 +1,10 @@
 """Unknown callers, and nodes that misbehave: refused and logged, and they get nothing."""
 
+import contextlib
 import datetime
 import queue
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -258,6 +260,26 @@ def test_refused_callers_do_not_fill_the_log(server: Server, log: CapturedLog) -
         with Caller(server.stream, proof(7, b"x")) as caller:
             caller.refusal()
     assert 1 <= len(log.warnings) < 60
+
+
+def test_strangers_cannot_open_all_files_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module.resource, "getrlimit", lambda _: (6, 6))  # half of them
+    server = StreamServer("127.0.0.1:0", Mailbox())
+    context = ssl.create_default_context(cadata=server.certificate.decode())
+    context.set_alpn_protocols(["h2"])
+    with contextlib.ExitStack() as opened:
+
+        def connects() -> bool:
+            place = "127.0.0.1", server.port
+            stranger = opened.enter_context(socket.create_connection(place, timeout=10))
+            try:
+                opened.enter_context(context.wrap_socket(stranger, server_hostname=SERVER_NAME))
+            except OSError:
+                return False
+            return True
+
+        assert [connects() for _ in range(5)] == [True] * 3 + [False] * 2
+    server.stop(0)
 
 
 def test_plain_text_gets_nothing(server: Server) -> None:
