@@ -7,7 +7,7 @@ import pytest
 
 collect_ignore = ["site"]  # collecting it would put it on sys.path
 
-PACKAGES = ("own_digits", "mixed_digits")
+PACKAGES = ("own_digits", "mixed_digits", "my_app")
 
 
 @pytest.fixture(autouse=True)

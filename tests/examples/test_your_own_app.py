@@ -1,4 +1,9 @@
-"""examples/your_own_app: the printed difference is the real one, and both apps learn."""
+"""examples/your_own_app: the printed difference is the real one, and all apps learn."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +31,17 @@ def test_app_learns(app: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(found) == [f"round {number}" for number in range(6)]
     assert found["round 0"] < 40  # ten classes
     assert found["round 5"] > 80
+
+
+def test_copy_that_the_readme_makes_learns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = re.findall(
+        r"^    (cp -r after .*?)^    blsgd run",
+        diff_of_apps.README.read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run(["bash", "-ec", *commands], cwd=APPS, env=environment, check=True)
+    assert "own" not in (tmp_path / "my-app" / "pyproject.toml").read_text()
+    assert train_in_this_process(tmp_path / "my-app", capsys)["round 5"] > 80
