@@ -37,7 +37,7 @@ deployment: $(VENV)/.installed  ## Train it with a SuperLink and two SuperNodes 
 	    --node "device='cpu:0' tier='fast'" --node "device='cpu:1' tier='slow' slowdown=4.0"
 
 docs: $(VENV)/.installed-dev  ## Build the site into docs/_build
-	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build
+	@$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
 check: $(VENV)/.installed-dev  ## Lint and types

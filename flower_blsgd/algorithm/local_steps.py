@@ -57,7 +57,7 @@ class Participant:
 
     @property
     def own_batch(self) -> int:
-        """b_i: the given batch size of this worker, else B."""
+        """The given batch size of this worker, else B."""
         return self.given_batch or self.batch_size
 
 

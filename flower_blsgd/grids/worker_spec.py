@@ -175,7 +175,7 @@ class WorkerSpec(WorkerOptions):
 
     @property
     def device_with_cores(self) -> str:
-        """The device in the form of the grammar: ``"cpu:0-3"``, ``"cuda:1"``."""
+        """The device in the form of the grammar, such as ``"cpu:0-3"`` or ``"cuda:1"``."""
         return f"{self.device}:{format_ids(self.cores)}" if self.cores else self.device
 
     def to_node_config(self) -> dict[str, bool | float | int | str]:

@@ -62,9 +62,9 @@ class WorkerProfile(WorkerOptions):
         Equal for nodes with equal training data; empty if unknown.
     model_fingerprint : str (default: "")
         Equal for nodes whose models have the same tensors; empty if unknown.
-
-    The other keyword arguments are the fields of `WorkerOptions`. ``seconds_per_step`` is given by
-    the user or, if the query asks for it, measured; 0 if unknown.
+    **options
+        The fields of `WorkerOptions`. ``seconds_per_step`` is given by the user or, if the query
+        asks for it, measured; 0 if unknown.
     """
 
     device: str

@@ -73,8 +73,6 @@ def fit(
 
     Parameters
     ----------
-    strategy : BiasedLocalSGD
-        The strategy, whose hooks are called.
     grid : Grid
         Any Flower grid.
     initial_arrays : ArrayRecord

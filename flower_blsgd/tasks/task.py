@@ -65,7 +65,7 @@ class Task:
     model : callable
         Function that returns a new model, with weights drawn from torch's generator.
     train, test : pair of tensors or numpy arrays, TensorDataset or map-style Dataset
-        Every worker reads all of `train`. Arrays may be memory maps. Samples of a Dataset may be
+        Every worker reads all of ``train``. Arrays may be memory maps. Samples of a Dataset may be
         pairs (inputs, targets), dicts or tuples, as in torchvision and Hugging Face datasets.
     loss : callable (default: cross entropy)
         ``(outputs, targets) -> losses`` of shape (batch_size,): one loss per sample. For batches

@@ -205,7 +205,7 @@ class StreamGrid(MailboxGrid):
 
     @property
     def transports(self) -> Mapping[int, str]:
-        """Transport of each node on the grid: ``"stream"`` or ``"messages"``."""
+        """Transport of each node on the grid, ``"stream"`` or ``"messages"``, by node id."""
         return self._members.transports
 
     @property
