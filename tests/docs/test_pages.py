@@ -7,11 +7,11 @@ import inspect
 import itertools
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.serverapp.strategy import FedAvg
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -85,23 +85,49 @@ def names_used(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-def settings_used(tree: ast.AST) -> Iterator[str]:
-    """Yield the arguments of calls of `train`."""
+OWNERS = {
+    "": flower_blsgd,
+    "flower_blsgd": flower_blsgd,
+    "session": flower_blsgd.Session,
+    "strategy": flower_blsgd.BiasedLocalSGD,
+}
+"""What the names of the pages are, as far as calls are checked."""
+
+
+def calls_of(tree: ast.AST) -> Iterator[tuple[str, set[str], set[str]]]:
+    """Yield the name, the keyword arguments and the accepted ones of calls of this library."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "flower_blsgd.train":
-            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+        if isinstance(node, ast.Call):
+            owner, _, name = ast.unparse(node.func).rpartition(".")
+            if owner not in OWNERS or (not owner and name not in flower_blsgd.__all__):
+                continue
+            parameters = inspect.signature(getattr(OWNERS[owner], name)).parameters
+            accepted = set(parameters)
+            if "settings" in parameters:
+                accepted |= {field.name for field in dataclasses.fields(RunConfig)}
+            if "fedavg_arguments" in parameters:
+                accepted |= inspect.signature(FedAvg).parameters.keys()
+            yield name, {keyword.arg for keyword in node.keywords if keyword.arg}, accepted
 
 
 def test_python_is_valid_and_uses_names_that_exist() -> None:
-    fields = {field.name for field in dataclasses.fields(RunConfig)}
-    arguments = fields | inspect.signature(flower_blsgd.train).parameters.keys()
+    found = 0
     for page, language, text in blocks():
         if language == "python":
             tree = ast.parse(text, page)
             for name in names_used(tree):
                 known = name in flower_blsgd.__all__
                 assert known or importlib.import_module(f"flower_blsgd.{name}"), (page, name)
-            assert set(settings_used(tree)) <= arguments, page
+            for name, given, accepted in calls_of(tree):
+                assert given <= accepted, (page, name)
+                found += 1
+    assert found > 20
+
+
+def test_every_block_has_a_language_that_is_checked_here_or_none() -> None:
+    for page, language, text in blocks():
+        known = language in {"python", "bash", "diff", "text"} or language.startswith("{")
+        assert known, (page, language, text)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -136,19 +162,32 @@ def parse(words: list[str]) -> None:
     _parser(words).parse_args(words)
 
 
-def test_toml_has_valid_settings() -> None:
-    for _, language, text in blocks():
-        if language == "toml":
-            settings = tomllib.loads(text)
-            RunConfig.from_run_config({k: v for k, v in settings.items() if type(v) is not dict})
-
-
 def test_every_public_name_is_in_the_reference() -> None:
     pages = (ROOT / "docs/reference/api").glob("*.md")
     text = "\n".join(page.read_text() for page in pages)
     described = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE)
     own = [name for name in described if "." not in name]
     assert sorted(own) == sorted(flower_blsgd.__all__)
+    index = (ROOT / "docs/reference/api/index.md").read_text()
+    assert set(own) <= set(re.findall(r"`(\w+)`", index))
+
+
+def test_index_links_every_page() -> None:
+    linked = set(links_of(ROOT / "docs/index.md"))
+    docs = ROOT / "docs"
+    for page in (str(page.relative_to(docs)) for page in PAGES if docs in page.parents):
+        if page != "index.md" and not page.startswith(("results/", "reference/api/")):
+            assert page in linked, page
+
+
+def test_code_names_pages_that_exist() -> None:
+    found = 0
+    for folder in ("flower_blsgd", "scripts", "examples", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text()):
+                assert (ROOT / page).exists(), (path, page)
+                found += 1
+    assert found > 10
 
 
 def test_every_column_of_a_results_folder_is_described() -> None:
