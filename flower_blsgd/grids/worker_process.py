@@ -23,13 +23,16 @@ from pathlib import Path
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from .app_call import Handler, error_of, handler_of, main_program_of, takes_views
+from .app_call import PROCESS_ENDS, Handler, error_of, handler_of, main_program_of, takes_views
 from .flower_internals import NOT_LOADED, load_app, release_records_at_once
 from .fork_server import start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
 from .worker_spec import WorkerSpec
 
 _LAST_WORDS_SECONDS = 2.0
+_LAST_REPLY_SECONDS = 5.0
+"""Time for a message to arrive after the program has raised: the reply says why."""
+
 _POLL_MILLISECONDS = 500
 _REPORTED_LINES = 20
 
@@ -176,15 +179,17 @@ def serve(
         return
     except Exception:
         handle = functools.partial(_refuse, traceback.format_exc())
+    answering, told = threading.Lock(), threading.Event()
     if program is None:
-        _answer(channel, handle, pool, threading.Lock())
+        _answer(channel, handle, pool, answering, told)
         return
-    answering = threading.Lock()
-    thread = threading.Thread(target=_answer, args=(channel, handle, pool, answering), daemon=True)
+    arguments = channel, handle, pool, answering, told
+    thread = threading.Thread(target=_answer, args=arguments, daemon=True)
     thread.start()
     try:
         program(context)
     except BaseException:  # also SystemExit of a script
+        told.wait(_LAST_REPLY_SECONDS)
         with answering:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -192,8 +197,17 @@ def serve(
     thread.join()
 
 
-def _answer(channel: Channel, handle: Handler, pool: BufferPool, answering: threading.Lock) -> None:
-    """Answer messages until the server closes the pipe; hold a lock during each message."""
+def _answer(
+    channel: Channel,
+    handle: Handler,
+    pool: BufferPool,
+    answering: threading.Lock,
+    told: threading.Event,
+) -> None:
+    """Answer messages until the server closes the pipe; hold a lock during each message.
+
+    `told` is set when a reply has said that this process ends.
+    """
     while True:
         try:
             message: Message = channel.receive()
@@ -202,12 +216,15 @@ def _answer(channel: Channel, handle: Handler, pool: BufferPool, answering: thre
         with answering:
             reply = handle(message)
             payload = _packed(reply, message, pool)
+            is_last = reply.has_error() and reply.error.code == PROCESS_ENDS
             del message, reply  # so that the server can reuse their memory
             try:
                 channel.send(payload)
             except OSError:  # the server has ended
                 return
             del payload
+            if is_last:
+                told.set()
 
 
 def _refuse(reason: str, message: Message) -> Message:
