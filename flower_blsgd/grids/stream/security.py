@@ -53,7 +53,9 @@ _BOTH_ENDS: Options = (
 SERVER_OPTIONS: Options = (
     *_BOTH_ENDS,
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
-    ("grpc.max_connection_idle_ms", 10_000),  # strangers; a node always has a call
+    # For strangers. A node always has a call.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 10_000),
     ("grpc.so_reuseport", 0),  # otherwise two runs could share a port
 )
 CLIENT_OPTIONS: Options = (

@@ -31,6 +31,7 @@ from flower_blsgd.grids.stream.security import (
     METHOD,
     NODE_KEY,
     SERVER_NAME,
+    SERVER_OPTIONS,
     SERVICE,
     SESSION_ENDED,
     TOKEN_KEY,
@@ -279,6 +280,31 @@ def test_strangers_cannot_open_all_files_of_the_server(monkeypatch: pytest.Monke
             return True
 
         assert [connects() for _ in range(5)] == [True] * 3 + [False] * 2
+    server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "with_tls"),
+    [("grpc.server_handshake_timeout_ms", False), ("grpc.max_connection_idle_ms", True)],
+)
+def test_idle_strangers_are_disconnected(
+    limit: str, with_tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dict(SERVER_OPTIONS)
+    assert options[limit] == 10_000
+    monkeypatch.setattr(server_module, "SERVER_OPTIONS", [*{**options, limit: 200}.items()])
+    server = StreamServer("127.0.0.1:0", Mailbox())
+    context = ssl.create_default_context(cadata=server.certificate.decode())
+    context.set_alpn_protocols(["h2"])
+    with contextlib.ExitStack() as opened:
+        place = "127.0.0.1", server.port
+        stranger = opened.enter_context(socket.create_connection(place, timeout=8))
+        if with_tls:
+            secure = context.wrap_socket(stranger, server_hostname=SERVER_NAME)
+            stranger = opened.enter_context(secure)
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(1 << 16):  # TimeoutError if it stays open
+                pass
     server.stop(0)
 
 
