@@ -36,10 +36,13 @@ def test_files_for_others_are_valid(schema: str, files: list[Path]) -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == VERSION
-    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    released = [heading for heading in headings if heading != "Unreleased"]
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", heading) for heading in released)
-    assert released[0] == f"{VERSION} - {citation['date-released']}"
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (.*)$", changelog, re.MULTILINE)
+    released = [heading for heading in headings if heading != "[Unreleased]"]
+    version = r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d"
+    assert all(re.fullmatch(version, heading) for heading in released)
+    assert released[0] == f"[{VERSION}] - {citation['date-released']}"
+    assert f"\n[{VERSION}]: https://" in changelog
 
 
 def test_the_workflow_of_a_release_checks_every_extra_that_users_install() -> None:

@@ -56,5 +56,6 @@ def start_until(
             result.evaluate_metrics_clientapp[server_round] = metrics
         evaluate_centrally(server_round)
         if should_stop(server_round, result):
+            _LOG.info("should_stop ended the run after round %d", server_round)
             break
     return result
