@@ -20,9 +20,9 @@ PARTS = {
         *("tests/examples/test_lightning.py", "tests/examples/test_trainer_and_lora.py"),
         "tests/examples/test_accelerate.py",
     ],
-    "the local grid, checkpoints, benchmarks and the Python interface": [
-        *("tests/grids", "tests/checkpoint", "tests/benchmarks", "tests/paper"),
-        *("tests/test_api.py", "--ignore=tests/grids/stream"),
+    "the local grid, checkpoints, benchmarks, the docs and the Python interface": [
+        *("tests/grids", "tests/checkpoint", "tests/benchmarks", "tests/paper", "tests/docs"),
+        *("tests/examples/test_notebook.py", "tests/test_api.py", "--ignore=tests/grids/stream"),
     ],
 }
 
