@@ -62,7 +62,15 @@ class ProgressView:
         self.on_folder: Callable[[Path], object] = on_folder or (lambda path: None)
         self._budget = Budget(epochs, seconds, rounds, samples)
         self._of_epochs = "" if seconds or epochs >= NO_LIMIT else f"/{epochs}"
-        self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
+        # In a notebook, rich would put each line into an HTML block of its own.
+        plain = False if Console().is_jupyter else None
+        self._console = console or Console(
+            highlight=False,
+            soft_wrap=True,
+            emoji=False,
+            force_jupyter=plain,
+            force_terminal=plain,
+        )
         self._live: Progress | None = None
         self._began = time.monotonic()
         self._share_done = self._share_before = 0.0
