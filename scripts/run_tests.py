@@ -1,6 +1,6 @@
-"""Run all tests in four processes side by side.
+"""Run all tests in five processes side by side.
 
-Many tests wait for other processes, so four keep two cores busy. The output of one is shown as it
+Many tests wait for other processes, so five keep two cores busy. The output of one is shown as it
 comes, that of the others at the end. The exit status is 0 if all passed.
 """
 
@@ -12,8 +12,9 @@ import tempfile
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 # Tests of the stream leave threads of gRPC behind, so they are apart from most others.
 PARTS = {
-    "Flower's own engines, the command line and experiments": [
-        *("tests/engines", "tests/cli", "tests/experiments", "tests/test_task_runs.py"),
+    "Flower's own engines": ["tests/engines", "tests/test_task_runs.py"],
+    "sessions, the command line and experiments": [
+        *("tests/session", "tests/cli", "tests/experiments"),
     ],
     "failures, the stream and examples of scripts": [
         *("tests/faults", "tests/grids/stream", "tests/examples/test_own_loop.py"),
