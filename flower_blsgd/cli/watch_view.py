@@ -29,7 +29,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 def view(run: LiveRun) -> RenderableType:
     """Return what is shown of a run: progress, failures, curve, workers, and how it ended.
 
-    Workers are last while the run goes on: rich cuts off what a terminal has no lines for.
+    Workers are last during a run: rich cuts off what a terminal has no lines for.
     """
     parts: list[RenderableType] = [_progress(run), *map(Text, _state(run))]
     if curve := run.curve:
