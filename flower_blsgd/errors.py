@@ -26,6 +26,17 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def printable(text: str) -> str:
+    r"""Return a text from another machine with control characters, such as of colors, written out.
+
+    Ends of lines and tabs stay.
+
+    >>> printable("a\x1b[2Jb\n")
+    'a\\x1b[2Jb\n'
+    """
+    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def pip_install(extra: str) -> str:
     """Return the command that installs one of our extras."""
     return f"in a clone of flower-blsgd: pip install -c constraints.txt -e '.[{extra}]'"

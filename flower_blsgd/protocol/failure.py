@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from flwr.app import Error
 
+from ..errors import printable
 from ..grids.app_call import OUT_OF_MEMORY
 from ..grids.flower_internals import CRASHED, LATE, NODE_GONE, RAISED, has_no_handler
 
@@ -64,9 +65,9 @@ class Failure:
         """Return the failure of an error reply, or of an exception that a reply caused here."""
         if isinstance(error, Error):
             kind = "no handler" if has_no_handler(error) else _KINDS.get(error.code, "raised")
-            return cls(kind, error.reason or "")
+            return cls(kind, printable(error.reason or ""))
         kind = error.kind if isinstance(error, ProtocolError) else ProtocolError.kind
-        return cls(kind, str(error) or type(error).__name__)
+        return cls(kind, printable(str(error)) or type(error).__name__)
 
     def to_error(self, prefix: str) -> Error:
         """Return the error of a reply with this failure's kind and summary."""

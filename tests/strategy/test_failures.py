@@ -303,3 +303,9 @@ def test_patience_follows_what_starting_took_where_a_process_may_have_to(
 
 def test_app_that_does_not_load_is_one_that_raised() -> None:
     assert Failure.of(Error(NOT_LOADED, "ImportError: no such module")).kind == "raised"
+
+
+def test_control_characters_of_a_node_do_not_reach_the_terminal() -> None:
+    failure = Failure.of(Error(NOT_LOADED, "Traceback:\n\tline 1\nbad \x1b[2J\r\u202e"))
+    assert failure.reason == "Traceback:\n\tline 1\nbad \\x1b[2J\\r\\u202e"
+    assert failure.brief == "bad \\x1b[2J\\r\\u202e"

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 from flwr.app import Context, Error, Message
 from flwr.serverapp import Grid
 
-from ...errors import UsageError
+from ...errors import UsageError, printable
 from ..flower_internals import (
     NODE_GONE,
     Run,
@@ -392,7 +392,7 @@ class Membership:
     def _ended(self, node_id: int, answer: Message) -> None:
         link = self._server.links[node_id]
         if answer.has_error():
-            reason = (answer.error.reason or f"error {answer.error.code}").strip()
+            reason = printable(answer.error.reason or f"error {answer.error.code}").strip()
             connected, plain = link.was_connected, has_no_handler(answer.error)
         else:
             result = SessionResult.from_reply(answer)
