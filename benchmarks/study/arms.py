@@ -22,8 +22,8 @@ class Arm:
         Run config of `ours`, on top of ``weighted-local-sgd``.
     accumulate : int (default: 1)
         Batches per optimizer step of DDP.
-    divide_steps : int (default: 1)
-        Divides the local steps of `ours`.
+    times_steps : float (default: 1.0)
+        Factor of the local steps of `ours`.
     late : bool (default: False)
         Whether the other workers' part of an average is applied one round late, and a round costs
         nothing next to computing; only on the counted clock.
@@ -33,7 +33,7 @@ class Arm:
     batch: int = 32
     settings: Mapping[str, Any] = field(default_factory=dict)
     accumulate: int = 1
-    divide_steps: int = 1
+    times_steps: float = 1.0
     late: bool = False
 
     @property
@@ -50,7 +50,8 @@ ARMS: Mapping[str, Arm] = {
     "per-sample": Arm("ours", 16, {"weights": "per-sample"}),
     "separated": Arm("ours", 16, {"weights": "per-sample", "sampler": "separated"}),
     "averaged-momentum": Arm("ours", 16, {"weights": "per-sample", "momentum-buffers": "average"}),
-    "short-rounds": Arm("ours", 16, {"weights": "per-sample"}, divide_steps=2),
+    "short-rounds": Arm("ours", 16, {"weights": "per-sample"}, times_steps=0.5),
+    "long-rounds": Arm("ours", 16, {"weights": "per-sample"}, times_steps=2.0),
     "one-round-late": Arm("ours", 16, {"weights": "per-sample"}, late=True),
     "outer-rate": Arm(
         "ours",

@@ -315,8 +315,8 @@ def _our_settings(run: Run, places: Places, core: int) -> dict[str, Any]:
     settings = {
         "algorithm": "weighted-local-sgd",
         "batch-size": arm.batch,
-        "local-steps-fast": shape.steps[0] // arm.divide_steps,
-        "local-steps-slow": shape.steps[1] // arm.divide_steps,
+        "local-steps-fast": int(shape.steps[0] * arm.times_steps),
+        "local-steps-slow": int(shape.steps[1] * arm.times_steps),
         "learning-rate": run.rate,
         "schedule": run.decay,
         "seconds": run.seconds,

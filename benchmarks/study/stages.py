@@ -17,7 +17,7 @@ CONTENDER_MARGIN = 0.02
 
 TWO_DEVICES = ("ddp", "load", "per-sample")
 GAPS = ("gap-2", "gap-4")
-IDEAS = ("averaged-momentum", "short-rounds", "one-round-late", "outer-rate")
+IDEAS = ("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate")
 SHAPES_TRIED = ("1+1-32-16", "1+1-32-1", "8+2-32-1")
 
 Rows = Mapping[str, Sequence[Row]]
