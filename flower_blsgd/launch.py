@@ -108,10 +108,11 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
         samples=config.samples,
     )
 
-    with grid:
-        recorder = train_script(grid, config, view)
-        logs.flush()
-    return recorder
+    try:
+        with grid:
+            return train_script(grid, config, view)
+    finally:
+        logs.flush()  # closing the grid has waited for the last lines
 
 
 def train_script(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunRecorder:

@@ -38,9 +38,19 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+_WAITING_MARKERS = "engines", "processes"
+
 # A shell starts what it puts into the background (`make test &`) with Ctrl-C ignored, and every
 # process started from there inherits that: the tests that press Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that wait for processes first: `make test` runs files side by side, in this order.
+
+    The longest ones must not begin last. The order within a file stays.
+    """
+    items.sort(key=lambda item: [item.get_closest_marker(n) is None for n in _WAITING_MARKERS])
 
 
 @pytest.fixture(autouse=True)

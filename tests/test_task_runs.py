@@ -99,7 +99,7 @@ def test_task_of_the_current_folder_is_found_by_all(tmp_path: Path) -> None:
 def run_config(pretrained: Callable[[nn.Module], None]) -> RunConfig:
     """Return the settings of a run of 300 points in two classes."""
     task = points_task(300, 100, pretrained=pretrained)
-    name = register_task(task, "begins-with-weights")
+    name = register_task(task)
     return config_of(task=name, epochs=1, batch_size=10, local_steps_fast=4, out="run")
 
 

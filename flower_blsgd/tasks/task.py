@@ -637,7 +637,7 @@ def _refuse_set(name: str, settings: Mapping[str, Any], taken: Collection[str] =
 def _own_function(name: str) -> Callable[..., Any]:
     module_name, colon, function_name = name.partition(":")
     if not colon:
-        near = nearest(name, [*TASKS, *_REGISTERED])
+        near = nearest(name, TASKS)
         raise UsageError(f"task = {name!r} is not known; {near}, or module:function")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
