@@ -16,17 +16,15 @@ from hypothesis import strategies as st
 from flower_blsgd.grids.array_records import AnyArray, is_plain, view_record
 from flower_blsgd.grids.flower_internals import RAISED, become_server, give_message_id
 from flower_blsgd.grids.stream.codec import (
-    Broadcast,
-    FrameError,
     acknowledgement_of,
     chunks_of,
-    decode_arrays,
     decode_reply,
     encode_messages,
     encode_reply,
     frame_of,
     read_frames,
 )
+from flower_blsgd.grids.stream.encoded_arrays import Broadcast, FrameError, decode_arrays
 
 from .mutations import changed_bytes, thoroughly
 

@@ -20,15 +20,8 @@ from flwr.clientapp import ClientApp
 from ..app_call import PROCESS_ENDS, error_of, handler_of, main_program_of, takes_views
 from ..array_records import ArrayView, PrivateArray
 from ..flower_internals import inside_lifespan, release_records_at_once
-from .codec import (
-    FrameArrays,
-    FrameError,
-    Tensors,
-    chunks_of,
-    decode_arrays,
-    encode_reply,
-    read_frames,
-)
+from .codec import chunks_of, encode_reply, read_frames
+from .encoded_arrays import FrameArrays, FrameError, Tensors, decode_arrays
 from .security import (
     CLIENT_OPTIONS,
     HOLDING_KEY,

@@ -24,7 +24,8 @@ from ..flower_internals import (
     superlink_of,
 )
 from ..mailbox import Mailbox, MailboxGrid
-from .codec import Broadcast, WireDtype, encode_messages
+from .codec import encode_messages
+from .encoded_arrays import Broadcast, WireDtype
 from .security import own_addresses, split_address
 from .server import StreamServer
 from .session import SESSION_MESSAGE, SessionRequest, SessionResult

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ...errors import UsageError
-from .codec import CHUNK_BYTES
+from .encoded_arrays import CHUNK_BYTES
 
 METHOD = "Session"
 SERVICE = "flower_blsgd.Stream"

@@ -16,14 +16,13 @@ from ..flower_internals import NODE_GONE
 from ..mailbox import Mailbox
 from .codec import (
     EncodedMessage,
-    FrameArrays,
-    FrameError,
     acknowledgement_of,
     chunks_of,
     decode_reply,
     frame_of,
     read_frames,
 )
+from .encoded_arrays import FrameArrays, FrameError
 from .security import (
     HOLDING_KEY,
     METHOD,

@@ -23,25 +23,27 @@ from flower_blsgd.grids.flower_internals import (
     give_message_id,
     message_to_proto,
 )
-from flower_blsgd.grids.stream import codec
+from flower_blsgd.grids.stream import codec, encoded_arrays
 from flower_blsgd.grids.stream.codec import (
+    EncodedMessage,
+    chunks_of,
+    decode_reply,
+    encode_messages,
+    encode_reply,
+    frame_of,
+    read_frames,
+)
+from flower_blsgd.grids.stream.encoded_arrays import (
     CHUNK_BYTES,
     Broadcast,
-    EncodedMessage,
     EncodedRecord,
     FrameArrays,
     FrameError,
     Tensors,
-    chunks_of,
     decode_arrays,
-    decode_reply,
     encode_arrays,
-    encode_messages,
-    encode_reply,
-    frame_of,
     from_16_bits,
     plain_arrays,
-    read_frames,
     to_16_bits,
 )
 
@@ -350,7 +352,8 @@ def test_record_that_many_messages_share_is_encoded_once(
         calls.append(arguments)
         return encode(*arguments)
 
-    monkeypatch.setattr(codec, "encode_arrays", counted)
+    for module in (codec, encoded_arrays):
+        monkeypatch.setattr(module, "encode_arrays", counted)
     nodes = [CodecNode(wire_dtype, node_id) for node_id in range(10)]
     server = CodecServer(wire_dtype)
     for values in ([1, 2], [1.5, 2]):  # the second as a change, in 16 bits

@@ -19,7 +19,7 @@ from flower_blsgd.grids.app_call import accept_views, serve_sessions
 from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.grids.flower_internals import NODE_GONE, RAISED, is_deployment, superlink_of
 from flower_blsgd.grids.stream import grid as grid_module
-from flower_blsgd.grids.stream.codec import FrameError
+from flower_blsgd.grids.stream.encoded_arrays import FrameError
 from flower_blsgd.grids.stream.session import SESSION_MESSAGE
 
 from ...log_capture import captured_log

@@ -19,13 +19,8 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.flower_internals import give_message_id
 from flower_blsgd.grids.mailbox import Mailbox
 from flower_blsgd.grids.stream import server as server_module
-from flower_blsgd.grids.stream.codec import (
-    Broadcast,
-    FrameError,
-    encode_messages,
-    frame_of,
-    read_frames,
-)
+from flower_blsgd.grids.stream.codec import encode_messages, frame_of, read_frames
+from flower_blsgd.grids.stream.encoded_arrays import Broadcast, FrameError
 from flower_blsgd.grids.stream.security import (
     CLIENT_OPTIONS,
     METHOD,
