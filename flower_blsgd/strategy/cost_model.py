@@ -100,8 +100,10 @@ def predict_run(
 NEGLIGIBLE = 0.01
 """A worker with a smaller weight, or a smaller gain, contributes too little to matter."""
 
-_OF_CEILING = 0.95
-"""Share of the upper bound that training reaches; ``local-steps-fast = "auto"`` costs 5 %."""
+_OF_GAIN = 0.35
+"""Share of the largest possible gain that training reached: a third with a slow device of half the
+speed, two fifths with one of a quarter (confirmation in ``benchmarks/study/RESULTS2.md``).
+"""
 
 
 def slow_device_lines(
@@ -112,8 +114,8 @@ def slow_device_lines(
 ) -> list[str]:
     """Return a line with the best role of each worker that is slow or evaluates.
 
-    The gain from training is 0.95 of the upper bound with the worker, over that without it. The
-    gain from evaluating is the time that it saves the training workers.
+    The gain from training is 0.35 of that which the upper bounds with and without the worker allow.
+    The gain from evaluating is the time that it saves the training workers.
 
     `speeds` are the workers and their samples per second in training. `evaluation_share` is the
     seconds of evaluating per second of training, by the same workers. Both are 0 if unknown.
@@ -129,7 +131,8 @@ def slow_device_lines(
         others = [pair for pair in known if pair[0].trains and pair[0] is not worker]
         if (worker.trains and worker.fast) or not any(other.fast for other, _ in others):
             continue
-        gains = {"training": _OF_CEILING * ceiling([*others, (worker, speed)]) / ceiling(others)}
+        bound = ceiling([*others, (worker, speed)]) / ceiling(others)
+        gains = {"training": 1 + _OF_GAIN * (bound - 1)}
         if evaluation_share:
             relative = speed / sum(speed for _, speed in others)
             gains["role=evaluate"] = 1 + min(evaluation_share, relative)

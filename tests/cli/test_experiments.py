@@ -213,7 +213,7 @@ def test_plan_of_hardware_that_is_not_there(folder: Path, printed: Printed) -> N
     assert lines[0] == (
         "expected, from the given seconds per step; clock = wall, 50,000 samples per epoch"
     )
-    assert any("best left out (expected speed-up: training 0.95)" in line for line in lines)
+    assert any("best left out (expected speed-up: training 1.00)" in line for line in lines)
     assert contents(folder) == {}
 
 
