@@ -48,7 +48,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests that wait for processes first: `make test` runs files side by side, in this order.
 
-    The longest ones must not begin last. The order within a file stays.
+    The longest ones must not begin last. Tests with the same markers keep their order.
     """
     items.sort(key=lambda item: [item.get_closest_marker(n) is None for n in _WAITING_MARKERS])
 

@@ -44,7 +44,7 @@ def view(run: LiveRun) -> RenderableType:
 
 
 class _Encodable:
-    """What another renderable shows, in characters that the terminal's encoding has."""
+    """Replaces characters that the terminal's encoding lacks."""
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown

@@ -393,11 +393,12 @@ class Membership:
     def _ended(self, node_id: int, answer: Message) -> None:
         link = self._server.links[node_id]
         if answer.has_error():
-            reason = printable(answer.error.reason or f"error {answer.error.code}").strip()
+            reason = (answer.error.reason or f"error {answer.error.code}").strip()
             connected, plain = link.was_connected, has_no_handler(answer.error)
         else:
             result = SessionResult.from_reply(answer)
             reason, connected, plain = result.reason, result.connected, not result.connected
+        reason = printable(reason)  # it goes into logs
         link.close(reason or "its session ended")
         times = self._requested_at[node_id]
         if plain:

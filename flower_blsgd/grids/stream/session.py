@@ -8,8 +8,6 @@ from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from ...errors import printable
-
 SESSION_MESSAGE = "train.session"
 """The type of the Flower message that opens a session."""
 
@@ -80,7 +78,7 @@ class SessionResult:
         """Read the answer; an invalid one counts as never connected."""
         record = reply.content.config_records.get(_RECORD, ConfigRecord())
         reason = " ".join(str(record.get("reason", "no answer"))[:_LONGEST_REASON].split())
-        return cls(record.get("connected") is True, printable(reason))
+        return cls(record.get("connected") is True, reason)
 
 
 # --- callbacks ----------------------------------------------------------------------------------
