@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Self
@@ -56,8 +57,9 @@ class Mailbox:
         left = math.inf if timeout is None else timeout
         with self._lock:
             while left > 0 and not all(i in self._replies for i in message_ids):
-                if not self._lock.wait(min(left, _SLICE_SECONDS)):
-                    left -= _SLICE_SECONDS
+                begun, most = time.monotonic(), min(left, _SLICE_SECONDS)
+                notified = self._lock.wait(most)
+                left -= min(time.monotonic() - begun, most) if notified else most
 
     def forget(self, message_ids: Sequence[str]) -> None:
         """Drop these replies, whether they have arrived or arrive later."""

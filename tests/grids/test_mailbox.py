@@ -39,6 +39,22 @@ def test_time_in_which_the_machine_slept_does_not_count(monkeypatch: pytest.Monk
     assert slices == [1.0, 0.5]
 
 
+def test_replies_that_arrive_do_not_lengthen_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another reply arrives every half second, so the two seconds end after four of them."""
+    waits = 0
+
+    class Notified(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal waits
+            waits += 1
+            return waits < 50
+
+    monkeypatch.setattr(module.threading, "Condition", Notified)
+    monkeypatch.setattr(module.time, "monotonic", lambda: 0.5 * waits)
+    Mailbox().wait(["missing"], 2.0)
+    assert waits == 4
+
+
 def test_message_that_was_given_up_is_late_until_it_is_answered() -> None:
     mailbox, messages = Mailbox(), [Message(RecordDict(), node, "train") for node in (7, 8)]
     nodes: dict[str, Any] = {give_message_id(m): m.metadata.dst_node_id for m in messages}
