@@ -60,14 +60,17 @@ class Failure:
     kind: FailureKind
     reason: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))
+
     @classmethod
     def of(cls, error: Error | Exception) -> "Failure":
         """Return the failure of an error reply, or of an exception that a reply caused here."""
         if isinstance(error, Error):
             kind = "no handler" if has_no_handler(error) else _KINDS.get(error.code, "raised")
-            return cls(kind, printable(error.reason or ""))
+            return cls(kind, error.reason or "")
         kind = error.kind if isinstance(error, ProtocolError) else ProtocolError.kind
-        return cls(kind, printable(str(error)) or type(error).__name__)
+        return cls(kind, str(error) or type(error).__name__)
 
     def to_error(self, prefix: str) -> Error:
         """Return the error of a reply with this failure's kind and summary."""

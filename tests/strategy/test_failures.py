@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.grids.flower_internals import NOT_LOADED
-from flower_blsgd.protocol import Failure
+from flower_blsgd.protocol import Failure, HostReply
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from ..in_process_grid import (
@@ -306,6 +306,9 @@ def test_app_that_does_not_load_is_one_that_raised() -> None:
 
 
 def test_control_characters_of_a_node_do_not_reach_the_terminal() -> None:
-    failure = Failure.of(Error(NOT_LOADED, "Traceback:\n\tline 1\nbad \x1b[2J\r\u202e"))
-    assert failure.reason == "Traceback:\n\tline 1\nbad \\x1b[2J\\r\\u202e"
-    assert failure.brief == "bad \\x1b[2J\\r\\u202e"
+    sent = "Traceback:\n\tline 1\nbad \x1b[2J\r\u202e"
+    record = ConfigRecord({"kind": "raised", "reason": sent})
+    of_host = HostReply.from_content(RecordDict({"host": ConfigRecord(), "failure-1": record}))
+    for failure in (Failure.of(Error(NOT_LOADED, sent)), of_host.failures[1]):
+        assert failure.reason == "Traceback:\n\tline 1\nbad \\x1b[2J\\r\\u202e"
+        assert failure.brief == "bad \\x1b[2J\\r\\u202e"
