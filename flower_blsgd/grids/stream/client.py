@@ -145,8 +145,9 @@ class Session:
             program(self._context)
         except BaseException:  # also SystemExit of a script; the server opens another session
             until = time.monotonic() + _PROGRAM_SECONDS
-            while self._replies and time.monotonic() < until:
-                self._over.wait(_IDLE_SECONDS)  # until the server has the reply
+            while self._replies and time.monotonic() < until:  # until the server has the reply
+                if self._over.wait(_IDLE_SECONDS):
+                    break
             self._result = SessionResult(self._connected, "its program raised an exception")
             self._over.set()
         has_ended.set()
@@ -196,12 +197,13 @@ class Session:
 
     def _stay_connected(self) -> None:
         try:
-            self._result = self.connect()
+            result = self.connect()
         except Exception as error:
             _LOG.exception("the stream broke")
-            self._result = SessionResult(self._connected, f"{type(error).__name__}: {error}")
-        finally:
-            self._over.set()
+            result = SessionResult(self._connected, f"{type(error).__name__}: {error}")
+        if not self._over.is_set():  # else it was this process that ended the session
+            self._result = result
+        self._over.set()
 
     def connect(self) -> SessionResult:
         """Stay connected until the session is over, and return how it ended.

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 
 from flower_blsgd import serve_sessions
+from flower_blsgd.grids.app_call import set_main_program
 from flower_blsgd.grids.mailbox import Mailbox
 from flower_blsgd.grids.stream import client
 from flower_blsgd.grids.stream.grid import StreamGrid
@@ -148,6 +149,26 @@ def test_callbacks_of_the_session_are_called_at_its_end_last_first() -> None:
         exchange(grid, order())
         assert ended == []
     assert ended == ["last", "first"]
+
+
+def test_server_is_told_that_the_program_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the connection breaks in the meantime, because a call is in progress."""
+    monkeypatch.setattr(client, "_PROGRAM_SECONDS", 0.2)
+    begun = threading.Event()
+
+    def program(_: Context) -> None:
+        begun.wait(60)
+        raise ZeroDivisionError
+
+    app = made_app(lambda *_: begun.set() or sleep_in_a_loop() or answer())
+    set_main_program(app, program)
+    with streaming(app) as grid:
+        node, (session,) = flower_of(grid).nodes[7], flower_of(grid).pushed
+        message_id, answers = session.metadata.message_id, node.replies
+        monkeypatch.setattr(flower_of(grid), "pull_messages", lambda _: [])  # the grid's own look
+        grid.push_messages([order()])
+        assert wait_until(lambda: message_id in answers)
+    assert answers[message_id].content["session"]["reason"] == "its program raised an exception"
 
 
 @pytest.mark.parametrize("now", ["nobody listens", "another listens", "out of reach"])
