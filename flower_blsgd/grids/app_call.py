@@ -128,8 +128,9 @@ def error_of(error: BaseException, summary: str = "") -> Error:
 
     `summary` is appended as the last line.
     """
-    reason = str(error)
-    if not isinstance(error, UsageError):
+    if isinstance(error, UsageError):
+        reason = str(error)
+    else:
         reason = "".join(traceback.format_exception(error)).rstrip("\n")
     lines = "\n".join(filter(None, [reason, summary]))
     text = lines.encode(errors="backslashreplace").decode()  # protobuf refuses surrogates

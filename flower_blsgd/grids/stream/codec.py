@@ -55,7 +55,7 @@ def frame_of(
     """
     held = {} if held is None else held
     readable = {n: not r.version or held.get(n, 0) == r.version - 1 for n, r in records.items()}
-    held.update({name: record.version for name, record in records.items()})
+    versions = {name: record.version for name, record in records.items()}
     records = {n: record if readable[n] else record.whole for n, record in records.items()}
     content = None
     if message.has_content():
@@ -78,6 +78,7 @@ def frame_of(
             f"a message has {len(header)} bytes without its arrays, and a stream carries at most "
             f'{LONGEST_HEADER_BYTES}; put them into an ArrayRecord, or use transport = "messages"'
         )
+    held.update(versions)
     elements = [part for record in sent for part in record.elements]
     first_bytes = _aligned(_PREFIX.size + len(header))
     prefix = _PREFIX.pack(first_bytes + sum(map(len, elements)), len(header))

@@ -248,8 +248,11 @@ def test_bytes_that_are_no_frame_are_refused(parts: list[bytes], reason: str) ->
 def test_message_that_no_end_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     content = RecordDict({"config": ConfigRecord({"b": bytes(5000)})})
     monkeypatch.setattr(codec, "LONGEST_HEADER_BYTES", 5000)
+    held = {"model": 2}
+    record = EncodedRecord(b"", [], version=3)
     with pytest.raises(FrameError, match=r'put them into an ArrayRecord.*transport = "messages"'):
-        frame_of(Message(content, 7, "train"), {})
+        frame_of(Message(content, 7, "train"), {"model": record}, held)
+    assert held == {"model": 2}  # so the next change is not one to a model that it lacks
 
 
 def test_frame_longer_than_allowed_or_than_free_memory_is_refused_before_memory_is_allocated(
