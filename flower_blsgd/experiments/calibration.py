@@ -124,7 +124,7 @@ def measure(
         ]
         by_node, reports = replies_to(grid, messages, _TIMEOUT_SECONDS), []
         for (node, label), order in zip(labels.items(), orders, strict=True):
-            answer = answer_of(by_node.get(node), None)
+            answer = answer_of(by_node.get(node))
             if isinstance(answer, Failure):
                 raise UsageError(f"{label} failed during the measurement: {answer.brief}")
             reports.append(TrainReport.from_content(answer, order))

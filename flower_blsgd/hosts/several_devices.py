@@ -215,7 +215,7 @@ def _send(
     parts: dict[int, RecordDict] = {}
     failures: dict[int, Failure] = {}
     for rank in contents:
-        found = answer_of(received.get(nodes.get(rank, -1)), None)
+        found = answer_of(received.get(nodes.get(rank, -1)))
         if rank not in nodes:
             failures[rank] = Failure("gone", f"this node has no device {rank}")
         elif isinstance(found, Failure):

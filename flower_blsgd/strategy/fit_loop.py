@@ -130,14 +130,9 @@ def fit(
     planner, training_seconds = strategy.planner, 0.0
     used_seconds = budget_seconds or (lambda: training_seconds)
 
-    def budget_share() -> float:
-        return budget.share(planner.used(used_seconds()))
-
-    def used_up() -> bool:
-        return bool(budget.used_up(planner.used(used_seconds()), planner.epoch_ended))
-
     def ended() -> bool:
-        return used_up() or (should_stop is not None and should_stop(server_round, result))
+        used_up = budget.used_up(planner.used(used_seconds()), planner.epoch_ended)
+        return bool(used_up or (should_stop and should_stop(server_round, result)))
 
     def count(record: RoundRecord) -> None:
         nonlocal training_seconds
@@ -162,7 +157,7 @@ def fit(
             _LOG.info("epoch %d: %s", end.epoch, end.metrics)
         return bool(end and on_epoch and on_epoch(end))
 
-    planner.budget_share = budget_share
+    planner.budget_share = lambda: budget.share(planner.used(used_seconds()))
     strategy.on_round = count
     strategy.summary()
     result = Result(arrays=initial_arrays)

@@ -6,7 +6,7 @@ from typing import TypeVar
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ..protocol import Failure, HostOrders, HostReply, ProtocolError
+from ..protocol import Failure, HostOrders, HostReply
 
 Read = TypeVar("Read")
 
@@ -43,35 +43,27 @@ def replies_to(
     return {reply.metadata.src_node_id: reply for reply in received}
 
 
-def answer_of(reply: Message | None, local_rank: int | None) -> RecordDict | Failure:
-    """Return one worker's part of the reply of its node, or its failure.
-
-    A node that did not answer in time has no reply. `local_rank` is the worker's rank within a node
-    with several devices.
-    """
+def answer_of(reply: Message | None) -> RecordDict | Failure:
+    """Return the reply of a node, or its failure; None is a node that did not answer in time."""
     if reply is None:
         return Failure("late", "it did not answer in time")
-    if reply.has_error():
-        return Failure.of(reply.error)
-    if local_rank is None:
-        return reply.content
-    try:
-        host = HostReply.from_content(reply.content)
-    except ProtocolError as error:
-        return Failure.of(error)
-    missing = Failure("unusable reply", "it is missing in the reply of its node")
-    return host.parts.get(local_rank) or host.failures.get(local_rank, missing)
+    return Failure.of(reply.error) if reply.has_error() else reply.content
 
 
 def read_answer(
     reply: Message | None, local_rank: int | None, read: Callable[[RecordDict], Read]
 ) -> Read | Failure:
-    """Return one worker's answer, converted by `read`, or its failure; see `answer_of`.
+    """Return one worker's part of the reply of its node, converted by `read`, or its failure.
 
-    An exception in `read` is a failure of this worker.
+    `local_rank` is the worker's rank within a node with several devices. An exception in `read` is
+    a failure of this worker.
     """
     try:
-        answer = answer_of(reply, local_rank)
+        answer = answer_of(reply)
+        if local_rank is not None and isinstance(answer, RecordDict):
+            host = HostReply.from_content(answer)
+            missing = Failure("unusable reply", "it is missing in the reply of its node")
+            answer = host.parts.get(local_rank) or host.failures.get(local_rank, missing)
         return answer if isinstance(answer, Failure) else read(answer)
     except Exception as error:
         return Failure.of(error)

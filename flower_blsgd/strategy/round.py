@@ -188,7 +188,7 @@ class Round:
 
     def _read_node(self, given: Orders, reply: Message | None) -> list[Outcome]:
         """Return the outcomes of the orders of one node."""
-        answer, zeroed = answer_of(reply, None), False
+        answer, zeroed = answer_of(reply), False
         if isinstance(answer, RecordDict):
             try:
                 if given[0][0].local_rank is not None:

@@ -295,7 +295,7 @@ def query_profiles(
 
 def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Failure]:
     """Return the profile of each worker of a node, or its failure, by local rank."""
-    answer = answer_of(reply, None)
+    answer = answer_of(reply)
     ranks: Iterable[int | None] = (None,)
     if isinstance(answer, RecordDict) and HOST in answer.config_records:
         ranks = by_rank(answer)[0] or ranks
@@ -309,10 +309,10 @@ def query_speeds(
 
     `batch_sizes` are the samples per step of each worker. The measurement takes about `seconds`.
     """
-    contents = {
-        size: ProfileQuery(True, size, seconds).to_records() for size in batch_sizes.values()
-    }
-    queries = [(address, contents[size]) for address, size in batch_sizes.items()]
+    queries = [
+        (address, ProfileQuery(True, size, seconds).to_records())
+        for address, size in batch_sizes.items()
+    ]
     replies = replies_to(grid, node_messages(queries, QUERY_PROFILE))
     speeds: dict[Address, float | str] = {}
     for node_id, rank in batch_sizes:

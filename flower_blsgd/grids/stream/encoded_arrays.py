@@ -164,20 +164,15 @@ def encode_arrays(
     their rounded dtype, ``"bfloat16"`` or ``"float16"``.
     """
     changes = changes or {}
-    if isinstance(tensors, FlatTensors) and not changes:
-        kinds = tensors.flat.layout.kinds
-        return EncodedRecord(
-            _description_of(kinds, _NONE, _WHOLE), _joined([tensors.flat.bytes.data])
-        )
     pieces: list[bytes | memoryview] = []
-    for name, tensor in tensors.items():
-        sent = changes.get(name, tensor)
-        pieces += [sent.reshape(-1).view(np.uint8).data, bytes(-sent.nbytes % ALIGNMENT)]
-    kinds = tuple((name, str(tensor.dtype), tensor.shape) for name, tensor in tensors.items())
+    if isinstance(tensors, FlatTensors) and not changes:
+        kinds, pieces = tensors.flat.layout.kinds, [tensors.flat.bytes.data]
+    else:
+        kinds = tuple((name, str(tensor.dtype), tensor.shape) for name, tensor in tensors.items())
+        for name, tensor in tensors.items():
+            sent = changes.get(name, tensor)
+            pieces += [sent.reshape(-1).view(np.uint8).data, bytes(-sent.nbytes % ALIGNMENT)]
     return EncodedRecord(_description_of(kinds, frozenset(changes), wire_dtype), _joined(pieces))
-
-
-_NONE: frozenset[str] = frozenset()
 
 
 def _joined(pieces: Sequence[bytes | memoryview]) -> list[bytes]:

@@ -354,8 +354,7 @@ class Membership:
 
     def update(self) -> None:
         """Query Flower for the nodes, and open a session with every new one."""
-        nodes_there = cast(Any, self._grid).get_nodes()  # which a deployment's grid has
-        activated = {node.node_id: node.last_activated_at for node in nodes_there}
+        activated = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
         self._online = set(activated)
         restarted = {n for n, at in activated.items() if self._activated.get(n, at) != at}
         for message_id, node_id in list(self._sessions.items()):
