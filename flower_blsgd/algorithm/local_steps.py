@@ -19,10 +19,10 @@ MOST_AUTO_STEPS = 64
 """Upper limit of `fewest_steps`."""
 
 _LADDER = [n for n in range(1, MOST_AUTO_STEPS + 1) if n < 8 or n % (1 << n.bit_length() - 3) == 0]
-_MOST_WAITING, _MOST_OVERHEAD = 0.1, 0.04
+_MOST_LOST, _MOST_OVERHEAD = 0.05, 0.04
 """Candidates of `fewest_steps` (1 to 8, 10, 12, 14, 16, 20, ...), and accepted shares of a round.
-Two measurements differ by a few percent. With more candidates, or a smaller share of waiting, the
-choice would vary from run to run.
+Two measurements differ by a few percent. With more candidates, or a smaller lost share, the choice
+would vary from run to run.
 """
 
 _ONE_STEP_FITS = 0.75
@@ -284,11 +284,11 @@ def fewest_steps(
     """Return the smallest tau_fast of an open policy that wastes little time.
 
     Steps are whole numbers, so workers wait. The choice starts with the smallest candidate for
-    which every worker waits at most 10 % of a round and no batch is shrunk, or with the best
-    candidate if none qualifies; a slightly larger one replaces it if it is better. The number is
-    then doubled while everything except computing takes more than 4 % of a round. A gamma near 1/k
-    therefore leads to k, 2 k or 4 k in every run. For a single worker, averaging
-    changes nothing, so it takes the largest number.
+    which waiting costs at most 5 % of the samples per second and no batch is shrunk by more, or
+    with the best candidate if none qualifies; one that is up to a quarter larger replaces it if it
+    is better. A slow worker that waits costs little, so it waits more often than a fast one. The
+    number is then doubled while everything except computing takes more than 4 % of a round. For a
+    single worker, averaging changes nothing, so it takes the largest number.
 
     Parameters
     ----------
@@ -306,8 +306,8 @@ def fewest_steps(
     if overhead_steps is not None:
         least = overhead_steps * (1 / _MOST_OVERHEAD - 1)
     lost = {n: _lost_share(policy.with_local_steps(n), n, participants) for n in _LADDER}
-    first = min(_LADDER, key=lambda n: max(_MOST_WAITING, lost[n]))
-    steps = min((n for n in _LADDER if first <= n < 1.25 * first), key=lambda n: lost[n])
+    first = min(_LADDER, key=lambda n: max(_MOST_LOST, lost[n]))
+    steps = min((n for n in _LADDER if first <= n <= 1.25 * first), key=lambda n: lost[n])
     while steps < least and 2 * steps <= MOST_AUTO_STEPS:
         steps *= 2
     return steps
@@ -316,14 +316,20 @@ def fewest_steps(
 def _lost_share(
     policy: StepPolicy, local_steps_fast: int, participants: Sequence[Participant]
 ) -> float:
-    """Return the largest share of a round spent waiting, or of a batch cut off."""
+    """Return the share of the samples per second that waiting costs, or of a batch that is cut."""
     steps, sizes = policy.local_steps(participants), policy.batch_sizes(participants)
-    seconds, cut = [float(local_steps_fast)], 0.0  # in steps of the fastest worker
+    longest, cut = float(local_steps_fast), 0.0  # in steps of the fastest worker
+    computed = possible = 0.0
     for number, batch_size, p in zip(steps, sizes, participants, strict=True):
-        if p.speed_ratio and policy.goes_by_speed(p):
-            seconds.append(number * batch_size / p.own_batch / p.speed_ratio)
+        if not p.speed_ratio:
+            continue
+        samples, seconds = float(p.own_batch * p.speed_ratio), float(local_steps_fast)
+        if policy.goes_by_speed(p):
+            seconds = number * batch_size / p.own_batch / p.speed_ratio
             cut = max(cut, 1 - batch_size / p.own_batch)
-    return max(1 - min(seconds) / max(seconds), cut)
+        longest = max(longest, seconds)
+        computed, possible = computed + samples * seconds, possible + samples
+    return max(1 - computed / (possible * longest), cut) if possible else 0.0
 
 
 @dataclass(frozen=True)
