@@ -24,6 +24,7 @@ from .results.folder import MODEL, read_config
 from .results.progress import OnEpochEnd, OnRoundEnd, ProgressView
 from .run import make_local_grid, train_on
 from .settings import Settings
+from .strategy.budget import Budget
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.task import Task, load_saved_model, load_task, registration
 from .worker.model_io import first_difference, sent_tensors
@@ -153,13 +154,10 @@ def _train(
     setup = None if task is None else registration(task)
     grid = make_local_grid(config, setup)
     view = ProgressView(
-        config.epochs,
+        Budget.of_run(config),
         Console(quiet=True) if quiet else None,
-        config.seconds,
         on_round_end=on_round_end,
         on_epoch_end=on_epoch_end,
-        rounds=config.rounds,
-        samples=config.samples,
     )
     if note := cores_note(grid.workers):
         view.say(note)

@@ -35,6 +35,7 @@ from .results.recorder import RunRecorder
 from .results.speed_profile import with_profile
 from .run import Workload, train_on
 from .session.client import MAIN_RANK
+from .strategy.budget import Budget
 from .strategy.messages import read_answer, replies_to
 from .strategy.replies import ModelShape
 
@@ -99,13 +100,10 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
     # No live line: the main worker prints in the same terminal.
     console = Console(force_terminal=False, highlight=False, soft_wrap=True, emoji=False)
     view = ProgressView(
-        config.epochs,
+        Budget.of_run(config),
         console,
-        config.seconds,
         on_round_end=lambda _: logs.flush(),
         on_folder=logs.write_to,
-        rounds=config.rounds,
-        samples=config.samples,
     )
 
     try:

@@ -30,6 +30,7 @@ from .results.recorder import RunRecorder
 from .results.speed_profile import SpeedProfile, with_profile
 from .resume import ResumedRun, open_run_to_resume
 from .strategy.biased_local_sgd import BiasedLocalSGD
+from .strategy.budget import Budget
 from .strategy.cost_model import predict_run
 from .strategy.evaluation import WorkerEvaluation
 from .strategy.fit_loop import EvaluateFn
@@ -115,8 +116,7 @@ def _train(
         _refuse_without_local_grid(config, strategy)
     if not resumed:
         RunFolder.refuse_unusable(config.out)
-    limits = {"seconds": config.seconds, "rounds": config.rounds, "samples": config.samples}
-    view = view or ProgressView(config.epochs, **limits)  # type: ignore[arg-type]
+    view = view or ProgressView(Budget.of_run(config))
     recorder = RunRecorder(config, strategy, view, began, work.metric_name, work.metric_mode)
     if resumed:
         arrays, last_round = resumed.restore(strategy, recorder, arrays)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..config import RunConfig, Value
 
 _WIDTH = 100
-_UNLIMITED_EPOCHS = 100_000
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -241,11 +240,13 @@ def with_budget(config: "RunConfig", budget: str) -> "RunConfig":
 
     UsageError if the text cannot be read.
     """
+    from ..strategy.budget import NO_LIMIT
+
     found = _BUDGET.fullmatch(budget.strip())
     amount = float(found[1]) if found else 0.0
     if found and found[2] in _SECONDS and amount > 0:
         seconds = amount * _SECONDS[found[2]]
-        return replace(config, epochs=_UNLIMITED_EPOCHS, seconds=seconds)
+        return replace(config, epochs=NO_LIMIT, seconds=seconds)
     if not amount or not amount.is_integer():
         raise UsageError(f"--budget {budget}: write it like 10epochs, 60s or 5min")
     return replace(config, epochs=int(amount), seconds=0.0)

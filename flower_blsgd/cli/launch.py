@@ -1,6 +1,7 @@
 """The command ``blsgd launch``."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
@@ -43,17 +44,16 @@ def _launch(options: argparse.Namespace) -> None:
     if script is None:
         raise UsageError("the script is missing; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
     app = built_in_app()
-    values, file_name = run_config(app, options.run_config, options.set)
     if resume:
-        before = read_config(Path(resume)).to_run_config()
-        changed = {key: v for key, v in values.items() if v != app.config[key]}
-        values = {**before, **changed, "resume": resume}
+        app = replace(app, config=read_config(Path(resume)).to_run_config())
+    values, file_name = run_config(app, options.run_config, options.set)
+    values["resume"] = resume or values["resume"]
     values["workers"] = options.workers or values["workers"]
     budgets = {name: getattr(options, name) for name in _BUDGETS}
     budgets = {name: limit for name, limit in budgets.items() if limit is not None}
     values.update(budgets)
     given = any(values[name] for name in _BUDGETS)
-    if given and values["epochs"] == app.config["epochs"]:
+    if given and not resume and values["epochs"] == app.config["epochs"]:
         values["epochs"] = NO_LIMIT
     elif not given and not resume:
         raise UsageError("give the length of the run: --samples, --seconds or --rounds")

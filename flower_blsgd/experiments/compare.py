@@ -22,6 +22,7 @@ from ..results.progress import ProgressView
 from ..results.speed_profile import SpeedProfile, profile_key
 from ..results.summary import final_metric
 from ..run import check_workers, load_own_task, make_local_grid, train_on
+from ..strategy.budget import Budget
 from .calibration import measure_speeds
 from .comparison import VARIED, Comparison, Run, compare_runs, metric_of, read_run, run_folder
 from .comparison_report import write_comparison
@@ -290,4 +291,4 @@ def train_quietly(config: RunConfig) -> None:
     """
     config = replace(config, keep_checkpoints=0)  # an unfinished run is repeated
     with make_local_grid(config) as grid:
-        train_on(grid, config, ProgressView(config.epochs, seconds=config.seconds, lines=False))
+        train_on(grid, config, ProgressView(Budget.of_run(config), lines=False))

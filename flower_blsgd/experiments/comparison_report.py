@@ -10,6 +10,7 @@ from rich.text import Text
 from ..config import RunConfig
 from ..results.folder import refused, write_text, written_whole
 from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
+from ..strategy.budget import Budget
 from .comparison import VARIED, AlgorithmFigures, Comparison, Metric, Run, known_mean, reached_at
 
 _HOW_TO_READ = {
@@ -197,6 +198,8 @@ def headline(runs: Sequence[Run]) -> str:
     if seconds := settings.get("seconds"):
         simulated = runs[0]["clock"] == "device"
         budget = f"{seconds:g} s {'on simulated devices' if simulated else 'of training'}"
+    elif settings.get("rounds") or settings.get("samples"):
+        budget = str(Budget(max(epochs), 0, settings.get("rounds", 0), settings.get("samples", 0)))
     else:
         least = f"{min(epochs)} to " if min(epochs) < max(epochs) else ""
         budget = least + counted(max(epochs), "epoch")

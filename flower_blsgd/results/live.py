@@ -231,12 +231,13 @@ class LiveRun:
         if self.last is None:
             return 0.0
         config, last = self.config, self.last
-        budget = Budget(config.epochs, config.seconds, config.rounds, config.samples)
         epoch = last.epoch - 1 + last.round_in_epoch / last.rounds_in_epoch
         seconds = self._training_seconds
         if config.clock == "device":
             seconds *= self._ratio("device_seconds")
-        return min(1.0, budget.share(Budget(epoch, seconds, last.round, self._samples)))
+        return min(
+            1.0, Budget.of_run(config).share(Budget(epoch, seconds, last.round, self._samples))
+        )
 
     @property
     def seconds_left(self) -> float | None:

@@ -27,41 +27,34 @@ class ProgressView:
 
     Parameters
     ----------
-    epochs : int
-        Number of epochs of the run.
+    budget : Budget
+        Length of the run.
     console : rich.console.Console, optional
         Standard output by default.
-    seconds : float (default: 0)
-        Budget in seconds; 0 for none.
     lines : bool (default: True)
         Whether to print permanent lines; they are passed to `log` in any case.
     on_round_end, on_epoch_end : callable, optional
         Called with each record after a round, and with each row after an epoch or a late result.
     on_folder : callable, optional
         Called with the path of the results folder when there is one.
-    rounds, samples : int (default: 0)
-        Budget in rounds and in samples; 0 for none.
     """
 
     def __init__(
         self,
-        epochs: int,
+        budget: Budget,
         console: Console | None = None,
-        seconds: float = 0.0,
         lines: bool = True,
         on_round_end: OnRoundEnd | None = None,
         on_epoch_end: OnEpochEnd | None = None,
         on_folder: Callable[[Path], object] | None = None,
-        rounds: int = 0,
-        samples: int = 0,
     ) -> None:
         self.measured_on, self.metric_name = "", "accuracy"
         self.log: Callable[[str], object] = lambda line: None
-        self._epochs, self._lines = epochs, lines
+        self._budget, self._lines = budget, lines
         self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
         self.on_folder: Callable[[Path], object] = on_folder or (lambda path: None)
-        self._budget = Budget(epochs, seconds, rounds, samples)
-        self._of_epochs = "" if seconds or epochs >= NO_LIMIT else f"/{epochs}"
+        unlimited = budget.seconds or budget.epochs >= NO_LIMIT
+        self._of_epochs = "" if unlimited else f"/{budget.epochs}"
         # In a notebook, rich would put each line into an HTML block of its own.
         plain = False if Console().is_jupyter else None
         self._console = console or Console(
@@ -128,7 +121,7 @@ class ProgressView:
 
     def epoch(self, row: EpochRow) -> None:
         """Print the line of a finished epoch, or of a result that arrived later."""
-        width = len(str(self._epochs)) if self._of_epochs else 3
+        width = len(self._of_epochs) - 1 if self._of_epochs else 3
         shown = shown_metric(self.metric_name, row.value)
         accuracy = [f"{self.measured_on}{shown}"] if shown else []
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"

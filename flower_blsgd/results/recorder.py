@@ -100,7 +100,7 @@ class RunRecorder:
         metric_mode: str = "max",
     ) -> None:
         self.config = config
-        self.budget = Budget(config.epochs, config.seconds, config.rounds, config.samples)
+        self.budget = Budget.of_run(config)
         self.durations = Durations()
         self.summary: dict[str, Any] = {}
         self.stopped_early: str | None = None

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..config import RunConfig
+
 NO_LIMIT = 1_000_000
 """A number of epochs that no run reaches."""
 
@@ -40,6 +42,11 @@ class Budget:
             if not limit > 0:
                 raise ValueError(f"{name} = {limit} must be above 0")
         return cls(**given)
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> "Budget":
+        """Return the budget of a run with these settings."""
+        return cls(config.epochs, config.seconds, config.rounds, config.samples)
 
     def share(self, used: "Budget") -> float:
         """Return the used share of the limit that is nearest; 1 or more at the end."""

@@ -597,9 +597,11 @@ def prepare_task(
     bad = sum(prepared.skipped.values())
     left_out = f", {bad:,} unreadable ones skipped" if bad else ""
     num_test = task.num_test if prepared.has_test else 0
+    classes = prepared.num_classes
+    samples = f"{prepared.noun} of {classes} classes" if classes else "blocks of tokens"
     return (
-        f"{name}: {task.num_train:,} training and {num_test:,} test {prepared.noun} of "
-        f"{prepared.num_classes} classes{left_out}, ready in {prepared.folder}"
+        f"{name}: {task.num_train:,} training and {num_test:,} test {samples}{left_out}, "
+        f"ready in {prepared.folder}"
     )
 
 

@@ -14,6 +14,7 @@ from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.results.speed_profile import SpeedProfile
+from flower_blsgd.strategy.budget import NO_LIMIT
 
 from ..experiments.fake_training import FakeTrain, write_run
 from ..results.profiles import made_profile
@@ -282,7 +283,7 @@ def test_compare_again_trains_and_measures_nothing(
     assert {**before, picture: b""} == {**after, picture: b""}
     assert sum("finished before" in line for line in lines) == 2
     # With other settings it is refused, with more algorithms and seeds it goes on.
-    for settings, epochs in ((["-s", "epochs=3"], 3), (["--budget", "9s"], 100_000)):
+    for settings, epochs in ((["-s", "epochs=3"], 3), (["--budget", "9s"], NO_LIMIT)):
         line = refused(*COMPARE, "--seeds", "0", *settings)
         assert f"holds a comparison with epochs = 15, not {epochs}" in line
     printed(*COMPARE, "--algorithms", "dlb,fednova", "--seeds", "1")

@@ -41,6 +41,8 @@ def test_mistake_is_refused_in_one_line(
         (["--seconds", "1.5"], {"seconds": 1.5, "epochs": NO_LIMIT}),
         (["--rounds", "7", "-s", "epochs=2"], {"rounds": 7, "epochs": 2}),
         (["--resume", "runs/old", "--samples", "900"], {"samples": 900, "rounds": 5}),
+        # A setting with its default value, as after a run that patience has ended.
+        (["--resume", "runs/old", "-s", "patience=0"], {"patience": 0, "rounds": 5}),
     ],
 )
 def test_length_of_the_run_and_the_scripts_arguments(
@@ -52,7 +54,9 @@ def test_length_of_the_run_and_the_scripts_arguments(
 ) -> None:
     (folder / "runs").mkdir()
     old = RunFolder.new("runs/old", "old")
-    old.write_config(RunConfig(task="train.py", rounds=5, epochs=NO_LIMIT).to_run_config())
+    old.write_config(
+        RunConfig(task="train.py", rounds=5, epochs=NO_LIMIT, patience=3).to_run_config()
+    )
     calls: list[tuple[str, list[str], RunConfig]] = []
     monkeypatch.setattr("flower_blsgd.launch.launch", lambda *given: calls.append(given))
     printed("launch", "--workers", f"1x cpu:{CORE}", *given, "train.py", "--rounds", "9", "x")

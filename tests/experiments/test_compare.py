@@ -23,6 +23,7 @@ from flower_blsgd.experiments.compare import (
     train_all,
 )
 from flower_blsgd.experiments.comparison import Run
+from flower_blsgd.strategy.budget import NO_LIMIT
 
 from ..cli.conftest import contents
 from .fake_training import FakeTrain, write_run
@@ -270,8 +271,8 @@ def test_part_that_makes_algorithms_alike_is_named() -> None:
     ("text", "epochs", "seconds"),
     [
         *(("10epochs", 10, 0), ("1 epoch", 1, 0), ("3.0epochs", 3, 0)),
-        *(("0.5s", 100_000, 0.5), (" 90 s ", 100_000, 90)),  # as good as no end of epochs
-        *(("5min", 100_000, 300), ("2h", 100_000, 7200)),
+        *(("0.5s", NO_LIMIT, 0.5), (" 90 s ", NO_LIMIT, 90)),  # as good as no end of epochs
+        *(("5min", NO_LIMIT, 300), ("2h", NO_LIMIT, 7200)),
     ],
 )
 def test_budget(text: str, epochs: int, seconds: float) -> None:

@@ -16,6 +16,7 @@ from flower_blsgd.experiments.comparison_report import (
     terminal_table,
     write_comparison,
 )
+from flower_blsgd.strategy.budget import NO_LIMIT
 
 from .made_runs import ALGORITHMS, made_run, several, workers
 
@@ -206,6 +207,8 @@ def test_budget_in_seconds_and_validation() -> None:
     settings = {"epochs": 2, "seconds": 60.0, "validation-share": 0.1, "replicas": "threads"}
     run = made_run("a", 3, settings=settings, clock="device")
     assert headline([run]) == "digits, 60 s on simulated devices, seed 3"
+    in_rounds = made_run("a", 3, settings={"epochs": NO_LIMIT, "rounds": 5})
+    assert headline([in_rounds]) == "digits, 5 rounds, seed 3"
     found = conditions(compare_runs([run], "a"))
     assert found["accuracy measured on"].startswith("10% of the training data")
     assert "seconds = 60.0" in found["settings that differ from the defaults"]
