@@ -13,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from flower_blsgd.grids.flower_internals import become_server
+from flower_blsgd.results.recorder import RunRecorder
+
+from .command import Command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,6 +60,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _may_make_messages() -> None:
     """Flower lets only its own processes make messages, unless this is called."""
     become_server(run_id=1)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process draw nothing, which takes a second, except for tests marked so."""
+    if request.node.get_closest_marker("pictures") is None:
+        monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
+
+
+@pytest.fixture
+def blsgd(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs ``blsgd`` in this process and returns its output."""
+    return Command(capsys)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import make_local_grid, train_on
+from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from .grids.processes import process_ids, wait_until
@@ -29,7 +30,7 @@ class View(ProgressView):
     """Prints nothing, and calls a function after every round."""
 
     def __init__(self, do: Callable[[int], object]) -> None:
-        super().__init__(4)
+        super().__init__(Budget(4))
         self._do = do
 
     def say(self, line: str) -> None:
@@ -42,7 +43,6 @@ class View(ProgressView):
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)  # it takes a second
 
 
 def run(workers: str, do: Callable[[LocalGrid, int], object] = lambda *_: None) -> RunRecorder:

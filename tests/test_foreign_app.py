@@ -11,7 +11,8 @@ from flwr.app import Context, RecordDict
 
 from flower_blsgd.grids.flower_app import read_app
 
-from .examples.commands import run, two_nodes
+from .command import Command
+from .examples.commands import two_nodes
 
 APP = Path(__file__).with_name("foreign_app")
 
@@ -36,22 +37,17 @@ def on_in_process_grid(result: Path, strategy: str) -> None:
     server_app(grid, Context(1, 1, {}, RecordDict(), config))
 
 
-def on_local_grid(result: Path, strategy: str) -> str:
-    """Run it as a user does."""
-    settings = ["-s", f"strategy={strategy}", "-s", f"result={result}"]
-    command = ("-m", "flower_blsgd", "run", APP, "--workers", "2x cpu", *settings)
-    return run(*command, cwd=result.parent)
-
-
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
-def test_an_ordinary_app_gives_the_same_bits(app_path: None, tmp_path: Path) -> None:
+def test_an_ordinary_app_gives_the_same_bits(
+    app_path: None, tmp_path: Path, blsgd: Command
+) -> None:
     strategy = "FedAdam"  # a FedAvg with a step of its own
     here, there = tmp_path / "here.npz", tmp_path / "there.npz"
     on_in_process_grid(here, strategy)
-    output = on_local_grid(there, strategy)
+    settings = ["-s", f"strategy={strategy}", "-s", f"result={there}"]
+    output = blsgd("run", str(APP), "--workers", "2x cpu", *settings)
     assert "running plain-app" in output
-    assert "Traceback" not in output
     with np.load(here) as expected, np.load(there) as found:
         assert found.files == expected.files
         for name in expected.files:

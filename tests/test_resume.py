@@ -35,6 +35,7 @@ from flower_blsgd.results.folder import RunFolder, alone_in
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import train_on
+from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.speeds import Connector
 from flower_blsgd.tasks import register_task
@@ -73,7 +74,7 @@ class View(ProgressView):
 
     def __init__(self, at: int = 0, do: Callable[[], object] = lambda: None) -> None:
         self.screen = io.StringIO()
-        super().__init__(3, Console(file=self.screen, width=1000))
+        super().__init__(Budget(3), Console(file=self.screen, width=1000))
         self._at, self._do = at, do
 
     def round(self, record: RoundRecord, metrics: Any) -> None:
@@ -121,7 +122,6 @@ def train(
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)  # it takes a second
     register_task(points(), "points")
 
 

@@ -81,6 +81,7 @@ def run(config: RunConfig, grid: InProcessGrid | None = None) -> RunRecorder:
     return train_on(grid or grid_of(config), config)
 
 
+@pytest.mark.pictures
 def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(name="digits", epochs=6, learning_rate=0.1)
     report = run(config)

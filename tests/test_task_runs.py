@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from .test_run import config_of, grid_of
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_task"
 CORE = usable_cores()[0]
 WORKERS = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow"
+STEPS = {"local_steps_fast": 8, "local_steps_slow": 4, "threads": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +148,7 @@ def test_frozen_weights_stay_with_the_workers() -> None:
     inputs = torch.randn(400, 8, generator=generator)
     targets = (inputs.sum(dim=1) > 0).long()
     task = Task(model=OnFrozenBase, train=(inputs, targets), test=(inputs, targets))
-    result = train(task, workers=WORKERS, epochs=2, threads=1, seed=5, out="run", quiet=True)
+    result = train(task, workers=WORKERS, epochs=2, seed=5, out="run", quiet=True, **STEPS)
     saved = load_file("run/model.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in saved.items()} == {
         "head.weight": (2, 512),
@@ -177,6 +179,7 @@ class Backwards(UniformSampler):
 def test_sampler_may_be_an_object_or_a_class_of_a_module() -> None:
     for sampler in (Backwards(), f"{__name__}:Backwards"):
         used = Backwards.used
-        result = train("digits", workers=WORKERS, epochs=1, sampler=sampler, out="", quiet=True)
+        settings: dict[str, Any] = {"sampler": sampler, "out": "", "quiet": True, **STEPS}
+        result = train("digits", workers=WORKERS, epochs=1, **settings)
         assert Backwards.used > used
         assert result.summary["sampler"].endswith(":Backwards")

@@ -1,10 +1,7 @@
 """An empty working folder for the command, without processes and accelerators."""
 
-import logging
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,8 @@ import pytest
 import torch  # noqa: F401  # loaded before `subprocess.Popen` is taken away below
 
 from flower_blsgd.cli.main import main
+
+from ..command import changes_undone
 
 LOAD_SERVER_APP = "flower_blsgd.grids.flower_internals.load_app"
 Refused = Callable[..., str]
@@ -39,16 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for module in ("run", "grids.local_grid", "grids.fork_server"):
         monkeypatch.setattr(f"flower_blsgd.{module}.start_fork_server", lambda modules=(): None)
     monkeypatch.setattr("flower_blsgd.grids.machine._accelerators", lambda: ())
-    monkeypatch.setattr(sys, "path", list(sys.path))  # commands add the folder
     monkeypatch.chdir(tmp_path)
-    at_sigterm = signal.getsignal(signal.SIGTERM)
-    loggers = [logging.getLogger(name) for name in ("flower_blsgd", "flwr")]
-    before = [(log, log.handlers, log.propagate, log.level) for log in loggers]
-    yield tmp_path
-    for log, handlers, propagate, level in before:
-        log.handlers, log.propagate = handlers, propagate
-        log.setLevel(level)
-    signal.signal(signal.SIGTERM, at_sigterm)
+    with changes_undone():
+        yield tmp_path
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from flower_blsgd.cli.watch_view import curve_columns, curve_lines
 from flower_blsgd.config import RunConfig
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.results.live import Curve, LiveRun
-from flower_blsgd.results.recorder import RunRecorder
 
 from ..results.records import epoch, two_rounds
 from ..test_run import config_of, run
@@ -73,7 +72,6 @@ def test_snapshot_of_a_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
     recorder = run(config_of(name="digits", epochs=2))
     capsys.readouterr()
     lines = printed("watch", str(recorder.folder.path))

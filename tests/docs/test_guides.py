@@ -11,6 +11,7 @@ from flower_blsgd.cli.options import own_settings
 from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.run import check_workers
 
+from ..command import Command
 from ..examples.commands import EXAMPLES, ROOT, run
 
 DOCS = ROOT / "docs"
@@ -42,11 +43,6 @@ def commands_of(page: str) -> list[str]:
     return [line.partition("  #")[0].strip() for line in text.splitlines() if line]
 
 
-def blsgd(line: str, folder: Path) -> str:
-    """Run a command line of a page; return its output."""
-    return run("-m", "flower_blsgd", *shlex.split(line)[1:], cwd=folder)
-
-
 def test_runs_of_the_pages_can_start_with_their_workers() -> None:
     """For example, a sampler that needs a slow worker has one. Nothing is trained."""
     checked = 0
@@ -65,21 +61,24 @@ def test_runs_of_the_pages_can_start_with_their_workers() -> None:
 
 
 @pytest.mark.processes
-def test_own_sampler_trains(tmp_path: Path) -> None:
+def test_own_sampler_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blsgd: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
     programs_of("how-to/add-a-sampler.md", tmp_path)
     (line,) = commands_of("how-to/add-a-sampler.md")
-    assert "epoch 2/2  accuracy" in blsgd(line, tmp_path)
+    assert "epoch 2/2  accuracy" in blsgd(*shlex.split(line)[1:])
 
 
 @pytest.mark.processes
 def test_own_weighting_trains_and_its_run_is_extended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blsgd: Command
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     programs_of("how-to/add-a-weighting.md", tmp_path)
     (line,) = commands_of("how-to/add-a-weighting.md")
-    assert "epoch 2/2  accuracy" in blsgd(line, tmp_path)
+    assert "epoch 2/2  accuracy" in blsgd(*shlex.split(line)[1:])
     (block,) = blocks_of("how-to/resume.md", "python")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, object] = {}
     exec("import flower_blsgd\n" + block.replace("30", "3"), names)
@@ -93,7 +92,8 @@ def test_own_loop_trains_on_two_devices(tmp_path: Path, capsys: pytest.CaptureFi
     assert float(capsys.readouterr().out.removeprefix("accuracy ")) > 0.5
     _, launch, on_gpus = commands_of("tutorials/own-loop.md")
     assert "cuda:1" in on_gpus
-    output = blsgd(launch.replace("15000", "3000"), tmp_path)
+    words = shlex.split(launch.replace("15000", "3000"))
+    output = run("-m", "flower_blsgd", *words[1:], cwd=tmp_path)
     assert float(re.findall(r"^accuracy ([\d.]+)$", output, re.MULTILINE)[-1]) > 0.8
     assert (tmp_path / "model.pt").exists()
 

@@ -37,6 +37,13 @@ def commands_of(readme: Path) -> list[list[str]]:
     return [[*programs[first], *rest] for first, *rest in map(shlex.split, lines)]
 
 
+def with_steps(command: list[str], fast: int, slow: int) -> list[str]:
+    """Return a launch with given steps: measuring keeps both cores busy for seconds."""
+    before = command.index("launch") + 1
+    steps = ["-s", f"local-steps-fast={fast}", "-s", f"local-steps-slow={slow}"]
+    return [*command[:before], *steps, *command[before:]]
+
+
 def difference(before: Path, after: Path) -> list[str]:
     """Return the difference of two files without its headers and blank lines."""
     texts = [path.read_text().splitlines() for path in (before, after)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .commands import EXAMPLES
-from .scripts import changed, commands_of, difference, printed_difference, python
+from .scripts import changed, commands_of, difference, printed_difference, python, with_steps
 
 FOLDER = EXAMPLES / "accelerate"
 
@@ -26,7 +26,7 @@ def test_launch(tmp_path: Path) -> None:
     """The other commands of the README train without the launcher."""
     folder = Path(shutil.copytree(FOLDER, tmp_path / "accelerate"))
     *_, launch = commands_of(FOLDER / "README.md")
-    shown = python(*launch, cwd=folder)
+    shown = python(*with_steps(launch, 16, 8), cwd=folder)
     summary = json.loads((folder / "runs" / "latest" / "summary.json").read_text())
     assert summary["failures"] == []
     assert summary["samples"] >= 15000

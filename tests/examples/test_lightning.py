@@ -1,4 +1,4 @@
-"""examples/lightning: alone, the callback changes nothing; under ``blsgd launch``, it trains."""
+"""examples/lightning: two lines make it a worker, and under ``blsgd launch`` it trains."""
 
 import importlib.util
 import json
@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 
 from .commands import EXAMPLES
-from .scripts import changed, commands_of, difference, printed_difference, python
+from .scripts import changed, commands_of, difference, printed_difference, python, with_steps
 
 FOLDER = EXAMPLES / "lightning"
-
-needs_lightning = pytest.mark.skipif(
-    importlib.util.find_spec("lightning") is None, reason="no lightning"
-)
 
 
 def test_two_lines_make_it_a_worker() -> None:
@@ -24,22 +20,12 @@ def test_two_lines_make_it_a_worker() -> None:
     assert changed(lines) == 2
 
 
-@needs_lightning
 @pytest.mark.processes
-def test_alone_it_trains_the_same_model(tmp_path: Path) -> None:
-    files = [str(FOLDER / name) for name in ("before.py", "after.py")]
-    code = f"import runpy\nfor file in {files}: runpy.run_path(file, run_name='__main__')"
-    shown = re.findall(r"^accuracy .*", python("-c", code, cwd=tmp_path), re.MULTILINE)
-    assert len(shown) == 2
-    assert shown[0] == shown[1]
-
-
-@needs_lightning
-@pytest.mark.processes
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="no lightning")
 def test_launch(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "lightning"))
     *_, launch = commands_of(FOLDER / "README.md")
-    shown = python(*launch, cwd=folder)
+    shown = python(*with_steps(launch, 16, 8), cwd=folder)
     summary = json.loads((folder / "runs" / "latest" / "summary.json").read_text())
     assert summary["failures"] == []
     assert summary["samples"] >= 12000

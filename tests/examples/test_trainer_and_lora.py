@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from .commands import EXAMPLES, ROOT, run
+from .scripts import with_steps
 
 if not all(map(importlib.util.find_spec, ("transformers", "accelerate", "peft"))):
     pytest.skip("needs the extra lora", allow_module_level=True)
@@ -31,7 +32,8 @@ def launch(folder: Path) -> tuple[str, dict[str, Any]]:
     """Run the README's ``blsgd launch``; return the output, and the summary of the run."""
     text = (folder / "README.md").read_text()
     (command,) = re.findall(r"^    blsgd (launch .+)$", text, re.MULTILINE)
-    output = run("-m", "flower_blsgd", *shlex.split(command), cwd=folder, path=PATHS)
+    words = with_steps(shlex.split(command), 16, 8)
+    output = run("-m", "flower_blsgd", *words, cwd=folder, path=PATHS)
     return output, json.loads((folder / "runs/latest/summary.json").read_text())
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from flower_blsgd.grids.machine import usable_cores
 
+from ..command import Command
 from ..grids.processes import living, wait_until
 
 FIRST, LAST = usable_cores()[0], usable_cores()[-1]
@@ -66,7 +67,9 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_compare_goes_on_after_ctrl_c_in_its_second_run(folder: Path) -> None:
+def test_compare_goes_on_after_ctrl_c_in_its_second_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, blsgd: Command
+) -> None:
     below = folder / "runs" / "compare-digits"
     first, second = (below / f"{name}-seed0" for name in NAMES)
 
@@ -87,11 +90,8 @@ def test_compare_goes_on_after_ctrl_c_in_its_second_run(folder: Path) -> None:
     assert not (below / "comparison.md").exists()
     finished, profile = contents(first), (below / "profile.json").read_bytes()
 
-    process = start(folder)
-    out, errors = process.communicate(timeout=250)
-    assert (process.returncode, errors) == (0, "")
-    assert wait_until(lambda: not living(MARK))
-    lines = out.splitlines()
+    monkeypatch.chdir(folder)
+    lines = blsgd(*COMMAND).splitlines()
     assert "finished before" in lines[0]
     assert any(line.startswith(f"[2/2] {NAMES[1]}, seed 0: done, accuracy ") for line in lines)
     assert lines[-1] == "in runs/compare-digits: comparison.md, comparison.csv, comparison.png"

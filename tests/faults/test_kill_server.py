@@ -1,8 +1,8 @@
 """A server that is killed, or told to end, loses nothing: real processes."""
 
+import hashlib
 import json
 import os
-import random
 import shlex
 import signal
 from pathlib import Path
@@ -11,39 +11,30 @@ import pytest
 
 from tests.grids.processes import wait_until
 
-from .kill_server import (
-    QUICK,
-    in_session,
-    kill_and_resume,
-    printed,
-    rounds_written,
-    run_to_its_end,
-    running,
-    wait_for_rounds,
-)
+from ..command import Command
+from .kill_server import QUICK, in_session, printed, rounds_written, running, wait_for_rounds
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the SHA-256 of the model that the run leaves if nobody disturbs it."""
-    return run_to_its_end(tmp_path_factory.mktemp("undisturbed"), *QUICK, "-s", "out=run")
+def sha256(folder: Path) -> str:
+    return hashlib.sha256((folder / "run" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_killed_at_five_random_moments_and_resumed_it_ends_with_the_same_bits(
-    tmp_path: Path, undisturbed: str
+def test_killed_and_told_to_end_it_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blsgd: Command
 ) -> None:
-    assert kill_and_resume(tmp_path, random.Random(5), kills=5) == undisturbed
-    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == list(range(1, 9))
+    """SIGKILL; SIGTERM to all processes, as from a job scheduler; Ctrl-C twice in a slow round.
 
-
-def test_signals_let_the_round_finish_and_end_with_the_command_that_resumes(
-    tmp_path: Path, undisturbed: str
-) -> None:
-    """SIGTERM to all processes, as from a job scheduler; Ctrl-C twice in a slow round; the end."""
+    The run is resumed after each, and ends with the bits of one that nobody disturbed.
+    """
     with running(tmp_path, *QUICK, "-s", "out=run") as process:
+        wait_for_rounds(process, tmp_path)
+        process.kill()
+        process.wait()
+        assert wait_until(lambda: not in_session(process.pid)), "workers live on"
+
+    with running(tmp_path, "--resume", "run") as process:
         wait_for_rounds(process, tmp_path)
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(60) == 143
@@ -68,4 +59,10 @@ def test_signals_let_the_round_finish_and_end_with_the_command_that_resumes(
         assert wait_until(lambda: not in_session(process.pid))
     assert printed(tmp_path)[-1] == command
     assert (rounds_written(tmp_path), busy["round"]) == (before, before)
-    assert run_to_its_end(tmp_path, "--resume", "run", "--workers", "auto") == undisturbed
+
+    monkeypatch.chdir(tmp_path)
+    blsgd("run", "--resume", "run", "--workers", "auto")
+    lines = Path("run/rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, 9))
+    blsgd("run", *QUICK, "-s", "out=undisturbed/run")
+    assert sha256(tmp_path) == sha256(tmp_path / "undisturbed")

@@ -17,6 +17,7 @@ from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.run import make_local_grid, train_on
+from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES
 
@@ -47,7 +48,7 @@ class _View(ProgressView):
     """Shows nothing, and calls back after every round."""
 
     def __init__(self, config: RunConfig, grid: LocalGrid, on_round: OnRound | None) -> None:
-        super().__init__(config.epochs, Console(quiet=True))
+        super().__init__(Budget.of_run(config), Console(quiet=True))
         self._grid, self._on_round = grid, on_round
 
     def round(self, record: RoundRecord, metrics: RunMetrics) -> None:

@@ -19,7 +19,7 @@ from ..in_process_grid import over_the_wire
 _Test = TypeVar("_Test", bound=Callable[..., Any])
 
 
-_EXAMPLES = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 20
+_EXAMPLES = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 10
 
 
 def thoroughly(times: int) -> Callable[[_Test], _Test]:

@@ -56,14 +56,11 @@ class Run:
         here: Path,
         monkeypatch: pytest.MonkeyPatch,
         profiles: list[WorkerProfile] = PROFILES,
-        draws: bool = False,
         terminal: bool = False,
         metric: tuple[str, str] = ("accuracy", "max"),
         **settings: Any,
     ) -> None:
         monkeypatch.chdir(here)
-        if not draws:  # it takes a second
-            monkeypatch.setattr(RunRecorder, "_draw", lambda self: None)
         self.now = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now)  # no clock that somebody can set
         for module in (recorder_module, progress_module):
@@ -92,7 +89,7 @@ class Run:
             color_system=None,
             legacy_windows=False,
         )
-        view = ProgressView(self.config.epochs, console)
+        view = ProgressView(Budget.of_run(self.config), console)
         self.recorder = RunRecorder(self.config, strategy, view, self.now, *metric)
         self._recording = self.recorder.recording(DATA, {})
         self._recording.__enter__()
@@ -485,6 +482,7 @@ def test_lines_on_the_device_clock(
 # --- runs that end early --------------------------------------------------------------------
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     ("rounds", "interrupted", "left"),
     [
@@ -498,7 +496,7 @@ def test_lines_on_the_device_clock(
 def test_run_leaves_what_was_reached(
     start: Start, rounds: int, interrupted: bool, left: set[str]
 ) -> None:
-    run = start(draws=True)
+    run = start()
     if rounds == 1:
         run.recorder.add_round(two_rounds()[0])
     elif rounds == 2:

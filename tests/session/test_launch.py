@@ -17,10 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 import flower_blsgd
+from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.launch import launch as launch_script
 
+from ..command import Command
 from ..faults.kill_server import in_session
 from ..grids.processes import needs_proc, wait_until
+from ..log_capture import captured_log
 from . import script
 
 SCRIPT = str(Path(script.__file__))
@@ -36,22 +40,16 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def command(*arguments: str, workers: str = WORKERS) -> list[str]:
+def command(*arguments: str) -> list[str]:
     """Return the command line of ``blsgd launch``."""
     options = [word for key, value in SETTINGS.items() for word in ("-s", f"{key}={value}")]
-    launch = [sys.executable, "-m", "flower_blsgd", "launch", "--workers", workers]
+    launch = [sys.executable, "-m", "flower_blsgd", "launch", "--workers", WORKERS]
     return [*launch, *options, *arguments]
 
 
-def launch(*arguments: str, workers: str = WORKERS) -> subprocess.CompletedProcess[str]:
-    """Run ``blsgd launch`` in the current folder."""
-    return subprocess.run(
-        command(*arguments, workers=workers),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+def config(**more: Any) -> RunConfig:
+    """Return the same settings for `launch_script`, and some more."""
+    return RunConfig.from_run_config({"workers": WORKERS, "epochs": 10**6, **SETTINGS, **more})
 
 
 def summary(run: str = "runs/latest") -> dict[str, Any]:
@@ -73,7 +71,13 @@ def assert_same_model(*runs: str | Path, name: str = "model.safetensors") -> Non
 
 
 def test_a_script_trains_the_same_model_as_blsgd_run() -> None:
-    done = launch("--rounds", "60", SCRIPT, "", "2")
+    done = subprocess.run(
+        command("--rounds", "60", SCRIPT, "", "2"),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     task = flower_blsgd.Task(model=script.model, train=script.data(), test=script.data())
     result = flower_blsgd.train(
@@ -105,23 +109,21 @@ def test_a_script_trains_the_same_model_as_blsgd_run() -> None:
 
 
 def test_a_worker_that_fails_starts_again() -> None:
-    done = launch("--samples", "9000", SCRIPT, "raise kill")
-    assert done.returncode == 0, done.stderr
-    run = summary()
-    assert [one["kind"] for one in run["failures"]] == ["raised", "died"], done.stderr
-    assert run["samples"] >= 9000
+    with captured_log() as log:
+        run = launch_script(SCRIPT, ["raise kill"], config(samples=9000))
+    assert [one["kind"] for one in run.summary["failures"]] == ["raised", "died"], log.lines()
+    assert run.summary["samples"] >= 9000
     assert "rank 1: accuracy" in Path("runs/latest/worker-1.log").read_text()
-    assert "the script raised RuntimeError: out of luck" in done.stderr
+    assert any("the script raised RuntimeError: out of luck" in line for line in log.warnings)
 
 
-def test_a_device_evaluates_while_the_other_trains() -> None:
+def test_a_device_evaluates_while_the_other_trains(capsys: pytest.CaptureFixture[str]) -> None:
     workers = f"1x cpu:{FIRST}; 1x cpu:{LAST} role=evaluate"
-    done = launch("--samples", "6000", SCRIPT, workers=workers)
-    assert done.returncode == 0, done.stderr
-    run = summary()
-    assert run["accuracy"] > 0.8
-    assert "evaluates while the others train" in done.stdout
-    assert "epochs without a result" not in done.stdout
+    run = launch_script(SCRIPT, [], config(samples=6000, workers=workers))
+    assert run.summary["accuracy"] > 0.8
+    shown = capsys.readouterr().out
+    assert "evaluates while the others train" in shown
+    assert "epochs without a result" not in shown
 
 
 @contextlib.contextmanager
@@ -145,7 +147,7 @@ def last_checkpoint() -> int:
 
 
 @needs_proc
-def test_a_run_that_was_interrupted_and_killed_resumes_to_the_same_bits() -> None:
+def test_a_run_that_was_interrupted_and_killed_resumes_to_the_same_bits(blsgd: Command) -> None:
     endless = "--samples", "100000000"
     with running(*endless, SCRIPT) as process:
         assert wait_until(last_checkpoint)
@@ -160,22 +162,8 @@ def test_a_run_that_was_interrupted_and_killed_resumes_to_the_same_bits() -> Non
         process.kill()
         process.communicate(timeout=100)  # ends when no process holds its output any more
     rounds = last_checkpoint() + 20
-    done = launch("--rounds", str(rounds), "--resume", SCRIPT)
-    assert done.returncode == 0, done.stderr
+    blsgd(*command("--rounds", str(rounds), "--resume", SCRIPT)[3:])
     after = summary("runs/script-1")
     assert (after["rounds"], len(after["resumed"])) == (rounds, 2)
-    whole = launch("--rounds", str(rounds), SCRIPT)
-    assert whole.returncode == 0, whole.stderr
+    blsgd(*command("--rounds", str(rounds), SCRIPT)[3:])
     assert_same_model("runs/script-1", "runs/script-2")
-
-
-def test_all_processes_end_with_the_launcher() -> None:
-    Path("long.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(600)\n")
-    with subprocess.Popen(
-        command("--rounds", "3", "long.py"), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        next(line for line in process.stdout if line == "started\n")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert process.stdout.read() == ""  # ends when no process holds it any more

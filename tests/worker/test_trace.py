@@ -1,8 +1,6 @@
 """What `blsgd run --trace` leaves: torch's profiler trace of one round of every worker."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from flower_blsgd import LocalSGD
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.worker.trace import traced
 
+from ..command import Command
 from .helpers import STEPS, data, order_of, same, small_model, warnings_in
 
 FIRST, LAST = usable_cores()[0], usable_cores()[-1]
@@ -59,22 +58,13 @@ def test_trace_that_cannot_be_written_costs_one_line_and_an_order_that_fails_lea
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(600)
-def test_traced_run_has_a_file_for_every_worker(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flower_blsgd", "run", "-c", SETTINGS, "--trace"]
-    done = subprocess.run(
-        [*command, "-s", "out=traced"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    folder = tmp_path / "traced" / "trace"
-    assert f"traces of one round: {folder} (open them in ui.perfetto.dev)" in done.stdout
-    files = sorted(folder.iterdir())
+def test_traced_run_has_a_file_for_every_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blsgd: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = blsgd("run", "-c", SETTINGS, "--trace", "-s", "out=traced")
+    assert "traces of one round: traced/trace (open them in ui.perfetto.dev)" in printed
+    files = sorted(Path("traced/trace").iterdir())
     assert [file.name for file in files] == ["worker-0.json", "worker-1.json"]
     steps = [operators(file).count("Optimizer.step#SGD.step") for file in files]
     assert steps == [4, 16]
