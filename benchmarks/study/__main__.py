@@ -17,7 +17,7 @@ from flower_blsgd.grids.machine import usable_cores
 
 from . import link
 from .arms import FAST_CORE, SLOW_CORE
-from .runs import Probe, Row, Run, Store, is_due, row_of
+from .runs import Row, Run, Store, is_due, row_of
 from .stages import FULL, STAGES, TINY, Scale, read
 from .tasks import Places
 
@@ -81,15 +81,8 @@ class Study:
                 raise
 
     def _alone(self, runs: Sequence[Run], say: Say) -> None:
-        probed = runs[0].stage == "wall"
-        seconds = 0.3 if self.scale is TINY else 2.0
-        probe = Probe(self.places, seconds) if probed else None
-        try:
-            for run in runs:
-                self._keep(run, row_of(run, self.places, probe=probe), say)
-        finally:
-            if probe:
-                probe.close()
+        for run in runs:
+            self._keep(run, row_of(run, self.places), say)
 
     def _keep(self, run: Run, row: Row, say: Say) -> None:
         self.store.append(run.stage, row)

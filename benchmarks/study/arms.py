@@ -72,29 +72,14 @@ FAST_ALONE = ("fast-16", "fast-32", "fast-48")
 
 @dataclass(frozen=True)
 class Shape:
-    """Devices and their local steps per round.
-
-    Parameters
-    ----------
-    fast, slow : int
-        Number of devices of each tier.
-    gap : float
-        How many times slower a slow device is.
-    steps : pair of int
-        Local steps of a fast and of a slow device.
-    """
+    """A fast and a slow device: how many times slower it is, and the local steps of both."""
 
     gap: float
     steps: tuple[int, int]
-    fast: int = 1
-    slow: int = 1
 
 
 SHAPES: Mapping[str, Shape] = {
     "gap-2": Shape(2.0, (8, 4)),
     "gap-4": Shape(4.0, (8, 2)),
     "gap-16": Shape(16.0, (32, 2)),
-    "1+1-32-16": Shape(2.0, (32, 16)),
-    "1+1-32-1": Shape(32.0, (32, 1)),
-    "8+2-32-1": Shape(32.0, (32, 1), fast=8, slow=2),
 }

@@ -185,10 +185,9 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
     model = task.initial_model(derived_seed(seed, "model"))
     source = BatchSource(task.train, torch.device("cpu"))
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    steps = [config.local_steps_fast] * shape.fast + [config.local_steps_slow] * shape.slow
+    steps = [config.local_steps_fast, config.local_steps_slow]
     handlers = {}
-    for rank in range(shape.fast + shape.slow):
-        tier = "fast" if rank < shape.fast else "slow"
+    for rank, tier in enumerate(("fast", "slow")):
         profile = WorkerProfile(f"cpu:{rank}", tier=tier, partition_id=rank)
         sgd = LocalSGD(
             task.fresh_model(0),

@@ -1,7 +1,7 @@
 """Write RESULTS2.md and its picture from the rows of the second study.
 
 ``python -m benchmarks.study.report``. All rows stay in the files. A row counts if it is the last of
-its run that did not fail, also if the machine was unsteady.
+its run that did not fail.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from .stages import (
     GAPS,
     IDEAS,
     SCREENING_SEEDS,
-    SHAPES_TRIED,
     STAGES,
     TINY,
     TWO_DEVICES,
@@ -28,7 +27,6 @@ from .stages import (
     Scale,
     fast_alone,
     read,
-    repeats,
     screened,
     settings_found,
 )
@@ -50,8 +48,6 @@ def page(rows: Rows, scale: Scale) -> str:
         *_section("Next ideas", idea_lines(rows)),
         *_section("Throughput", throughput_lines(rows["throughput"])),
         *_section("Confirmation", confirmation_lines(rows, scale)),
-        *_section("The same on the wall clock", wall_lines(rows, scale)),
-        *_section("The paper's steps and device sets", pair_lines(rows["shapes"], SHAPES_TRIED)),
         *_section("Near convergence", near_lines(rows, scale)),
         *_section("Slow link", slow_link_lines(rows["slow-link"])),
         *_section("Rows", rows_lines(rows)),
@@ -231,21 +227,12 @@ def compared(
     return found, interval(leads)
 
 
-def wall_lines(rows: Rows, scale: Scale) -> Lines:
-    """Yield how the slow device is emulated, then the lines of `confirmation_lines`."""
-    if rows["wall"]:
-        way = "repeats its work" if repeats(rows["throughput"]) else "waits"
-        yield f"The slow device {way}."
-        yield ""
-    yield from confirmation_lines(rows, scale, "wall")
-
-
-def confirmation_lines(rows: Rows, scale: Scale, stage: str = "confirmation") -> Lines:
+def confirmation_lines(rows: Rows, scale: Scale) -> Lines:
     """Yield the speed-ups and leads of per-sample weights, then all accuracies."""
-    done, alone = list(counting(rows[stage]).values()), fast_alone(rows, scale)
+    done, alone = list(counting(rows["confirmation"]).values()), fast_alone(rows, scale)
     if not done or alone is None:
         return
-    if due := runs_due(rows, scale, stage):
+    if due := runs_due(rows, scale, "confirmation"):
         yield f"**Not complete: {due} runs are due. Until then, these figures decide nothing.**"
         yield ""
     yield from _table("gap", "against", "times sooner [95 %]", "by seed", "lead, points [95 %]")
@@ -345,14 +332,13 @@ def throughput_lines(rows: Sequence[Row]) -> Lines:
 
 def rows_lines(rows: Rows) -> Lines:
     """Yield the number of rows, and which of them failed, were repeated or are marked."""
-    yield from _table("stage", "rows", "failed", "repeated", "unsteady but counting", "commits")
+    yield from _table("stage", "rows", "failed", "repeated", "commits")
     for stage, own in rows.items():
         counted = counting(own).values()
         failed = sum("error" in row for row in own)
-        unsteady = sum(not row.get("steady", True) for row in counted)
         commits = ", ".join(sorted({str(row["commit"]) for row in own}))
         again = len(own) - failed - len(counted)
-        yield _line(stage, *(str(n) for n in (len(own), failed, again, unsteady)), commits)
+        yield _line(stage, *(str(n) for n in (len(own), failed, again)), commits)
     yield ""
     yield "The conditions of each call: [conditions.jsonl](rows2/conditions.jsonl)."
 

@@ -15,14 +15,13 @@ from typing import Any
 from benchmarks.taken_under import conditions
 from flower_blsgd.grids.pinning import ALLOCATOR
 
-from .arms import ARMS, FAST_CORE, SHAPES, SLOW_CORE, Shape
+from .arms import ARMS, FAST_CORE, SHAPES, SLOW_CORE
 from .link import ADDRESSES, INTERFACE, Link
 from .tasks import Places, settings_of
 
 ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
 MOST_TRIES = 3
-PROBE_SECONDS, PROBE_TOLERANCE = 2.0, 0.05
 STEP_SECONDS = (0.00023, 0.00122)
 """Seconds per step of the fast device where time is counted: a constant, and per sample.
 
@@ -93,8 +92,7 @@ class Run:
         """Expected duration, with start and evaluation, where a step takes what it counts as."""
         if self.clock == "wall":
             return self.seconds + (30 if self.evaluated else 12)
-        shape = SHAPES[self.shape] if self.shape else Shape(1.0, (1, 1), slow=0)
-        work = self.seconds * (shape.fast + shape.slow / shape.gap)
+        work = self.seconds * (1 + (1 / SHAPES[self.shape].gap if self.shape else 0))
         return 1.2 * work + (35 if self.task == "validation" else 15)
 
     @property
@@ -137,7 +135,7 @@ def is_due(run: Run, rows: Sequence[Row]) -> bool:
     """Return whether a run is still to be done, or to be repeated."""
     own = [row for row in rows if row["key"] == run.key]
     last = own[-1] if own else None
-    if last is not None and "error" not in last and last.get("steady", True):
+    if last is not None and "error" not in last:
         return False
     return len(own) < MOST_TRIES
 
@@ -179,7 +177,7 @@ class Probe:
 _PYTHON = [sys.executable, "-m"]
 
 
-def row_of(run: Run, places: Places, probe: Probe | None = None, core: int = FAST_CORE) -> Row:
+def row_of(run: Run, places: Places, core: int = FAST_CORE) -> Row:
     """Do a run, and return its row; that of a failed run has its ``error``.
 
     Parameters
@@ -188,22 +186,15 @@ def row_of(run: Run, places: Places, probe: Probe | None = None, core: int = FAS
         The run.
     places : Places
         Where the data are.
-    probe : Probe, optional
-        Asked before and after.
     core : int
         Core of all processes of a run whose time is counted.
     """
     row: Row = {"key": run.key, **asdict(run), "at": datetime.now(UTC).isoformat("T", "seconds")}
     row["commit"] = conditions()["commit"]
-    before = probe.samples_per_second() if probe else None
     try:
         row |= _result(run, places, core)
     except _FailedError as error:
         row["error"] = str(error).replace(places.cifar10, "DATA")
-    if before is not None and probe is not None:
-        after = probe.samples_per_second()
-        row |= {"probe_before": before, "probe_after": after}
-        row["steady"] = abs(after / before - 1) <= PROBE_TOLERANCE
     return {key: _rounded(value) for key, value in row.items()}
 
 

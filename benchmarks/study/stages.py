@@ -18,7 +18,6 @@ CONTENDER_MARGIN = 0.02
 TWO_DEVICES = ("ddp", "load", "per-sample")
 GAPS = ("gap-2", "gap-4")
 IDEAS = ("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate")
-SHAPES_TRIED = ("1+1-32-16", "1+1-32-1", "8+2-32-1")
 
 Rows = Mapping[str, Sequence[Row]]
 """Rows by stage."""
@@ -30,31 +29,28 @@ class Scale:
 
     Parameters
     ----------
-    screening_seconds, many_seconds, seconds, long_seconds, block_seconds : float
-        Budgets: of screening and the comparisons after it, of ten devices, of the confirmation, of
-        the fast device alone near convergence, of a timing.
+    screening_seconds, seconds, long_seconds, block_seconds : float
+        Budgets: of screening and the comparisons after it, of the confirmation, of the fast device
+        alone near convergence, of a timing.
     blocks : int
         Repetitions of each timing.
-    pairs, shape_pairs, confirmed_pairs, wall_pairs, long_pairs, link_pairs : int
+    pairs, confirmed_pairs, long_pairs, link_pairs : int
         Seeds of the stages.
     """
 
     screening_seconds: float = 60.0
-    many_seconds: float = 20.0
     seconds: float = 100.0
     long_seconds: float = 1228.0
     block_seconds: float = 20.0
     blocks: int = 5
     pairs: int = 12
-    shape_pairs: int = 10
     confirmed_pairs: int = 10
-    wall_pairs: int = 3
     long_pairs: int = 5
     link_pairs: int = 3
 
 
 FULL = Scale()
-TINY = Scale(1.0, 1.0, 1.5, 2.0, 1.5, 1, 2, 2, 2, 2, 2, 1)
+TINY = Scale(1.0, 1.5, 2.0, 1.5, 1, 2, 2, 2, 1)
 
 Setting = tuple[float, str]
 """A learning rate and a decay."""
@@ -202,23 +198,6 @@ def _split(setting: Setting, seconds: float) -> tuple[float, float, str]:
     return setting[0], seconds, setting[1]
 
 
-def shapes(rows: Rows, scale: Scale) -> list[Run]:
-    """Return the grids of the paper's steps and device sets, then the pairs."""
-    tuning, runs = Tuning(rows["shapes"]), []
-    for shape in SHAPES_TRIED:
-        seconds = scale.many_seconds if shape.startswith("8") else scale.screening_seconds
-        for name in ("load", "per-sample"):
-
-            def make(rate: float, decay: str, seed: int, name: str = name) -> Run:
-                return Run("shapes", name, rate, seconds, decay, shape, seed)  # noqa: B023
-
-            best = tuning.best(make, ("linear",))
-            if best is not None:
-                seeds = range(2000, 2000 + scale.shape_pairs)
-                runs += [make(*best, seed) for seed in seeds]
-    return [*dict.fromkeys(tuning.runs), *runs]
-
-
 def near(rows: Rows, scale: Scale) -> list[Run]:
     """Return 20 epochs of the fast device, and per-sample weights for a share of that time."""
     alone, found = fast_alone(rows, scale), settings_found(rows, scale)
@@ -263,33 +242,14 @@ def throughput(rows: Rows, scale: Scale) -> list[Run]:
     return runs
 
 
-def repeats(rows: Sequence[Row]) -> bool:
-    """Return whether the slow device repeats its work from here on: the rule of PLAN2.md."""
-    done = [row for row in counting(rows).values() if row["arm"] == "fast-32"]
-    speeds: dict[bool, list[float]] = {False: [], True: []}
-    for row in done:
-        speeds[row["neighbor"]].append(row["samples_per_second"])
-    return bool(all(speeds.values())) and fmean(speeds[True]) >= 0.95 * fmean(speeds[False])
-
-
 def confirmation(rows: Rows, scale: Scale) -> list[Run]:
     """Return the tuned fast device, DDP, and per-sample weights for three budgets."""
-    return _confirmed(rows, scale, range(1100, 1100 + scale.confirmed_pairs))
-
-
-def wall(rows: Rows, scale: Scale) -> list[Run]:
-    """Return the same runs with other seeds on the wall clock."""
-    return _confirmed(rows, scale, range(1200, 1200 + scale.wall_pairs), "wall")
-
-
-def _confirmed(rows: Rows, scale: Scale, seeds: Sequence[int], clock: str = "counted") -> list[Run]:
     alone, found = fast_alone(rows, scale), settings_found(rows, scale)
     needed = [(name, shape) for name in ("ddp", "per-sample") for shape in GAPS]
     if alone is None or not all(key in found for key in needed):
         return []
-    repeat, runs = clock == "wall" and repeats(rows["throughput"]), []
-    stage = "wall" if clock == "wall" else "confirmation"
-    for seed in seeds:
+    runs = []
+    for seed in range(1100, 1100 + scale.confirmed_pairs):
 
         def run(
             name: str,
@@ -298,16 +258,8 @@ def _confirmed(rows: Rows, scale: Scale, seeds: Sequence[int], clock: str = "cou
             share: float = 1.0,
             seed: int = seed,
         ) -> Run:
-            return Run(
-                stage,
-                name,
-                *_split(setting, round(share * scale.seconds, 2)),
-                shape,
-                seed,
-                "cifar10",
-                clock,
-                repeat and shape != "",
-            )
+            part = _split(setting, round(share * scale.seconds, 2))
+            return Run("confirmation", name, *part, shape, seed, "cifar10")
 
         own = [run(*alone)]
         for shape in GAPS:
@@ -315,7 +267,7 @@ def _confirmed(rows: Rows, scale: Scale, seeds: Sequence[int], clock: str = "cou
             setting = found["per-sample", shape]
             own += [run("per-sample", setting, shape, share) for share in shares]
             own.append(run("ddp", found["ddp", shape], shape))
-        random.Random(f"{stage} {seed}").shuffle(own)
+        random.Random(f"confirmation {seed}").shuffle(own)
         runs += own
     return runs
 
@@ -347,8 +299,6 @@ STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = {
     "ideas": ideas,
     "throughput": throughput,
     "confirmation": confirmation,
-    "wall": wall,
-    "shapes": shapes,
     "near": near,
     "slow-link": slow_link,
 }

@@ -67,15 +67,13 @@ def test_rows_survive_a_torn_line(tmp_path: Path) -> None:
     assert store.read("long") == [{"key": "a"}, {"key": "c"}]
 
 
-def test_failed_and_unsteady_runs_are_repeated() -> None:
+def test_failed_runs_are_repeated() -> None:
     run = Run("confirmation", "fast-32", 0.1, 100.0, shape="")
     row = {"key": run.key}
     assert is_due(run, [])
     assert not is_due(run, [row])
-    assert not is_due(run, [{**row, "steady": True}])
-    for again in ({"error": "no"}, {"steady": False}):
-        assert is_due(run, [{**row, **again}] * 2)
-        assert not is_due(run, [{**row, **again}] * 3)
+    assert is_due(run, [{**row, "error": "no"}] * 2)
+    assert not is_due(run, [{**row, "error": "no"}] * 3)
 
 
 # --- what is run
@@ -141,16 +139,6 @@ def test_a_speed_up_that_no_budget_was_short_enough_for_is_a_lower_bound() -> No
     assert "1 of 2 extrapolated" in report.sooner(
         speedup(curves, [Target(100, q) for q in (0.65, 0.8)])
     )
-
-
-def test_the_emulation_that_repeats_needs_a_fast_core_that_is_not_disturbed() -> None:
-    rows = [
-        {"key": str(beside), "arm": "fast-32", "neighbor": beside, "samples_per_second": speed}
-        for beside, speed in ((False, 100.0), (True, 95.0))
-    ]
-    assert stages.repeats(rows)
-    assert not stages.repeats([rows[0], {**rows[1], "samples_per_second": 94.0}])
-    assert not stages.repeats(rows[:1])
 
 
 # --- an arm on the counted clock
