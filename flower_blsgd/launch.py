@@ -56,27 +56,10 @@ _EPOCH_SAMPLES = 50_000
 def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecorder:
     """Run a script on every worker, and train what its sessions join.
 
-    Parameters
-    ----------
-    script : str
-        A Python file that calls `flower_blsgd.join`.
-    arguments : sequence of str
-        Its command line.
-    config : RunConfig
-        The settings. Those of the task, the optimizer and the learning rate have no effect, because
-        the script decides them.
-
-    Returns
-    -------
-    RunRecorder
-        The figures of the run, and its folder.
-
-    Raises
-    ------
-    UsageError
-        If the script does not exist or cannot train with these workers and settings.
-    AggregationError
-        If no worker succeeded in three rounds in a row.
+    The script is a Python file that calls `flower_blsgd.join`, and `arguments` are its command
+    line. The settings of the task, the optimizer and the learning rate have no effect, because the
+    script decides them. UsageError if the script does not exist or cannot train with these workers
+    and settings; AggregationError as in `BiasedLocalSGD`.
     """
     file = Path(script)
     if not file.is_file():
@@ -116,14 +99,9 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
 def train_script(grid: Grid, config: RunConfig, view: ProgressView | None = None) -> RunRecorder:
     """Train what the scripts of a grid's workers have joined, and end the scripts.
 
-    Parameters
-    ----------
-    grid : Grid
-        A local grid or streams to SuperNodes; Flower's plain messages start a process each.
-    config : RunConfig
-        The settings.
-    view : ProgressView, optional
-        Shows the progress; on standard output by default.
+    The grid is a local grid, or has streams to SuperNodes. UsageError with another one, because
+    Flower's plain messages start a process each. Without a `view`, progress is shown on standard
+    output.
     """
     if not isinstance(grid, MailboxGrid):
         raise UsageError(

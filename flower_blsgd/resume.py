@@ -68,13 +68,8 @@ def open_run_to_resume(given: RunConfig, complete: bool) -> Iterator[ResumedRun 
 
     An error after the run was restored gets a note with the command that resumes it. Unless the
     given settings are `complete`, that is based on those of the run, a setting that may change and
-    has its default is taken from the run.
-
-    Raises
-    ------
-    UsageError
-        If the run does not exist, has no checkpoint or is still running, or if a setting differs
-        that may not change.
+    has its default is taken from the run. UsageError if the run does not exist, has no checkpoint
+    or is still running, or if a setting differs that may not change.
     """
     if not given.resume:
         yield None

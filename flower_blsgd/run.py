@@ -56,32 +56,12 @@ def train_on(
     Invalid settings are refused before anything is written, and on the local grid before a process
     is started. Nodes of other grids are queried for their profiles first.
 
-    Parameters
-    ----------
-    grid : Grid
-        Any Flower grid.
-    config : RunConfig
-        The settings.
-    view : ProgressView, optional
-        Shows the progress; on standard output by default.
-    task : Task, optional
-        Replaces the task that the settings name on the server; workers load theirs by name.
-    load : callable, optional
-        Returns the workload and the settings, instead of a task.
+    A given `task` replaces, on the server, the one that the settings name; workers load theirs by
+    name. `load` returns the workload and the settings, instead of a task. Without a `view`,
+    progress is shown on standard output.
 
-    Returns
-    -------
-    RunRecorder
-        The figures of the run, and its folder.
-
-    Raises
-    ------
-    UsageError
-        If settings, data and workers do not fit together.
-    AggregationError
-        If a round had no usable reply. Results so far are in the folder.
-    KeyboardInterrupt
-        On Ctrl-C. Results so far are in the folder.
+    UsageError if settings, data and workers do not fit together; AggregationError as in
+    `BiasedLocalSGD`, and KeyboardInterrupt on Ctrl-C, with the results so far in the folder.
     """
     with open_run_to_resume(config, complete=isinstance(grid, LocalGrid)) as resumed:
         load = load or functools.partial(_workload_of_task, given=task)
@@ -177,28 +157,14 @@ def _train(
 class Workload:
     """Work of a run: a model to train, a number of samples, and an evaluation.
 
-    Parameters
-    ----------
-    arrays : ArrayRecord
-        The initial model: the tensors that are sent.
-    parameter_names : sequence of str
-        Names of its parameters; the other tensors are buffers.
-    num_samples : int
-        N, the samples of an epoch.
-    data : str
-        The data in words, such as ``"1,000 training and 200 test samples"``.
-    data_fingerprint, model_fingerprint : str
-        Those of the workers must be equal, unless they are empty.
-    num_test, evaluation_batch_size : int
-        Samples of the test set, 0 for no evaluation, and of a batch.
-    evaluate_slice : callable
-        ``(arrays, first, last) -> EvaluateReport`` of a slice of the test set, in this process.
-    to_metrics : callable
-        ``(report) -> MetricRecord`` of the whole test set.
-    metric_name, metric_mode : str
-        The metric by which models are compared.
-    assets : mapping
-        Files to copy into the results folder, by name.
+    `arrays` has the tensors of the initial model that are sent; those that are not in
+    `parameter_names` are buffers. `num_samples` is N, the samples of an epoch. `data` describes the
+    data in words, such as ``"1,000 training and 200 test samples"``. The fingerprints of the
+    workers must be equal to these, unless they are empty. `num_test` is 0 for no evaluation.
+
+    ``evaluate_slice(arrays, first, last)`` evaluates a slice of the test set in this process or,
+    for a training script, on a worker. `to_metrics` converts the report of the whole test set.
+    Models are compared by the metric. `assets` are files to copy into the results folder, by name.
     """
 
     arrays: ArrayRecord

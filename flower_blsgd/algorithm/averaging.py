@@ -171,30 +171,16 @@ def weighted_average(
 ) -> dict[str, AnyArray]:
     """Return ``sum_i w_i x_i`` for every named tensor.
 
-    Parameters
-    ----------
-    models : sequence of mapping
-        Tensors by name, with the same names, shapes and dtypes in each model. Sums run in this
-        order; pass worker order to make the result independent of the order of replies.
-    weights : sequence of float
-        One per model, >= 0; they add up to 1.
-    out : mapping, optional
-        Tensors to write the result to, which are returned. They have the same names, shapes and
-        dtypes, and must not overlap the models.
+    The weights are >= 0 and add up to 1. All models have the same names, shapes and dtypes. Sums
+    run in their order; pass worker order to make the result independent of the order of replies. If
+    `out` is given, the result is written to it; it is like a model, but must not overlap one.
+    ValueError if all weights are 0, or the shapes or dtypes of a tensor differ.
 
-    Returns
-    -------
-    dict
-        Floating tensors keep their dtype. They are summed in it, or in float32 if that is wider,
-        as differences to the model with the largest weight, so the average of equal models is
-        bit-identical to the model. Large models are summed by several threads, which does not
-        change the result. For integer and boolean tensors, such as BatchNorm's counters: the
-        maximum over the models with a weight above 0.
-
-    Raises
-    ------
-    ValueError
-        If all weights are 0, or the shapes or dtypes of a tensor differ.
+    Floating tensors keep their dtype. They are summed in it, or in float32 if that is wider, as
+    differences to the model with the largest weight, so the average of equal models is
+    bit-identical to the model. Large models are summed by several threads, which does not change
+    the result. For integer and boolean tensors, such as BatchNorm's counters: the maximum over the
+    models with a weight above 0.
     """
     if not any(weight > 0 for weight in weights):
         raise ValueError("all weights are 0, so there is nothing to average")
@@ -220,20 +206,11 @@ def average_at_node(
 ) -> dict[str, AnyArray]:
     """Return the average of the workers behind one node, which represents them at the server.
 
-    Parameters
-    ----------
-    models : sequence of mapping
-        Tensors by name, in worker order.
-    loads, completed_steps : sequence of float, of int
-        One per worker; ValueError if all loads are 0.
-    worker_weight : {"load", "equal"}
-        Quantity that the weight of a worker is proportional to; the weight is 0 if it completed no
-        step.
-    update_norms : sequence of float (default: ())
-        `Weighting.update_norm` by completed steps, from 0 on. The tensors in `moving` are averaged
-        by weight / norm.
-    moving : sequence of str (default: ())
-        Names of the tensors that move by scaled updates; all others are averaged by weight.
+    All sequences of models, loads and steps are in worker order. The weight of a worker is
+    proportional to `worker_weight`, "load" or "equal", and 0 if it completed no step; ValueError if
+    all loads are 0. The tensors named in `moving` move by scaled updates and are averaged by weight
+    / norm, all others by weight; `update_norms` is `Weighting.update_norm` by completed steps, from
+    0 on.
     """
     weights = _WEIGHTS[worker_weight](loads)
     if not moving:
@@ -273,16 +250,8 @@ def best_speed_up(
     both sides. This time is then proportional to the noise ``sum_i s_i^2 tau_i / b_i`` over the
     squared progress ``sum_i s_i tau_i``. For the reference workers every sample counts equally.
 
-    Parameters
-    ----------
-    weighting : Weighting
-        Gives the scales s_i.
-    speeds : sequence of float
-        Samples per second of each worker, > 0.
-    batch_sizes : sequence of int
-        b_i of each worker.
-    of : sequence of bool
-        Whether each worker is a reference worker, such as a fast one; at least one is.
+    `weighting` gives the scales s_i; `speeds` are samples per second, > 0. `of` marks the reference
+    workers, such as the fast ones; at least one.
 
     Examples
     --------

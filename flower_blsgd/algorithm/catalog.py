@@ -37,14 +37,9 @@ from .selection import ActiveBias, ImportanceSampling, InfoBatch, Selection
 class TrainOn:
     """Choice of the workers that train, and the task of the others.
 
-    Parameters
-    ----------
-    fast_only : bool (default: False)
-        Whether only fast workers get orders to train.
-    slow_reduce : bool (default: False)
-        Whether each slow worker sums a slice of the fast workers' models, as the CPUs of BytePS do
-        (Jiang et al. 2020, "A Unified Architecture for Accelerating Distributed DNN Training");
-        only with `fast_only`.
+    With `slow_reduce`, only with `fast_only`, each slow worker sums a slice of the fast workers'
+    models, as the CPUs of BytePS do (Jiang et al. 2020, "A Unified Architecture for Accelerating
+    Distributed DNN Training").
     """
 
     fast_only: bool = False
@@ -55,16 +50,9 @@ class TrainOn:
 class Choices:
     """One algorithm, by the names of its parts.
 
-    Parameters
-    ----------
-    steps, sampler, weights, train_on : str
-        Keys of `STEPS`, `SAMPLERS`, `WEIGHTS` and `TRAIN_ON`.
-    momentum_buffers : {"keep", "reset", "average"} (default: "keep")
-        Policy for momentum between rounds.
-    local_steps_fast : int or "auto" (default: 32)
-        tau of the fast workers.
-    high_loss_to, epoch : str (default: "fast", "samples")
-        Defaults of the settings with these names.
+    The first four are keys of `STEPS`, `SAMPLERS`, `WEIGHTS` and `TRAIN_ON`. `momentum_buffers`
+    ("keep", "reset" or "average") is the policy for momentum between rounds, `local_steps_fast` tau
+    of the fast workers or "auto". The others are defaults of the settings with these names.
     """
 
     steps: str
@@ -193,20 +181,9 @@ def register_part(setting: str, part: object) -> str:
 def part_of(setting: str, name: str, settings: Settings) -> Any:
     """Return a part of the algorithm: a built-in one, ``module:Class``, or a registered object.
 
-    Parameters
-    ----------
-    setting : str
-        One of `CUSTOM_PARTS`.
-    name : str
-        Its value.
-    settings : RunConfig
-        All settings, for the built-in parts.
-
-    Raises
-    ------
-    UsageError
-        If there is no such part, it cannot be created without arguments, or it has the wrong base
-        class.
+    `setting` is one of `CUSTOM_PARTS`, and `name` its value; only built-in parts use `settings`.
+    UsageError if there is no such part, it cannot be created without arguments, or it has the wrong
+    base class.
     """
     known, base = _KINDS[setting]
     if name in known:

@@ -17,17 +17,10 @@ EpochMode = Literal["samples", "table"]
 
 @dataclass(frozen=True)
 class RoundShape:
-    """Local steps and batch sizes of every round of an epoch.
+    """Local steps tau_i and batch sizes b_i of every round of an epoch, in worker order.
 
-    Parameters
-    ----------
-    local_steps : tuple of int
-        tau_i of each worker, in worker order.
-    batch_sizes : tuple of int
-        b_i of each worker.
-    table_rounds : int, optional
-        Rounds of every epoch by the rule of the paper's table; by default they follow from the
-        number of samples.
+    `table_rounds` is the number of rounds of every epoch by the rule of the paper's table; if it is
+    None, it follows from the number of samples.
     """
 
     local_steps: tuple[int, ...]
@@ -45,20 +38,8 @@ class RoundShape:
 class EpochPlan:
     """The samples of every worker in every round of one epoch.
 
-    Parameters
-    ----------
-    epoch : int
-        Counted from 1.
-    rounds : int
-        Communication rounds of this epoch, >= 1.
-    shape : RoundShape
-        Steps and batch sizes of every worker.
-    sample_lists : tuple of SampleList
-        The samples, and the workers that share them.
-    weights : numpy.ndarray, optional
-        As in `Selected`.
-    first_round : int (default: 0)
-        First round of the lists, counted from 0; negative if the lists began in an earlier epoch.
+    `epoch` counts from 1; `rounds` is >= 1. `weights` are as in `Selected`. `first_round` is the
+    first round of the lists, counted from 0; negative if the lists began in an earlier epoch.
     """
 
     epoch: int
@@ -126,26 +107,11 @@ def plan_epoch(
 ) -> EpochPlan:
     """Plan one epoch: a pure function of the arguments.
 
-    Parameters
-    ----------
-    seed, epoch, participants
-        As in `EpochRequest`.
-    shape, sampler, table
-        Shape of a round, the sampler, and its loss table for all N samples.
-    samples_before : int
-        Samples that were planned in all earlier epochs.
-    samples_due : int
-        Exact number of samples of this epoch and all earlier ones; epoch x N without selections.
-    selected : Selected, optional
-        The samples of the epoch; all N by default.
-    last : EpochPlan, optional
-        Plan of the previous epoch, if its workers are the same. If its lists are not used up, the
-        new plan continues them.
-
-    Raises
-    ------
-    UsageError
-        If the sampler returned invalid lists.
+    `table` has all N samples; `selected` are those of the epoch, all N if it is None.
+    `samples_before` were planned in all earlier epochs. `samples_due` is the exact number of
+    samples of this epoch and all earlier ones; epoch x N without selections. `last` is the plan of
+    the previous epoch, if its workers are the same; with an equal shape the new plan continues its
+    lists, if they are not used up. UsageError if the sampler returned invalid lists.
     """
     samples_per_round = shape.samples_per_round
     # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). A
@@ -187,33 +153,16 @@ def round_shape(
 ) -> RoundShape:
     """Return the steps and batch sizes of all workers, scaled down to fit a round into an epoch.
 
-    Parameters
-    ----------
-    policy : StepPolicy
-        Proposes tau_i.
-    participants : sequence of Participant
-        All workers that train.
-    num_samples : int
-        N.
-    mode : {"samples", "table"}
-        ``"samples"``: E epochs are E N samples, to within one round. ``"table"``: the rule that
-        reproduces the communications per epoch in the paper's table. It uses B P, or the sum of
-        the b_i if some are given.
-    local_steps_fast : int
-        tau_fast of the run. In table mode, synchronous SGD has this many rounds where local SGD has
-        one.
-    num_workers : int, optional
-        P, including workers that do not train, as in the paper's table; by default all train.
-    epoch_samples : int, optional
-        Number of samples of this epoch, if fewer than N. One step of every worker always fits.
+    In the mode "samples", E epochs are E N samples, to within one round. If this epoch has fewer
+    than N samples, `epoch_samples` is their number; one step of every worker always fits.
 
-    Raises
-    ------
-    ValueError
-        If not even one step of every worker fits; the message names the largest batch size that
-        does.
-    UsageError
-        If the policy returned invalid numbers.
+    The mode "table" is the rule that reproduces the communications per epoch in the paper's table.
+    It uses B P, or the sum of the b_i if some are given. `num_workers` is P, including workers that
+    do not train; by default all train. Synchronous SGD has `local_steps_fast` (tau_fast of the run)
+    rounds where local SGD has one.
+
+    ValueError if not even one step of every worker fits into N samples; the message names the
+    largest batch size that does, if any. UsageError if the policy returned invalid numbers.
     """
     count = len(participants)
     steps = policy.local_steps(participants)

@@ -290,15 +290,8 @@ def fewest_steps(
     number is then doubled while everything except computing takes more than 4 % of a round. For a
     single worker, averaging changes nothing, so it takes the largest number.
 
-    Parameters
-    ----------
-    policy : StepPolicy
-        An open policy.
-    participants : sequence of Participant
-        All workers that train.
-    overhead_steps : float, optional
-        Duration of one round without computing, in steps of the fastest worker. If it is unknown,
-        the default tau_fast is the lower limit.
+    `overhead_steps` is the duration of one round without computing, in steps of the fastest worker.
+    If it is unknown, the default tau_fast is the lower limit.
     """
     if len(participants) == 1:
         return MOST_AUTO_STEPS
@@ -397,17 +390,10 @@ def speeds_changed(
 ) -> bool:
     """Return whether the gamma of some worker left the dead band around the gamma in use.
 
-    The band may be wider upwards: a worker with too many steps makes all others wait, but one with
-    too few only waits itself.
-
-    Parameters
-    ----------
-    used, measured : sequence of float or None
-        Seconds per step of each worker; None if unknown, which counts as a change.
-    fall, rise : float
-        Relative changes of gamma, down and up, that are ignored, >= 0.
-    batch_sizes : sequence of int
-        b_i of each worker.
+    `used` and `measured` are seconds per step; None, if unknown, counts as a change. `fall` and
+    `rise`, >= 0, are the relative changes of gamma, down and up, that are ignored. The band may be
+    wider upwards: a worker with too many steps makes all others wait, but one with too few only
+    waits itself.
 
     Examples
     --------

@@ -32,19 +32,7 @@ def highest_losses(
 ) -> npt.NDArray[np.bool_]:
     """Mark the `count` highest losses; ties are broken at random.
 
-    Parameters
-    ----------
-    losses : numpy.ndarray
-        float32 of shape (N,), no nan; infinity ranks highest.
-    count : int
-        How many to mark, in [0, N].
-    rng : numpy.random.Generator
-        Breaks ties.
-
-    Returns
-    -------
-    numpy.ndarray
-        bool of shape (N,), exactly `count` of them True.
+    `losses`, of shape (N,), has no nan; infinity ranks highest. `count` lies in [0, N].
     """
     num_samples = len(losses)
     if count == 0:
@@ -60,26 +48,12 @@ def highest_losses(
 def draw_samples(
     losses: FloatArray, count: int, high_loss_ratio: float, rng: np.random.Generator
 ) -> IntArray:
-    """Draw `count` samples, a share of them by highest loss.
+    """Draw `count` samples, a share of them by highest loss, and shuffle them.
 
     If `count` exceeds N, all N samples come first, shuffled; the same rule then draws the rest.
-    Until all N samples are drawn, no index repeats.
-
-    Parameters
-    ----------
-    losses : numpy.ndarray
-        float32 of shape (N,); infinity for a sample that was never seen.
-    count : int
-        How many to draw, >= 0.
-    high_loss_ratio : float
-        Share chosen by loss, in [0, 1]; the rest is drawn uniformly from the others.
-    rng : numpy.random.Generator
-        Source of the draw.
-
-    Returns
-    -------
-    numpy.ndarray
-        int32 of shape (count,), shuffled.
+    Until all N samples are drawn, no index repeats. `losses`, of shape (N,), has infinity for a
+    sample that was never seen. `high_loss_ratio`, in [0, 1], is the share chosen by loss; the rest
+    is drawn uniformly from the others.
     """
     drawn = np.empty(count, np.int32)
     for start in range(0, count, len(losses)):

@@ -16,29 +16,14 @@ _NAN = float("nan")
 class SamplingStats:
     """Statistics of one choice of samples, usually for an epoch, at the time of the choice.
 
-    Losses are those recorded in earlier epochs. A sample that was never seen has none; it only
-    counts in `share_never_seen`. Without any record, as in epoch 1, losses and ages are nan. Ages
+    Losses are those recorded before. A sample that was never seen has none, and does not count in
+    means, percentiles and ages. Without any record, as in epoch 1, losses and ages are nan. Ages
     are in epochs; a loss from the round before the choice has age 0.
 
-    Parameters
-    ----------
-    all_loss_mean, all_loss_p10, all_loss_p90 : float
-        Mean, 10th and 90th percentile of the recorded losses.
-    fast_picked_loss_mean, slow_picked_loss_mean : float
-        Mean over the samples of a tier, with repetitions.
-    picked_over_all_loss : float
-        Bias of the choice: mean loss of the samples of all workers over the mean of all samples;
-        1 without bias.
-    distinct_samples : int
-        Number of different samples among those of all workers.
-    share_never_seen : float
-        Share of the N samples without a recorded loss.
-    share_left_out : float
-        Share of the N samples that no fast worker trains on in this epoch.
-    loss_age_epochs_mean, loss_age_epochs_p90, loss_age_epochs_max : float
-        Age of the recorded losses.
-    left_out_age_epochs_mean, left_out_age_epochs_p90 : float
-        The same for the samples that no fast worker trains on.
+    Means over picked samples count repetitions. `picked_over_all_loss` is the bias of the choice:
+    mean loss of the samples of all workers over the mean of all samples; 1 without bias.
+    `distinct_samples` are those of all workers. Shares are of the N samples; the samples left out
+    are those that no fast worker trains on.
     """
 
     all_loss_mean: float

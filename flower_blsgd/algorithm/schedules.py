@@ -80,17 +80,9 @@ class LearningRate:
 
 
 def parse_decay(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Read ``"60%, 80%"`` or ``"60, 80"``.
+    """Read ``"60%, 80%"`` or ``"60, 80"``; return the plain epochs and the shares of the budget.
 
-    Returns
-    -------
-    tuple
-        The plain epochs and the shares of the budget.
-
-    Raises
-    ------
-    ValueError
-        If an entry is not a positive number, or a share is not below 100 %.
+    ValueError if an entry is not a positive number, or a share is not below 100 %.
 
     Examples
     --------

@@ -98,22 +98,10 @@ def move(
 ) -> dict[str, AnyArray]:
     """Return ``x + sum_i s_i (x_i - x)`` of floating tensors, and the maximum of all others.
 
-    Parameters
-    ----------
-    first : mapping
-        x by name.
-    others : sequence of mapping
-        x_i by name, with at least the names of x, and equal shapes and dtypes. Sums run in this
-        order; pass worker order.
-    scales : sequence of float
-        s_i >= 0. They need not add up to 1; models with scale 0 are ignored.
-    out : mapping, optional
-        Tensors to write the result to; they must not overlap the models. New ones by default.
-
-    Raises
-    ------
-    ValueError
-        If the shapes or dtypes of a tensor differ, including `out`.
+    `first` is x; `others` are the x_i, with at least the names of x. Sums run in their order; pass
+    worker order. The `scales` s_i >= 0 need not add up to 1; models with scale 0 are ignored. If
+    `out` is given, the result is written to it; it must not overlap the models. ValueError if the
+    shapes or dtypes of a tensor differ, including `out`.
     """
     names = list(first)
     counted = [model for model, scale in zip(others, scales, strict=True) if scale > 0]

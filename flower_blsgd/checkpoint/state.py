@@ -45,22 +45,13 @@ def capture(
     with_momentum: bool = True,
     before: Checkpoint | None = None,
 ) -> Checkpoint:
-    """Return the state of a run between two rounds.
+    """Return the state of a run between two rounds, after at least one.
 
     With the momentum policy ``"keep"``, workers that the grid reaches quickly are queried for their
-    momentum, except workers whose last order was late.
-
-    Parameters
-    ----------
-    strategy, grid
-        The strategy, after at least one round, and the grid of its workers.
-    server_round, arrays
-        The last completed round, counted from 1, and the global model after it, which must not
-        change.
-    with_momentum : bool (default: True)
-        Whether to query the workers. After a failed round their momentum does not fit the model.
-    before : Checkpoint, optional
-        A checkpoint of the same round. Its momentum is used instead of querying the workers.
+    momentum, except workers whose last order was late. After a failed round, set `with_momentum` to
+    False, because their momentum does not fit the model. If `before`, a checkpoint of the same
+    round, is given, its momentum is used instead. `server_round` is the last completed round,
+    counted from 1, and `arrays` the global model after it, which must not change.
     """
     if before is None:
         momentum = _momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum)
@@ -165,13 +156,9 @@ def restore(
     """Restore the state of a checkpoint into a new strategy.
 
     Returns the global model and the last completed round. Momentum travels with each worker's next
-    order. `model` has the names, shapes and dtypes of the run's model.
-
-    Raises
-    ------
-    UsageError
-        If the checkpoint does not fit the strategy or the model, or is not a training state. Do not
-        use the strategy afterwards.
+    order. `model` has the names, shapes and dtypes of the run's model. UsageError if the checkpoint
+    does not fit the strategy or the model, or is not a training state; do not use the strategy
+    afterwards.
     """
     try:
         return _restore(strategy, expanded(checkpoint), ModelShape(model))

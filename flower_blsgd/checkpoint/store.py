@@ -38,16 +38,9 @@ _NAME = re.compile(r"round-([0-9]{9,10})\.([0-9a-f]{64})\.safetensors")
 
 @dataclass
 class Checkpoint:
-    """State of a run after a round.
+    """State of a run after a round: JSON values without nan and infinity, and arrays by name.
 
-    Parameters
-    ----------
-    values : dict
-        JSON values, without nan and infinity.
-    tensors : dict of str to ndarray
-        Arrays by name; they must not change.
-    source : str (default: "this checkpoint")
-        Path of its file, for errors.
+    The arrays must not change. `source` is the path of its file, for errors.
     """
 
     values: dict[str, Any]
@@ -59,19 +52,9 @@ class CheckpointStore:
     """Checkpoints of a run, in ``checkpoint/`` of its folder, and its best model.
 
     A background thread writes them. If the disk is slow, a newer checkpoint replaces one that
-    waits. If writing fails, a warning is logged and the last complete checkpoint is kept.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's folder.
-    keep : int
-        Number of checkpoints to keep; with 0 nothing is written.
-
-    Attributes
-    ----------
-    saved_round : int
-        Round of the last checkpoint that was written; 0 before the first.
+    waits. If writing fails, a warning is logged and the last complete checkpoint is kept. The
+    newest `keep` checkpoints are kept; with 0 nothing is written. `saved_round` is the round of the
+    last checkpoint that was written; 0 before the first.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:

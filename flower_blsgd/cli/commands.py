@@ -8,16 +8,8 @@ from textwrap import indent
 class Command:
     """A command, whose module has a function ``add_<command>`` that adds the arguments.
 
-    Parameters
-    ----------
-    module : str
-        Name of a module of this package.
-    brief : str
-        One line in the list of commands.
-    text : str
-        What the command does, in lines of at most 79 characters.
-    examples : sequence of (str, str)
-        Command lines, each with its purpose.
+    `brief` is its line in the list of commands, and `text` has lines of at most 79 characters. The
+    examples are command lines, each with its purpose.
     """
 
     module: str

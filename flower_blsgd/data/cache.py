@@ -49,25 +49,13 @@ the data are invalid, OSError if the folder cannot be written.
 class Prepared:
     """Data that are ready for training.
 
-    The arrays are copy-on-write memory maps, whose pages all processes share.
+    The arrays are copy-on-write memory maps, whose pages all processes share. Images are uint8 of
+    shape (N, 3, side, side), texts int32 of shape (N, longest text), and labels int64 of shape
+    (N,). Without a test split, `train` and `test` are equal.
 
-    Parameters
-    ----------
-    train, test : pair of numpy.ndarray
-        Inputs and labels. Images are uint8 of shape (N, 3, side, side), texts int32 of shape
-        (N, longest text), and labels int64 of shape (N,). Without a test split, both are equal.
-    folder : Path
-        The cache entry.
-    noun : str
-        Kind of samples, such as ``"images"``.
-    fingerprint : str
-        16 hex digits that depend on the content of `train`.
-    num_classes : int
-        Number of classes.
-    skipped : mapping
-        Number of skipped samples in each part.
-    vocabulary : int (default: 0)
-        Vocabulary size of the tokenizer, for texts.
+    `folder` is the cache entry, `noun` the kind of samples, such as ``"images"``, and `fingerprint`
+    16 hex digits that depend on the content of `train`. `skipped` counts the skipped samples of
+    each part. `vocabulary` is that of the tokenizer, for texts.
     """
 
     train: Pair
@@ -97,21 +85,9 @@ def prepared(
     A folder whose files have changed is a different source. It is prepared again, and the old entry
     is kept, because a run may be using it.
 
-    Parameters
-    ----------
-    source : DataSource
-        Source of the data; its name is the prefix of the cache entry.
-    options : mapping
-        Everything else that affects the result, serializable as JSON.
-    write : callable
-        Function that prepares the data; see `Write`.
-    again : bool (default: False)
-        Prepare the data even if they are ready.
-
-    Raises
-    ------
-    UsageError
-        If the data are not available, or the cache cannot be read or written.
+    The name of the source is the prefix of the entry. `options` are everything else that affects
+    the result, serializable as JSON. With `again`, the data are prepared even if they are ready.
+    UsageError if they are not available, or the cache cannot be read or written.
     """
     cache = cache_folder()
     if source.folder is not None and cache.resolve().is_relative_to(source.folder):
@@ -157,12 +133,8 @@ def cache_folder() -> Path:
 def open_entry(entry: Path, content: bool = False) -> Prepared:
     """Open a cache entry and compare its files with the manifest, by size or by checksum.
 
-    Raises
-    ------
-    UnusableError
-        If a file is missing or has changed.
-    UsageError
-        If a file cannot be read for another reason.
+    UnusableError if a file is missing or has changed; UsageError if it cannot be read for another
+    reason.
     """
     try:
         manifest = json.loads((entry / _MANIFEST).read_text())

@@ -69,20 +69,10 @@ def decoded(stored: Any, side: int) -> npt.NDArray[np.uint8]:
     """Return the center of an image, as RGB of shape (3, side, side).
 
     The shorter side is resized to `side`, bilinearly with antialiasing, and the longer one is
-    center-cropped.
-
-    Parameters
-    ----------
-    stored : bytes, mapping or PIL.Image.Image
-        Content of a file in any format of PIL, a mapping with the content as ``bytes`` or with its
-        ``path``, or an image. 16-bit gray values are scaled, and transparency is dropped.
-    side : int
-        Height and width in pixels.
-
-    Raises
-    ------
-    ValueError
-        If the file is damaged, the white level is undefined or the path is relative.
+    center-cropped. `stored` is the content of a file in any format of PIL, a mapping with the
+    content as ``bytes`` or with its ``path``, or an image of PIL. 16-bit gray values are scaled,
+    and transparency is dropped. ValueError if the file is damaged, the white level is undefined or
+    the path is relative.
     """
     import PIL.Image
     import PIL.ImageOps
@@ -132,12 +122,8 @@ def vocabulary_of_rows(marked: bool = False) -> TokenizerSource:
 
     Texts are lowercased without accents. The tokens are the 30,522 most frequent words and
     punctuation marks that occur at least twice, ties in alphabetical order. Unlike the library's
-    WordPiece, equal rows give an equal tokenizer on every machine.
-
-    Parameters
-    ----------
-    marked : bool (default: False)
-        Begin texts with ``[CLS]`` and end them with ``[SEP]``, as BERT-like models expect.
+    WordPiece, equal rows give an equal tokenizer on every machine. `marked` texts begin with
+    ``[CLS]`` and end with ``[SEP]``, as BERT-like models expect.
     """
 
     def make(texts: Iterable[str]) -> Any:
@@ -207,12 +193,8 @@ def prepared_blocks(
 
     The texts of a split are joined, each followed by the token `end_of_text`, and cut into blocks.
     A shorter block at the end is left out. Inputs are int32 of shape (N, length); labels are zeros.
-    The folder also contains the tokenizer (`TOKENIZER_FILE`).
-
-    Raises
-    ------
-    UsageError
-        If a split has no column of texts, or fewer tokens than a block; else as of `prepared`.
+    The folder also contains the tokenizer (`TOKENIZER_FILE`). UsageError if a split has no column
+    of texts, or fewer tokens than a block; else as of `prepared`.
     """
 
     def write(folder: Path, scratch: Path) -> Mapping[str, Any]:

@@ -57,34 +57,14 @@ _TORCHVISION_NAME = re.compile(r"([A-Za-z]\w*):(.+)")
 class DataSource:
     """Data set in a folder or a file, of the HF hub, or of ``torchvision.datasets``.
 
-    Parameters
-    ----------
-    name : str
-        Name of the task, such as ``"cifar10"``.
-    noun : str (default: "images")
-        Kind of samples: ``"images"`` or ``"texts"``.
-    hf_hub_name : str (default: "")
-        Data set of the HF hub to read if `data` is empty, such as ``"uoft-cs/cifar10"``.
-    num_classes : int, optional
-        Required number of classes; None: any number.
-    train, test : tuple of str (default: ("train",), ("test",))
-        Training and test splits; several are joined in this order. The validation split replaces
-        a missing test split.
-    data : str (default: "")
-        Folder or file, ``OWNER/NAME`` of the HF hub, or ``CLASS:FOLDER`` for a class of
-        ``torchvision.datasets``.
-    skip_bad : bool (default: False)
-        Skip unreadable samples.
-    max_samples : int (default: 0)
-        Use only the first N samples of the training and of the test part, or N evenly spaced ones
-        if they are sorted by class; 0: all.
-    needs_test : bool (default: True)
-        Whether data without a test split are invalid.
+    `data` is a folder or file, ``OWNER/NAME`` of the HF hub, or ``CLASS:FOLDER`` for a class of
+    ``torchvision.datasets``; if it is empty, `hf_hub_name` is read. `name` is that of the task, and
+    `noun` is ``"images"`` or ``"texts"``. `num_classes` is the required number; None: any.
 
-    Raises
-    ------
-    UsageError
-        If the folder does not exist.
+    Several splits of `train` or `test` are joined in this order, and the validation split replaces
+    a missing test split. With `needs_test`, data without a test split are invalid. `max_samples`
+    keeps the first N samples of the training and of the test part, or N evenly spaced ones if they
+    are sorted by class; 0: all. UsageError if the folder does not exist.
     """
 
     name: str
@@ -156,10 +136,7 @@ class DataSource:
     def state(self) -> str:
         """Return a string that changes with any path, size or time of a file in the folder.
 
-        Raises
-        ------
-        UsageError
-            If the folder cannot be read, or the task needs data and none are named.
+        UsageError if the folder cannot be read, or the task needs data and none are named.
         """
         if self.folder is None:
             if not self._hub:
@@ -180,15 +157,8 @@ class DataSource:
     def tables(self, scratch: Path) -> Mapping[str, Any]:
         """Return all splits by name, each a ``datasets.Dataset``.
 
-        Parameters
-        ----------
-        scratch : Path
-            Folder for the library's files; must exist as long as the tables.
-
-        Raises
-        ------
-        UsageError
-            If there are no data, or the HF hub is not reachable.
+        `scratch` is for the library's files, and must exist as long as the tables. UsageError if
+        there are no data, or the HF hub is not reachable.
         """
         import datasets
         import huggingface_hub.constants as hf_hub

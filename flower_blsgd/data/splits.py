@@ -40,11 +40,7 @@ def prepared_rows(
     ``converter(training rows, folder)`` returns the `Convert` function, the largest shape of one
     input, and facts of `Write`; it may write to the folder. `options` are everything else that
     affects the result, serializable as JSON. `dtype` and `filler` are those of `write_part`.
-
-    Raises
-    ------
-    UsageError
-        If the data are invalid or not available, or the cache cannot be written.
+    UsageError if the data are invalid or not available, or the cache cannot be written.
     """
 
     def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
@@ -70,13 +66,9 @@ def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str,
 
     A part is a ``datasets.Dataset`` with the columns ``sample`` and ``label``; images are encoded.
     The tables are those of `DataSource.tables`. Without a test split, if that is allowed, there is
-    only the part ``train``.
-
-    Raises
-    ------
-    UsageError
-        If a split or column is missing or empty, splits have different classes, labels are out of
-        range, the number of classes is wrong, or splits to join have columns of different types.
+    only the part ``train``. UsageError if a split or column is missing or empty, splits have
+    different classes, labels are out of range, the number of classes is wrong, or splits to join
+    have columns of different types.
     """
     from datasets import Image, concatenate_datasets
 
@@ -202,12 +194,8 @@ def write_part(
     or no label. Shorter arrays are padded with `filler`. If all arrays are shorter in the first
     dimension, the result is too.
 
-    Raises
-    ------
-    UsageError
-        If a row is bad; with `skip_bad`, which skips bad rows, if all rows are bad.
-    OSError
-        If the folder cannot be written, or has too little space for the array.
+    UsageError if a row is bad; with `skip_bad`, which skips bad rows, if all are. OSError if the
+    folder cannot be written, or has too little space for the array.
     """
     path, labels = folder / f"{part}_inputs.npy", _labels_of(rows)
     inputs: np.memmap[Any, np.dtype[Any]] = open_memmap(

@@ -59,12 +59,8 @@ def compare(
     a value of the task's metric, whose time is compared; None: the best that every run reached.
     `Comparison.failed` names the runs that did not finish.
 
-    Raises
-    ------
-    UsageError
-        If an argument or a setting cannot be used, or the folder holds something else.
-    AggregationError
-        If no run finished.
+    UsageError if an argument or a setting cannot be used, or the folder holds something else.
+    AggregationError if no run finished.
     """
     refuse_unknown(algorithms)
     for key, values in (("algorithms", algorithms), ("seeds", seeds)):
@@ -141,13 +137,8 @@ def prepare(
     """Make the folder of a comparison, or check an existing one; return the settings of its runs.
 
     Unknown speeds are read from the folder, else from the profile in the settings, else measured.
-    All runs share them.
-
-    Raises
-    ------
-    UsageError
-        If an arm cannot run, the profile does not apply, or the folder cannot be used. Nothing has
-        been written then.
+    All runs share them. UsageError if an arm cannot run, the profile does not apply, or the folder
+    cannot be used. Nothing has been written then.
     """
     check_folder(folder, config)
     config, given, own = replace(config, profile=""), config.profile, folder / PROFILE

@@ -85,19 +85,12 @@ def _number(value: Any, scale: float = 1) -> float | None:
 
 @dataclass(frozen=True)
 class Metric:
-    """The figure that runs are compared by.
+    """The figure that runs are compared by; values of an accuracy are in percent.
 
-    Attributes
-    ----------
-    name : str
-        Such as ``"accuracy"``, whose values are in percent, or ``"rmse"``.
-    mode : {"max", "min"}
-        Whether a larger or a smaller value is better.
-    split : {"test", "validation"}
-        Data that it was measured on.
-    decimals : int
-        Decimal places that are shown: 2 of percentages, else as many as 4 digits of the median
-        final value have; negative above 10,000.
+    `mode` is "max" or "min": whether a larger or a smaller value is better. `split` is the data
+    that it was measured on, "test" or "validation". `decimals` are the decimal places that are
+    shown: 2 of percentages, else as many as 4 digits of the median final value have; negative from
+    10,000 on.
     """
 
     name: str = "accuracy"
@@ -138,17 +131,9 @@ def metric_of(run: Run) -> Metric:
 class Difference:
     """Mean difference between pairs of runs with equal seeds, and its confidence interval.
 
-    Attributes
-    ----------
-    mean : float
-        Mean of the differences in the metric, of accuracies in points.
-    pairs : int
-        Number of pairs.
-    half_width : float, optional
-        Half of the 95 % confidence interval of the mean. None with one pair, or if all pairs
-        differ by the same: then the spread of further pairs is unknown.
-    metric : Metric
-        The metric, which decides which sign is better.
+    The mean of accuracies is in points. `half_width` is half of the 95 % confidence interval of the
+    mean. None with one pair, or if all pairs differ by the same: then the spread of further pairs
+    is unknown. `metric` decides which sign is better.
     """
 
     mean: float
@@ -178,17 +163,9 @@ class Difference:
 class AlgorithmFigures:
     """The runs of one algorithm, or of another arm, and their figures.
 
-    Attributes
-    ----------
-    algorithm : str
-        Name of the algorithm or the arm.
-    runs : list of Run
-        One run for each seed.
-    reached : list of mappings
-        For each run that reached the target, the first evaluated epoch that did.
-    difference : Difference, optional
-        Value minus that of the reference, over the seeds that both have; None for the reference
-        itself, and without common seeds.
+    There is one run for each seed. `reached` has, for each run that reached the target, the first
+    evaluated epoch that did. `difference` is the value minus that of the reference, over the seeds
+    that both have; None for the reference itself, and without common seeds.
     """
 
     algorithm: str
@@ -220,20 +197,11 @@ class AlgorithmFigures:
 class Comparison:
     """Figures of several algorithms.
 
-    Attributes
-    ----------
-    reference : str
-        Algorithm that the others are compared with.
-    target : float, optional
-        Value whose time is compared, an accuracy in percent; None if a run was never evaluated.
-    target_given : bool
-        Whether the user chose the target; else it is the best that every run reached.
-    algorithms : tuple of AlgorithmFigures
-        By mean value, the best first; ties in the given order.
-    failed : tuple of str
-        One line for each run without figures: why it failed or cannot be used.
-    metric : Metric
-        The metric of all runs.
+    The others are compared with `reference`. `target` is the value whose time is compared, an
+    accuracy in percent: with `target_given` that of the user, else the best that every run reached,
+    or None if a run was never evaluated. `algorithms` are sorted by mean value, the best first;
+    ties in the given order. `failed` has one line for each run without figures: why it failed or
+    cannot be used.
     """
 
     reference: str
@@ -257,20 +225,11 @@ def compare_runs(
 ) -> Comparison:
     """Compare finished runs of several algorithms, or other arms.
 
-    Runs with another metric than the reference are left out, and named in `Comparison.failed`.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        At least one, each arm and seed once; ties keep this order.
-    reference : str
-        Arm that the others are compared with.
-    target : float, optional
-        Accuracy in (0, 1], or value of another metric. The default is the best that every run
-        reached, rounded to the worse side, to one decimal place less than is shown: accuracies of
-        98.33 and 97.89 % give 97.8 %.
-    failed : iterable of str
-        Why other runs have no figures, one line each.
+    Runs with another metric than the reference are left out, and named in `Comparison.failed`,
+    after `failed`, which says why other runs have no figures, one line each. `runs` has at least
+    one run, and no arm and seed twice; ties keep this order. `target` is an accuracy in (0, 1], or
+    a value of another metric. The default is the best that every run reached, rounded to the worse
+    side, to one decimal place less than is shown: accuracies of 98.33 and 97.89 % give 97.8 %.
     """
     metric = metric_of(next((run for run in runs if run["arm"] == reference), runs[0]))
     others = [run for run in runs if replace(metric_of(run), split=metric.split) != metric]

@@ -26,17 +26,10 @@ from .compare import refuse_unknown
 class Plan:
     """Predictions for several algorithms.
 
-    Attributes
-    ----------
-    workers : tuple of Worker
-        All workers, with tier and speed ratio.
-    expected : dict of str to Prediction or str
-        By algorithm, in the given order: a prediction, or one line on why the settings are
-        refused.
-    slow_devices : sequence of str
-        What each slow device is best used for, by the first algorithm that is not refused.
-    source : str
-        Where the speeds are from, and what else the predictions depend on.
+    `workers` are all workers, with tier and speed ratio. `expected` has, by algorithm in the given
+    order, a prediction or one line on why the settings are refused. `slow_devices` says what each
+    slow device is best used for, by the first algorithm that is not refused. `source` says where
+    the speeds are from, and what else the predictions depend on.
     """
 
     workers: tuple[Worker, ...]

@@ -28,14 +28,10 @@ class ArrayView(Array):
 
     Flower's own Array holds serialised bytes, which cost two copies to write and two to read. This
     class serialises, to the same bytes, only when the array goes over a wire. `numpy` returns the
-    memory itself, so writing to it changes the array. A pickle or a copy is a plain Array.
+    memory itself, so writing to it changes the array. It must not change while the record is in
+    use. A pickle or a copy is a plain Array.
 
-    Parameters
-    ----------
-    ndarray : numpy.ndarray
-        Memory of the array. It must not change while the record is in use.
-    dtype : str, optional
-        Name of its dtype, if known. Querying numpy for it takes longer than the rest.
+    `dtype` is the name of the dtype, if known: querying numpy for it takes longer than the rest.
     """
 
     def __init__(self, ndarray: AnyArray, dtype: str = "") -> None:
@@ -264,13 +260,8 @@ def flat_record(
 def flat_like(record: ArrayRecord, layout: Layout | None = None) -> ArrayRecord:
     """Return an uninitialised record in the same kind of memory as another record.
 
-    Parameters
-    ----------
-    record : ArrayRecord
-        The other record, such as the global model of an order. On the local grid it is in shared
-        memory, from which a reply is sent without a copy.
-    layout : Layout, optional
-        Layout of the new record; by default that of `record`.
+    On the local grid, the global model of an order is in shared memory, from which a reply is sent
+    without a copy. The layout is that of `record` by default.
     """
     flat = flat_of(record)
     kinds = ((name, array.dtype, tuple(array.shape)) for name, array in record.items())

@@ -18,10 +18,7 @@ class GridFeatures:
     def give_up(self, node_of: Mapping[str, int]) -> None:
         """Stop waiting for the replies to these messages.
 
-        Parameters
-        ----------
-        node_of : mapping of str to int
-            Node of each message, by the id of the message.
+        `node_of` has the node of each message, by the id of the message.
         """
 
     @property

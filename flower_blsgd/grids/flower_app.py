@@ -80,21 +80,10 @@ def run_config(
 ) -> tuple[dict[str, Value], str]:
     """Return the app's run config with the overrides, and the name of the last config file.
 
-    Later overrides win.
-
-    Parameters
-    ----------
-    app : FlowerApp
-        The app with the defaults.
-    sources : iterable of str
-        ``-c``: a file, the bare name of a file in the app's ``configs/``, or ``key=value`` pairs.
-    settings : iterable of str
-        ``-s``: one ``key=value`` each; they override `sources`.
-
-    Raises
-    ------
-    UsageError
-        If a file or a value cannot be read, or a key is not one of the app's.
+    `sources` are those of ``-c``: a file, the bare name of a file in the app's ``configs/``, or
+    ``key=value`` pairs. `settings` are those of ``-s``, one ``key=value`` each; they override
+    `sources`. Later overrides win. UsageError if a file or a value cannot be read, or a key is not
+    one of the app's.
     """
     config = dict(app.config)
     name = ""

@@ -17,12 +17,8 @@ _CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 class Machine:
     """The devices that workers can use.
 
-    Parameters
-    ----------
-    cores : tuple of int
-        CPU cores that this process may run on, ascending.
-    given_accelerators : tuple of str, optional
-        Torch devices, such as ``("cuda:0", "cuda:1")``. None queries torch on first use.
+    `cores` are the CPU cores that this process may run on, ascending. `given_accelerators` are
+    torch devices, such as ``("cuda:0", "cuda:1")``; None queries torch on first use.
     """
 
     cores: tuple[int, ...]

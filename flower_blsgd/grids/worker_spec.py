@@ -52,20 +52,10 @@ def _row(
 class Option:
     """One worker option: a row of the table.
 
-    Parameters
-    ----------
-    key : str
-        Name in the setting ``workers``, in a node config and in a profile on the wire.
-    default : int, float or str
-        Value of an option that is not given; all values have its type.
-    meaning : str
-        Description in the docs.
-    least : float
-        Smallest allowed number; 0 allows all numbers above 0.
-    choices : tuple of str
-        Allowed texts; empty allows all.
-    field : str
-        Name of the attribute of `WorkerOptions`.
+    `key` is its name in the setting ``workers``, in a node config and in a profile on the wire;
+    `field` is the name of the attribute of `WorkerOptions`. `default` is the value of an option
+    that is not given; all values have its type. `meaning` is the description in the docs. `least`
+    is the smallest allowed number; 0 allows all numbers above 0. Empty `choices` allow all texts.
     """
 
     key: str

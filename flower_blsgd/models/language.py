@@ -15,22 +15,10 @@ class LanguageModel(nn.Module):
     """Causal language model for blocks of tokens; `network` is a model of transformers or peft.
 
     ``model.network.save_pretrained(folder)`` saves it as a Hugging Face folder, or its adapter.
-
-    Parameters
-    ----------
-    name : str
-        Hugging Face folder, or ``OWNER/NAME`` of the HF hub.
-    lora_rank : int (default: 0)
-        Rank of a LoRA adapter for all linear layers, whose weights alone are trained; 0: all
-        weights are trained.
-    pretrained : bool (default: True)
-        Whether to load the published weights, in their own dtype.
-
-    Raises
-    ------
-    UsageError
-        If the folder has no causal language model, peft is not installed, or an adapter is wanted
-        without published weights.
+    `name` is such a folder, or ``OWNER/NAME`` of the HF hub. `lora_rank` is that of a LoRA adapter
+    for all linear layers, whose weights alone are trained; 0: all weights are trained. `pretrained`
+    loads the published weights, in their own dtype. UsageError if the folder has no causal language
+    model, peft is not installed, or an adapter is wanted without published weights.
     """
 
     def __init__(self, name: str, lora_rank: int = 0, pretrained: bool = True) -> None:

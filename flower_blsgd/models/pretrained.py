@@ -77,12 +77,8 @@ def model_folder(model: str, weights: bool = True) -> Path:
 
     Models of the HF hub are downloaded if necessary, without pickles, which can execute code.
     Downloads are found without a network. Without `weights`, config and tokenizer are sufficient.
-
-    Raises
-    ------
-    UsageError
-        If the folder has no config.json or no weights as safetensors, or the HF hub is not
-        reachable or refuses the model.
+    UsageError if the folder has no config.json or no weights as safetensors, or the HF hub is not
+    reachable or refuses the model.
     """
     if name := hf_hub_name(model):
         return _downloaded(model, name, weights)
@@ -134,10 +130,7 @@ def _is_complete(folder: Path, weights: bool = False) -> bool:
 def folder_config(model: str, num_classes: int = 2) -> Any:
     """Return the config in a Hugging Face folder, for this number of classes.
 
-    Raises
-    ------
-    UsageError
-        If transformers is not installed or does not know the architecture.
+    UsageError if transformers is not installed or does not know the architecture.
     """
     transformers = import_transformers(model)
     folder = model_folder(model, weights=False)
@@ -150,20 +143,11 @@ def folder_config(model: str, num_classes: int = 2) -> Any:
 def load_weights(model: nn.Module, name: str) -> None:
     """Load published weights into the network of a model, in place, as float32.
 
-    A head or pooler that is missing or has another size is initialized from torch's generator, with
-    one line in the log. Weights without a counterpart in the network are ignored.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Model whose `network` is a transformers.PreTrainedModel of the weights' architecture.
-    name : str
-        The setting ``model``; see `model_folder`.
-
-    Raises
-    ------
-    UsageError
-        If there are no weights, they cannot be read, or weights of the network's body are missing.
+    ``model.network`` is a transformers.PreTrainedModel of the weights' architecture, and `name` the
+    setting ``model``, see `model_folder`. A head or pooler that is missing or has another size is
+    initialized from torch's generator, with one line in the log. Weights without a counterpart in
+    the network are ignored. UsageError if there are no weights, they cannot be read, or weights of
+    the network's body are missing.
     """
     folder = model_folder(name)
     network: Any = model.network
@@ -198,12 +182,8 @@ def load_weights(model: nn.Module, name: str) -> None:
 def folder_tokenizer(model: str) -> Any:
     """Return the tokenizer of a published model as a ``tokenizers.Tokenizer``.
 
-    Code in the folder is never executed.
-
-    Raises
-    ------
-    UsageError
-        If there is no tokenizer, or transformers cannot load it as a fast one.
+    Code in the folder is never executed. UsageError if there is no tokenizer, or transformers
+    cannot load it as a fast one.
     """
     transformers = import_transformers(model)
     folder = model_folder(model, weights=False)

@@ -26,10 +26,7 @@ _WIDE_NAME = re.compile(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,2})")
 class PixelNormalize(nn.Module):
     """Normalization layer for images with values from 0 to 255.
 
-    Parameters
-    ----------
-    mean, std : sequence of float
-        Mean and standard deviation per channel, for values in [0, 1].
+    `mean` and `std` are per channel, for values in [0, 1].
     """
 
     mean: Tensor
@@ -53,16 +50,8 @@ class CifarResNet(nn.Module):
     """ResNet with 6 n + 2 layers for small uint8 images in NCHW.
 
     Source: He et al. 2016, section 4.2, with shortcut A: where the width changes, every second
-    pixel and zeros for the new channels.
-
-    Parameters
-    ----------
-    blocks : int
-        n, the number of blocks in each of the three stages.
-    num_classes : int (default: 10)
-        Number of outputs.
-    pixels : torch.nn.Module, optional
-        Normalization of the images; by default that of CIFAR-10.
+    pixel and zeros for the new channels. `blocks` is n, the number of blocks in each of the three
+    stages. `pixels` normalizes the images, by default with the statistics of CIFAR-10.
     """
 
     def __init__(self, blocks: int, num_classes: int = 10, pixels: nn.Module | None = None) -> None:
@@ -124,10 +113,7 @@ class _SubsampleAndPad(nn.Module):
 def depth_and_width(name: str) -> tuple[int, int]:
     """Return depth and width from the name of a wide ResNet, such as ``"wrn-28-10"``.
 
-    Raises
-    ------
-    UsageError
-        If the name is invalid or the depth is not 6 n + 4.
+    UsageError if the name is invalid or the depth is not 6 n + 4.
     """
     match = _WIDE_NAME.fullmatch(name)
     if match is None:
@@ -149,20 +135,9 @@ class WideResNet(nn.Module):
     first stage works on 56x56. The stem has no BatchNorm or ReLU, because the first block begins
     with them.
 
-    Parameters
-    ----------
-    depth : int
-        6 n + 4, with n blocks in each of the three stages.
-    width : int
-        Factor for the channels of a ResNet (16, 32 and 64).
-    num_classes : int
-        Number of outputs.
-    pixels : torch.nn.Module
-        Normalization of the images.
-    dropout : float (default: 0.0)
-        Dropout rate between the two convolutions of a block.
-    stem : {"3x3", "7x7"} (default: "3x3")
-        First layer: for small images, or for images of 224x224.
+    `depth` is 6 n + 4, with n blocks in each of the three stages, and `width` a factor for the
+    channels of a ResNet (16, 32 and 64). `pixels` normalizes the images. `dropout` is the rate
+    between the two convolutions of a block.
     """
 
     def __init__(

@@ -69,20 +69,9 @@ class TextEncoder(nn.Module):
     initialized to add nothing, and no norm follows it. Against overfitting, most words and often
     the layer are dropped in training.
 
-    Parameters
-    ----------
-    vocabulary : int
-        Vocabulary size of the tokenizer.
-    num_classes : int
-        Number of outputs.
-    longest : int
-        Maximum number of tokens; longer texts are truncated.
-    dropout : float (default: 0.1)
-        Dropout rate in the layers and before the last one.
-    word_dropout : float (default: 0.6)
-        Share of words to drop from each text in training.
-    layer_dropout : float (default: 0.5)
-        Share of texts for which a layer is skipped in training (stochastic depth).
+    Texts of more than `longest` tokens are truncated. `dropout` is the rate in the layers and
+    before the last one, `word_dropout` the share of words to drop from each text in training, and
+    `layer_dropout` the share of texts for which a layer is skipped in training (stochastic depth).
     """
 
     def __init__(
@@ -160,12 +149,8 @@ class _Layer(nn.Module):
 class TextTransformer(nn.Module):
     """Text classifier for stored tokens; `network` is a model of transformers.
 
-    ``model.network.save_pretrained(folder)`` saves it as a Hugging Face folder.
-
-    Parameters
-    ----------
-    config : transformers.PreTrainedConfig
-        See `text_config`.
+    ``model.network.save_pretrained(folder)`` saves it as a Hugging Face folder. `config` is one of
+    `text_config`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -194,19 +179,9 @@ class TextTransformer(nn.Module):
 def text_config(name: str, num_classes: int, dropout: float | str = "auto") -> Any:
     """Return the config of a DistilBERT by name, or of a Hugging Face folder with an encoder.
 
-    Parameters
-    ----------
-    name : str
-        Key of `DISTILBERTS`, or a folder, whose weights are not read.
-    num_classes : int
-        Number of outputs.
-    dropout : float or "auto" (default: "auto")
-        Rate of every dropout layer; ``"auto"``: unchanged.
-
-    Raises
-    ------
-    UsageError
-        If transformers is not installed, or the folder's architecture is not in `ENCODERS`.
+    `name` is a key of `DISTILBERTS`, or a folder, whose weights are not read. `dropout` is the rate
+    of every dropout layer; ``"auto"``: unchanged. UsageError if transformers is not installed, or
+    the folder's architecture is not in `ENCODERS`.
     """
     transformers = import_transformers(name)
     if name in DISTILBERTS:

@@ -34,14 +34,8 @@ class VisionModel(nn.Module):
     """Classification model of torchvision, for uint8 images of any size in NCHW.
 
     Images are normalized with ImageNet's mean and deviation. On their device, they are enlarged to
-    the smallest size that the network supports, or resized to the only one.
-
-    Parameters
-    ----------
-    name : str
-        Name in ``torchvision.models``, or `MICRO`.
-    num_classes : int
-        Number of outputs.
+    the smallest size that the network supports, or resized to the only one. `name` is one in
+    ``torchvision.models``, or `MICRO`.
     """
 
     def __init__(self, name: str, num_classes: int) -> None:
@@ -87,17 +81,9 @@ def _weights(name: str) -> Any:
 def read_weights(model: str) -> Mapping[str, Tensor]:
     """Return the published weights of a model of torchvision, or weights from a file.
 
-    Downloads are kept in torch's cache. Code in the weights is never executed.
-
-    Parameters
-    ----------
-    model : str
-        A name, or ``NAME:FILE`` with a file of safetensors or of ``torch.save``.
-
-    Raises
-    ------
-    UsageError
-        If the weights cannot be downloaded or read.
+    `model` is a name, or ``NAME:FILE`` with a file of safetensors or of ``torch.save``. Downloads
+    are kept in torch's cache. Code in the weights is never executed. UsageError if the weights
+    cannot be downloaded or read.
     """
     name, _, file = model.partition(":")
     try:
@@ -129,12 +115,8 @@ def read_weights(model: str) -> Mapping[str, Tensor]:
 def load_image_weights(model: nn.Module, name: str) -> None:
     """Load weights into a model in place; `name` is that of `read_weights`.
 
-    A last layer of another size keeps its random weights, with one line in the log.
-
-    Raises
-    ------
-    UsageError
-        If there are no weights, or if others than those of the last layer are missing.
+    A last layer of another size keeps its random weights, with one line in the log. UsageError if
+    there are no weights, or if others than those of the last layer are missing.
     """
     network: nn.Module = getattr(model, "network", model)
     own = network.state_dict()

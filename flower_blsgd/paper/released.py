@@ -44,14 +44,8 @@ class CandidateSampler(ReshuffledSampler):
     """One tier gets the highest losses of a uniform list of candidates, the other a uniform draw.
 
     The method of the released code, which gives the high losses to the slow tier. Its horizon is
-    that of the baseline.
-
-    Parameters
-    ----------
-    candidate_factor : int (default: 4)
-        Candidates per chosen sample, >= 1; there are at most N candidates.
-    high_loss_to : {"fast", "slow"} (default: "slow")
-        Tier that gets the samples with the highest losses.
+    that of the baseline. There are `candidate_factor` candidates per chosen sample, >= 1, but at
+    most N candidates.
     """
 
     needs_both_tiers = True

@@ -56,34 +56,17 @@ def reproduce(
     A finished run is not repeated: the same call continues a reproduction that was interrupted.
     Several processes may share the work in one folder.
 
-    Parameters
-    ----------
-    name : str
-        Key of `REPRODUCTIONS`.
-    scale : {"smoke", "quick", "full"}
-        Size of models and data; ``"full"`` is the paper's.
-    mode : {"samples", "table"}
-        Epochs of N samples, or epochs as the paper's tables count them.
-    seeds : sequence of int
-        Seeds of each arm; empty: 0 at the scale ``"smoke"``, else 0, 1 and 2.
-    only : str
-        Data sets and gaps to restrict the cells to, such as ``"cifar10,32-16"``.
-    settings : callable
-        Returns the settings of a cell, in kebab-case, with changes of the user.
-    folder : Path or None
-        Where everything is written; None: ``runs/reproduce-<name>-<scale>``.
-    log, show : callable
-        Take lines of progress, and the comparison of each cell that is finished.
+    `name` is a key of `REPRODUCTIONS`. `scale` is the size of models and data; "full" is the
+    paper's. `mode` is "samples", epochs of N samples, or "table", epochs as the paper's tables
+    count them. Without `seeds`, each arm has seed 0 at the scale "smoke", else 0, 1 and 2. `only`
+    restricts the cells to data sets and gaps, such as ``"cifar10,32-16"``. `settings` returns the
+    settings of a cell, in kebab-case, with changes of the user. Everything is written to `folder`,
+    by default ``runs/reproduce-<name>-<scale>``, followed by ``-table`` in that mode. `log` takes
+    lines of progress, `show` the comparison of each cell that is finished.
 
-    Returns
-    -------
-    list of RepeatedCell
-        Every cell; its `failed` names runs without figures.
-
-    Raises
-    ------
-    UsageError
-        If an argument or a setting cannot be used, or no cell can be trained.
+    Every cell is returned; its `failed` names runs without figures. UsageError if an argument or a
+    setting cannot be used, no cell can be trained, or the full scale needs more than the free
+    memory.
     """
     cells, repeated = cells_of(name, scale, only), REPRODUCTIONS[name]
     seeds = seeds or ((0,) if scale == "smoke" else (0, 1, 2))

@@ -59,16 +59,9 @@ def label(row: Row, column: str) -> str:
 class RepeatedArm:
     """An arm: its settings, and the cell of the paper's table that shows it.
 
-    Parameters
-    ----------
-    changes : mapping
-        Settings of the arm; ``epochs`` is a multiple of the cell's.
-    column : str
-        Column of the table; empty if the arm is not in the table.
-    row : mapping of str to str
-        Values of the row by column.
-    number : int
-        Place of the row among those with these values, from 0.
+    In `changes`, ``epochs`` is a multiple of the cell's. `column` is empty if the arm is not in the
+    table. `row` has values of the row by column; `number` is its place among the rows with these
+    values, from 0.
     """
 
     changes: Arm

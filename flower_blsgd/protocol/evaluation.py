@@ -20,16 +20,9 @@ from .records import (
 
 @dataclass(frozen=True)
 class EvaluateOrder:
-    """One worker's share of an evaluation.
+    """One worker's share of an evaluation: the slice [first, last) of the test set.
 
-    Parameters
-    ----------
-    round : int
-        The round after which the model is evaluated.
-    first, last : int
-        The slice [first, last) of the test set.
-    arrays : ArrayRecord
-        The global model: the tensors that are sent, see `sent_tensors`.
+    The model is that after `round`; `arrays` has the tensors that are sent, see `sent_tensors`.
     """
 
     round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
@@ -64,20 +57,11 @@ class EvaluateOrder:
 
 @dataclass(frozen=True)
 class EvaluateReport:
-    """Sums of the loss and of the values of the metric over a slice of the test set.
+    """Sums of the loss and of the metric's values over the slice [first, last) of the test set.
 
-    Parameters
-    ----------
-    first, last : int
-        The slice [first, last) of the test set.
-    loss_sums : list of float
-        Sum of each batch in float64, in order, so the total does not depend on the slices.
-    metric_sums : list of float
-        Sums of all values of the metric over the first batch, then over the second one, and so on.
-    metric_names : list of str (default: ``["accuracy"]``)
-        Names of the metric's values.
-    seconds : float (default: 0)
-        Duration of the evaluation; 0 if unknown.
+    `loss_sums` has the sum of each batch in float64, in order, so the total does not depend on the
+    slices. `metric_sums` has the sums of all values of the metric over the first batch, then over
+    the second one, and so on. `seconds` is the duration of the evaluation; 0 if unknown.
     """
 
     first: int

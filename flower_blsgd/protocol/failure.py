@@ -49,12 +49,7 @@ class NotFiniteError(ProtocolError):
 class Failure:
     """Reason why a worker did not carry out its order, or did not answer a query.
 
-    Parameters
-    ----------
-    kind : FailureKind
-        Kind under which the failure is counted.
-    reason : str
-        Text of the error. Its last line is a summary.
+    The last line of `reason`, the text of the error, is a summary.
     """
 
     kind: FailureKind

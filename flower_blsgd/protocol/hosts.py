@@ -25,18 +25,10 @@ _RANK = re.compile(r"(.*)-(0|[1-9][0-9]{0,4})", re.DOTALL)
 class HostOrders:
     """Orders for the workers of one node: to train, to evaluate, or to answer a query.
 
-    Parameters
-    ----------
-    contents : mapping of int to RecordDict
-        Content of each worker's own message, by local rank. Records in all of them are sent once.
-    arrays_key, config_key : str
-        Names of the model and of the settings in the contents.
-    weighted_by : str (default: "num-examples")
-        Metric that every reply must hold.
-    worker_weight, update_norms, moving : str (default: "load"), sequences of float and str
-        Averaging on the node, as in `algorithm.averaging.average_at_node`.
-    patience_seconds : float (default: 600)
-        Time that the server waits for the node's reply.
+    `contents` has the content of each worker's own message, by local rank; records in all of them
+    are sent once. `arrays_key` and `config_key` name the model and the settings in it. Every reply
+    must have the metric `weighted_by`. `worker_weight`, `update_norms` and `moving` are those of
+    `algorithm.averaging.average_at_node`. The server waits `patience_seconds` for the node's reply.
     """
 
     contents: Mapping[int, RecordDict] = field(metadata={"wire": False})
@@ -84,14 +76,9 @@ class HostOrders:
 class HostReply:
     """Replies of the workers of one node to their orders, or to a query.
 
-    Parameters
-    ----------
-    parts : mapping of int to RecordDict
-        Records of each worker's own reply without the averaged ones, at least one, by local rank.
-    failures : mapping of int to Failure
-        Failures of the other workers, by local rank.
-    shared : RecordDict
-        Records of the node, such as the averaged model.
+    By local rank, `parts` has the records of each worker's own reply without the averaged ones (at
+    least one record each), and `failures` has the failures of the other workers. `shared` has the
+    records of the node, such as the averaged model.
     """
 
     parts: Mapping[int, RecordDict]

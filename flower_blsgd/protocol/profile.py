@@ -17,14 +17,8 @@ _LONGEST_NAME = 1000
 class ProfileQuery:
     """Query for the profile of a worker and, with `calibrate`, its speed.
 
-    Parameters
-    ----------
-    calibrate : bool (default: False)
-        Whether to measure the seconds per step if they are unknown.
-    batch_size : int (default: 0)
-        Samples per step of the measurement; required with `calibrate`.
-    seconds : float (default: 1.0)
-        Approximate duration of the measurement.
+    The seconds per step are measured if they are unknown, in about `seconds`, with steps of
+    `batch_size` samples, which must then be given.
     """
 
     calibrate: bool = False

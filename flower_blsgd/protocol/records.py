@@ -52,12 +52,7 @@ _PLAIN = {
 class Keys:
     """Names of the records in a training message, as arguments of Flower's strategies set them.
 
-    Parameters
-    ----------
-    arrays, config : str (default: "arrays", "config")
-        The model, and the settings of an order.
-    weighted_by : str (default: "num-examples")
-        A metric that every reply must have.
+    `config` has the settings of an order. Every reply must have the metric `weighted_by`.
     """
 
     arrays: str = ARRAYS

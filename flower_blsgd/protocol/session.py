@@ -21,22 +21,15 @@ _MOST_SAMPLES = 2**31 - 1
 class SessionInfo:
     """Settings that the script of a worker gave its session.
 
-    Parameters
-    ----------
-    is_main : bool
-        Whether the worker is the main one, whose model all begin with.
-    num_samples : int
-        Size of the data set of the session's sampler; 0 without one.
-    batch_size : int
-        Samples of the first step, if it came before the first order; else 0.
-    evaluate_every : int
-        Samples between two evaluations; 0 for one epoch, -1 without a function to evaluate.
-    metric_name, metric_mode : str
-        The figure by which models are compared, and "max" or "min"; empty without a function.
-    fingerprint : str
-        `model_fingerprint` of the model.
-    parameter_names : list of str
-        Names of its parameters that are sent.
+    - `is_main`: whether the worker is the main one, whose model all begin with.
+    - `num_samples`: size of the data set of the session's sampler; 0 without one.
+    - `batch_size`: samples of the first step, if it came before the first order; else 0.
+    - `evaluate_every`: samples between two evaluations; 0 for one epoch, -1 without a function to
+      evaluate.
+    - `metric_name`, `metric_mode`: the figure by which models are compared; empty without a
+      function.
+    - `fingerprint`: `model_fingerprint` of the model.
+    - `parameter_names`: those that are sent.
     """
 
     is_main: bool

@@ -16,12 +16,8 @@ from .records import ARRAYS, CONFIG, METRICS, from_wire, to_wire
 class SumOrder:
     """Order to compute the weighted sum of a slice of all models.
 
-    Parameters
-    ----------
-    weights : sequence of float
-        One per model, >= 0; they add up to 1.
-    slices : sequence of ArrayRecord
-        The slice of each model: flat arrays with the same names.
+    There is one weight >= 0 per model; they add up to 1. `slices` has a record of flat arrays for
+    each model, with the same names.
     """
 
     weights: Sequence[float] = field(metadata={"limits": 0})
@@ -57,15 +53,7 @@ class SumOrder:
 
 @dataclass(frozen=True)
 class SumReport:
-    """Weighted sum of a slice of all models.
-
-    Parameters
-    ----------
-    arrays : ArrayRecord
-        The sum, named as in the order.
-    started_at, ended_at : float
-        Unix time in seconds.
-    """
+    """Weighted sum of a slice of all models, named as in the order, and Unix times in seconds."""
 
     arrays: ArrayRecord = field(metadata={"wire": False})
     started_at: float = field(metadata={"limits": 0})

@@ -73,18 +73,10 @@ class AppendedLines:
 class LiveWorker:
     """What a worker did in the last rounds.
 
-    Parameters
-    ----------
-    label : str
-        Name, such as ``fast-0 (cpu:0)``.
-    role : {"train", "sum", "evaluate"}
-        Its work: training, summing models of others, or async evaluation.
-    local_steps : int
-        Local steps of its last order.
-    samples_per_second : float
-        Samples trained on, over the time of the rounds.
-    computing, waiting : float
-        Shares of the time of its rounds. The rest is transfer and averaging.
+    `label` is such as ``fast-0 (cpu:0)``. `role` is "train", "sum" (it sums models of others) or
+    "evaluate" (async). `local_steps` are those of its last order. `samples_per_second` counts the
+    samples trained on, over the time of the rounds. `computing` and `waiting` are shares of the
+    time of its rounds; the rest is transfer and averaging.
     """
 
     label: str
@@ -97,16 +89,10 @@ class LiveWorker:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of a figure over epochs or rounds.
+    """Finite values of a figure over epochs or rounds.
 
-    Parameters
-    ----------
-    name, mode : str
-        Name of the figure, and ``"max"`` or ``"min"``: which values are better.
-    over : {"epoch", "round"}
-        What `positions` count.
-    positions, values : sequence
-        Finite values, and where each one was measured.
+    `mode` is "max" or "min": which values are better. `over` is "epoch" or "round": what
+    `positions` count, where each value was measured.
     """
 
     name: str
@@ -124,30 +110,12 @@ class Curve:
 class LiveRun:
     """A run in its results folder; `update` reads what is new.
 
-    UsageError if the folder is not that of a run.
-
-    Attributes
-    ----------
-    folder : Path
-        The results folder.
-    config : RunConfig
-        The settings.
-    last : RoundRecord, optional
-        The last round; None before the first one.
-    rounds : deque of RoundRecord
-        The last rounds, of about `RECENT_SECONDS`.
-    recent_seconds : float
-        Time of these rounds.
-    epochs : list of dict
-        The numbers in the lines of ``epochs.csv``.
-    metric : (str, str)
-        Name of the task's metric, and its mode: ``"max"`` or ``"min"``.
-    failures : dict of str to Counter
-        Number of failures by kind, by the label of the worker.
-    last_failure : str
-        Round and reason of the last failure; empty without one.
-    summary : dict, optional
-        Content of ``summary.json``; None while the run goes on.
+    UsageError if the folder is not that of a run. `last` is the last round, None before the first
+    one. `rounds` are the last rounds, of about `RECENT_SECONDS`; together they took
+    `recent_seconds`. `epochs` has the numbers in the lines of ``epochs.csv``. `metric` is the name
+    of the task's metric, and its mode: "max" or "min". `failures` counts the failures of each
+    worker by label, then by kind. `last_failure` is the round and the reason of the last one, empty
+    without one. `summary` is the content of ``summary.json``, None while the run goes on.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -50,28 +50,15 @@ def on_own_devices(
 class RunMetrics:
     """The rounds of a run, and their sums.
 
-    Parameters
-    ----------
-    clock : {"wall", "device"} (default: "wall")
-        Times that waiting and the budget are computed with.
+    Waiting and the budget are computed with the times of `clock`. `seconds_per_step` has the known
+    seconds per step of each worker alone, by worker index, and may be replaced before each round.
+    `records` are all rounds, as measured. `training_seconds` is the measured time of rounds and
+    planning, without set-up, evaluation and checkpoints. `device_seconds` is the computed time of
+    the rounds if each worker had its own device; None without a round or if one is unknown.
 
-    Attributes
-    ----------
-    seconds_per_step : mapping of int to float
-        Known seconds per step of each worker alone, by worker index. May be replaced before each
-        round.
-    records : list of RoundRecord
-        All rounds, as measured.
-    samples : int
-        Samples that were trained on.
-    training_seconds : float
-        Measured time of rounds and planning, without set-up, evaluation and checkpoints.
-    device_seconds : float, optional
-        Computed time of the rounds if each worker had its own device; None if one is unknown.
-    budget_seconds, last_budget_seconds : float
-        Seconds that all rounds, and the last one, count against a budget: on the wall clock
-        measured planning and rounds, on the device clock computed rounds. A round whose computed
-        time is unknown counts as measured.
+    `budget_seconds` and `last_budget_seconds` are what all rounds, and the last one, count against
+    a budget: on the wall clock measured planning and rounds, on the device clock computed rounds. A
+    round whose computed time is unknown, and all rounds after it, count as measured.
     """
 
     def __init__(self, clock: Clock = "wall") -> None:

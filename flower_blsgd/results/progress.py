@@ -23,20 +23,9 @@ class ProgressView:
     """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
 
     It prints one line per epoch. In a terminal, a live line below them is rewritten after every
-    round.
-
-    Parameters
-    ----------
-    budget : Budget
-        Length of the run.
-    console : rich.console.Console, optional
-        Standard output by default.
-    lines : bool (default: True)
-        Whether to print permanent lines; they are passed to `log` in any case.
-    on_round_end, on_epoch_end : callable, optional
-        Called with each record after a round, and with each row after an epoch or a late result.
-    on_folder : callable, optional
-        Called with the path of the results folder when there is one.
+    round. Permanent lines are printed only with `lines`, but passed to `log` in any case. `console`
+    is standard output by default. The callbacks get each record after a round, each row after an
+    epoch or a late result, and the path of the results folder when there is one.
     """
 
     def __init__(

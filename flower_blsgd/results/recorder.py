@@ -36,14 +36,10 @@ from .waiting import waiting_note
 class Durations:
     """Seconds that the parts of a run took, summed over all processes of a resumed run.
 
-    Attributes
-    ----------
-    wall_seconds, setup_seconds : float
-        From the first plan to the last model, and before that.
-    evaluation_seconds, checkpoint_seconds : float
-        How long training waited for evaluations and checkpoints.
-    async_evaluation_seconds : float
-        How long workers with ``role=evaluate`` evaluated while the others trained.
+    `wall_seconds` are from the first plan to the last model, `setup_seconds` before that.
+    `evaluation_seconds` and `checkpoint_seconds` are how long training waited for these.
+    `async_evaluation_seconds` is how long workers with ``role=evaluate`` evaluated while the others
+    trained.
     """
 
     wall_seconds: float = 0.0
@@ -57,37 +53,14 @@ class RunRecorder:
     """Records one run, from its first round to its summary.
 
     Each round and each epoch is written and shown as soon as it ends. The workers wait for that,
-    about a third of a millisecond per round.
+    about a third of a millisecond per round. `began_at` is the start of the set-up, on the clock of
+    `time.monotonic`.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    strategy : BiasedLocalSGD
-        The strategy of the run, with its planner and its workers.
-    view : ProgressView
-        Shows rounds, epochs and lines.
-    began_at : float
-        Start of the set-up, on the clock of `time.monotonic`.
-    metric_name, metric_mode : str (default: "accuracy", "max")
-        Those of the task.
-
-    Attributes
-    ----------
-    summary : dict
-        Content of ``summary.json``; empty until the run ends.
-    budget : Budget
-        Limits of the run.
-    durations : Durations
-        Times of the parts of the run.
-    predicted : dict, optional
-        Predictions by the names of `measured_figures`; None if a speed is unknown.
-    stopped_early : str, optional
-        Why the run ended before its budget; None if it did not.
-    at_once : bool
-        Whether an interrupted run ends without writing its results so far.
-    arrays : ArrayRecord, optional
-        Model that is saved at the end; None before the end of an epoch.
+    `summary` is the content of ``summary.json``, empty until the run ends. `predicted` has the
+    names of `measured_figures`; None if a speed is unknown. `stopped_early` is why the run ended
+    before its budget; None if it did not. With `at_once`, an interrupted run ends without writing
+    its results so far. `arrays` is the model that is saved at the end; None before the end of an
+    epoch.
     """
 
     def __init__(

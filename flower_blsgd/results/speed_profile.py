@@ -39,12 +39,8 @@ class Spread:
 class WorkerSpeed:
     """Seconds per step of one worker with its batch, its slowdown included.
 
-    Parameters
-    ----------
-    worker : str
-        Device and options, see `worker_name`.
-    alone, loaded : Spread
-        Speed while no other worker computes, and while all workers do.
+    `worker` is its `worker_name`. `alone` is measured while no other worker computes, `loaded`
+    while all workers do.
     """
 
     worker: str
@@ -89,14 +85,8 @@ def profile_key(config: RunConfig, machine: Machine | None = None) -> ProfileKey
 class SpeedProfile:
     """The speeds and the overhead that `calibrate` measured.
 
-    Parameters
-    ----------
-    key : dict
-        What the speeds depend on, see `profile_key`.
-    workers : tuple of WorkerSpeed
-        Speeds in the order of the worker specification.
-    overhead_seconds : Spread
-        Time of a round in addition to the computing of its slowest worker.
+    `key` is that of `profile_key`. The workers are in the order of the worker specification.
+    `overhead_seconds` is the time of a round in addition to the computing of its slowest worker.
     """
 
     key: ProfileKey

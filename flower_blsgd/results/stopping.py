@@ -21,19 +21,9 @@ class Best:
 class EarlyStopping:
     """Finds the best model, and ends a run at an accuracy or when patience is exhausted.
 
-    Parameters
-    ----------
-    config : RunConfig
-        The settings ``stop-at-accuracy`` and ``patience``.
-    metric_name : str (default: "accuracy")
-        Name of the figure.
-    metric_mode : {"max", "min"} (default: "max")
-        Whether a larger or a smaller figure is better.
-
-    Attributes
-    ----------
-    best : Best, optional
-        None before an evaluation.
+    The settings are ``stop-at-accuracy`` and ``patience``. `metric_mode` is "max" or "min": whether
+    a larger or a smaller figure is better. `best` is None before an evaluation with a finite
+    figure.
     """
 
     def __init__(

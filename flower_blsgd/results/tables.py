@@ -21,12 +21,8 @@ _NAME_WIDTH = 20
 class Table:
     """A table whose first column holds names; the other columns hold figures.
 
-    Parameters
-    ----------
-    header : sequence of str
-        Headers of the columns. A newline breaks a header in a terminal and is a space elsewhere.
-    rows : sequence of sequence of str
-        Cells, as many in each row as there are headers.
+    A newline breaks a header in a terminal and is a space elsewhere. Each row has as many cells as
+    there are headers; a table of texts in HTML has no headers.
     """
 
     header: Sequence[str]

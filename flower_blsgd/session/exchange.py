@@ -54,14 +54,8 @@ Work = Train | Measure | Evaluate | End
 class Joined:
     """Settings of a session before the first order.
 
-    Parameters
-    ----------
-    info : SessionInfo
-        What the launcher needs to know.
-    arrays : callable
-        Returns the tensors of the model that are sent.
-    momentum : callable
-        Returns the state of the optimizer.
+    `arrays` returns the tensors of the model that are sent, and `momentum` the state of the
+    optimizer.
     """
 
     info: SessionInfo
@@ -73,20 +67,8 @@ class Exchange:
     """Both sides of a script that runs as a worker.
 
     The script waits for work in `next_work`. The thread that answers messages hands work over with
-    `do`, and waits for its result. When the script ends, work that is not done fails.
-
-    Parameters
-    ----------
-    worker : WorkerSpec
-        The worker.
-    rank : int
-        Its partition id, from 0.
-    seed : int
-        Seed of the run.
-    batch_size : int
-        Samples per step.
-    is_main : bool
-        Whether this is the first worker that trains.
+    `do`, and waits for its result. When the script ends, work that is not done fails. `rank` is the
+    worker's partition id, from 0; `is_main` says whether this is the first worker that trains.
     """
 
     def __init__(

@@ -26,16 +26,10 @@ _RUNNING = ("running_mean", "running_var")
 class Averaging:
     """Weighting, average and outer optimizer of a run.
 
-    Parameters
-    ----------
-    weighting : Weighting
-        Computes the weight of each worker.
-    outer_optimizer : OuterOptimizer, optional
-        Applies the averaged update to the parameters; buffers are only averaged.
-    parameter_names : collection of str, optional
-        Names of the tensors that are parameters; by default all floating-point tensors except
-        BatchNorm's running statistics. Tied weights have several names in a state dict but only one
-        in `named_parameters`, so a tensor that equals a parameter in all models counts as one.
+    The outer optimizer applies the averaged update to the parameters; buffers are only averaged.
+    Without `parameter_names`, the parameters are all floating-point tensors except BatchNorm's
+    running statistics. Tied weights have several names in a state dict but only one in
+    `named_parameters`, so a tensor that equals a parameter in all models counts as one.
     """
 
     weighting: Weighting

@@ -13,15 +13,9 @@ NO_LIMIT = 1_000_000
 class Budget:
     """Limits of a run; the first one that is reached ends it. 0 is no limit.
 
-    The used part of a budget is a budget, too, whose number of epochs may be fractional.
-
-    Parameters
-    ----------
-    epochs, rounds, samples : float (default: 0)
-        Number of epochs, of communication rounds, and of samples trained on by all workers.
-    seconds : float (default: 0)
-        Training time in seconds, without evaluation.
-
+    `samples` counts those that all workers trained on, and `seconds` the training time without
+    evaluation. The used part of a budget is a budget, too, whose number of epochs may be
+    fractional.
     """
 
     epochs: float = 0

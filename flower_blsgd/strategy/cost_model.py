@@ -18,17 +18,9 @@ from .workers import Worker
 class Prediction:
     """Predicted mean round of a run.
 
-    Attributes
-    ----------
-    workers : tuple of WorkerRound
-        Steps, samples, weight and seconds of each worker that trains.
-    round_seconds : float
-        Duration of a round, including the overhead.
-    rounds_per_epoch : float
-        Mean number of rounds.
-    best_speed_up : float, optional
-        Upper bound of the speed-up over the fast workers alone, see `averaging.best_speed_up`;
-        None without a fast worker.
+    `workers` has a row for each worker that trains. `round_seconds` includes the overhead, and
+    `rounds_per_epoch` is a mean. `best_speed_up` is the upper bound of the speed-up over the fast
+    workers alone, see `averaging.best_speed_up`; None without a fast worker.
     """
 
     workers: tuple[WorkerRound, ...]

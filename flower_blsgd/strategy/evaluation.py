@@ -55,25 +55,15 @@ class WorkerEvaluation:
     slices. A slice has whole batches, whose sums are added in order, so the result does not depend
     on the slices if all devices compute the same bits.
 
-    If a worker fails, is late or sends an unusable reply, the server evaluates its slice and logs a
-    warning. A worker that raised an exception gets no further slices.
+    If a worker fails, is late or sends an unusable reply, the server evaluates its slice with
+    ``evaluate_slice(model, first, last)`` and logs a warning. A worker that raised an exception
+    gets no further slices. `to_metrics` converts the report of the whole test set, by default to
+    the means.
 
     Workers with ``role=evaluate`` evaluate the models given to `begin` while the others train. If
-    they are idle and their speed is known, they also get a slice.
-
-    Parameters
-    ----------
-    grid, registry
-        Grid and registry of the workers.
-    num_test, batch_size : int
-        Number of test samples, and samples per batch, >= 1.
-    evaluate_slice : callable
-        ``(model, first, last) -> EvaluateReport`` of a slice, in this process.
-    to_metrics : callable (default: the means)
-        ``(report) -> MetricRecord`` of the whole test set.
-    unevaluated : list of EpochEnd, optional
-        Models given to `begin` without a result: the one being evaluated and one that waits. Those
-        of a checkpoint are evaluated again.
+    they are idle and their speed is known, they also get a slice. `unevaluated` has the models
+    without a result: the one being evaluated and one that waits. Those of a checkpoint are
+    evaluated again.
     """
 
     grid: Grid

@@ -27,16 +27,10 @@ class Patience:
     ) -> float:
         """Return the time to wait in seconds.
 
-        Parameters
-        ----------
-        samples : mapping to int
-            Number of samples by receiver. A worker with a new batch size is a new receiver, because
-            it may compile first.
-        most : float
-            Upper limit, and the result if a receiver is new.
-        start_seconds : float, optional
-            Start time of a process, if one may be starting. The result is then at least three times
-            as long, and at least 120 s.
+        `samples` has the number of samples by receiver. A worker with a new batch size is a new
+        receiver, because it may compile first. `most` is the upper limit, and the result if a
+        receiver is new. If a process may be starting, `start_seconds` is its start time, and the
+        result is at least three times as long and at least 120 s.
         """
         known = self._seconds_per_sample
         if not samples.keys() <= known.keys():

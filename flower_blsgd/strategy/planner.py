@@ -44,35 +44,20 @@ class Planner:
     """Plan of the epochs and rounds, and the progress of the run.
 
     The parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``, and `keys` are the names
-    of records in messages.
+    of records in messages. Only `record` writes the losses in `table`. Before the first epoch,
+    `epoch` is 0, and `plan` and its `sampling_stats` are unset. Further attributes:
 
-    Attributes
-    ----------
-    table : LossTable
-        The recorded losses; only `record` writes them.
-    epoch : int
-        The current epoch, counted from 1; 0 before the first.
-    plan : EpochPlan
-        Plan of the current epoch; unset before the first.
-    sampling_stats : SamplingStats
-        Statistics of its samples.
-    workers : list of Worker
-        The workers of the plan.
-    rounds_done, rounds_total : int
-        Completed rounds of this epoch, and of all epochs.
-    began : int
-        Number of workers in the first epoch.
-    samples_planned, samples_due : int
-        Samples of all epochs, including the whole current one: after rounding to whole rounds, and
-        before.
-    samples_trained, samples_cut_off : int
-        Samples of completed rounds: trained on, and skipped because of a deadline.
-    averaged_momentum : ArrayRecord, optional
-        Sent with every order of the next round; for the policy ``"average"``.
-    resumed_momentum : dict of int to ArrayRecord
-        Sent to each worker after a resume until an order succeeds; for the policy ``"keep"``.
-    budget_share : callable
-        Returns the used share of the budget, in [0, 1]; called in every round.
+    - `workers`: those of the plan; `began`: their number in the first epoch.
+    - `rounds_done`, `rounds_total`: completed rounds of this epoch, and of all epochs.
+    - `samples_planned`, `samples_due`: samples of all epochs, including the whole current one:
+      after rounding to whole rounds, and before.
+    - `samples_trained`, `samples_cut_off`: samples of completed rounds: trained on, and skipped
+      because of a deadline.
+    - `averaged_momentum`: sent with every order of the next round; for the policy ``"average"``.
+    - `resumed_momentum`: sent to each worker, by index, after a resume until an order succeeds; for
+      the policy ``"keep"``.
+    - `budget_share`: returns the used share of the budget, 1 or more at its end; called in every
+      round.
     """
 
     num_samples: int

@@ -118,17 +118,9 @@ def _checked(
 class CheckedReply:
     """A worker's reply that can be used.
 
-    Parameters
-    ----------
-    report : TrainReport
-        The report.
-    metrics : MetricRecord
-        All metrics of the reply.
-    tensors : mapping
-        The model by name. The workers of a node with several devices share the average of their
-        models, one object; it is empty if none of them completed a step.
-    momentum : mapping
-        The optimizer's state, or its average for such a node; empty if it was not sent.
+    `tensors` is the model by name, and `momentum` the optimizer's state; empty if it was not sent.
+    The workers of a node with several devices share one object of each, the average; the model is
+    empty if none of them completed a step.
     """
 
     report: TrainReport

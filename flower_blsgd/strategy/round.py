@@ -38,27 +38,11 @@ Orders = Sequence[tuple[Worker, TrainOrder]]
 
 @dataclass(eq=False)
 class Outcome:
-    """Outcome of an order.
+    """Outcome of an order: a reply, or a failure.
 
-    Parameters
-    ----------
-    worker, order
-        The worker, and its order.
-    reply : CheckedReply, optional
-        None if the order failed.
-    failure : Failure, optional
-        Why the order failed; None if it succeeded.
-    momentum_zeroed : bool (default: False)
-        Whether the optimizer's state was not finite, even if the order failed.
-
-    Attributes
-    ----------
-    report : TrainReport, optional
-        The report in the reply.
-    load : float
-        Completed steps times batch size; 0 if the order failed.
-    cut_off : int
-        Samples of the order that a deadline cut off; 0 if the order failed.
+    `load` is the number of samples trained on, and `cut_off` the number of ordered ones that a
+    deadline cut off; both are 0 if the order failed. `momentum_zeroed` tells that the optimizer's
+    state was not finite, even if the order failed.
     """
 
     worker: Worker
@@ -76,33 +60,12 @@ class Outcome:
 
 @dataclass(eq=False)
 class Round:
-    """One training round.
+    """One training round, with one order per worker that trains, in worker order.
 
-    Parameters
-    ----------
-    orders : sequence of (Worker, TrainOrder)
-        One per worker that trains, in worker order.
-    arrays : ArrayRecord
-        The global model at the start of the round.
-    keys : Keys
-        Names of the records in the messages.
-    batch_size : int
-        The run's samples per step.
-    epoch, round_in_epoch, rounds_in_epoch : int
-        Position of the round; the first two are counted from 1.
-    planning_seconds : float
-        Seconds that the workers waited for the plan of the round.
-    slow_reduce : SlowWorkerReduce, optional
-        Sums the models, if slow workers do that.
-
-    Attributes
-    ----------
-    model_shape : ModelShape
-        Names, shapes and dtypes of the model, to check replies.
-    sent_at : float
-        Unix time in seconds of the first message.
-    reply_seconds : float
-        Seconds from the first message to the last reply; 0 until `read`.
+    `arrays` is the global model at the start, and `batch_size` the run's samples per step. `epoch`
+    and `round_in_epoch` are counted from 1. The workers waited `planning_seconds` for the plan.
+    `sent_at` is the Unix time in seconds of the first message, and `reply_seconds` the time from
+    then to the last reply; 0 until `read`. `slow_reduce` sums the models, if slow workers do that.
     """
 
     orders: Orders

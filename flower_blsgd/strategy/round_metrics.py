@@ -130,18 +130,10 @@ def split_times(
 ) -> dict[int, dict[str, float]]:
     """Split the time between orders and replies for each worker.
 
-    Parameters
-    ----------
-    seconds : float
-        Time from the first order sent to the last reply received.
-    computing : mapping of int to (float, float)
-        Start of computing after the first order, and its duration, for each worker. Clocks of other
-        hosts may be wrong, so the start is moved until computing lies within `seconds`.
-
-    Returns
-    -------
-    dict of int to dict
-        Seconds by the names of `WorkerRound`; compute, waiting and transfer add up to `seconds`.
+    `seconds` is the time from the first order sent to the last reply received. `computing` has the
+    start of computing after the first order, and its duration, by worker. Clocks of other hosts may
+    be wrong, so the start is moved until computing lies within `seconds`. The result has seconds by
+    the names of `WorkerRound`; compute, waiting and transfer add up to `seconds`.
     """
     clamped = {}
     for worker, (said_start, said_seconds) in computing.items():

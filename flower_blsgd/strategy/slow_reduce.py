@@ -25,13 +25,9 @@ class SlowWorkerReduce:
 
     Every slow worker gets an equal slice of each tensor, or of each memory block if the tensors of
     a model are contiguous. The result is bit-identical to `weighted_average`. If a worker fails or
-    takes longer than `patience_seconds`, its slice is summed here. The grid should share memory,
-    or the models travel twice.
-
-    Attributes
-    ----------
-    summing : list of (Worker, (float, float))
-        Workers that summed in the last call, with the Unix times of their start and end.
+    takes longer than `patience_seconds`, its slice is summed here. The grid should share memory, or
+    the models travel twice. `summing` has the workers that summed in the last call, with the Unix
+    times of their start and end.
     """
 
     grid: Grid

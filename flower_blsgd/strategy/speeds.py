@@ -54,18 +54,10 @@ _MEASURED_SECONDS = 3.0
 class Connector:
     """Connection and measurement of the workers, before a round is planned.
 
-    Parameters
-    ----------
-    registry : WorkerRegistry
-        The workers; new ones are added.
-    planner : Planner
-        Its step policy decides whose speeds are needed.
-    min_workers : int
-        Number of nodes to wait for before the first round, >= 1. Also the minimum of workers at
-        the start of an epoch, if the first epoch had that many.
-    clock : {"wall", "device"} (default: "wall")
-        ``"wall"`` measures all workers together, as in training; ``"device"`` measures one after
-        another, and always.
+    New workers are added to `registry`. The planner's step policy decides whose speeds are needed.
+    The first round waits for `min_workers` nodes (>= 1). Every epoch needs as many training
+    workers, or those of the first epoch if they were fewer. The clock ``"wall"`` measures all
+    workers together, as in training; ``"device"`` measures one after another, and always.
     """
 
     registry: WorkerRegistry

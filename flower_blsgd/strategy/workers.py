@@ -46,41 +46,23 @@ UNKNOWN_NODE = -1
 class Worker:
     """One worker of the run.
 
-    Attributes
-    ----------
-    index : int
-        Rank in every sum and every draw; it never changes.
-    node_id : int
-        Current Flower node. A SuperNode gets a new id when it restarts, unless its key is
-        registered. `UNKNOWN_NODE` for a worker of a checkpoint until it connects.
-    profile : WorkerProfile
-        Last answer to a profile query.
-    present : bool
-        Whether the node is connected.
-    excluded : str
-        Reason why its last orders failed, if it is excluded for that; empty if it is not.
-    fast : bool
-        Tier: as named, else by speed.
-    speed_ratio : float, optional
-        gamma, if the speeds are known.
-    measured : bool
-        Whether the run measured the seconds per step.
-    training_seconds_per_step : float
-        Seconds per step of its orders: a moving average or, for a policy that follows speeds, the
-        mean of the last epoch with an order; 0 before the first.
-    epoch_samples, epoch_seconds : int, float
-        Samples trained on in this epoch, and seconds of computing.
-    local_rank : int, optional
-        Rank within a node with several devices; None if the node is this worker.
-    no_momentum : str
-        Reason why its momentum is missing in the last checkpoint; empty if it is not.
-    failures : list of str
-        Kinds of its failures, in order of time.
-    failures_in_a_row : int
-        Failed orders since the last successful one.
-    fresh : bool
-        Whether its process may have to start, because it failed or reconnected since its last
-        reply.
+    - `index`: rank in every sum and every draw; it never changes.
+    - `node_id`: a SuperNode gets a new one when it restarts, unless its key is registered.
+      `UNKNOWN_NODE` for a worker of a checkpoint until it connects.
+    - `profile`: last answer to a profile query, with the speed that the run measured, if
+      `measured`.
+    - `excluded`: reason why its last orders failed, if it is excluded for that; else empty.
+    - `fast`: tier, as named, else by speed; `speed_ratio`: gamma, if the speeds are known.
+    - `training_seconds_per_step`: seconds per step of its orders: a moving average or, for a policy
+      that follows speeds, the mean of the last epoch with an order; 0 before the first.
+    - `epoch_samples`, `epoch_seconds`: samples trained on in this epoch, and seconds of computing;
+      `follow_speeds` resets them.
+    - `local_rank`: rank within a node with several devices; None if the node is this worker.
+    - `no_momentum`: reason why its momentum is missing in the last checkpoint; else empty.
+    - `failures`: kinds of its failures, in order of time.
+    - `failures_in_a_row`: failed orders since the last successful one.
+    - `fresh`: whether its process may have to start, because it failed or reconnected since its
+      last reply.
     """
 
     index: int
@@ -210,33 +192,15 @@ def rank_key(
 class WorkerRegistry:
     """Workers of a run in worker order, with their presence, tiers and speeds.
 
-    Parameters
-    ----------
-    fast_threshold : float (default: 0.7)
-        A worker without a named tier is fast if its samples per second are more than this share of
-        the fastest worker's.
-    batch_size : int (default: 1)
-        The run's samples per step.
-    chooses_batches : bool (default: False)
-        Whether the step policy chooses all batch sizes; then no worker can set one.
-    no_hosts : str (default: "")
-        Reason why nodes with several devices cannot take part; empty if they can.
-    num_samples : int (default: 0)
-        N, the limit of every batch size; 0 if unknown.
-    data_fingerprint, model_fingerprint : str (default: "")
-        Fingerprints of the server's data and model, which every worker must match; empty if
-        unknown.
+    A worker without a named tier is fast if its samples per second are more than `fast_threshold`
+    of the fastest worker's. `batch_size` is the run's samples per step; with `chooses_batches`, the
+    step policy chooses all batch sizes, and no worker can set one. `no_hosts` is the reason why
+    nodes with several devices cannot take part; empty if they can. `num_samples` is N, the limit of
+    every batch size; 0 if unknown. Every worker must match the fingerprints of the server's data
+    and model, which are empty if unknown.
 
-    Attributes
-    ----------
-    workers : list of Worker
-        All workers so far, in worker order.
-    begun : bool
-        Whether the first workers are registered.
-    refused_nodes : set of int
-        Nodes with other data or another model.
-    start_seconds : float
-        Duration of the first query, including the start of processes.
+    `begun` tells whether the first workers are registered. `refused_nodes` have a `mismatch`.
+    `start_seconds` is the duration of the first query, including the start of processes.
     """
 
     fast_threshold: float = FAST_SPEED_RATIO

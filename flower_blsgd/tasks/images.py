@@ -49,17 +49,10 @@ class ImageTask(Benchmark):
     the classification models of torchvision, and ``vit-micro-16`` for tests. ``NAME:FILE`` begins
     with the weights in a file.
 
-    Parameters
-    ----------
-    splits : mapping
-        The data set if the setting `data` is empty, with its number of classes, by value of the
-        setting `split`; the first is the default.
-    default_model : str
-        Name of the default model.
-    channels : pair of tuple of float
-        Mean and standard deviation of the data's channels; models of torchvision have their own.
-    side : int (default: 0)
-        Side of the images, in pixels, unless the setting `image-size` gives it; 0: automatic.
+    `splits` are the data set if the setting `data` is empty, with its number of classes, by value
+    of the setting `split`; the first is the default. `channels` are the data's mean and standard
+    deviation; models of torchvision have their own. `side` is that of the images, in pixels, unless
+    the setting `image-size` gives it; 0: automatic.
     """
 
     splits: Mapping[str, DataSource]

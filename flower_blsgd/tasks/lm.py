@@ -23,12 +23,7 @@ class LanguageTask(Benchmark):
 
     The model is a causal language model of transformers with its tokenizer, as ``OWNER/NAME`` of
     the HF hub or as a folder. With ``lora-rank``, only an adapter is trained, sent and saved. The
-    metric is the perplexity.
-
-    Parameters
-    ----------
-    source : DataSource
-        The data if the setting `data` is empty.
+    metric is the perplexity. `source` is used if the setting `data` is empty.
     """
 
     source: DataSource

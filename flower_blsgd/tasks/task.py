@@ -258,18 +258,13 @@ class Task:
 class Benchmark:
     """Built-in task with its data and models.
 
-    Attributes
-    ----------
-    task : callable
-        ``(data, model, again=, needs_test=, ...) -> Task``. Prepares the data if this was not done
-        yet, or with `again`. Accepts the `OPTIONS` that it has parameters for. Raises UsageError if
-        the data are not available, have no test split although `needs_test` is set, the model is
-        unknown, or the options are invalid.
-    saved_model : callable
-        ``(model, tensors, dropout) -> Module``: a new model with the sizes of saved weights, made
-        without the data. Raises UsageError if the model is unknown.
-    default_model : str
-        Name of the default model.
+    ``task(data, model, again=, needs_test=, ...)`` prepares the data if this was not done yet, or
+    with `again`. It accepts the `OPTIONS` that it has parameters for. UsageError if the data are
+    not available, have no test split although `needs_test` is set, the model is unknown, or the
+    options are invalid.
+
+    ``saved_model(model, tensors, dropout)`` returns a new model with the sizes of saved weights,
+    made without the data. UsageError if the model is unknown.
     """
 
     task: Callable[..., Task]
@@ -317,22 +312,10 @@ def _is_lightning(model: Any) -> bool:
 def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
     """Check model, loss, metric and augmentation with two samples, on the CPU.
 
-    Preserves the state of torch's generator.
-
-    Parameters
-    ----------
-    task : Task
-        The task.
-    name : str (default: "")
-        Name of the task for messages.
-    micro_batch_size : int (default: 0)
-        Largest size of a micro-batch; 0: no micro-batches.
-
-    Raises
-    ------
-    UsageError
-        If one of the task's functions raises an exception or returns a wrong shape, or the model
-        cannot be trained, or not with micro-batches. A UsageError of a function is passed on.
+    Preserves the state of torch's generator. `name` is for messages. `micro_batch_size` is the
+    largest size of a micro-batch; 0: none. UsageError if one of the task's functions raises an
+    exception or returns a wrong shape, or the model cannot be trained, or not with micro-batches. A
+    UsageError of a function is passed on.
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(_call, title)
@@ -433,22 +416,9 @@ def _what(value: Any) -> str:
 def with_validation(task: Task, share: float, seed: int) -> Task:
     """Return a task that trains on a part of the training data and tests on the rest.
 
-    Both parts are lists of indices into `task.train`; no data are copied. The fingerprint depends
-    on share and seed. `task.test` is not used.
-
-    Parameters
-    ----------
-    task : Task
-        The whole task.
-    share : float
-        Fraction of the training samples that becomes the test set, in (0, 1).
-    seed : int
-        Seed of the choice.
-
-    Raises
-    ------
-    UsageError
-        If one part would be empty.
+    Both parts are lists of indices into `task.train`; no data are copied. `share`, in (0, 1), is
+    the fraction that becomes the test set. The fingerprint depends on share and seed. `task.test`
+    is not used. UsageError if one part would be empty.
     """
     if not 0 < share < 1:
         raise UsageError(f"validation-share = {share} must be above 0 and below 1")
@@ -519,31 +489,15 @@ def load_task(
     given: Task | None = None,
     **options: Any,
 ) -> Task:
-    """Return a task by name.
+    """Return a task by name: a registered one, one in `TASKS`, or ``module:function``.
 
-    Parameters
-    ----------
-    name : str
-        A registered name, one in `TASKS`, or ``module:function``.
-    data, model : str (default: "")
-        Data folder and model; empty: the task's default.
-    validation_share : float (default: 0.0)
-        Fraction of the training data to test on; 0: test on the test set.
-    seed : int (default: 0)
-        Seed that chooses this fraction.
-    again : bool (default: False)
-        Prepare the data of a built-in task even if they are ready.
-    prefer_test : bool (default: False)
-        Use the test set, if there is one, even if `validation_share` is set.
-    given : Task, optional
-        The task, instead of one found by name.
-    **options
-        `OPTIONS`; those that the task does not accept must have their default.
+    Empty `data` or `model`: the task's default. A `validation_share` above 0 is the fraction of the
+    training data, chosen by `seed`, to test on instead of the test set; with `prefer_test`, the
+    test set is used nevertheless if there is one. With `again`, the data of a built-in task are
+    prepared even if they are ready. `given` is the task, instead of one found by name.
 
-    Raises
-    ------
-    UsageError
-        If the task is unknown or rejects one of the settings.
+    `options` are `OPTIONS`; those that the task does not accept must have their default. UsageError
+    if the task is unknown or rejects one of the settings.
     """
     registered: Mapping[str, Callable[..., Task]]
     registered = _REGISTERED if given is None else {name: lambda: given}

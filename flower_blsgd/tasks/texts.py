@@ -32,14 +32,8 @@ class TextTask(Benchmark):
     encoders keep their tokenizer.
 
     A batch consists of rows of `prepared_texts`. The tokenizer is an asset of the task, which a run
-    copies into its folder.
-
-    Parameters
-    ----------
-    source : DataSource
-        The data if the setting `data` is empty, and the number of classes.
-    default_model : str (default: "encoder")
-        Name of the default model.
+    copies into its folder. `source` are the data if the setting `data` is empty, and the number of
+    classes.
     """
 
     source: DataSource
@@ -118,10 +112,7 @@ def _rows(tensors: Mapping[str, Tensor], *endings: str) -> int:
 def tokenizer_source(name: str, pretrained: bool) -> TokenizerSource:
     """Return the source of a model's tokenizer; see `TextTask`.
 
-    Raises
-    ------
-    UsageError
-        If a folder has no tokenizer.
+    UsageError if a folder has no tokenizer.
     """
     if name in _FRESH or (name in DISTILBERTS and not pretrained):
         return vocabulary_of_rows(marked=name != _ENCODER)
@@ -137,20 +128,9 @@ def model_maker(
 ) -> Callable[[int, int, int], nn.Module]:
     """Return a function of classes, vocabulary size and longest text that creates a model.
 
-    Parameters
-    ----------
-    name : str
-        See `TextTask`.
-    dropout : float or "auto" (default: "auto")
-        Rate of all dropout layers, or the model's own rates. ``"encoder"`` also drops words and
-        layers at its own rates, unless `dropout` is 0.
-    max_tokens : int (default: 0)
-        Maximum text length.
-
-    Raises
-    ------
-    UsageError
-        If the model is unknown or does not support texts of this length.
+    `name` is one of `TextTask`. `dropout` is the rate of all dropout layers; ``"auto"``: the
+    model's own rates. ``"encoder"`` also drops words and layers at its own rates, unless `dropout`
+    is 0. UsageError if the model is unknown or does not support texts of `max_tokens` tokens.
     """
     if name == _ENCODER:
         rates: dict[str, Any] = {} if dropout == "auto" else {"dropout": float(dropout)}

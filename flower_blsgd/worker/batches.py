@@ -127,38 +127,17 @@ class BatchSource:
 
     Tensors move to an accelerator once, as a whole, so that a batch is one gather operation there.
     Tensors that would take more than half of its free memory stay on the host, with one line in the
-    log. In this case, and for other data sets, the host assembles every batch. On CUDA, it is
-    copied through pinned memory, so that the host can gather the next batch while the device
-    computes.
+    log; without `move`, all do. In this case, and for other data sets, the host assembles every
+    batch. On CUDA, it is copied through pinned memory, so that the host can gather the next batch
+    while the device computes. On a CPU tensors never move, and memory maps stay memory maps.
+    `on_device` says whether the samples are on the device, so that batches need no work on the
+    host.
 
-    Samples of a map-style Dataset are prefetched by the processes of a DataLoader, or read by the
-    calling thread. Before a batch is read, the global random generators of torch, Python and numpy
-    are seeded, so a random transform gives the same samples wherever it runs.
-
-    Parameters
-    ----------
-    samples : Samples
-        The data set.
-    device : torch.device
-        The worker's device.
-    move : bool (default: True)
-        Whether tensors may move to the device as a whole. On a CPU they never move, and memory maps
-        stay memory maps.
-    collate : callable, optional
-        See `Collate`; by default torch's ``default_collate``. With it, tensors are also read sample
-        by sample.
-    loader_workers : int (default: 0)
-        Number of processes that read a map-style Dataset; 0: the calling thread reads it.
-
-    Attributes
-    ----------
-    on_device : bool
-        Whether the samples are on the device, so that batches need no work on the host.
-
-    Raises
-    ------
-    ValueError
-        If tensors have different lengths.
+    Samples of a map-style Dataset are prefetched by `loader_workers` processes of a DataLoader, or
+    read by the calling thread if that is 0. Before a batch is read, the global random generators of
+    torch, Python and numpy are seeded, so a random transform gives the same samples wherever it
+    runs. With `collate`, tensors are also read sample by sample; the default is torch's
+    ``default_collate``. ValueError if tensors have different lengths.
     """
 
     def __init__(

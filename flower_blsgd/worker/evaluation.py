@@ -27,26 +27,13 @@ def evaluate_sums(
 ) -> EvaluateReport:
     """Return float64 sums of loss and metric over each batch of [first, last), in eval mode.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Left in eval mode.
-    samples : tuple of tensors, TensorDataset or map-style Dataset
-        The test set. It is not moved; its samples are copied to the device batch by batch.
-    loss, metric : callable
-        ``(outputs, targets)`` or ``(model, batch) -> values`` of shape (batch_size,). The outputs
-        of a batch are computed once for both. A metric may return a dict of named values.
-    device : str or torch.device (default: "cpu")
-        Device to compute on.
-    first, last : int
-        The slice; by default the whole test set.
-    batch_size : int (default: 1024)
-        Samples per batch. A CPU computes at most 64 at a time, because larger batches do not fit
-        into its caches and take up to three times as long.
-    collate : callable, optional
-        As for training.
-    metric_name : str (default: "accuracy")
-        Name of the values of a metric that returns no dict.
+    `loss` and `metric` are ``(outputs, targets)`` or ``(model, batch) -> values`` of shape
+    (batch_size,). The outputs of a batch are computed once for both. A metric may return a dict of
+    named values; otherwise they are named `metric_name`. The model is left in eval mode.
+
+    The test set is not moved; its samples are copied to the device batch by batch. A CPU computes
+    at most 64 samples at a time, because larger batches do not fit into its caches and take up to
+    three times as long. Without `last`, the slice ends with the test set.
     """
     device = torch.device(device)
     source = BatchSource(samples, device, move=False, collate=collate)

@@ -45,12 +45,7 @@ def loader_workers(setting: int | str, num_cores: int = 0) -> int:
 class SampleReader(Dataset[Any]):
     """Reader of whole batches of a map-style Dataset.
 
-    Parameters
-    ----------
-    dataset : map-style Dataset
-        Its ``__getitems__`` is used if it has one, as by torch.
-    collate : callable
-        ``(samples) -> batch``.
+    The data set's ``__getitems__`` is used if it has one, as by torch.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
@@ -60,11 +55,8 @@ class SampleReader(Dataset[Any]):
     def __getitem__(self, wanted: Wanted) -> Any:
         """Return a batch.
 
-        Raises
-        ------
-        ValueError
-            If a sample cannot be read or the samples cannot be collated: one line that names the
-            sample.
+        ValueError if a sample cannot be read or the samples cannot be collated: one line that names
+        it.
         """
         seed, indices = wanted
         torch.manual_seed(seed)
@@ -109,17 +101,10 @@ def read_ahead(
 ) -> Callable[[Sequence[Wanted]], Iterator[Any]]:
     """Return a function that reads batches in processes of a DataLoader, in order.
 
-    The processes start with the first call and serve all later ones. They end with this process.
-    After an error, such as a process that was killed, the next call starts new ones.
-
-    Parameters
-    ----------
-    reader : SampleReader
-        Reader of the samples, which every process gets by forking.
-    num_workers : int
-        Number of processes, >= 1.
-    pin_memory : bool (default: False)
-        Whether batches are in pinned (page-locked) memory.
+    The processes start with the first call, get the reader by forking, and serve all later calls.
+    They end with this process. After an error, such as a process that was killed, the next call
+    starts new ones. `num_workers` is at least 1. With `pin_memory`, batches are in pinned
+    (page-locked) memory.
     """
     wanted = _WantedBatches()
 

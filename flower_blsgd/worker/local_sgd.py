@@ -384,13 +384,9 @@ class LocalSGD:
         """Run one step on a batch of `size` samples: augment, forward, loss, backward, optimizer.
 
         The gradient is that of the mean of the weighted losses. It is not divided by the sum of the
-        weights, because the weights stand for samples that were left out.
-
-        Returns
-        -------
-        torch.Tensor
-            Unweighted losses before the step, shape (batch_size,). If the loss returns the model's
-            outputs, the next step of a compiled model may overwrite them.
+        weights, because the weights stand for samples that were left out. The returned losses are
+        unweighted, before the step, of shape (batch_size,). If the loss returns the model's
+        outputs, the next step of a compiled model may overwrite them.
         """
         if self._augment is not None:
             batch = augmented(self._augment, batch, self._generator)
@@ -552,22 +548,13 @@ class LocalSGD:
 def seconds_per_step(sgd: LocalSGD, batch_size: int, seconds: float = 1.0) -> float:
     """Measure the seconds of one training step, including an emulated slowdown.
 
-    One warm-up step is not counted. Three more steps show how many fit into `seconds`. If those
-    three took that long, they are the measurement. Otherwise it is the median of three further
-    orders that share this time.
+    One warm-up step is not counted. Three more steps show how many fit into `seconds`, the
+    approximate duration. If those three took that long, they are the measurement. Otherwise it is
+    the median of three further orders that share this time.
 
     The orders are ordinary ones with random samples and a learning rate of 0, so they take as long
     as training. They do not affect training: every order brings its own weights, buffers and seed,
     and momentum is set to zero afterwards.
-
-    Parameters
-    ----------
-    sgd : LocalSGD
-        The worker to measure.
-    batch_size : int
-        b_i.
-    seconds : float (default: 1.0)
-        Approximate duration of the measurement.
     """
     arrays = state_record(sgd.model)
     draw = np.random.default_rng(0)

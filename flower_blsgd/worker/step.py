@@ -183,11 +183,6 @@ class LossScaler:
     """Scale of the loss in float16, whose gradients would otherwise become zero.
 
     torch's GradScaler, with a state of two numbers: the scale, and the steps since it last changed.
-
-    Parameters
-    ----------
-    device : torch.device
-        Device of the gradients.
     """
 
     def __init__(self, device: torch.device) -> None:

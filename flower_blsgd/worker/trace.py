@@ -17,16 +17,10 @@ _LOG = logging.getLogger(__name__)
 def traced(file: Path, server_round: int) -> Iterator[None]:
     """Trace the block with torch's profiler, once per run and not in round 1.
 
-    Round 1 includes all warm-up, such as the choice of algorithms. The file is torch's export for
+    Round 1 includes all warm-up, such as the choice of algorithms. `file` is
+    ``<trace folder>/<worker>.json``; if it exists, nothing is traced. It is torch's export for
     ui.perfetto.dev or chrome://tracing. Results stay bit-identical. If the file cannot be written,
     one line is logged and the order is not affected. An order that raises leaves no file.
-
-    Parameters
-    ----------
-    file : Path
-        File to write, unless it exists: ``<trace folder>/<worker>.json``.
-    server_round : int
-        Round of the order.
     """
     if server_round == 1 or file.exists():
         yield

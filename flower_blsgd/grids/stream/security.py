@@ -98,12 +98,7 @@ def new_certificate() -> tuple[bytes, grpc.ServerCredentials]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``.
-
-    Raises
-    ------
-    UsageError
-        If the text has another form.
+    """Return host and port of ``HOST:PORT``; UsageError if the text has another form.
 
     Examples
     --------
