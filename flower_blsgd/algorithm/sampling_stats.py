@@ -51,8 +51,8 @@ def sampling_stats(
 ) -> SamplingStats:
     """Return the statistics of the samples in a plan, from the table that the sampler saw.
 
-    `last_round` is the last one before the choice, counted from 1. `rounds_per_epoch` is the mean
-    of the earlier epochs, > 0; it converts ages to epochs.
+    `last_round` is the last one before the choice, counted from 1. `rounds_per_epoch`, > 0,
+    converts ages to epochs.
     """
     num_samples = len(table)
     fast, slow = (_picked(plan, participants, tier_is_fast) for tier_is_fast in (True, False))

@@ -138,7 +138,7 @@ def prepare(
 
     Unknown speeds are read from the folder, else from the profile in the settings, else measured.
     All runs share them. UsageError if an arm cannot run, the profile does not apply, or the folder
-    cannot be used. Nothing has been written then.
+    cannot be used.
     """
     check_folder(folder, config)
     config, given, own = replace(config, profile=""), config.profile, folder / PROFILE

@@ -229,7 +229,7 @@ class LiveRun:
 
     @property
     def idle_seconds(self) -> float:
-        """Time since the run wrote its last round, or its settings before the first one."""
+        """Time since the run last wrote its settings, a round or an epoch."""
         with suppress(OSError, ValueError):  # the folder is gone
             names = ("config.toml", "rounds.jsonl", "epochs.csv")
             files = [path for name in names if (path := self.folder / name).exists()]

@@ -100,7 +100,7 @@ class RunRecorder:
 
     @property
     def best(self) -> Best | None:
-        """The first best model; None before an evaluation."""
+        """The first best model; None before an evaluation with a finite figure."""
         return self._stopping.best
 
     @property

@@ -174,7 +174,8 @@ class Session:
         ValueError
             If `samples` is below 1, or `losses` has another size.
         UsageError
-            If a parameter was frozen or unfrozen since `join`.
+            If a parameter was frozen or unfrozen since `join`, or `samples` is above `batch_size`
+            while `sampler` gives the samples.
         """
         if samples < 1:
             raise ValueError(f"session.step: samples = {samples} must be at least 1")
@@ -294,6 +295,11 @@ class Session:
             The figure by which models are compared.
         mode : {"max", "min"} (default: "min" if the name of the metric has "loss", else "max")
             Whether a larger or a smaller figure is better.
+
+        Raises
+        ------
+        ValueError
+            If `mode` is another text, or `every` is below 0.
         """
         if mode not in ("", "max", "min"):
             raise ValueError(f'session.evaluate: mode = {mode!r} must be "max" or "min"')

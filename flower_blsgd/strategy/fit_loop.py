@@ -78,11 +78,11 @@ def fit(
     initial_arrays : ArrayRecord
         The initial global model.
     epochs : int, optional
-        Number of epochs, >= 1.
+        Number of epochs, > 0.
     seconds : float, optional
         Training time in seconds, > 0, without evaluation; the round in which it ends is completed.
     rounds, samples : int, optional
-        Number of rounds, and of samples trained on, >= 1. At least one limit is needed; the first
+        Number of rounds, and of samples trained on, > 0. At least one limit is needed; the first
         one that is reached ends the run.
     budget_seconds : callable, optional
         Returns the used seconds of the budget; called after `on_round`. By default, they are the

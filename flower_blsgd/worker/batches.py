@@ -225,7 +225,7 @@ def _moved(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
         with contextlib.suppress(torch.OutOfMemoryError):  # taken by another process
             return [part.to(device) for part in parts]
     _LOG.warning(
-        "%s: %.1f GB of data is more than half of the free memory; it stays on the host, which "
+        "%s: %.1f GB of data do not fit into half of the free memory and stay on the host, which "
         "gathers and copies every batch",
         device,
         num_bytes / 1e9,

@@ -101,10 +101,9 @@ def read_ahead(
 ) -> Callable[[Sequence[Wanted]], Iterator[Any]]:
     """Return a function that reads batches in processes of a DataLoader, in order.
 
-    The processes start with the first call, get the reader by forking, and serve all later calls.
-    They end with this process. After an error, such as a process that was killed, the next call
-    starts new ones. `num_workers` is at least 1. With `pin_memory`, batches are in pinned
-    (page-locked) memory.
+    The processes start with the first call and serve all later calls. They end with this process.
+    After an error, such as a process that was killed, the next call starts new ones. `num_workers`
+    is at least 1. With `pin_memory`, batches are in pinned (page-locked) memory.
     """
     wanted = _WantedBatches()
 

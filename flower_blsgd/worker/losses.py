@@ -43,9 +43,9 @@ def causal_lm_loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         A causal language model of transformers, or one that returns logits of shape (batch_size,
         length, vocabulary).
     batch : mapping
-        ``input_ids`` and ``attention_mask`` of shape (batch_size, length), as from a tokenizer.
-        Optionally ``labels`` of the same shape, which replace ``input_ids`` as the targets; labels
-        of -100 are ignored. Padding never counts.
+        ``input_ids`` of shape (batch_size, length), as from a tokenizer, and optionally two of the
+        same shape: ``attention_mask``, 0 where there is padding, which never counts, and
+        ``labels``, which replace ``input_ids`` as the targets; labels of -100 are ignored.
     """
     tokens, mask = batch["input_ids"], batch.get("attention_mask")
     outputs = model(input_ids=tokens, attention_mask=mask)
