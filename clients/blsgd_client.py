@@ -125,7 +125,7 @@ def evaluate(message: Message, context: Context) -> Message:
         size = config.evaluation_batch_size
         start = time.perf_counter()
         report = task.evaluate(model, worker.device, order.first, order.last, size)
-        throttle(start, worker.slowdown)
+        throttle(start, worker.slowdown, busy=False)
         report = dataclasses.replace(report, seconds=time.perf_counter() - start)
     return report.to_reply(message)
 

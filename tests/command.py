@@ -33,11 +33,12 @@ class Command:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, *arguments: str) -> str:
-        """Return the output of a command that must succeed, without an error line."""
+    def __call__(self, *arguments: str, warns: bool = False) -> str:
+        """Return the output of a command that must succeed, without a warning unless `warns`."""
         self._capsys.readouterr()
         with changes_undone():
             code = main(arguments)
         printed = self._capsys.readouterr()
-        assert (code, printed.err) == (0, ""), printed.out + printed.err
+        assert code == 0, printed.out + printed.err
+        assert warns or printed.err == ""
         return printed.out

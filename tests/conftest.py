@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 # Before torch is loaded, and for all that tests start: the threads of OpenMP wait for one another
 # by spinning. Where several processes share the cores, as here, that takes most of the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The processes that tests start compile our modules once, and not each for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 from hypothesis import HealthCheck, settings

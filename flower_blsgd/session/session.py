@@ -482,7 +482,7 @@ class Session:
             finally:
                 self._model.train(was_training)
         synchronize(self.device)
-        throttle(began, self._slowdown)
+        throttle(began, self._slowdown, busy=False)
         try:
             figures = {str(name): float(value) for name, value in figures.items()}
         except (TypeError, ValueError) as error:

@@ -572,13 +572,17 @@ def seconds_per_step(sgd: LocalSGD, batch_size: int, seconds: float = 1.0) -> fl
     return step_seconds
 
 
-def throttle(start: float, slowdown: float) -> None:
-    """Emulate a slower device: wait until steps begun at `start` took `slowdown` times as long.
+def throttle(start: float, slowdown: float, busy: bool = True) -> None:
+    """Emulate a slower device: wait until work begun at `start` took `slowdown` times as long.
 
-    The core stays busy while waiting, like that of a slower device. Sleeping instead made the next
-    steps 13 to 54 % longer (measured with ResNet8), which the slowdown then multiplied. If other
-    processes need the core, the wait sleeps.
+    In training, the core stays busy while waiting. Sleeping instead made the next steps 13 to 54 %
+    longer (measured with ResNet8), which the slowdown then multiplied. If other processes need the
+    core, the wait sleeps. An evaluation is long enough to do without: it sleeps, because a busy
+    core slows its neighbor, which a separate device would not.
     """
+    if not busy:
+        time.sleep((slowdown - 1) * (time.perf_counter() - start))
+        return
     until, times_shared = start + slowdown * (time.perf_counter() - start), 0
     while (began := time.perf_counter()) < until:
         own, spin_until = time.thread_time(), min(until, began + _SPIN_SECONDS)

@@ -30,6 +30,7 @@ def test_killed_and_told_to_end_it_loses_nothing(
     """
     with running(tmp_path, *QUICK, "-s", "out=run") as process:
         wait_for_rounds(process, tmp_path)
+        assert wait_until(lambda: any((tmp_path / "run" / "checkpoint").glob("round-*")))
         process.kill()
         process.wait()
         assert wait_until(lambda: not in_session(process.pid)), "workers live on"
@@ -61,7 +62,7 @@ def test_killed_and_told_to_end_it_loses_nothing(
     assert (rounds_written(tmp_path), busy["round"]) == (before, before)
 
     monkeypatch.chdir(tmp_path)
-    blsgd("run", "--resume", "run", "--workers", "auto")
+    blsgd("run", "--resume", "run", "--workers", "auto", warns=True)
     lines = Path("run/rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(1, 9))
     blsgd("run", *QUICK, "-s", "out=undisturbed/run")

@@ -63,7 +63,7 @@ def test_traced_run_has_a_file_for_every_worker(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     printed = blsgd("run", "-c", SETTINGS, "--trace", "-s", "out=traced")
-    assert "traces of one round: traced/trace (open them in ui.perfetto.dev)" in printed
+    assert f"traces of one round: {tmp_path}/traced/trace (open them in ui.perfetto.dev)" in printed
     files = sorted(Path("traced/trace").iterdir())
     assert [file.name for file in files] == ["worker-0.json", "worker-1.json"]
     steps = [operators(file).count("Optimizer.step#SGD.step") for file in files]
