@@ -43,7 +43,7 @@ class Arm:
 
 
 ARMS: Mapping[str, Arm] = {
-    **{f"fast-{batch}": Arm("loop", batch) for batch in (8, 16, 32, 48)},
+    **{f"fast-{batch}": Arm("loop", batch) for batch in (16, 32, 48)},
     "ddp": Arm("ddp", 16),
     "ddp-accumulate-4": Arm("ddp", 16, accumulate=4),
     "load": Arm("ours", 16, {"weights": "load"}),
@@ -65,7 +65,7 @@ ARMS: Mapping[str, Arm] = {
     ),
     "shipped": Arm("ours", settings={"algorithm": "recommended"}),
 }
-"""``fast-8`` only measures the seconds per step; ``shipped`` chooses its own steps."""
+"""``shipped`` chooses its own steps."""
 
 FAST_ALONE = ("fast-16", "fast-32", "fast-48")
 

@@ -1,8 +1,8 @@
-"""Make a device slower by repeating its work, where `slowdown` lets it sleep.
+"""Make a device slower by repeating its work, where `slowdown` lets it wait with a busy core.
 
-A device that sleeps starts its next round with cold caches, and leaves the other core's share of
-memory bandwidth alone. A device that is really slower does neither. So each step of the slow core
-is preceded by gap - 1 steps on a copy of the model, whose results are dropped.
+While a core waits, its caches may cool down, and the other core has the memory bandwidth for
+itself. A device that is really slower computes all the time. So each step of the slow core is
+preceded by gap - 1 steps on a copy of the model, whose results are dropped.
 """
 
 import copy

@@ -76,7 +76,7 @@ class Settings:
     accumulate : int (default: 1)
         Batches per optimizer step; only the last of them is summed over ranks.
     repeat : bool (default: False)
-        Slow a rank down by repeating its work instead of sleeping.
+        Slow a rank down by repeating its work instead of waiting.
     channels_last : bool (default: False)
         Keep images and filters with their channels next to each other, to save hours where time
         is counted.
@@ -162,7 +162,7 @@ class Rank:
         (loss * scale if scale != 1 else loss).backward()
 
     def throttle(self, began: float) -> None:
-        """Sleep as a slower device would still compute, unless it repeats its work instead."""
+        """Wait while a slower device would still compute, unless it repeats its work instead."""
         if not self.settings.repeat:
             throttle(began, self.slowdown)
 

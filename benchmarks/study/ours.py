@@ -1,7 +1,7 @@
 """A run of this project, for the study.
 
 ``python -m benchmarks.study.ours SETTINGS``, as JSON: ``task``, ``run`` (run config), ``folder``,
-``repeat`` (how often the slow core does each step; 0 if it sleeps). Writes ``result.json`` there.
+``repeat`` (how often the slow core does each step; 0 if it waits). Writes ``result.json`` there.
 """
 
 import functools

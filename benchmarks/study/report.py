@@ -321,7 +321,7 @@ def throughput_lines(rows: Sequence[Row]) -> Lines:
     yield from _table("devices", "arm", "slow device", "of the ceiling, median [range]", "blocks")
     for (shape, arm, repeat), own in sorted(shares.items()):
         said = f"{median(own):.3f} [{min(own):.3f}, {max(own):.3f}]"
-        way = "repeats" if repeat else "sleeps"
+        way = "repeats its work" if repeat else "waits"
         yield _line(shape, f"`{arm}`", way, said, str(len(own)))
     beside = [row["samples_per_second"] for row in done if row["neighbor"]]
     if beside:

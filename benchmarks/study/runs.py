@@ -56,7 +56,7 @@ class Run:
     clock : {"counted", "wall"} (default: "counted")
         Whether time is counted from given seconds per step, on one core, or measured on two.
     repeat : bool (default: False)
-        On the wall clock: whether the slow device repeats its work instead of sleeping.
+        On the wall clock: whether the slow device repeats its work instead of waiting.
     block : int (default: 0)
         Repetition of a timing.
     neighbor : bool (default: False)

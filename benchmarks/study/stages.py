@@ -229,7 +229,6 @@ def throughput(rows: Rows, scale: Scale) -> list[Run]:
             )
 
         own = [timing("fast-32"), timing("fast-32", neighbor=True)]
-        own += [timing(name) for name in ("fast-8", "fast-16", "fast-48")]
         own += [timing("shipped", shape) for shape in (*GAPS, "gap-16")]
         own += [
             timing(name, shape, repeat=repeat)

@@ -15,6 +15,8 @@ from flower_blsgd.grids.machine import Machine
 from flower_blsgd.grids.worker_spec import parse_workers
 from flower_blsgd.tasks import load_task
 
+from ..command import Command
+
 
 @pytest.mark.parametrize(
     ("name", "cards", "workers", "samples"),
@@ -104,8 +106,12 @@ def test_rows_of_a_round() -> None:
 
 
 @pytest.mark.processes
-def test_a_round_really_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_round_really_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blsgd: Command
+) -> None:
     monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "of-the-user"))
+    monkeypatch.chdir(paper_rounds.ROOT)
+    monkeypatch.setattr(paper_rounds, "run", lambda words, _: blsgd(*words[3:], warns=True))
     one = PaperRound.of("cifar10-1c1g", 0, tiny=True, narrow=True)
     assert NARROW["cifar10"] in one.title
     rows = paper_rounds.rows_of_run(one, 300.0)

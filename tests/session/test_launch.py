@@ -115,7 +115,8 @@ def test_a_worker_that_fails_starts_again() -> None:
     assert [one["kind"] for one in run.summary["failures"]] == ["raised", "died"], log.lines()
     assert run.summary["samples"] >= 9000
     assert "rank 1: accuracy" in Path("runs/latest/worker-1.log").read_text()
-    assert any("the script raised RuntimeError: out of luck" in line for line in log.lines(logging.WARNING))
+    said = "\n".join(log.lines(logging.WARNING))
+    assert "the script raised RuntimeError: out of luck" in said
 
 
 def test_a_device_evaluates_while_the_other_trains(capsys: pytest.CaptureFixture[str]) -> None:
