@@ -1,7 +1,7 @@
 """Synchronous training by PyTorch's own DistributedDataParallel, with a rank for each worker.
 
 `epoch_seconds` starts the ranks, each a process pinned as our own workers are. A rank that is
-slowed on purpose sleeps by the same rule as ours: when its gradients are computed, until the step
+slowed on purpose waits by the same rule as ours: when its gradients are computed, until the step
 has taken `slowdown` times as long. Only then does it join the sum.
 
 ``python -m benchmarks.ddp SETTINGS``: one rank. It ends when its parent does.

@@ -70,7 +70,7 @@ class Study:
                 while waiting or busy:
                     while waiting and free:
                         run, core = waiting.pop(0), free.pop()
-                        started = pool.submit(row_of, run, self.places, None, core)
+                        started = pool.submit(row_of, run, self.places, core)
                         busy[started] = run, core
                     for done in wait(busy, return_when=FIRST_COMPLETED).done:
                         run, core = busy.pop(done)

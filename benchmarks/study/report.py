@@ -44,7 +44,7 @@ def page(rows: Rows, scale: Scale) -> str:
         "Written by `python -m benchmarks.study.report` from the rows in `rows2/`. The questions, "
         "rules and estimators: [PLAN2.md](PLAN2.md).",
         *_section("Screening", screening_lines(rows, scale)),
-        *_section("Weights and sampling", pair_lines(rows["weights"], GAPS)),
+        *_section("Weights and sampling", pair_lines(rows["weights"])),
         *_section("Next ideas", idea_lines(rows)),
         *_section("Throughput", throughput_lines(rows["throughput"])),
         *_section("Confirmation", confirmation_lines(rows, scale)),
@@ -168,7 +168,6 @@ def paired(rows: Sequence[Row], shape: str, arm: str, rival: str) -> dict[str, l
 
 def pair_lines(
     rows: Sequence[Row],
-    shapes: Sequence[str],
     pairs: Sequence[tuple[str, str]] = (("per-sample", "load"), ("separated", "per-sample")),
 ) -> Lines:
     """Yield the paired differences between arms."""
@@ -178,7 +177,7 @@ def pair_lines(
     yield from _table(
         "devices", "arm", "against", "pairs", "accuracy, points [95 %]", "loss [95 %]", "ahead"
     )
-    for shape in shapes:
+    for shape in GAPS:
         for arm, rival in pairs:
             found = paired(done, shape, arm, rival)
             if not found["accuracy"]:
@@ -199,7 +198,7 @@ def idea_lines(rows: Rows) -> Lines:
     """Yield the paired differences of the next ideas from per-sample weights."""
     if rows["ideas"]:
         both = [*rows["weights"], *rows["ideas"]]
-        yield from pair_lines(both, GAPS, [(name, "per-sample") for name in IDEAS])
+        yield from pair_lines(both, [(name, "per-sample") for name in IDEAS])
 
 
 # --- time to an accuracy
@@ -331,7 +330,7 @@ def throughput_lines(rows: Sequence[Row]) -> Lines:
 
 
 def rows_lines(rows: Rows) -> Lines:
-    """Yield the number of rows, and which of them failed, were repeated or are marked."""
+    """Yield the number of rows, and which of them failed or were repeated."""
     yield from _table("stage", "rows", "failed", "repeated", "commits")
     for stage, own in rows.items():
         counted = counting(own).values()

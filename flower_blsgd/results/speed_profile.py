@@ -66,7 +66,7 @@ ProfileKey = dict[str, Any]
 _SETTINGS = (
     *("task", "model", "batch_size", "threads", "optimizer", "precision", "channels_last"),
     *("compile", "loader_workers", "micro_batch_size", "clip_norm", "max_tokens"),
-    *("data", "image_size", "lora_rank"),
+    *("image_size", "lora_rank"),
 )
 
 

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.study import __main__ as study_command
 from benchmarks.study import counted, loop, report, runs, stages
-from benchmarks.study.arms import SHAPES
+from benchmarks.study.arms import FAST_CORE, SHAPES, SLOW_CORE
 from benchmarks.study.estimator import Curve, Target, interval, speedup
 from benchmarks.study.runs import Run, Store, is_due
+from benchmarks.study.tasks import Places
 from flower_blsgd import TrainOrder, TrainReport, train
 from flower_blsgd.grids.array_records import view_record
 
@@ -114,6 +116,22 @@ def test_every_arm_gets_the_same_grid_and_the_best_of_it_is_used() -> None:
     assert not {run.seed for run in pairs} & set(stages.SCREENING_SEEDS)
     confirmed = [run for run in stages.confirmation(rows, stages.FULL) if run.seed == 1100]
     assert Counter(run.arm for run in confirmed) == {"fast-48": 1, "per-sample": 6, "ddp": 2}
+
+
+def test_counted_runs_are_done_two_at_once_and_each_leaves_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(run: Run, places: Places, core: int) -> dict[str, Any]:
+        figures = {"training_seconds": 1.0, "accuracy": 0.5, "loss": 1.0, "commit": "a"}
+        return {"key": run.key, **asdict(run), **figures, "core": core}
+
+    monkeypatch.setattr(study_command, "row_of", fake)
+    study = study_command.Study(Store(tmp_path), Places("unused"), stages.TINY)
+    study.run("screening", lambda line: None)
+    rows = study.store.read("screening")
+    assert not study.due("screening")
+    assert len({row["key"] for row in rows}) == len(rows) > 100
+    assert {row["core"] for row in rows} == {FAST_CORE, SLOW_CORE}
 
 
 def test_the_report_finds_how_much_sooner_an_arm_is() -> None:

@@ -1,4 +1,4 @@
-"""The tutorials and how-to pages: their programs run, as their readers would start them."""
+"""The tutorials and how-to pages: their programs and commands run."""
 
 import re
 import shlex

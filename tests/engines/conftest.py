@@ -38,9 +38,9 @@ def local_weights(wheel: Path, shared: Path) -> Weights:
     """The weights of the local grid, which the installed wheel trains in an empty folder."""
     site, empty = shared / "site", shared / "empty"
     with FileLock(shared / "run.lock"):
-        if not empty.exists():
+        if not (empty / "run" / "summary.json").exists():
             zipfile.ZipFile(wheel).extractall(site)
-            empty.mkdir()
+            empty.mkdir(exist_ok=True)
             command = ("-m", "flower_blsgd", "run", "-c", f"{DIGITS} out='run'")
             output = run(*command, cwd=empty, path=site)
             assert "from the built-in app" in output.splitlines()[0]

@@ -15,7 +15,7 @@ import pytest
 from flower_blsgd.grids.machine import usable_cores
 
 from ..command import Command
-from ..grids.processes import living, wait_until
+from ..grids.processes import living, processes_below, wait_until
 
 FIRST, LAST = usable_cores()[0], usable_cores()[-1]
 NAMES = ("biased-local-sgd", "weighted-local-sgd")
@@ -91,7 +91,9 @@ def test_compare_goes_on_after_ctrl_c_in_its_second_run(
     finished, profile = contents(first), (below / "profile.json").read_bytes()
 
     monkeypatch.chdir(folder)
+    before = processes_below()
     lines = blsgd(*COMMAND).splitlines()
+    assert wait_until(lambda: processes_below() <= before)
     assert "finished before" in lines[0]
     assert any(line.startswith(f"[2/2] {NAMES[1]}, seed 0: done, accuracy ") for line in lines)
     assert lines[-1] == "in runs/compare-digits: comparison.md, comparison.csv, comparison.png"

@@ -17,6 +17,10 @@ from .kill_server import QUICK, in_session, printed, rounds_written, running, wa
 pytestmark = pytest.mark.processes
 
 
+LONGER = (*QUICK, "-s", "epochs=12")
+"""24 rounds, so that the run is not over before the last signal."""
+
+
 def sha256(folder: Path) -> str:
     return hashlib.sha256((folder / "run" / "model.safetensors").read_bytes()).hexdigest()
 
@@ -28,7 +32,7 @@ def test_killed_and_told_to_end_it_loses_nothing(
 
     The run is resumed after each, and ends with the bits of one that nobody disturbed.
     """
-    with running(tmp_path, *QUICK, "-s", "out=run") as process:
+    with running(tmp_path, *LONGER, "-s", "out=run") as process:
         wait_for_rounds(process, tmp_path)
         assert wait_until(lambda: any((tmp_path / "run" / "checkpoint").glob("round-*")))
         process.kill()
@@ -64,6 +68,6 @@ def test_killed_and_told_to_end_it_loses_nothing(
     monkeypatch.chdir(tmp_path)
     blsgd("run", "--resume", "run", "--workers", "auto", warns=True)
     lines = Path("run/rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == list(range(1, 9))
-    blsgd("run", *QUICK, "-s", "out=undisturbed/run")
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, 25))
+    blsgd("run", *LONGER, "-s", "out=undisturbed/run")
     assert sha256(tmp_path) == sha256(tmp_path / "undisturbed")

@@ -1,4 +1,4 @@
-"""``blsgd launch`` with real processes, as a user starts it."""
+"""``blsgd launch`` with real processes."""
 
 import contextlib
 import csv
