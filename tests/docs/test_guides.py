@@ -13,6 +13,7 @@ from flower_blsgd.run import check_workers
 
 from ..command import Command
 from ..examples.commands import EXAMPLES, ROOT, run
+from ..examples.scripts import with_steps
 
 DOCS = ROOT / "docs"
 PROGRAM = re.compile(r"^# (\w+\.py)\n")
@@ -92,8 +93,8 @@ def test_own_loop_trains_on_two_devices(tmp_path: Path, capsys: pytest.CaptureFi
     assert float(capsys.readouterr().out.removeprefix("accuracy ")) > 0.5
     _, launch, on_gpus = commands_of("tutorials/own-loop.md")
     assert "cuda:1" in on_gpus
-    words = shlex.split(launch.replace("15000", "3000"))
-    output = run("-m", "flower_blsgd", *words[1:], cwd=tmp_path)
+    words = with_steps(shlex.split(launch.replace("15000", "3000"))[1:], 16, 8)
+    output = run("-m", "flower_blsgd", *words, cwd=tmp_path)
     assert float(re.findall(r"^accuracy ([\d.]+)$", output, re.MULTILINE)[-1]) > 0.8
     assert (tmp_path / "model.pt").exists()
 

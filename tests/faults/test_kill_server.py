@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 
 LONGER = (*QUICK, "-s", "epochs=12")
-"""24 rounds, so that the run is not over before the last signal."""
+"""Rounds enough, so that the run is not over before the last signal."""
 
 
 def sha256(folder: Path) -> str:
@@ -68,6 +68,7 @@ def test_killed_and_told_to_end_it_loses_nothing(
     monkeypatch.chdir(tmp_path)
     blsgd("run", "--resume", "run", "--workers", "auto", warns=True)
     lines = Path("run/rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == list(range(1, 25))
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, 1 + len(lines)))
     blsgd("run", *LONGER, "-s", "out=undisturbed/run")
+    assert Path("undisturbed/run/rounds.jsonl").read_text().count("\n") == len(lines)
     assert sha256(tmp_path) == sha256(tmp_path / "undisturbed")

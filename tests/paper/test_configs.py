@@ -172,7 +172,7 @@ def test_smoke_config_is_small_and_trains(task: str, data: dict[str, str]) -> No
     assert (smoke.task, smoke.max_samples, smoke.split) == (task, 512, paper.split)
     assert smoke.model.partition("-")[0][:3] == paper.model[:3]
     assert {worker.device for worker in workers_of(smoke)} == {"cpu"}
-    changes = {"threads": 1, "max_samples": 64, "epochs": 10, "evaluate_every_epochs": 10}
+    changes = {"threads": 1, "max_samples": 64, "epochs": 6, "evaluate_every_epochs": 6}
     changes["local_steps_slow"] = 2  # so that nothing is measured
     config = config_of(f"{task}-smoke", data=data[task], name=task, **changes)
     train_on(grid_of(config, nodes_of(1, 1)), config)
