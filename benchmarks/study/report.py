@@ -317,7 +317,10 @@ def throughput_lines(rows: Sequence[Row]) -> Lines:
             shares[row["shape"], row["arm"], row["repeat"]].append(
                 row["samples_per_second"] / ceiling
             )
-    yield from _table("devices", "arm", "slow device", "of the ceiling, median [range]", "blocks")
+    if shares:
+        yield from _table(
+            "devices", "arm", "slow device", "of the ceiling, median [range]", "blocks"
+        )
     for (shape, arm, repeat), own in sorted(shares.items()):
         said = f"{median(own):.3f} [{min(own):.3f}, {max(own):.3f}]"
         way = "repeats its work" if repeat else "waits"
