@@ -577,8 +577,8 @@ def throttle(start: float, slowdown: float, busy: bool = True) -> None:
 
     In training, the core stays busy while waiting. Sleeping instead made the next steps 13 to 54 %
     longer (measured with ResNet8), which the slowdown then multiplied. If other processes need the
-    core, the wait sleeps. After an evaluation, which cold caches hardly lengthen, it sleeps anyway:
-    a busy core would slow its neighbor, which a separate device does not.
+    core, the wait sleeps. It always sleeps after an evaluation, which is too long for cold caches
+    to matter: a busy core would slow its neighbor, which a separate device does not.
     """
     if not busy:
         time.sleep((slowdown - 1) * (time.perf_counter() - start))

@@ -53,12 +53,17 @@ def in_session(session: int) -> list[int]:
     return [pid for pid in found if is_alive(pid)]
 
 
+def model_sha256(folder: Path) -> str:
+    """Return the SHA-256 of the model in ``run``."""
+    return hashlib.sha256((folder / "run" / "model.safetensors").read_bytes()).hexdigest()
+
+
 def run_to_its_end(folder: Path, *arguments: str) -> str:
     """Run ``blsgd run`` to its end; return the SHA-256 of the model in ``run``."""
     with running(folder, *arguments) as process:
         code = process.wait()
     assert code == 0, printed(folder)
-    return hashlib.sha256((folder / "run" / "model.safetensors").read_bytes()).hexdigest()
+    return model_sha256(folder)
 
 
 def rounds_written(folder: Path) -> int:
@@ -121,7 +126,7 @@ def kill_and_resume(
             code = process.wait()
         finished = code == 2 and "is finished" in printed(folder)[-1]
         assert code == 0 or finished, printed(folder)
-        return hashlib.sha256((folder / "run" / "model.safetensors").read_bytes()).hexdigest()
+        return model_sha256(folder)
     if (folder / "run").exists():
         (folder / "run").rename(folder / "lost")
     return run_to_its_end(folder, *arguments, "-s", "out=run")

@@ -1,6 +1,5 @@
 """A server that is killed, or told to end, loses nothing: real processes."""
 
-import hashlib
 import json
 import os
 import shlex
@@ -12,17 +11,21 @@ import pytest
 from tests.grids.processes import wait_until
 
 from ..command import Command
-from .kill_server import QUICK, in_session, printed, rounds_written, running, wait_for_rounds
+from .kill_server import (
+    QUICK,
+    in_session,
+    model_sha256,
+    printed,
+    rounds_written,
+    running,
+    wait_for_rounds,
+)
 
 pytestmark = pytest.mark.processes
 
 
 LONGER = (*QUICK, "-s", "epochs=12")
 """Rounds enough, so that the run is not over before the last signal."""
-
-
-def sha256(folder: Path) -> str:
-    return hashlib.sha256((folder / "run" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def test_killed_and_told_to_end_it_loses_nothing(
@@ -71,4 +74,4 @@ def test_killed_and_told_to_end_it_loses_nothing(
     assert [json.loads(line)["round"] for line in lines] == list(range(1, 1 + len(lines)))
     blsgd("run", *LONGER, "-s", "out=undisturbed/run")
     assert Path("undisturbed/run/rounds.jsonl").read_text().count("\n") == len(lines)
-    assert sha256(tmp_path) == sha256(tmp_path / "undisturbed")
+    assert model_sha256(tmp_path) == model_sha256(tmp_path / "undisturbed")
