@@ -58,7 +58,7 @@ def test_killed_and_told_to_end_it_loses_nothing(
 
     slow = "cpu fast slowdown=200; cpu slow"
     with running(tmp_path, "--resume", "run", "--workers", slow, "-v") as process:
-        assert wait_until(lambda: any(" of 2" in line for line in printed(tmp_path)))
+        assert wait_until(lambda: any(", round " in line for line in printed(tmp_path)))
         busy = json.loads(tmp_path.joinpath("run", "rounds.jsonl").read_text().splitlines()[-1])
         os.killpg(process.pid, signal.SIGINT)
         assert wait_until(lambda: any("finishing the" in line for line in printed(tmp_path)))
