@@ -19,9 +19,9 @@ help:  ## Show this list
 train: $(VENV)/.installed  ## Train on real images with a fast and a slow worker
 	@$(BIN)/blsgd run . -c digits $(ARGS)
 
-# Many tests wait for other processes, so five at once keep two cores busy.
+# Three at once keep two cores busy, also while tests wait; more only import torch more often.
 test: check  ## Lint, types and all tests
-	@$(BIN)/python -m pytest -q -p no:cacheprovider -n 5 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -q -p no:cacheprovider -n 3 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(VENV)/.installed-dev  ## New random examples: settings, 100,000 records, 10,000 files
 	@HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -m hypothesis \

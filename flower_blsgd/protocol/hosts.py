@@ -1,7 +1,8 @@
 """Messages to and from a node with several devices: one message for all workers of the node.
 
-A worker has a local rank within its node, from 0. The names of its records end in ``-`` and that
-rank. Records that all workers share, such as the model, are sent once.
+A worker has a local rank within its node, from 0. The names of its records begin with that rank and
+``/``. Records that all workers share, such as the model, are sent once; their names begin with
+``/``.
 """
 
 import re
@@ -18,7 +19,7 @@ HOST = "host"
 """Name of the record that marks these messages."""
 
 _ORDER, _FAILURE = "order", "failure"
-_RANK = re.compile(r"(.*)-(0|[1-9][0-9]{0,4})", re.DOTALL)
+_KEY = re.compile(r"(0|[1-9][0-9]{0,4})?/(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class HostOrders:
         for rank, content in self.contents.items():
             for name, record in content.items():
                 if name == self.config_key:
-                    records[f"{_ORDER}-{rank}"] = record
+                    records[f"{rank}/{_ORDER}"] = record
                 elif all(other.get(name) is record for other in self.contents.values()):
-                    records[name] = record
+                    records[f"/{name}"] = record
                 else:
-                    records[f"{name}-{rank}"] = record
+                    records[f"{rank}/{name}"] = record
         return records
 
     @classmethod
@@ -64,7 +65,6 @@ class HostOrders:
         orders = {rank: records.pop(_ORDER) for rank, records in own.items() if _ORDER in records}
         if not orders or not all(isinstance(order, ConfigRecord) for order in orders.values()):
             raise ProtocolError("the message to a node with several devices holds no orders")
-        del shared[HOST]
         contents = {
             rank: RecordDict({**shared, **own[rank], values["config_key"]: order})
             for rank, order in orders.items()
@@ -87,12 +87,13 @@ class HostReply:
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to the message."""
-        records = RecordDict({**self.shared, HOST: ConfigRecord()})
+        records = RecordDict({HOST: ConfigRecord()})
+        records.update({f"/{name}": record for name, record in self.shared.items()})
         for rank, part in self.parts.items():
             for name, record in part.items():
-                records[f"{name}-{rank}"] = record
+                records[f"{rank}/{name}"] = record
         for rank, failure in self.failures.items():
-            records[f"{_FAILURE}-{rank}"] = ConfigRecord(to_wire(failure))
+            records[f"{rank}/{_FAILURE}"] = ConfigRecord(to_wire(failure))
         return Message(records, reply_to=message)
 
     @classmethod
@@ -101,9 +102,9 @@ class HostReply:
 
         ProtocolError if it is not a reply of such a node.
         """
-        own, shared = by_rank(content)
-        if shared.pop(HOST, None) is None:
+        if HOST not in content:
             raise ProtocolError("the reply does not come from a node with several devices")
+        own, shared = by_rank(content)
         failures = {
             rank: Failure(**from_wire(Failure, records[_FAILURE]))
             for rank, records in own.items()
@@ -114,12 +115,11 @@ class HostReply:
 
 
 def by_rank(content: RecordDict) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
-    """Return the records of each local rank, by name without the rank, and the other records."""
+    """Return the records of each local rank, and those of all, by name without the prefix."""
     own: dict[int, dict[str, Any]] = {}
     shared: dict[str, Any] = {}
-    for name, record in content.items():
-        if match := _RANK.fullmatch(name):
-            own.setdefault(int(match[2]), {})[match[1]] = record
-        else:
-            shared[name] = record
+    for key, record in content.items():
+        if match := _KEY.fullmatch(key):
+            records = shared if match[1] is None else own.setdefault(int(match[1]), {})
+            records[match[2]] = record
     return dict(sorted(own.items())), shared

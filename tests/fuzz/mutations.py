@@ -31,8 +31,8 @@ HUGE = (2**31, 2**32 + 1, 2**63 - 1, -(2**63), 10**400)
 NAMES = st.sampled_from(
     [
         *("", "x", "model", "arrays", "config", "metrics", "losses", "momentum", "sums", "profile"),
-        *("arrays-0", "arrays-1", "order-0", "order-1", "order-00", "failure-0", "metrics-1"),
-        *("profile-0", "profile-1", "losses-0", "host", "x-" + "9" * 5000, "order-²", "order--1"),
+        *("0/arrays", "1/arrays", "0/order", "1/order", "00/order", "0/failure", "1/metrics"),
+        *("0/profile", "1/profile", "0/losses", "host", "9" * 5000 + "/x", "²/order", "-1/order"),
     ]
 )
 SCALARS = st.one_of(

@@ -273,10 +273,10 @@ def test_message_of_another_strategy_waits_for_its_device_and_a_query_does_not()
 
 LIES: dict[str, Callable[[RecordDict], object]] = {
     "total": lambda c: c["metrics"].update({"num-examples": 19}),
-    "model": lambda c: c.pop("arrays"),
-    "rank": lambda c: (c.pop("metrics-2"), c.pop("losses-2")),
-    "stranger": lambda c: c.update({"metrics-7": MetricRecord({"num-examples": 1})}),
-    "failure": lambda c: c.update({"failure-1": ConfigRecord({"kind": "205", "reason": ""})}),
+    "model": lambda c: c.pop("/arrays"),
+    "rank": lambda c: (c.pop("2/metrics"), c.pop("2/losses")),
+    "stranger": lambda c: c.update({"7/metrics": MetricRecord({"num-examples": 1})}),
+    "failure": lambda c: c.update({"1/failure": ConfigRecord({"kind": "205", "reason": ""})}),
     "nothing": lambda c: c.clear(),
 }
 """Changes to the reply of a host of three."""

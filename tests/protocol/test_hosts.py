@@ -12,11 +12,11 @@ def orders() -> HostOrders:
     arrays, momentum = toy_arrays(1.0), toy_arrays(2.0)
     contents = {
         rank: RecordDict(
-            {"model": arrays, "momentum": momentum, "settings": ConfigRecord({"steps": rank})}
+            {"0/model": arrays, "momentum": momentum, "settings": ConfigRecord({"steps": rank})}
         )
         for rank in (2, 0, 11)
     }
-    return HostOrders(contents, "model", "settings", "weight", "equal", [0.0, 1.5], ["weight"])
+    return HostOrders(contents, "0/model", "settings", "weight", "equal", [0.0, 1.5], ["weight"])
 
 
 def sent() -> Message:
@@ -33,18 +33,20 @@ def replied() -> RecordDict:
             1: Failure("raised", "Traceback\nRuntimeError: the fan stands still\n"),
             4: Failure("died", ""),
         },
-        RecordDict({"arrays": toy_arrays(5.0)}),
+        RecordDict({"0/arrays": toy_arrays(5.0)}),
     )
     return over_the_wire(reply.to_reply(sent())).content
 
 
 def test_orders_survive_the_wire_and_shared_records_travel_once() -> None:
+    """Names are the user's choice, and may look like those of a worker's own records."""
     message = sent()
-    assert set(message.content) == {"host", "model", "momentum", "order-0", "order-2", "order-11"}
+    orders_of_three = {"0/order", "2/order", "11/order"}
+    assert set(message.content) == {"host", "/0/model", "/momentum", *orders_of_three}
     found, expected = HostOrders.from_message(message), orders()
     assert list(found.contents) == [0, 2, 11]
     for rank, content in found.contents.items():
-        assert set(content) == {"model", "momentum", "settings"}
+        assert set(content) == {"0/model", "momentum", "settings"}
         assert content["settings"] == expected.contents[rank]["settings"]
         assert same_bits(content["momentum"], expected.contents[rank]["momentum"])
     for name in ("arrays_key", "config_key", "weighted_by", "worker_weight"):
@@ -60,7 +62,7 @@ def test_orders_without_our_records_are_refused(kind: type) -> None:
         HostOrders.from_message(message)
     message = sent()
     for rank in (0, 2, 11):
-        del message.content[f"order-{rank}"]
+        del message.content[f"{rank}/order"]
     with pytest.raises(ProtocolError, match="no orders"):
         HostOrders.from_message(message)
 
@@ -69,7 +71,7 @@ def test_orders_without_our_records_are_refused(kind: type) -> None:
 def test_record_of_no_rank_is_nobodys(rank: str) -> None:
     """Neither a second record of rank 0, nor more digits than Python reads."""
     content = replied()
-    content[f"metrics-{rank}"] = MetricRecord({"x": 3})
+    content[f"{rank}/metrics"] = MetricRecord({"x": 3})
     found = HostReply.from_content(content)
     assert sorted(found.parts) == [0, 12]
     assert found.parts[0]["metrics"] == MetricRecord({"x": 1})
@@ -79,7 +81,7 @@ def test_reply_survives_the_wire() -> None:
     found = HostReply.from_content(replied())
     assert sorted(found.parts) == [0, 12]
     assert found.parts[12]["metrics"] == MetricRecord({"x": 2})
-    assert set(found.shared) == {"arrays"}
+    assert set(found.shared) == {"0/arrays"}
     assert found.failures[1].kind == "raised"
     assert found.failures[1].brief == "RuntimeError: the fan stands still"
     assert found.failures[4].brief == "died"

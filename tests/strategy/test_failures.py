@@ -308,7 +308,7 @@ def test_app_that_does_not_load_is_one_that_raised() -> None:
 def test_control_characters_of_a_node_do_not_reach_the_terminal() -> None:
     sent = "Traceback:\n\tline 1\nbad \x1b[2J\r\u202e"
     record = ConfigRecord({"kind": "raised", "reason": sent})
-    of_host = HostReply.from_content(RecordDict({"host": ConfigRecord(), "failure-1": record}))
+    of_host = HostReply.from_content(RecordDict({"host": ConfigRecord(), "1/failure": record}))
     for failure in (Failure.of(Error(NOT_LOADED, sent)), of_host.failures[1]):
         assert failure.reason == "Traceback:\n\tline 1\nbad \\x1b[2J\\r\\u202e"
         assert failure.brief == "bad \\x1b[2J\\r\\u202e"

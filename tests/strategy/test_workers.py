@@ -162,7 +162,7 @@ def test_update_node_without_a_usable_answer_takes_no_part(
 def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
     def two(message: Message, node_id: int) -> Message:
         record = WorkerProfile("cpu", tier="fast").to_reply(message).content["profile"]
-        content = {"host": ConfigRecord(), "profile-0": record, "profile-1": record}
+        content = {"host": ConfigRecord(), "0/profile": record, "1/profile": record}
         return Message(RecordDict(content), reply_to=message)
 
     with captured_log() as log:
