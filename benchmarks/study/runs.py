@@ -323,7 +323,7 @@ def _our_settings(run: Run, places: Places, core: int) -> dict[str, Any]:
         del settings["local-steps-fast"], settings["local-steps-slow"]
     if run.clock == "counted":
         extra = {"step_seconds": STEP_SECONDS, "seconds": run.seconds, "core": core}
-        extra["late"] = arm.late
+        extra |= {"late": arm.late, "momentum": arm.momentum}
         return {"task": task, "run": settings, "shape": run.shape, **extra}
     slow = "" if run.repeat else f" slowdown={shape.gap:g}"
     workers = f"1x cpu:{FAST_CORE} fast; 1x cpu:{SLOW_CORE} slow{slow}"

@@ -17,7 +17,10 @@ CONTENDER_MARGIN = 0.02
 
 TWO_DEVICES = ("ddp", "load", "per-sample")
 GAPS = ("gap-2", "gap-4")
-IDEAS = ("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate")
+IDEAS = (
+    *("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate"),
+    *("shared-momentum", "shared-momentum-short", "momentum-in-time"),
+)
 
 Rows = Mapping[str, Sequence[Row]]
 """Rows by stage."""
