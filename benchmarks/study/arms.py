@@ -27,8 +27,9 @@ class Arm:
     late : bool (default: False)
         Whether the other workers' part of an average is applied one round late, and a round costs
         nothing next to computing; only on the counted clock.
-    momentum : {"", "shared", "in-time"} (default: "")
-        As of `counted.SharedMomentum`, or as of `counted.in_time`; only on the counted clock.
+    own_batch : bool (default: False)
+        Whether the slow device does as many steps as the fast one, with batches that are smaller by
+        the gap; only on the counted clock.
     """
 
     kind: Literal["loop", "ddp", "ours"]
@@ -37,15 +38,13 @@ class Arm:
     accumulate: int = 1
     times_steps: float = 1.0
     late: bool = False
-    momentum: Literal["", "shared", "in-time"] = ""
+    own_batch: bool = False
 
     @property
     def both(self) -> bool:
         """Whether the slow device takes part."""
         return self.kind != "loop"
 
-
-SHARED = {"weights": "per-sample", "momentum-buffers": "average"}
 
 ARMS: Mapping[str, Arm] = {
     **{f"fast-{batch}": Arm("loop", batch) for batch in (16, 32, 48)},
@@ -54,12 +53,10 @@ ARMS: Mapping[str, Arm] = {
     "load": Arm("ours", 16, {"weights": "load"}),
     "per-sample": Arm("ours", 16, {"weights": "per-sample"}),
     "separated": Arm("ours", 16, {"weights": "per-sample", "sampler": "separated"}),
-    "averaged-momentum": Arm("ours", 16, SHARED),
+    "averaged-momentum": Arm("ours", 16, {"weights": "per-sample", "momentum-buffers": "average"}),
     "short-rounds": Arm("ours", 16, {"weights": "per-sample"}, times_steps=0.5),
     "long-rounds": Arm("ours", 16, {"weights": "per-sample"}, times_steps=2.0),
-    "shared-momentum": Arm("ours", 16, SHARED, momentum="shared"),
-    "shared-momentum-short": Arm("ours", 16, SHARED, times_steps=0.5, momentum="shared"),
-    "momentum-in-time": Arm("ours", 16, {"weights": "per-sample"}, momentum="in-time"),
+    "small-batches": Arm("ours", 16, {"weights": "per-sample"}, own_batch=True),
     "one-round-late": Arm("ours", 16, {"weights": "per-sample"}, late=True),
     "outer-rate": Arm(
         "ours",

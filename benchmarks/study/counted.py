@@ -8,7 +8,6 @@ work on the machine does not change a bit of it.
 ``python -m benchmarks.study.counted SETTINGS`` writes ``result.json``.
 """
 
-import functools
 import json
 import os
 import sys
@@ -17,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -103,12 +101,6 @@ def _worker(profile: WorkerProfile, run: Callable[[TrainOrder], TrainReport]) ->
     return answer
 
 
-def _at_rate(
-    run: Callable[[TrainOrder], TrainReport], factor: float, order: TrainOrder
-) -> TrainReport:
-    return run(replace(order, learning_rate=order.learning_rate * factor))
-
-
 class OneRoundLate:
     """Starts each round of a worker without what the others did in the round before.
 
@@ -149,64 +141,11 @@ class OneRoundLate:
         return replace(report, arrays=view_record({**reached, **moved}))
 
 
-class SharedMomentum:
-    """Gives both workers the same momentum, in which every sample counts the same.
-
-    With per-sample scales s_i, completed steps tau_i, r the worker with the most, and beta the
-    coefficient of SGD, the momentum after a round is
-    ``beta^tau_r m + sum_i s_i (m_i - beta^tau_i m)``: what a worker adds to m is scaled as its
-    update, and what was in m fades as in worker r. With one step each it is the momentum of SGD on
-    the concatenated batch.
-
-    Parameters
-    ----------
-    coefficient : float
-        beta.
-    """
-
-    def __init__(self, coefficient: float) -> None:
-        self._coefficient = coefficient
-        self._shared: dict[str, AnyArray] = {}
-        self._sent: list[tuple[int, dict[str, AnyArray]]] = []
-        """Completed steps and momentum of the workers that have trained in this round."""
-
-    def run(self, run: Callable[[TrainOrder], TrainReport], order: TrainOrder) -> TrainReport:
-        """Return the report of a round of a worker; `run` is ``LocalSGD.run``."""
-        report = run(replace(order, momentum=view_record(self._shared) if self._shared else None))
-        assert report.momentum is not None
-        sent = {name: array.numpy().copy() for name, array in report.momentum.items()}
-        self._sent.append((report.completed_steps, sent))
-        if len(self._sent) == 2:
-            self._shared, self._sent = self._next(), []
-        return report
-
-    def _next(self) -> dict[str, AnyArray]:
-        longest, total = max(t for t, _ in self._sent), sum(t for t, _ in self._sent)
-        scale = longest / total
-        kept = [self._coefficient**steps for steps, _ in self._sent]
-        rest = self._coefficient**longest - scale * sum(kept)
-        names = self._sent[0][1]
-        added = {name: scale * sum(state[name] for _, state in self._sent) for name in names}
-        if self._shared:
-            added = {name: added[name] + rest * self._shared[name] for name in names}
-        return {name: array.astype(np.float32) for name, array in added.items()}
-
-
-def in_time(momentum: float, times: float) -> tuple[float, float]:
-    """Return a slow worker's momentum, and the factor of its learning rate.
-
-    Its momentum then fades as fast in time as that of a worker with `times` as many steps, and a
-    gradient moves the model as far in the end.
-
-    >>> in_time(0.5, 2)
-    (0.25, 1.5)
-    """
-    slow = momentum**times
-    return slow, (1 - slow) / (1 - momentum)
-
-
 def round_seconds(
-    record: RoundRecord, shape: Shape, batch: int, step_seconds: tuple[float, float]
+    record: RoundRecord,
+    shape: Shape,
+    batches: tuple[int, int],
+    step_seconds: tuple[float, float],
 ) -> float:
     """Return what a round counts as, without its fixed cost.
 
@@ -216,16 +155,17 @@ def round_seconds(
         The round.
     shape : Shape
         The gap of its slow workers.
-    batch : int
-        Samples per step.
+    batches : pair of int
+        Samples per step of the fast and the slow device.
     step_seconds : pair of float
         Seconds per step of the fast device: a constant, and per sample.
     """
-    step = step_seconds[0] + step_seconds[1] * batch
-    slowest = max(
-        row.num_examples / batch * step * (1.0 if row.fast else shape.gap) for row in record.workers
-    )
-    return float(slowest)
+    longest = 0.0
+    for row in record.workers:
+        batch, times = (batches[0], 1.0) if row.fast else (batches[1], shape.gap)
+        step = times * (step_seconds[0] + step_seconds[1] * batch)
+        longest = max(longest, row.num_examples / batch * step)
+    return longest
 
 
 def train(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +175,8 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
     ----------
     given : mapping
         ``task`` (see `tasks.loaded`), ``run`` (run config), ``shape`` (key of `SHAPES`),
-        ``step_seconds``, ``seconds`` (the budget), ``late`` and ``momentum`` (as of `Arm`).
+        ``step_seconds``, ``seconds`` (the budget), ``batches`` (of both devices), ``late`` (as
+        of `Arm`).
 
     Returns
     -------
@@ -245,23 +186,22 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
     config = RunConfig.from_run_config(given["run"])
     shape, seed = SHAPES[given["shape"]], config.seed
     step_seconds = given["step_seconds"][0], given["step_seconds"][1]
+    batches = given["batches"][0], given["batches"][1]
     task = loaded(given["task"], seed)
     model = task.initial_model(derived_seed(seed, "model"))
     source = BatchSource(task.train, torch.device("cpu"))
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     steps = [config.local_steps_fast, config.local_steps_slow]
     handlers = {}
-    shared = SharedMomentum(config.momentum)
     for rank, tier in enumerate(("fast", "slow")):
-        momentum, faster = config.momentum, 1.0
-        if given["momentum"] == "in-time":
-            momentum, faster = in_time(momentum, max(steps) / steps[rank])
-        profile = WorkerProfile(f"cpu:{rank}", tier=tier, partition_id=rank)
+        profile = WorkerProfile(
+            f"cpu:{rank}", tier=tier, partition_id=rank, batch_size=batches[rank]
+        )
         sgd = LocalSGD(
             task.fresh_model(0),
             source,
             task.loss,
-            momentum=momentum,
+            momentum=config.momentum,
             weight_decay=config.weight_decay,
             augment=task.augment,
             channels_last=True,
@@ -270,17 +210,13 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
         run = sgd.run
         if given["late"]:
             run = OneRoundLate(run, max(steps) / sum(steps), names).run
-        if given["momentum"] == "in-time":
-            run = functools.partial(_at_rate, run, faster)
-        elif given["momentum"] == "shared":
-            run = functools.partial(shared.run, run)
         handlers[rank + 1] = _worker(profile, run)
     strategy = make_strategy(config, task.num_train, len(handlers), names)
     become_server(1)
     counted = {"training_seconds": 0.0, "rounds": 0, "samples": 0}
 
     def count(record: RoundRecord) -> None:
-        counted["training_seconds"] += round_seconds(record, shape, config.batch_size, step_seconds)
+        counted["training_seconds"] += round_seconds(record, shape, batches, step_seconds)
         counted["training_seconds"] += 0.0 if given["late"] else ROUND_SECONDS
         counted["rounds"] += 1
         counted["samples"] += sum(row.num_examples for row in record.workers)

@@ -307,7 +307,7 @@ def _our_settings(run: Run, places: Places, core: int) -> dict[str, Any]:
         "algorithm": "weighted-local-sgd",
         "batch-size": arm.batch,
         "local-steps-fast": int(shape.steps[0] * arm.times_steps),
-        "local-steps-slow": int(shape.steps[1] * arm.times_steps),
+        "local-steps-slow": int(shape.steps[0 if arm.own_batch else 1] * arm.times_steps),
         "learning-rate": run.rate,
         "schedule": run.decay,
         "seconds": run.seconds,
@@ -323,7 +323,8 @@ def _our_settings(run: Run, places: Places, core: int) -> dict[str, Any]:
         del settings["local-steps-fast"], settings["local-steps-slow"]
     if run.clock == "counted":
         extra = {"step_seconds": STEP_SECONDS, "seconds": run.seconds, "core": core}
-        extra |= {"late": arm.late, "momentum": arm.momentum}
+        extra["late"] = arm.late
+        extra["batches"] = [arm.batch, int(arm.batch / shape.gap) if arm.own_batch else arm.batch]
         return {"task": task, "run": settings, "shape": run.shape, **extra}
     slow = "" if run.repeat else f" slowdown={shape.gap:g}"
     workers = f"1x cpu:{FAST_CORE} fast; 1x cpu:{SLOW_CORE} slow{slow}"

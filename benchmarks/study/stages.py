@@ -19,7 +19,7 @@ TWO_DEVICES = ("ddp", "load", "per-sample")
 GAPS = ("gap-2", "gap-4")
 IDEAS = (
     *("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate"),
-    *("shared-momentum", "shared-momentum-short", "momentum-in-time"),
+    "small-batches",
 )
 
 Rows = Mapping[str, Sequence[Row]]

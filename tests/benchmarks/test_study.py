@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
 
 from benchmarks.study import __main__ as study_command
 from benchmarks.study import counted, loop, report, runs, stages
@@ -171,8 +170,12 @@ def test_a_round_counts_as_its_slowest_worker() -> None:
         ]
     )
     # 4 steps of 0.02 + 32 x 0.01 s; 2 of them at a gap of 2 take as long
-    assert counted.round_seconds(record, SHAPES["gap-2"], 32, (0.02, 0.01)) == pytest.approx(1.36)
-    assert counted.round_seconds(record, SHAPES["gap-4"], 32, (0.02, 0.01)) == pytest.approx(2.72)
+    step = 0.02, 0.01
+    gap_2, gap_4 = SHAPES["gap-2"], SHAPES["gap-4"]
+    assert counted.round_seconds(record, gap_2, (32, 32), step) == pytest.approx(1.36)
+    assert counted.round_seconds(record, gap_4, (32, 32), step) == pytest.approx(2.72)
+    # 4 steps of 0.02 + 16 x 0.01 s at a gap of 2
+    assert counted.round_seconds(record, gap_2, (32, 16), step) == pytest.approx(1.44)
 
 
 def test_one_round_late_leaves_out_what_the_others_did_last() -> None:
@@ -204,30 +207,6 @@ def test_one_round_late_leaves_out_what_the_others_did_last() -> None:
     assert returned == [11.0, 13.0, 14.0]
 
 
-def test_shared_momentum_has_every_sample_with_the_same_coefficient() -> None:
-    shared = counted.SharedMomentum(0.5)
-    added = {2: 3.0, 1: 6.0}  # by steps
-
-    def add(order: TrainOrder) -> TrainReport:
-        before = float(order.momentum["w"].numpy()) if order.momentum else 0.0
-        started.append(before)
-        momentum = 0.5**order.local_steps * before + added[order.local_steps]
-        return replace(report, completed_steps=order.local_steps, momentum=record(momentum))
-
-    def record(value: float) -> ArrayRecord:
-        return view_record({"w": np.array(value, np.float32)})
-
-    started: list[float] = []
-    report = TrainReport(1, 1, 0.1, 0, 0, np.zeros(0, np.float32), record(0.0))
-    for _ in range(3):
-        for steps in (2, 1):
-            samples = np.zeros(steps, np.int32)
-            order = TrainOrder(1, 1, steps, 1, 0.1, 0, 0.0, "average", samples, record(0.0))
-            shared.run(add, order)
-    # both have the scale 2 / 3: 2 / 3 x (3 + 6), then 0.5 ** 2 x 6 + 2 / 3 x (3 + 6)
-    assert started == [0.0, 0.0, 6.0, 6.0, 7.5, 7.5]
-
-
 @pytest.mark.processes
 def test_a_counted_run_trains_what_the_local_grid_trains(tmp_path: Path) -> None:
     run = {
@@ -243,7 +222,7 @@ def test_a_counted_run_trains_what_the_local_grid_trains(tmp_path: Path) -> None
         "run": {key.replace("_", "-"): value for key, value in run.items()} | {"epochs": 9},
         **{"shape": "gap-2", "step_seconds": [1.0, 0.0], "seconds": 2.01 * rounds - 1.0},
         "late": False,
-        "momentum": "",
+        "batches": [32, 32],
     }
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
