@@ -145,7 +145,7 @@ def _train(settings: Settings, worker: WorkerSpec) -> list[float]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    from flower_blsgd.worker.local_sgd import throttle
+    from flower_blsgd.worker.timing import throttle
 
     from .images import some_images
 

@@ -18,7 +18,7 @@ from flower_blsgd.data import splits
 from flower_blsgd.data.cache import Prepared, Write, prepared
 from flower_blsgd.data.samples import LARGEST_VOCABULARY, TOKENIZER_FILE
 from flower_blsgd.data.source import DataSource
-from flower_blsgd.tasks.task import prepare_task
+from flower_blsgd.tasks.by_name import prepare_task
 
 CLASSES = 10
 """Where a data set may have any number."""

@@ -18,8 +18,8 @@ import torch
 from flower_blsgd import LocalSGD, Task, TrainOrder
 from flower_blsgd.grids.machine import this_machine
 from flower_blsgd.tasks import load_task
-from flower_blsgd.worker.local_sgd import seconds_per_step
 from flower_blsgd.worker.model_io import state_record
+from flower_blsgd.worker.timing import seconds_per_step
 
 from .images import data_text, some_images
 from .rows import Measured, Row, conditions, main, row

@@ -64,7 +64,7 @@ def profile(message: Message, context: Context) -> Message:
         task = _task(config)
         sgd = _local_sgd(config, worker)  # cached for round 1
         if query.calibrate and not worker.seconds_per_step:
-            from flower_blsgd.worker.local_sgd import seconds_per_step
+            from flower_blsgd.worker.timing import seconds_per_step
 
             seconds = seconds_per_step(sgd, query.batch_size, query.seconds)
         from flower_blsgd.worker.model_io import model_fingerprint
@@ -113,9 +113,9 @@ def evaluate(message: Message, context: Context) -> Message:
     config = _config(context)
     worker = worker_of(context)
     with pinned(worker, config.threads):
-        from flower_blsgd.worker.local_sgd import throttle
         from flower_blsgd.worker.model_io import load_state
         from flower_blsgd.worker.step import use_precision
+        from flower_blsgd.worker.timing import throttle
 
         task = _task(config)
         order = EvaluateOrder.from_message(message, task.num_test)
@@ -141,7 +141,7 @@ def _checked(settings: tuple[tuple[str, bool | float | int | str], ...]) -> RunC
 
 @functools.lru_cache(maxsize=1)
 def _task(config: RunConfig) -> "Task":
-    from flower_blsgd.tasks.task import load_task
+    from flower_blsgd.tasks.by_name import load_task
 
     return load_task(**config.task_settings)
 

@@ -26,7 +26,8 @@ from .run import make_local_grid, train_on
 from .settings import Settings
 from .strategy.budget import Budget
 from .tasks import GIVEN_IN_PYTHON, TASKS
-from .tasks.task import Task, load_saved_model, load_task, registration
+from .tasks.by_name import load_saved_model, load_task, registration
+from .tasks.task import Task
 from .worker.model_io import first_difference, sent_tensors
 from .worker.step import use_precision
 

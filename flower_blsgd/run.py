@@ -37,7 +37,9 @@ from .strategy.fit_loop import EvaluateFn
 from .strategy.replies import ModelShape
 from .strategy.speeds import assume_speeds
 from .strategy.workers import WorkerRegistry
-from .tasks.task import Task, check_task, check_weights, load_task
+from .tasks.by_name import check_weights, load_task
+from .tasks.check import check_task
+from .tasks.task import Task
 from .worker import MODULES
 from .worker.model_io import load_state, model_fingerprint, state_record
 from .worker.profile import profile_of

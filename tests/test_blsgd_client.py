@@ -157,5 +157,5 @@ def test_profile_tells_a_speed_only_when_it_is_asked_for_and_not_known(
 ) -> None:
     assert profile_of(False).seconds_per_step == 0.0
     assert 0 < profile_of(True).seconds_per_step < 1
-    monkeypatch.setattr("flower_blsgd.worker.local_sgd.seconds_per_step", None)
+    monkeypatch.setattr("flower_blsgd.worker.timing.seconds_per_step", None)
     assert profile_of(True, **{"seconds-per-step": 0.5}).seconds_per_step == 0.5

@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flower_blsgd import Task
 from flower_blsgd.algorithm.randomness import derived_seed, generator
-from flower_blsgd.worker.local_sgd import throttle
 from flower_blsgd.worker.step import make_optimizer, set_learning_rate
+from flower_blsgd.worker.timing import throttle
 
 from .tasks import finished, loaded, whole
 

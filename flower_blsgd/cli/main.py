@@ -276,7 +276,7 @@ def add_prepare(command: argparse.ArgumentParser) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from ..tasks.task import prepare_task
+    from ..tasks.by_name import prepare_task
 
     config = own_settings(options)
     find_modules_here()

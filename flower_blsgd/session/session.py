@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ..algorithm.randomness import derived_seed
 from ..errors import UsageError, first_line
 from ..protocol import EvaluateReport, SessionInfo, TrainOrder, TrainReport
-from ..worker.local_sgd import synchronize, throttle
 from ..worker.model_io import (
     check_model,
     load_momentum,
@@ -24,6 +23,7 @@ from ..worker.model_io import (
     sent_tensors,
     state_record,
 )
+from ..worker.timing import synchronize, throttle
 from .exchange import HERE, End, Evaluate, Exchange, Joined, Measure, Train
 from .sampler import SessionSampler
 

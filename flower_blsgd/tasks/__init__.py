@@ -1,13 +1,14 @@
 """Training tasks: built-in ones by name, custom ones as ``module:function`` or as objects.
 
-Importing this package does not import torch; `Task` and its loaders are in `task`.
+Importing this package does not import torch; `Task` is in `task`, and its loaders are in `by_name`.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .task import Task, load_task, register_task
+    from .by_name import load_task, register_task
+    from .task import Task
 
 __all__ = ["GIVEN_IN_PYTHON", "OPTIONS", "TASKS", "Task", "load_task", "register_task"]
 
@@ -48,6 +49,6 @@ def __getattr__(name: str) -> Any:
     """Load a public name that needs torch on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import task
+    from . import by_name
 
-    return getattr(task, name)
+    return getattr(by_name, name)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError, nearest
-from .task import Benchmark, Task
+from .by_name import Benchmark
+from .task import Task
 
 _TRAIN_COUNTS = (142, 146, 142, 146, 145, 145, 145, 143, 139, 144)
 """Training images per class; the others are test images."""

@@ -32,7 +32,8 @@ from ..models.vision import (
     vision_model_names,
 )
 from ..worker.step import Augment
-from .task import Benchmark, Task
+from .by_name import Benchmark
+from .task import Task
 
 _RESNETS: Mapping[str, Callable[..., nn.Module]] = {
     "resnet20": resnet20,

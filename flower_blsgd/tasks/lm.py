@@ -13,7 +13,8 @@ from ..errors import UsageError
 from ..models.language import LanguageModel, longest_block
 from ..models.pretrained import folder_config, model_folder
 from ..worker.losses import next_token_loss
-from .task import Benchmark, Task
+from .by_name import Benchmark
+from .task import Task
 from .texts import tokenizer_source
 
 

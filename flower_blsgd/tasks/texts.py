@@ -14,7 +14,8 @@ from ..data.source import DataSource
 from ..errors import UsageError, nearest
 from ..models.pretrained import folder_tokenizer, hf_hub_name, load_weights, model_folder
 from ..models.text import DISTILBERTS, TextEncoder, TextTransformer, most_tokens, text_config
-from .task import Benchmark, Task
+from .by_name import Benchmark
+from .task import Task
 
 _ENCODER = "encoder"
 _FRESH = (_ENCODER, "distilbert-micro")

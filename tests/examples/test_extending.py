@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flower_blsgd import TrainReport
 from flower_blsgd.algorithm.local_steps import Participant
 from flower_blsgd.results.folder import EpochRow
-from flower_blsgd.tasks.task import check_task
+from flower_blsgd.tasks.check import check_task
 
 from ..results.records import epoch
 from .commands import ROOT, two_nodes

@@ -10,8 +10,9 @@ from torch import nn
 pytest.importorskip("datasets")
 
 from flower_blsgd.tasks import load_task
+from flower_blsgd.tasks.by_name import load_saved_model, prepare_task
+from flower_blsgd.tasks.check import check_task
 from flower_blsgd.tasks.images import BENCHMARKS
-from flower_blsgd.tasks.task import check_task, load_saved_model, prepare_task
 from flower_blsgd.worker.local_sgd import cross_entropy
 
 from ..data.image_files import make_folders, make_parquet, png, some_images

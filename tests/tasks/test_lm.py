@@ -16,7 +16,8 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.models.pretrained import import_transformers, quiet
 from flower_blsgd.tasks import load_task
-from flower_blsgd.tasks.task import check_task, prepare_task
+from flower_blsgd.tasks.by_name import prepare_task
+from flower_blsgd.tasks.check import check_task
 from flower_blsgd.worker.model_io import frozen_tensors, sent_tensors, state_record
 
 from ..models.hf_folders import TEXTS, vocabulary_of_rows

@@ -20,15 +20,10 @@ from flower_blsgd.data.source import import_torchvision
 from flower_blsgd.errors import UsageError
 from flower_blsgd.models import pretrained, vision
 from flower_blsgd.protocol import EvaluateReport
-from flower_blsgd.tasks import load_task, register_task
-from flower_blsgd.tasks import task as module
-from flower_blsgd.tasks.task import (
-    check_task,
-    check_weights,
-    correct,
-    prepare_task,
-    with_validation,
-)
+from flower_blsgd.tasks import by_name, load_task, register_task
+from flower_blsgd.tasks.by_name import check_weights, prepare_task, registration
+from flower_blsgd.tasks.check import check_task
+from flower_blsgd.tasks.task import correct, with_validation
 
 from ..log_capture import captured_log
 from ..refusal import refusal
@@ -333,7 +328,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setattr(module, "_REGISTERED", {})
+    monkeypatch.setattr(by_name, "_REGISTERED", {})
     task = points(10)
     assert register_task(task) == "given-in-python"
     return task
@@ -537,9 +532,9 @@ def test_workers_repair_torchvision_before_they_unpickle_a_task(
     monkeypatch: pytest.MonkeyPatch, repaired: bool
 ) -> None:
     """Arguments of a partial are unpickled in their order."""
-    monkeypatch.setattr(module, "is_repaired", lambda: repaired)
+    monkeypatch.setattr(by_name, "is_repaired", lambda: repaired)
     task = task_of()
-    register = module.registration(task)
+    register = registration(task)
     *before, last = register.args
     assert last is task
     assert [part.__reduce__() for part in before] == [(import_torchvision, ())] * repaired

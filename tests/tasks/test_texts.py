@@ -23,7 +23,8 @@ from flower_blsgd.models.text import TextEncoder, TextTransformer
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.run import train_on
 from flower_blsgd.tasks import load_task
-from flower_blsgd.tasks.task import check_task, load_saved_model
+from flower_blsgd.tasks.by_name import load_saved_model
+from flower_blsgd.tasks.check import check_task
 from flower_blsgd.tasks.texts import model_maker, tokenizer_source
 
 from ..data.text_files import CLASS_NAMES, TRAIN, make_texts

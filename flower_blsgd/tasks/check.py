@@ -1,0 +1,121 @@
+"""Check the model and the functions of a task with two samples before it trains."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..worker.batches import (
+    BatchSource,
+    Samples,
+    inputs_and_targets,
+    map_tensors,
+    micro_batches,
+    num_samples,
+)
+from ..worker.evaluation import EvaluateReport, named_values
+from ..worker.model_io import check_model
+from ..worker.step import (
+    Augment,
+    augmented,
+    check_micro_batches,
+    custom_optimizer,
+    takes_model,
+)
+from .task import Task, call_user, is_lightning
+
+
+def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
+    """Check model, loss, metric and augmentation with two samples, on the CPU.
+
+    Preserves the state of torch's generator. `name` is for messages. `micro_batch_size` is the
+    largest size of a micro-batch; 0: none. UsageError if one of the task's functions raises an
+    exception or returns a wrong shape, or the model cannot be trained, or not with micro-batches. A
+    UsageError of a function is passed on.
+    """
+    title = f"task = {name!r}" if name else "task"
+    call = partial(call_user, title)
+    train = call("reading train", _two_samples, task, task.train)
+    test = call("reading test", _two_samples, task, task.test)
+    if micro_batch_size > 0:
+        for _ in micro_batches(train, 2, 1):
+            pass
+    with torch.no_grad():
+        model = call("model()", task.fresh_model, 0)
+        if not isinstance(model, nn.Module):
+            raise UsageError(
+                f"{title}: model() returned {_what(model)}, expected a torch.nn.Module"
+            )
+        if is_lightning(model):
+            raise UsageError(
+                f"{title}: model() returned a LightningModule, whose training_step and "
+                "configure_optimizers would be ignored; return its torch.nn.Module, or train its "
+                "script with blsgd launch and flower_blsgd.integrations.lightning.BlsgdCallback"
+            )
+        check_micro_batches(model, micro_batch_size)
+        check_model(model)
+        model = model.cpu().eval()
+        if task.optimizer is not None:
+            call("optimizer(model)", custom_optimizer, task.optimizer, model)
+        if task.augment is not None:
+            train = call("augment(inputs, generator)", _checked_augment, title, task.augment, train)
+        _check_functions(title, task, model, train, test)
+
+
+def _check_functions(title: str, task: Task, model: nn.Module, train: Any, test: Any) -> None:
+    """Check loss and metric on a batch of two training samples and one of two test samples."""
+    call = partial(call_user, title)
+    changed = "augment(inputs, generator)" if task.augment else "inputs"
+    for of, given, batch, functions in (
+        ("", changed, train, {"loss": task.loss}),
+        (" of test", "inputs", test, {"loss": task.loss, "metric": task.metric}),
+    ):
+        outputs: Any = None
+        if not all(map(takes_model, functions.values())):
+            inputs, targets = inputs_and_targets(batch)
+            outputs = call(f"model({given}){of}", model, inputs)
+        for kind, function in functions.items():
+            if takes_model(function):
+                described = f"{kind}(model, batch){of}"
+                values = call(described, function, model, batch)
+            else:
+                described = f"{kind}(outputs, targets){of}"
+                values = call(described, function, outputs, targets)
+            named = named_values(values, kind) if kind == "metric" else {kind: values}
+            for value in named.values():
+                if not isinstance(value, Tensor) or value.shape != (2,):
+                    raise UsageError(
+                        f"{title}: {described} returned {_what(value)} for 2 samples, expected "
+                        "shape (2,): one value per sample; for a torch loss, set "
+                        'reduction="none"'
+                    )
+    sums = {k: float(v.sum()) for k, v in named_values(values, task.metric_name).items()}
+    task.figure(EvaluateReport(0, 2, [0.0], list(sums.values()), list(sums)))
+
+
+def _checked_augment(title: str, augment: Augment, batch: Any) -> Any:
+    seeded = torch.Generator().manual_seed(0)
+    found = augmented(augment, map_tensors(batch, Tensor.clone), seeded)
+    before, after = (part[0] if type(part) is tuple else part for part in (batch, found))
+    if isinstance(before, Tensor) and (
+        not isinstance(after, Tensor) or after.shape[:1] != before.shape[:1]
+    ):
+        raise UsageError(
+            f"{title}: augment(inputs, generator) returned {_what(after)}, expected a tensor of "
+            f"the whole batch, like the inputs' shape {tuple(before.shape)}"
+        )
+    return found
+
+
+def _two_samples(task: Task, samples: Samples) -> Any:
+    """Return a batch of the first and the last sample, which may be the same one."""
+    indices = torch.tensor([0, num_samples(samples) - 1])
+    return BatchSource(samples, torch.device("cpu"), collate=task.collate).batch(indices)
+
+
+def _what(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
