@@ -22,7 +22,7 @@ def repeat_steps(times: int) -> None:
     real = LocalSGD._step
     copies: dict[int, LocalSGD] = {}
 
-    def step(self: LocalSGD, indices: Tensor, generator: torch.Generator, **more: Any) -> Tensor:
+    def step(self: LocalSGD, *arguments: Any, **more: Any) -> Tensor:
         if os.sched_getaffinity(0) == {SLOW_CORE}:
             if id(self) not in copies:
                 shadow = copies[id(self)] = copy.copy(self)
@@ -30,9 +30,9 @@ def repeat_steps(times: int) -> None:
                 shadow._optimizer = torch.optim.SGD(
                     shadow.model.parameters(), lr=0.0, momentum=0.9, fused=True
                 )
-            draw = torch.Generator()
+                shadow._generator = torch.Generator()
             for _ in range(times - 1):
-                real(copies[id(self)], indices, draw, **more)
-        return real(self, indices, generator, **more)
+                real(copies[id(self)], *arguments, **more)
+        return real(self, *arguments, **more)
 
     LocalSGD._step = step  # type: ignore[method-assign]

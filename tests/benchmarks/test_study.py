@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord
 
 from benchmarks.study import __main__ as study_command
 from benchmarks.study import counted, loop, report, runs, stages
 from benchmarks.study.arms import FAST_CORE, SHAPES, SLOW_CORE
+from benchmarks.study.emulation import repeat_steps
 from benchmarks.study.estimator import Curve, Target, interval, speedup
 from benchmarks.study.runs import Run, Store, is_due
 from benchmarks.study.tasks import Places
-from flower_blsgd import TrainOrder, TrainReport, train
+from flower_blsgd import LocalSGD, TrainOrder, TrainReport, train
 from flower_blsgd.grids.array_records import view_record
 
 # --- estimator
@@ -205,6 +207,33 @@ def test_one_round_late_leaves_out_what_the_others_did_last() -> None:
     assert [start["weight"] for start in starts] == [10.0, 10.5, 12.5]
     assert [start["mean"] for start in starts] == [7.0, 7.0, 7.0]
     assert returned == [11.0, 13.0, 14.0]
+
+
+def test_a_core_that_repeats_its_steps_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSGD, "_step", LocalSGD._step)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {SLOW_CORE})
+    sizes: list[int] = []
+
+    def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(outputs))
+        return (outputs.squeeze(1) - targets).square()
+
+    model = torch.nn.Linear(1, 1)
+    record = ArrayRecord(model.state_dict())
+    data = (torch.tensor([[1.0], [2.0]]), torch.zeros(2))
+    trained = []
+    for times in (1, 3):
+        repeat_steps(times)
+        sgd = LocalSGD(
+            model, data, squares, augment=lambda x, draw: x + torch.rand(1, generator=draw)
+        )
+        order = TrainOrder(
+            1, 1, 2, 2, 0.1, 0, 0.0, "keep", np.array([0, 1, 1, 0], np.int32), record
+        )
+        report = sgd.run(order)
+        trained.append({name: array.numpy().copy() for name, array in report.arrays.items()})
+    assert sizes == [2] * (2 * 1 + 2 * 3)
+    assert trained[0] == trained[1]
 
 
 @pytest.mark.processes
