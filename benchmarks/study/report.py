@@ -325,10 +325,15 @@ def throughput_lines(rows: Sequence[Row]) -> Lines:
         said = f"{median(own):.3f} [{min(own):.3f}, {max(own):.3f}]"
         way = "repeats its work" if repeat else "waits"
         yield _line(shape, f"`{arm}`", way, said, str(len(own)))
-    beside = [row["samples_per_second"] for row in done if row["neighbor"]]
+    beside = [
+        row["samples_per_second"] / alone[row["block"]]
+        for row in done
+        if row["neighbor"] and row["block"] in alone
+    ]
     if beside:
-        share = median(beside) / median(alone.values())
-        yield ""
+        share = median(beside)
+        if shares:
+            yield ""
         yield f"The fast core next to a computing core keeps {share:.3f} of its samples per second."
 
 
