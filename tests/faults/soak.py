@@ -32,10 +32,10 @@ from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES
 
-from ..grids.processes import process_ids, shared_bytes
+from ..grids.processes import Held, left_behind, process_ids, shared_bytes
 from .faults import COUNTED, KINDS, Fault, Faults
 from .kill_server import QUICK, kill_and_resume, run_to_its_end
-from .training import ROUNDS, Held, left_behind, train
+from .training import ROUNDS, train
 
 UNDISTURBED = 20
 """Runs without a failure, with the seeds that the others have in turn."""

@@ -1,11 +1,7 @@
 """Training runs with faults, in this process, and what they leave behind."""
 
-import gc
-import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES
 
-from ..grids.processes import processes_below, wait_until
+from ..grids.processes import Held, left_behind
 from .faults import Faults, short_patience
 
 WORKERS = "2x cpu:0 fast; 1x cpu:1 slow"
@@ -72,48 +68,6 @@ def train(
     config = RunConfig.from_run_config({**SETTINGS, "out": str(folder), **given})
     with short_patience(patience), make_local_grid(config, setup=faults) as grid:
         return train_on(grid, config, _View(config, grid, on_round)).summary
-
-
-@dataclass
-class Held:
-    """What this process holds: processes below it, threads, descriptors, blocks of memory."""
-
-    processes: set[int] = field(default_factory=processes_below)
-    threads: int = field(default_factory=threading.active_count)
-    descriptors: int = field(default_factory=lambda: len(descriptors()))
-    shared: int = field(default_factory=lambda: sum("memfd:" in d for d in descriptors()))
-
-    def more_than(self, before: "Held") -> dict[str, int]:
-        """Return what is held now and was not before."""
-        more = {
-            "processes": len(self.processes - before.processes),
-            "threads": self.threads - before.threads,
-            "descriptors": self.descriptors - before.descriptors,
-            "shared memory": self.shared - before.shared,
-        }
-        return {name: count for name, count in more.items() if count > 0}
-
-
-def descriptors() -> list[str]:
-    """Return where the open descriptors of this process lead to, but for a library's own files."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:  # that of this very listing
-            continue
-    return [path for path in found if "site-packages" not in path]  # fonts stay open
-
-
-def left_behind(before: Held) -> dict[str, int]:
-    """Return what is held longer than it takes to end; empty if nothing is."""
-
-    def nothing() -> bool:
-        gc.collect()
-        return not Held().more_than(before)
-
-    wait_until(nothing, 30.0)
-    return Held().more_than(before)
 
 
 @contextmanager

@@ -1,8 +1,11 @@
 """What the tests with real processes share."""
 
+import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -66,6 +69,48 @@ def is_helper(pid: int) -> bool:
         return False
     names = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
     return any(helper in command for helper in names) and name != "blsgd-worker"
+
+
+@dataclass
+class Held:
+    """What this process holds: processes below it, threads, descriptors, blocks of memory."""
+
+    processes: set[int] = field(default_factory=processes_below)
+    threads: int = field(default_factory=threading.active_count)
+    descriptors: int = field(default_factory=lambda: len(descriptors()))
+    shared: int = field(default_factory=lambda: sum("memfd:" in d for d in descriptors()))
+
+    def more_than(self, before: "Held") -> dict[str, int]:
+        """Return what is held now and was not before."""
+        more = {
+            "processes": len(self.processes - before.processes),
+            "threads": self.threads - before.threads,
+            "descriptors": self.descriptors - before.descriptors,
+            "shared memory": self.shared - before.shared,
+        }
+        return {name: count for name, count in more.items() if count > 0}
+
+
+def descriptors() -> list[str]:
+    """Return where the open descriptors of this process lead to, but for a library's own files."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:  # that of this very listing
+            continue
+    return [path for path in found if "site-packages" not in path]  # fonts stay open
+
+
+def left_behind(before: Held) -> dict[str, int]:
+    """Return what is held longer than it takes to end; empty if nothing is."""
+
+    def nothing() -> bool:
+        gc.collect()
+        return not Held().more_than(before)
+
+    wait_until(nothing, 30.0)
+    return Held().more_than(before)
 
 
 def make_grid(

@@ -27,12 +27,13 @@ from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.grids.worker_spec import WorkerSpec
 
-from ..faults.training import Held, left_behind
 from .processes import (
+    Held,
     answer_of,
     ask,
     ask_one,
     is_alive,
+    left_behind,
     make_grid,
     needs_proc,
     order,
@@ -154,7 +155,7 @@ def test_no_process_before_the_first_message(app_dir: Path) -> None:
     before = processes_below()
     with make_grid(app_dir, 2) as grid:
         assert process_ids(grid) == {}
-        assert processes_below() <= before
+        assert processes_below() == before
         assert list(grid.get_node_ids()) == [100, 101]
         said = report(grid, 101)
         assert process_ids(grid) == {101: said["pid"]}
@@ -306,7 +307,7 @@ def test_close_ends_all_processes_and_gives_everything_back(app_dir: Path) -> No
 
     grid.close()
     assert process_ids(grid) == {}
-    assert not processes_below() & pids
+    assert processes_below() == before.processes
     assert left_behind(before) == {}
     grid.close()
 
