@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -140,16 +141,19 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _part(self) -> Iterator[Path]:
-        """Yield a temporary path, which is removed if it still exists at the end."""
+        """Yield a temporary path, which is removed if it still exists at the end.
+
+        It is alone in a folder, because safetensors writes to a temporary file beside it.
+        """
         self._folder.mkdir(exist_ok=True)
         for left in self._folder.glob(f"{_PART}*"):  # from a process that was killed
-            left.unlink(missing_ok=True)
-        part = self._folder / f"{_PART}{uuid.uuid4().hex}"
+            shutil.rmtree(left, ignore_errors=True)
+        folder = self._folder / f"{_PART}{uuid.uuid4().hex}"
+        folder.mkdir()
         try:
-            yield part
+            yield folder / "part"
         finally:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _found(self) -> list[tuple[int, Path]]:
         """Return the rounds and paths of all checkpoints, newest first."""
