@@ -106,6 +106,7 @@ def train(
     view: View | None = None,
     fail_in: Sequence[int] = (),
     fault: str = "raises",
+    failing: Sequence[int] = (0, 1),
     evaluator: int | None = None,
     **changes: Any,
 ) -> RunRecorder:
@@ -114,7 +115,7 @@ def train(
     nodes = FOUR if evaluator is None else (*FOUR, {"role": "evaluate", "partition-id": 2})
     grid = BusyGrid({50 + i: node_of(config, node) for i, node in enumerate(nodes)})
     grid.pulls_in_vain = evaluator or 0
-    for worker, server_round in itertools.product((0, 1), fail_in):
+    for worker, server_round in itertools.product(failing, fail_in):
         grid.fail_at(worker, server_round, fault)
     return train_on(grid, config, view or View())
 
@@ -377,6 +378,18 @@ def test_resume_after_three_rounds_that_nobody_completed_leaves_them_behind(
     found = left_by(Path("run"))
     assert [one[0] for one in found["rounds"]] == list(range(1, 13))
     assert report.summary["accuracy"] > 0.5
+
+
+def test_run_whose_slow_worker_is_left_out_is_resumed() -> None:
+    settings: dict[str, Any] = {
+        "algorithm": "biased-local-sgd",
+        "checkpoint_minutes": EVERY_ROUND,
+        "fail_in": (1, 2, 3),
+        "failing": (1,),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        train(View(4, interrupt), **settings)
+    assert train(resume="run", **settings).summary["resumed"] == [3]
 
 
 def test_run_that_trained_on_nothing_is_not_done() -> None:

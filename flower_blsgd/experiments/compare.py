@@ -257,7 +257,10 @@ def train_all(
                 error.__notes__ = ["repeat the command to continue; finished runs are kept"]
                 raise
             run, state = read_run(out), "done"
-        assert run is not None, "a run that raises nothing is finished"
+        if run is None:
+            reason = f"its results could not be written to {out}"
+            log(f"{head}failed: {reason}")
+            return f"{arm}, seed {seed} failed: {reason}"
         final = final_metric(run)
         reached = final and ", " + f"{metric_of(run).split} {final}".removeprefix("test ")
         log(f"{head}{state}{reached} after {run['training_seconds']:.1f} s of training")

@@ -202,11 +202,17 @@ class RunFolder:
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``, the state dict, whole or not at all; or raise OSError."""
         tensors = {key: array.numpy() for key, array in arrays.items()}
-        with written_whole(self.path / MODEL) as part:
-            try:
-                save_tensors(part, tensors)
-            except SafetensorError as error:  # which contains the error of the system as text only
-                raise OSError(errno.EIO, str(error)) from None
+        # safetensors writes to a temporary file beside it, which stays if the process is killed.
+        folder = self.path / ".model"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            save_tensors(folder / MODEL, tensors)
+            (folder / MODEL).replace(self.path / MODEL)
+        except SafetensorError as error:  # which contains the error of the system as text only
+            raise OSError(errno.EIO, str(error)) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_config(folder: Path) -> RunConfig:

@@ -236,6 +236,11 @@ class WorkerRegistry:
         return [w for w in self.workers if w.present and not w.excluded and w.trains]
 
     @property
+    def training(self) -> list[Worker]:
+        """Workers that are there and train, in worker order: also those left out until an epoch."""
+        return [w for w in self.workers if w.present and w.trains]
+
+    @property
     def evaluating(self) -> list[Worker]:
         """Workers with ``role=evaluate`` that can evaluate now, in worker order."""
         return [w for w in self.workers if w.present and not w.excluded and not w.trains]

@@ -148,6 +148,17 @@ def test_failed_run_is_left_out_and_the_others_go_on(go: Go, lines: list[str]) -
     assert again.trained == [(A, 0)]
 
 
+def test_run_whose_results_are_not_on_disk_is_left_out(
+    go: Go, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = FakeTrain()
+    monkeypatch.setattr(compare, "read_run", lambda out: None)
+    runs, failures = go(train, (A,), (0, 1))
+    assert (runs, len(failures)) == ([], 2)
+    assert failures[0].startswith(f"{A}, seed 0 failed: its results could not be written to ")
+    assert train.trained == [(A, 0), (A, 1)]
+
+
 def test_any_other_error_ends_the_comparison(go: Go) -> None:
     train = FakeTrain({(B, 0): UsageError("no memory")})
     with pytest.raises(UsageError):
