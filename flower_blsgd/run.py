@@ -113,8 +113,8 @@ def _train(
         overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
         is_auto = strategy.planner.step_policy.is_open
         strategy.prepare(grid, arrays, overhead)
-        if strategy.registry.training or not resumed:  # else none is there until the next epoch
-            strategy.planner.check(strategy.registry.training)
+        if strategy.registry.active_or_excluded or not resumed:  # else it waits for workers
+            strategy.planner.check(strategy.registry.active_or_excluded)
         recorder.open_folder(RunFolder(resumed.folder) if resumed else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, recorder)
@@ -238,14 +238,14 @@ def _refuse_without_local_grid(config: RunConfig, strategy: BiasedLocalSGD) -> N
 
 def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder, overhead_seconds: float) -> None:
     """Print the speeds of the workers, and predict the figures that the summary measures."""
-    training = strategy.registry.training
-    for worker in training:
+    workers = strategy.registry.active_or_excluded
+    for worker in workers:
         if worker.speed:
             recorder.say(f"  {worker.label}: {worker.speed}")
     for worker in strategy.registry.evaluating:
         recorder.say(f"  {worker.label}: evaluates while the others train")
-    if any(worker.profile.seconds_per_step for worker in training):
-        prediction = predict_run(strategy, training, overhead_seconds)
+    if any(worker.profile.seconds_per_step for worker in workers):
+        prediction = predict_run(strategy, workers, overhead_seconds)
         if prediction is not None:  # all speeds are known
             recorder.predicted = {
                 "clock": recorder.config.clock,

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import stat
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ FORMAT_VERSION = 1
 FOLDER = "checkpoint"
 BEST_MODEL = "best_model.safetensors"
 
-_PART = ".part-"
+_PART = ".part"
 _NAME = re.compile(r"round-([0-9]{9,10})\.([0-9a-f]{64})\.safetensors")
 
 
@@ -122,7 +121,8 @@ class CheckpointStore:
             "round": str(server_round),
             "values": json.dumps(checkpoint.values, allow_nan=False),
         }
-        with self._part() as part:
+        self._folder.mkdir(exist_ok=True)
+        with temporary_path(self._folder) as part:
             digest = _write_tensors(part, checkpoint.tensors, about)
             path = self._folder / f"round-{server_round:09d}.{digest}.safetensors"
             _complete(part, path)
@@ -135,25 +135,10 @@ class CheckpointStore:
                 other.unlink(missing_ok=True)
 
     def _write_best(self, arrays: ArrayRecord, about: dict[str, str]) -> None:
-        with self._part() as part:
+        self._folder.mkdir(exist_ok=True)
+        with temporary_path(self._folder) as part:
             _write_tensors(part, tensors_of(arrays), about)
             _complete(part, self._run_folder / BEST_MODEL)
-
-    @contextlib.contextmanager
-    def _part(self) -> Iterator[Path]:
-        """Yield a temporary path, which is removed if it still exists at the end.
-
-        It is alone in a folder, because safetensors writes to a temporary file beside it.
-        """
-        self._folder.mkdir(exist_ok=True)
-        for left in self._folder.glob(f"{_PART}*"):  # from a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        folder = self._folder / f"{_PART}{uuid.uuid4().hex}"
-        folder.mkdir()
-        try:
-            yield folder / "part"
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _found(self) -> list[tuple[int, Path]]:
         """Return the rounds and paths of all checkpoints, newest first."""
@@ -170,6 +155,22 @@ def _complete(part: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def temporary_path(folder: Path) -> Iterator[Path]:
+    """Yield a path for `save_tensors`; only one process may do so in a folder at a time.
+
+    It is in a folder of its own, since a process that is killed within safetensors also leaves a
+    temporary file of the library. What such a process left is removed first.
+    """
+    own_folder = folder / _PART
+    shutil.rmtree(own_folder, ignore_errors=True)
+    own_folder.mkdir(exist_ok=True)
+    try:
+        yield own_folder / "tensors"
+    finally:
+        shutil.rmtree(own_folder, ignore_errors=True)
 
 
 def save_tensors(

@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 
 from ..algorithm.sampling_stats import SamplingStats
-from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors
+from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors, temporary_path
 from ..config import RunConfig
 from ..errors import UsageError
 from ..strategy.round_metrics import RoundRecord
@@ -202,17 +202,12 @@ class RunFolder:
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``, the state dict, whole or not at all; or raise OSError."""
         tensors = {key: array.numpy() for key, array in arrays.items()}
-        # safetensors writes to a temporary file beside it, which stays if the process is killed.
-        folder = self.path / ".model"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        try:
-            save_tensors(folder / MODEL, tensors)
-            (folder / MODEL).replace(self.path / MODEL)
-        except SafetensorError as error:  # which contains the error of the system as text only
-            raise OSError(errno.EIO, str(error)) from None
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with temporary_path(self.path) as part:
+            try:
+                save_tensors(part, tensors)
+            except SafetensorError as error:  # which contains the error of the system as text only
+                raise OSError(errno.EIO, str(error)) from None
+            part.replace(self.path / MODEL)
 
 
 def read_config(folder: Path) -> RunConfig:

@@ -233,11 +233,11 @@ class WorkerRegistry:
     @property
     def active(self) -> list[Worker]:
         """Workers that can train now, in worker order."""
-        return [w for w in self.workers if w.present and not w.excluded and w.trains]
+        return [worker for worker in self.active_or_excluded if not worker.excluded]
 
     @property
-    def training(self) -> list[Worker]:
-        """Workers that are there and train, in worker order: also those left out until an epoch."""
+    def active_or_excluded(self) -> list[Worker]:
+        """Active workers and those left out until the next epoch, in worker order."""
         return [w for w in self.workers if w.present and w.trains]
 
     @property

@@ -110,8 +110,8 @@ def test_last_ones_stay_and_those_of_a_future_that_was_damaged_go(tmp_path: Path
 def test_leftovers_of_a_killed_process_are_removed_and_never_read(tmp_path: Path) -> None:
     filled(tmp_path, 3)
     folder = tmp_path / "checkpoint"
-    (folder / ".part-0").mkdir()
-    (folder / ".part-0" / ".tmpA1b2C3").write_bytes(b"half")  # as safetensors names its own
+    (folder / ".part").mkdir()
+    (folder / ".part" / ".tmpA1b2C3").write_bytes(b"half")  # as safetensors names its own
     (folder / "notes.txt").write_text("of the user")
     assert newest_round(tmp_path) == 3
     filled(tmp_path, 4)

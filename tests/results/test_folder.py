@@ -169,8 +169,8 @@ def test_model(folder: RunFolder) -> None:
         "num_batches_tracked": np.array(7),  # as of every BatchNorm layer: its shape is ()
     }
     for _ in range(2):  # written anew at the end of every run
-        (folder.path / ".model").mkdir()
-        (folder.path / ".model" / ".tmpA1b2C3").write_bytes(b"half")  # of a process that was killed
+        (folder.path / ".part").mkdir()
+        (folder.path / ".part" / ".tmpA1b2C3").write_bytes(b"half")  # of a process that was killed
         folder.write_model(ArrayRecord({name: Array(value) for name, value in tensors.items()}))
     read = load_file(folder.path / "model.safetensors")
     assert read.keys() == tensors.keys()
