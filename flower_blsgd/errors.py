@@ -1,6 +1,7 @@
 """Errors that the user can correct, and helpers for their one-line messages."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -24,6 +25,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the error's type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the host or a device ran out of memory.
+
+    torch raises `torch.OutOfMemoryError`, a RuntimeError, on CUDA and XPU. On MPS and CPUs, and in
+    CUDA outside its own allocator, it raises a plain RuntimeError.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    told = ("out of memory", "allocate memory", "_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in told)
 
 
 def printable(text: str) -> str:

@@ -1,15 +1,13 @@
 """Calls of a ClientApp: every message gets a reply, and arrays arrive as views or copies."""
 
 import copy
-import errno
-import sys
 import traceback
 from collections.abc import Callable
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..errors import UsageError
+from ..errors import UsageError, is_out_of_memory
 from .array_records import record_of
 from .flower_internals import RAISED, answer_without_mods
 from .stream.session import SESSION_MESSAGE
@@ -136,17 +134,7 @@ def error_of(error: BaseException, summary: str = "") -> Error:
     text = lines.encode(errors="backslashreplace").decode()  # protobuf refuses surrogates
     if isinstance(error, ProcessEndsError):
         return Error(PROCESS_ENDS, text)
-    return Error(OUT_OF_MEMORY if _is_out_of_memory(error) else RAISED, text)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError if torch is None else MemoryError | torch.OutOfMemoryError):
-        return True
-    # torch's allocator for CPUs raises a plain RuntimeError.
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    return Error(OUT_OF_MEMORY if is_out_of_memory(error) else RAISED, text)
 
 
 def _snapshot(state: RecordDict) -> RecordDict:

@@ -4,7 +4,6 @@ A batch has the structure that PyTorch and Hugging Face give it: a pair, a tuple
 nested.
 """
 
-import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from ..errors import UsageError
+from ..errors import UsageError, is_out_of_memory
 from .loader import SampleReader, read_ahead
 
 _LOG = logging.getLogger(__name__)
@@ -222,8 +221,11 @@ def _moved(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     num_bytes = sum(part.nbytes for part in _elsewhere(parts, device))
     free = free_bytes_on(device)
     if num_bytes == 0 or free is None or num_bytes <= DATA_SHARE * free:
-        with contextlib.suppress(torch.OutOfMemoryError):  # taken by another process
+        try:
             return [part.to(device) for part in parts]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):  # another process took it meanwhile
+                raise
     _LOG.warning(
         "%s: %.1f GB of data do not fit into half of the free memory and stay on the host, which "
         "gathers and copies every batch",

@@ -13,7 +13,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
-from ..errors import UsageError
+from ..errors import UsageError, is_out_of_memory
 from ..grids.array_records import view_record
 from ..protocol import GRAD_SCALER, MOMENTUM, TrainOrder, TrainReport
 from .batches import (
@@ -246,8 +246,10 @@ class LocalSGD:
         """
         try:
             return self._run(order, state)
-        except torch.OutOfMemoryError:
-            pass  # the memory of the failed step is freed when this handler ends
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # The memory of the failed step is freed when this handler ends.
         raise self._too_large(order)
 
     def forget_momentum(self) -> None:
@@ -467,9 +469,9 @@ class LocalSGD:
                 batch = self._source.batch(indices)
                 for _ in range(_CUDA_GRAPH_STEPS if self._compile_mode else 1):
                     self._step(batch, len(indices))
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # compilers raise many; the eager step repeats a model error
+            if is_out_of_memory(error):
+                raise
             self._forward = self.model
             _LOG.warning(
                 "worker %s: torch.compile failed; running eagerly: %s",

@@ -63,7 +63,9 @@ def test_an_error_is_a_reply_and_the_state_stays(error: Exception, begin: str, e
     [
         MemoryError(),
         OSError(errno.ENOMEM, "cannot map"),
-        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.OutOfMemoryError("tried to allocate 2.00 GiB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB)"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         pytest.param(None, id="torch's allocator for CPUs"),
     ],
     ids=repr,
@@ -75,3 +77,4 @@ def test_out_of_memory_is_known_by_the_exception(error: Exception | None) -> Non
         error = raised.value
     assert error_of(error).code == OUT_OF_MEMORY
     assert error_of(ValueError("out of memory")).code == RAISED
+    assert error_of(RuntimeError("CUDA error: device-side assert triggered")).code == RAISED

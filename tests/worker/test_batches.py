@@ -141,9 +141,16 @@ def test_more_than_half_of_the_free_memory_stays_on_the_host(
         assert warnings_in(caplog)[0].startswith("meta: 0.0 GB of data do not fit into half of")
 
 
-def test_memory_that_another_process_took_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", ["MPS backend out of memory", "invalid device ordinal"])
+def test_memory_that_another_process_took_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
     def full(*arguments: object, **settings: object) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise RuntimeError(told)
 
     monkeypatch.setattr(Tensor, "to", full)
-    assert not BatchSource((ZEROS, LABELS), META).on_device
+    if "memory" in told:
+        assert not BatchSource((ZEROS, LABELS), META).on_device
+    else:
+        with pytest.raises(RuntimeError, match=told):
+            BatchSource((ZEROS, LABELS), META)

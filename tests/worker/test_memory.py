@@ -23,14 +23,14 @@ from .helpers import (
 class Memory:
     """A loss for which there is room for so many samples."""
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
+    def __init__(self, samples: int, error: Exception) -> None:
+        self.samples, self.error = samples, error
         self.tried: list[int] = []
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.tried.append(len(targets))
         if len(targets) > self.samples:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise type(self.error)(*self.error.args)
         return cross_entropy(outputs, targets)
 
 
@@ -41,7 +41,14 @@ SMALLER, NONE = (
 MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the same result"
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("compiled", "error"),
+    [
+        (False, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")),
+        (True, RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB)")),
+    ],
+    ids=["cuda", "mps, compiled"],
+)
 @pytest.mark.parametrize(
     ("cut", "fits", "size", "micro", "tried", "told"),
     [
@@ -57,6 +64,7 @@ MICRO = "micro-batches of {0} fit: set micro-batch-size = {0}, which gives the s
 def test_what_fits_is_found_by_halving_and_undone(
     monkeypatch: pytest.MonkeyPatch,
     compiled: bool,
+    error: Exception,
     cut: bool,
     fits: int,
     size: int,
@@ -71,7 +79,7 @@ def test_what_fits_is_found_by_halving_and_undone(
         lambda model, mode: lambda inputs: (compiled_sizes.append(len(inputs)), model(inputs))[1],
     )
     model, order = (independent_model(), independent_order) if cut else (small_model(), order_of)
-    memory = Memory(99)
+    memory = Memory(99, error)
     settings: Any = {"name": "fast-0", "micro_batch_size": micro, "compile": compiled}
     sgd = LocalSGD(model, data(), memory, **settings)
     first = sgd.run(order(1))
