@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from ..errors import UsageError, is_out_of_memory
 from ..grids.array_records import view_record
+from ..grids.machine import format_bytes
 from ..protocol import GRAD_SCALER, MOMENTUM, TrainOrder, TrainReport
 from .batches import (
     BatchSource,
     Collate,
     Samples,
+    free_bytes_on,
     inputs_and_targets,
     map_tensors,
     micro_batches,
@@ -31,6 +33,7 @@ from .model_io import (
     load_state,
     momentum_is_finite,
     momentum_record,
+    sent_tensors,
     state_record,
     zero_momentum,
 )
@@ -62,6 +65,8 @@ _LOG = logging.getLogger(__name__)
 
 SMALLEST_BATCH = 2
 """Smallest batch size: BatchNorm has no variance of one sample."""
+
+_STEPS = "local steps"
 
 _CUDA_GRAPH_STEPS = 3
 """Steps in which torch warms up, captures and replays a CUDA graph of a new shape."""
@@ -241,16 +246,17 @@ class LocalSGD:
         IndexError
             If the order names a sample index that the data set does not have.
         UsageError
-            If the device has too little memory for a step: one line with the worker, its batch
-            size, and a size that fits.
+            If the device has too little memory: one line with the worker and what it was doing. For
+            a step, it also has the batch size, and a size that fits.
         """
+        self._phase = ""
         try:
             return self._run(order, state)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             # The memory of the failed step is freed when this handler ends.
-        raise self._too_large(order)
+        raise self._too_large(order) if self._phase == _STEPS else self._no_room()
 
     def forget_momentum(self) -> None:
         """Set the momentum in this object to zero."""
@@ -264,13 +270,18 @@ class LocalSGD:
                     f"{len(self._source)}; all workers must see the same data"
                 )
         use_precision(self._precision, self.device)
+        self._phase = "loading the global model"
         load_state(self.model, order.arrays)
+        self._phase = "loading the optimizer's state"
         self._prepare_momentum(order, state)
         set_learning_rate(self._optimizer, order.learning_rate / self._peak_learning_rate)
         self.model.train()
         self._skipped_steps = 0
+        self._phase = _STEPS
         try:
             losses, started_at, seconds = self._do_steps(order)
+            self._phase = "sending the model"
+            self._optimizer.zero_grad()  # the copies need their memory
             zeroed = order.momentum_policy != "reset" and self._zeroed_momentum(order.round)
             momentum = self._hand_over_momentum(order, state)
             arrays = state_record(self.model, like=order.arrays)
@@ -492,6 +503,16 @@ class LocalSGD:
                 self._scaler.load(scale)
 
     # --- too little memory
+
+    def _no_room(self) -> UsageError:
+        """Return a one-line error about memory outside of steps: the worker, phase and bytes."""
+        num_bytes = sum(tensor.nbytes for tensor in sent_tensors(self.model).values())
+        free = free_bytes_on(self.device)
+        return UsageError(
+            f"worker {self._name}: out of memory on {self.device} while {self._phase} "
+            f"({format_bytes(num_bytes)}{'' if free is None else f', {format_bytes(free)} free'}); "
+            "end other programs on this device, name fewer workers for it, or use a smaller model"
+        )
 
     def _too_large(self, order: TrainOrder) -> UsageError:
         """Return a one-line error: this worker, the size that did not fit, and one that does.

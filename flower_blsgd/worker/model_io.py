@@ -4,21 +4,28 @@ The optimizer's state is called momentum, like its record, because SGD has no ot
 """
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from ..errors import UsageError
-from ..grids.array_records import Layout, flat_like, flat_of, flat_record, view_record
+from ..grids.array_records import (
+    ArrayView,
+    Layout,
+    flat_like,
+    flat_of,
+    flat_record,
+    record_of,
+)
 from ..protocol import COUNTERS, SLOTS, state_name
+from .transfer import copy_to_device, copy_to_host, tensor_on
 
 # --- weights
 
@@ -102,62 +109,45 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
     """Overwrite the tensors of a model that are sent; see `sent_tensors`.
 
     A record of the whole state dict is loaded as a whole. A record in one buffer moves to an
-    accelerator in one copy, where it is split into tensors.
+    accelerator in pieces, see `copy_to_device`. Returns when its memory may be reused.
 
     ValueError if names or shapes differ; the message gives the first difference.
     """
     own = _named_in(model, arrays)
     if different := first_difference(arrays, own):
         raise ValueError(different)
-    flat = flat_of(arrays) if copied_whole(own) else None
-    if flat is None:
-        sources = {name: tensor_on(array.numpy()) for name, array in arrays.items()}
-    else:  # returns only when this memory, which is not page-locked, may be reused
-        sources = _cut(tensor_on(flat.bytes).to(_device_of(own)), flat.layout)
-    if own:
-        with torch.no_grad():
-            torch._foreach_copy_(list(own.values()), [sources[name] for name in own])
+    flat = flat_of(arrays) if moves_in_pieces(own) else None
+    with torch.no_grad():
+        if flat is not None:
+            copy_to_device(flat, own)
+        elif own:
+            sources = [tensor_on(arrays[name].numpy()) for name in own]
+            torch._foreach_copy_(list(own.values()), sources)
 
 
 def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayRecord:
     """Return a copy of the tensors of a model that are sent, in one buffer.
 
     Tensors of 16 bits become float32. With `like`, the record has the same tensors as this one, and
-    a buffer of the same kind, see `flat_like`. From an accelerator, it is filled in one copy.
+    a buffer of the same kind, see `flat_like`. From an accelerator, it is filled in pieces.
     """
     own = sent_tensors(model) if like is None else _named_in(model, like)
     layout = Layout.of((n, _dtype_sent(tensor), tuple(tensor.shape)) for n, tensor in own.items())
     record = flat_record(layout) if like is None else flat_like(like, layout)
     with torch.no_grad():
-        if copied_whole(own):
+        if moves_in_pieces(own):
             flat = flat_of(record)
             assert flat is not None
-            whole = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=_device_of(own))
-            torch._foreach_copy_(list(_cut(whole, layout).values()), list(own.values()))
-            torch.from_numpy(flat.bytes).copy_(whole)
+            copy_to_host(own, flat)
         elif own:
             targets = [torch.from_numpy(array.numpy()) for array in record.values()]
             torch._foreach_copy_(targets, list(own.values()))
     return record
 
 
-def copied_whole(state: Mapping[str, Tensor]) -> bool:
-    """Return whether a model moves between host and device as one buffer."""
-    return bool(state) and _device_of(state).type != "cpu"
-
-
-def _device_of(state: Mapping[str, Tensor]) -> torch.device:
-    return next(iter(state.values())).device
-
-
-def _cut(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Return the tensors of a layout by name, as views of a buffer."""
-    return {
-        name: buffer[offset : offset + dtype.itemsize * math.prod(shape)]
-        .view(getattr(torch, dtype_name))
-        .view(shape)
-        for name, dtype_name, dtype, shape, offset in layout.places
-    }
+def moves_in_pieces(state: Mapping[str, Tensor]) -> bool:
+    """Return whether a model is on an accelerator, so that it moves in pieces."""
+    return any(tensor.device.type != "cpu" for tensor in state.values())
 
 
 def model_fingerprint(model: nn.Module) -> str:
@@ -172,18 +162,37 @@ def model_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def tensor_on(array: npt.NDArray[Any]) -> Tensor:
-    """Return a tensor that shares an array's memory; a copy if the array is read-only.
-
-    torch warns about read-only arrays, such as some views of shared memory.
-    """
-    return torch.from_numpy(np.require(array, requirements="W"))
-
-
 # --- momentum
 
 _NUMBER = "number:"
 """Prefix of a slot whose value is a Python number in the optimizer's state."""
+
+
+class TensorArray(ArrayView):
+    """A Flower array that refers to a tensor on any device, and copies it only when it is read."""
+
+    tensor: Tensor
+    _host_dtype: torch.dtype
+
+    def __init__(self, tensor: Tensor, dtype: torch.dtype) -> None:
+        self.__dict__.update(
+            dtype=str(dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            stype="numpy.ndarray",
+            tensor=tensor,
+            _host_dtype=dtype,
+        )
+
+    @property
+    def memory(self) -> npt.NDArray[Any]:
+        """A copy of the tensor, contiguous also if the tensor is channels-last."""
+        contiguous = torch.contiguous_format
+        copied = self.tensor.to("cpu", self._host_dtype, copy=True, memory_format=contiguous)
+        elements: npt.NDArray[Any] = copied.numpy()
+        return elements
+
+
+TensorArray.__qualname__ = ArrayView.__qualname__  # Flower writes it on the wire
 
 
 def momentum_record(
@@ -191,23 +200,14 @@ def momentum_record(
 ) -> ArrayRecord:
     """Return the optimizer's state by `state_name`; empty before the first step.
 
-    Without `copy`, CPU tensors are views that the next step changes.
+    Without `copy`, the arrays refer to the optimizer's own tensors, which the next step changes.
     """
-    tensors = {}
-    for name, parameter, slot, tensor in _state(model, optimizer):
-        # A counter on the CPU must match the copy of the moments on an accelerator.
-        if not copy and parameter.device.type == "cpu" and tensor.dtype not in _SHORT:
-            copied = tensor.detach()
-        else:
-            short = slot in COUNTERS or tensor.dtype in _SHORT  # of counters torch has float64
-            copied = tensor.detach().to(
-                "cpu",
-                torch.float32 if short else tensor.dtype,
-                copy=True,
-                memory_format=torch.contiguous_format,  # also with channels_last
-            )
-        tensors[state_name(slot, name)] = copied.numpy()
-    return view_record(tensors)
+    arrays: dict[str, Array] = {}
+    for name, _, slot, tensor in _state(model, optimizer):
+        short = slot in COUNTERS or tensor.dtype in _SHORT  # of counters torch has float64
+        array = TensorArray(tensor.detach(), torch.float32 if short else tensor.dtype)
+        arrays[state_name(slot, name)] = ArrayView(array.memory) if copy else array
+    return record_of(arrays)
 
 
 def load_momentum(
@@ -219,16 +219,18 @@ def load_momentum(
 ) -> None:
     """Set the optimizer's state from a record; None sets it to zero.
 
-    A parameter whose state is missing or incomplete in the record begins with zero. Without `copy`,
-    the optimizer uses the record's memory where possible. With `fill`, the zeros are created here
-    and not in the first step, because torch's fused SGD needs the state of all parameters or none.
+    A parameter whose state is missing or incomplete in the record begins with zero. State of a
+    parameter's shape gets the parameter's strides, which fused optimizers require. Without `copy`,
+    the optimizer uses the record's memory or tensors where possible. With `fill`, the zeros are
+    created here and not in the first step, because torch's fused SGD needs the state of all
+    parameters or none.
     """
     fill = fill and optimizer.defaults.get("momentum") != 0
     for name, parameter in model.named_parameters():
         names = _names_in(record or {}, name, slots_of(optimizer))
         if record is not None and names:
-            kept = {slot: tensor_on(record[key].numpy()) for slot, key in names.items()}
-            copied = copy or parameter.device.type != "cpu"
+            kept = {slot: _tensor_of(record[key], parameter, slot) for slot, key in names.items()}
+            copied = copy
         elif fill and parameter.requires_grad:
             kept = {slot: torch.zeros_like(parameter) for slot in slots_of(optimizer)}
             for slot in COUNTERS & kept.keys():
@@ -240,13 +242,28 @@ def load_momentum(
         optimizer.state[parameter] = {
             slot.removeprefix(_NUMBER): tensor.item()
             if slot.startswith(_NUMBER)
-            else tensor.to(
-                _slot_device(optimizer, parameter, slot),
-                parameter.dtype if parameter.dtype in _SHORT and slot not in COUNTERS else None,
-                copy=copied,
+            else _with_strides_of(
+                parameter,
+                tensor.to(_slot_device(optimizer, parameter, slot), copy=copied),
             )
             for slot, tensor in kept.items()
         }
+
+
+def _tensor_of(array: Array, parameter: nn.Parameter, slot: str) -> Tensor:
+    if isinstance(array, TensorArray):
+        return array.tensor
+    tensor = tensor_on(array.numpy())
+    was_short = parameter.dtype in _SHORT and slot not in COUNTERS and _NUMBER not in slot
+    return tensor.to(parameter.dtype) if was_short else tensor
+
+
+def _with_strides_of(parameter: nn.Parameter, state: Tensor) -> Tensor:
+    """Return an optimizer's state with the strides of a parameter of the same shape."""
+    same_kind = state.shape == parameter.shape and state.layout == parameter.layout
+    if not same_kind or state.stride() == parameter.stride():
+        return state
+    return torch.empty_like(parameter, dtype=state.dtype, device=state.device).detach().copy_(state)
 
 
 def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_blsgd import LocalSGD
 from flower_blsgd.errors import UsageError
+from flower_blsgd.worker import local_sgd
 from flower_blsgd.worker.local_sgd import cross_entropy
 
 from .helpers import (
@@ -98,3 +100,33 @@ def test_what_fits_is_found_by_halving_and_undone(
     assert all(parameter.grad is None for parameter in sgd.model.parameters())
     memory.samples = 99
     assert same(sgd.run(order(1)), first)  # momentum began with zero
+
+
+@pytest.mark.parametrize(
+    ("function", "phase"),
+    [
+        ("load_state", "loading the global model"),
+        ("load_momentum", "loading the optimizer's state"),
+        ("state_record", "sending the model"),
+    ],
+)
+def test_outside_of_steps_the_phase_and_the_bytes_are_named(
+    monkeypatch: pytest.MonkeyPatch, function: str, phase: str
+) -> None:
+    sgd, state = LocalSGD(small_model(), data(), name="fast-0"), RecordDict()
+    expected = sgd.run(order_of(1), state)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local_sgd, function, refuse)
+        patched.setattr(local_sgd, "free_bytes_on", lambda device: 1_500)
+        with pytest.raises(UsageError) as refused:
+            sgd.run(order_of(2), state)
+    # 216 + 8 + 8 + 64 + 8 + 1,152 + 4 parameters and 16 + 1 numbers of BatchNorm
+    assert str(refused.value) == (
+        f"worker fast-0: out of memory on cpu while {phase} (5.9 kB, 1.5 kB free); end other "
+        "programs on this device, name fewer workers for it, or use a smaller model"
+    )
+    assert same(sgd.run(order_of(1), RecordDict()), expected)

@@ -9,15 +9,16 @@ from flwr.app import Array, ArrayRecord
 from torch import nn
 
 from flower_blsgd.grids.array_records import Layout, flat_like, flat_of, flat_record, view_record
-from flower_blsgd.worker import model_io
+from flower_blsgd.worker import model_io, transfer
 from flower_blsgd.worker.model_io import load_state, model_fingerprint, state_record
 
 
-@pytest.fixture(params=[False, True], ids=["by tensor", "in one buffer"], autouse=True)
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also as on an accelerator."""
+@pytest.fixture(params=[None, 1 << 25, 300, 1], autouse=True)
+def _piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy also as on an accelerator: in one piece, in several, and each tensor by itself."""
     if request.param:
-        monkeypatch.setattr(model_io, "copied_whole", lambda own: True)
+        monkeypatch.setattr(model_io, "moves_in_pieces", lambda own: True)
+        monkeypatch.setattr(transfer, "PIECE_BYTES", request.param)
 
 
 def make_model(seed: int) -> nn.Module:

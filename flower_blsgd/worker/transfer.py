@@ -1,0 +1,121 @@
+"""Copies of a model between a contiguous record on the host and an accelerator, in pieces.
+
+A piece is gathered in one buffer on the device. So a small model moves in one copy, and a large one
+needs little more memory than its own.
+"""
+
+import contextlib
+import math
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..grids.array_records import Flat, Layout
+from ..grids.shared_memory import Block, BlockMemory
+
+PIECE_BYTES = 1 << 25
+"""Largest buffer of a piece; a larger tensor is a piece of its own and needs no buffer."""
+
+PAGE_LOCK = os.environ.get("BLSGD_PAGE_LOCK") == "1"
+"""Whether shared memory is page-locked for CUDA: off by default, until it has run on a GPU."""
+
+_Place = tuple[str, str, np.dtype[Any], tuple[int, ...], int]
+
+
+def copy_to_device(flat: Flat, targets: Mapping[str, Tensor]) -> None:
+    """Overwrite tensors on an accelerator with those of a contiguous record, by name.
+
+    Returns when the record's memory may be reused.
+    """
+    host, pieces = tensor_on(flat.bytes), list(_pieces(flat.layout))
+    _page_lock(flat, _device_of(targets))
+    for places, begin, end in pieces:
+        # The last copy waits for the device, and so for all copies before it.
+        non_blocking, part = end < flat.layout.num_bytes, host[begin:end]
+        if len(places) == 1:
+            targets[places[0][0]].copy_(_views(part, places)[0], non_blocking=non_blocking)
+        else:
+            own = [targets[name] for name, *_ in places]
+            part = part.to(_device_of(targets), non_blocking=non_blocking)
+            torch._foreach_copy_(own, _views(part, places))
+
+
+def copy_to_host(sources: Mapping[str, Tensor], flat: Flat) -> None:
+    """Overwrite a contiguous record with tensors on an accelerator, by name.
+
+    Between its arrays, the record has zeros.
+    """
+    host, device = tensor_on(flat.bytes), _device_of(sources)
+    _page_lock(flat, device)
+    for places, begin, end in _pieces(flat.layout):
+        non_blocking, part = end < flat.layout.num_bytes, host[begin:end]
+        if len(places) == 1:
+            _views(part, places)[0].copy_(sources[places[0][0]], non_blocking=non_blocking)
+        else:
+            gathered = torch.zeros(end - begin, dtype=torch.uint8, device=device)
+            torch._foreach_copy_(_views(gathered, places), [sources[n] for n, *_ in places])
+            part.copy_(gathered, non_blocking=non_blocking)
+
+
+def tensor_on(array: npt.NDArray[Any]) -> Tensor:
+    """Return a tensor that shares an array's memory; a copy if the array is read-only.
+
+    torch warns about read-only arrays, such as some views of shared memory.
+    """
+    return torch.from_numpy(np.require(array, requirements="W"))
+
+
+def _pieces(layout: Layout) -> Iterator[tuple[list[_Place], int, int]]:
+    """Yield the places of the tensors of each piece, and the range of its bytes."""
+    piece: list[_Place] = []
+    begin = 0
+    for place, end in zip(layout.places, layout.ends, strict=True):
+        offset = place[-1]
+        if piece and end - begin > PIECE_BYTES:
+            yield piece, begin, offset
+            piece, begin = [], offset
+        piece.append(place)
+    if piece:
+        yield piece, begin, layout.num_bytes
+
+
+def _views(part: Tensor, places: Sequence[_Place]) -> list[Tensor]:
+    """Return the tensors of a piece as views of its bytes."""
+    begin = places[0][-1]
+    return [
+        part[offset - begin : offset - begin + dtype.itemsize * math.prod(shape)]
+        .view(getattr(torch, dtype_name))
+        .view(shape)
+        for _, dtype_name, dtype, shape, offset in places
+    ]
+
+
+def _device_of(tensors: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(tensors.values())).device
+
+
+# --- page-locked memory
+
+_seen_blocks: "weakref.WeakSet[Block]" = weakref.WeakSet()
+
+
+def _page_lock(flat: Flat, device: torch.device) -> None:
+    """Page-lock the shared memory of a record once, so that copies of it need no staging buffer."""
+    if not PAGE_LOCK or device.type != "cuda" or not isinstance(flat.memory, BlockMemory):
+        return
+    block = flat.memory.block
+    if block in _seen_blocks:
+        return
+    _seen_blocks.add(block)
+    address, cudart = flat.memory.ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(cudart.cudaHostRegister(address, block.size, 1)) == 0:  # 1: in all CUDA contexts
+        weakref.finalize(block, cudart.cudaHostUnregister, address).atexit = False
+        return
+    with contextlib.suppress(RuntimeError):  # CUDA reports the failure again in the next kernel
+        torch.zeros(1, device=device)
