@@ -1,6 +1,7 @@
 """Calls of a ClientApp: every message gets a reply, and arrays arrive as views or copies."""
 
 import copy
+import sys
 import traceback
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ OUT_OF_MEMORY = 1001
 """Error code of a reply, in addition to Flower's codes, which are below 1000."""
 
 PROCESS_ENDS = 1002
-"""Error code of a reply after which the worker's process ends."""
+"""Error code of a reply after which the worker's process ends and a new one starts."""
 
 _VIEWS = "blsgd_accepts_views"
 _PROGRAM = "blsgd_main_program"
@@ -124,17 +125,46 @@ def handler_of(app: ClientApp, context: Context) -> Handler:
 def error_of(error: BaseException, summary: str = "") -> Error:
     """Return the error of a reply: a traceback, or the message of a `UsageError`.
 
-    `summary` is appended as the last line.
+    `summary` is appended as the last line. By default, this is the cause if the message has several
+    lines. If the accelerator no longer works in this process, the process has to end.
     """
     if isinstance(error, UsageError):
         reason = str(error)
     else:
         reason = "".join(traceback.format_exception(error)).rstrip("\n")
+        summary = summary or _summary_of(str(error).strip(), type(error).__name__)
     lines = "\n".join(filter(None, [reason, summary]))
     text = lines.encode(errors="backslashreplace").decode()  # protobuf refuses surrogates
-    if isinstance(error, ProcessEndsError):
+    if isinstance(error, ProcessEndsError) or _accelerator_is_lost():
         return Error(PROCESS_ENDS, text)
     return Error(OUT_OF_MEMORY if is_out_of_memory(error) else RAISED, text)
+
+
+def _summary_of(message: str, kind: str) -> str:
+    """Return a summary if the last line of a message is none: torch ends errors with hints."""
+    first, *others = message.splitlines() or [""]
+    if not others or "Traceback (most recent call last)" in message:  # of a DataLoader's process
+        return ""
+    return f"{kind}: {first} {others[0].strip()}" if first.endswith(":") else f"{kind}: {first}"
+
+
+def _accelerator_is_lost() -> bool:
+    """Return whether every call of the accelerator fails in this process.
+
+    This is so after a failed assertion or an illegal memory access in a kernel of CUDA ("sticky"
+    errors), but not after other errors.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.accelerator.is_available():
+        return False
+    # Otherwise `synchronize` would initialize CUDA. MPS has no such errors, and does not say.
+    if not getattr(torch.get_device_module(), "is_initialized", bool)():
+        return False
+    try:
+        torch.accelerator.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _snapshot(state: RecordDict) -> RecordDict:

@@ -182,6 +182,8 @@ def serve(
     answering, told = threading.Lock(), threading.Event()
     if program is None:
         _answer(channel, handle, pool, answering, told)
+        if told.is_set():
+            _end_now()
         return
     arguments = channel, handle, pool, answering, told
     thread = threading.Thread(target=_answer, args=arguments, daemon=True)
@@ -191,10 +193,15 @@ def serve(
     except BaseException:  # also SystemExit of a script
         told.wait(_LAST_REPLY_SECONDS)
         with answering:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+            _end_now()
     thread.join()
+
+
+def _end_now() -> None:
+    """End this process without the destructors of libraries, which may fail or hang."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _answer(
@@ -206,7 +213,7 @@ def _answer(
 ) -> None:
     """Answer messages until the server closes the pipe; hold a lock during each message.
 
-    `told` is set when a reply has said that this process ends.
+    It sets `told` and returns after a reply that says that this process ends.
     """
     while True:
         try:
@@ -225,6 +232,7 @@ def _answer(
             del payload
             if is_last:
                 told.set()
+                return
 
 
 def _refuse(reason: str, message: Message) -> Message:

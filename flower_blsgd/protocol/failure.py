@@ -78,5 +78,8 @@ class Failure:
 
     @property
     def brief(self) -> str:
-        """The last line of the reason."""
-        return (self.reason.strip() or self.kind).splitlines()[-1]
+        """The last line of the reason; of an exception as Flower reports it, the first line."""
+        lines = (self.reason.strip() or self.kind).splitlines()
+        if not lines[0].startswith("<class '"):
+            return lines[-1]
+        return next((line for line in lines if not line.endswith(":<'")), lines[0])

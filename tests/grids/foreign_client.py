@@ -37,6 +37,19 @@ def answer(message: Message, **values: object) -> Message:
     return Message(RecordDict({"answer": ConfigRecord(values)}), reply_to=message)
 
 
+def lose_the_accelerator() -> None:
+    """Fail as CUDA does after an assertion in a kernel: from then on, every call raises."""
+    text = (
+        "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to know more."
+    )
+
+    def fail() -> None:
+        raise torch.AcceleratorError(text)
+
+    torch.accelerator.is_available, torch.accelerator.synchronize = lambda: True, fail
+    fail()
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Do what the order says, then echo its content and the number of calls so far."""
@@ -66,6 +79,8 @@ def train(message: Message, context: Context) -> Message:
         os._exit(3)
     if what == "hold-the-gil":
         sum(range(10**12))  # one call of a C function that never lets another thread run
+    if what == "lose-the-accelerator":
+        lose_the_accelerator()
     if "log" in order:
         with open(order["log"], "a") as file:
             file.write(f"end {order['text']}\n")

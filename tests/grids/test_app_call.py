@@ -4,12 +4,19 @@ import errno
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.app_call import OUT_OF_MEMORY, Handler, error_of, handler_of
+from flower_blsgd.grids.app_call import (
+    OUT_OF_MEMORY,
+    PROCESS_ENDS,
+    Handler,
+    error_of,
+    handler_of,
+)
 from flower_blsgd.grids.flower_internals import RAISED, become_server, give_message_id
+from flower_blsgd.protocol import Failure
 
 
 def handler(error: BaseException | None) -> tuple[Handler, Context]:
@@ -78,3 +85,55 @@ def test_out_of_memory_is_known_by_the_exception(error: Exception | None) -> Non
     assert error_of(error).code == OUT_OF_MEMORY
     assert error_of(ValueError("out of memory")).code == RAISED
     assert error_of(RuntimeError("CUDA error: device-side assert triggered")).code == RAISED
+
+
+ASSERTION = torch.AcceleratorError(
+    "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to know more.\n"
+)
+
+
+@pytest.mark.parametrize("error", [ASSERTION, UsageError("it raised"), torch.OutOfMemoryError()])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_process_ends_if_its_accelerator_fails_at_every_call(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_lost: bool
+) -> None:
+    """Whatever was raised: the exception may be a consequence, or the cause of another one."""
+
+    def synchronize() -> None:
+        if is_lost:
+            raise ASSERTION
+
+    assert error_of(error).code in (RAISED, OUT_OF_MEMORY)  # there is no accelerator
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    assert (error_of(error).code == PROCESS_ENDS) == is_lost
+
+
+@pytest.mark.parametrize(
+    ("error", "summary"),
+    [
+        (ASSERTION, "AcceleratorError: CUDA error: device-side assert triggered"),
+        (
+            RuntimeError("Error(s) in loading:\n\tMissing: x.\n\ty."),
+            "Error(s) in loading: Missing: x.",
+        ),
+        (ValueError("Caught it.\nTraceback (most recent call last):\nKeyError: 5"), "KeyError: 5"),
+        (ValueError("one line\n"), "ValueError: one line"),
+    ],
+    ids=["hints of CUDA", "heading", "traceback of another process", "one line"],
+)
+def test_last_line_of_an_error_is_its_cause(error: Exception, summary: str) -> None:
+    assert Failure.of(error_of(error)).brief.endswith(summary)
+    assert Failure.of(error_of(error, "it cannot be sent")).brief == "it cannot be sent"
+
+
+def test_cause_of_an_error_as_flower_reports_it() -> None:
+    """From ``flwr/supernode/runtime/run_clientapp.py`` and ``flwr/.../fleet/vce/vce_api.py``."""
+    for message in (
+        str(ASSERTION),
+        f"\nException ClientAppException occurred. Message: {ASSERTION}",
+    ):
+        reason = f"{type(ASSERTION)}:<'{message}'>"
+        assert Failure.of(Error(RAISED, reason)).brief.endswith("device-side assert triggered")
+    one_line = "<class 'ZeroDivisionError'>:<'division by zero'>"
+    assert Failure.of(Error(RAISED, one_line)).brief == one_line

@@ -18,6 +18,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_blsgd.grids import worker_process
+from flower_blsgd.grids.app_call import PROCESS_ENDS
 from flower_blsgd.grids.flower_internals import (
     CRASHED,
     NODE_GONE,
@@ -26,7 +27,9 @@ from flower_blsgd.grids.flower_internals import (
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.protocol import Failure
 
+from ..log_capture import captured_log
 from .processes import (
     Held,
     answer_of,
@@ -200,6 +203,13 @@ def test_process_that_dies_in_a_handler(app_dir: Path) -> None:
             assert answer_of(queued) == ConfigRecord({"count": 1, "pid": before})
             assert answer_of(unaffected) == ConfigRecord({"count": 1 + round_, "pid": other})
         assert answer_of(ask_one(grid, order(100)))["count"] == 2
+        with captured_log() as log:
+            lost = ask_one(grid, order(100, do="lose-the-accelerator"))
+            assert (lost.error.code, Failure.of(lost.error).kind) == (PROCESS_ENDS, "raised")
+            assert answer_of(ask_one(grid, order(100)))["count"] == 1
+        (line,) = log.lines(30)
+        assert line.endswith("starts again: the process died (exit code 1)")
+        assert not is_alive(before)
 
 
 def test_death_is_noticed_while_a_forked_child_lives(

@@ -91,7 +91,7 @@ class Session:
         self._node_id = context.node_id
         self._handle = handler_of(inside_lifespan(app), context)
         self._program, self._context = main_program_of(app), context
-        self._ending = False  # whether the program has raised
+        self._ending = False  # whether this process has to end
         self._array_type = ArrayView if takes_views(app) else PrivateArray
         host = str(context.node_config.get("superlink", "")).rpartition(":")[0]
         ports = [address.rpartition(":")[2] for address in request.addresses[:1] if host]
@@ -143,14 +143,18 @@ class Session:
         threading.Thread(target=end_with_session, name="program-watch", daemon=True).start()
         try:
             program(self._context)
-        except BaseException:  # also SystemExit of a script; the server opens another session
-            until = time.monotonic() + _PROGRAM_SECONDS
-            while self._replies and time.monotonic() < until:  # until the server has the reply
-                if self._over.wait(_IDLE_SECONDS):
-                    break
-            self._result = SessionResult(self._connected, "its program raised an exception")
-            self._over.set()
+        except BaseException:  # also SystemExit of a script
+            self._give_up("its program raised an exception")
         has_ended.set()
+
+    def _give_up(self, reason: str) -> None:
+        """End the session when the server has all replies; the server opens another session."""
+        until = time.monotonic() + _PROGRAM_SECONDS
+        while self._replies and time.monotonic() < until:
+            if self._over.wait(_IDLE_SECONDS):
+                break
+        self._result = SessionResult(self._connected, reason)
+        self._over.set()
 
     def close(self) -> None:
         """End the session and close the connection."""
@@ -168,6 +172,8 @@ class Session:
                 self._replies[message_id] = frame
                 self._outgoing.put(frame)
                 if self._ending:
+                    if self._program is None:  # else the program ends the session
+                        self._give_up("its accelerator no longer works in this process")
                     return
         except SessionOverError:
             pass

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 
 from flower_blsgd import serve_sessions
+from flower_blsgd.grids import app_call
 from flower_blsgd.grids.app_call import set_main_program
 from flower_blsgd.grids.mailbox import Mailbox
 from flower_blsgd.grids.stream import client
@@ -169,6 +170,20 @@ def test_server_is_told_that_the_program_raised(monkeypatch: pytest.MonkeyPatch)
         grid.push_messages([order()])
         assert wait_until(lambda: message_id in answers)
     assert answers[message_id].content["session"]["reason"] == "its program raised an exception"
+
+
+def test_session_ends_if_the_accelerator_no_longer_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failed message is answered first; the next session is in a new process."""
+    with streaming(made_app(lambda *_: 1 / 0)) as grid:
+        node, (session,) = flower_of(grid).nodes[7], flower_of(grid).pushed
+        message_id, answers = session.metadata.message_id, node.replies
+        monkeypatch.setattr(flower_of(grid), "pull_messages", lambda _: [])  # the grid's own look
+        monkeypatch.setattr(app_call, "_accelerator_is_lost", lambda: True)
+        (reply,) = exchange(grid, order())
+        assert reply.error.code == app_call.PROCESS_ENDS
+        assert wait_until(lambda: message_id in answers)
+    reason = answers[message_id].content["session"]["reason"]
+    assert reason == "its accelerator no longer works in this process"
 
 
 @pytest.mark.parametrize("now", ["nobody listens", "another listens", "out of reach"])
