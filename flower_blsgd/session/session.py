@@ -143,8 +143,12 @@ class Session:
             self.device = torch.device(worker.device)
             self._slowdown, self._evaluates = worker.slowdown, worker.role == "evaluate"
         self.seed = derived_seed(self.run_seed, "session", self.rank)
+        state = optimizer.state_dict()
+        self._first_state = copy.deepcopy(state["state"])
+        moves = next(model.parameters()).device != self.device
         self._model, self._optimizer = model.to(self.device), optimizer
-        self._first_state = copy.deepcopy(optimizer.state_dict()["state"])
+        if moves and state["state"]:  # of a checkpoint
+            optimizer.load_state_dict(state)  # moves it to the parameters
         self._has_first_state = True
         self._trained = [parameter.requires_grad for parameter in model.parameters()]
         self._exchange = exchange
@@ -474,8 +478,8 @@ class Session:
         order, was_training = work.order, self._model.training
         load_state(self._model, order.arrays)
         began = time.perf_counter()
-        cards = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(cards):
+        cards = [] if self.device.type == "cpu" else [self.device]
+        with torch.random.fork_rng(cards, device_type=self.device.type):
             self._model.eval()
             try:
                 figures = dict(self._evaluate(self._model))

@@ -107,6 +107,39 @@ def adding(step: float, seen: list[float] | None = None) -> Callable[[], None]:
     return main
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_state_of_a_restored_optimizer_moves_with_the_model() -> None:
+    """And the figures of a script may draw random numbers on the card."""
+    seen: list[object] = []
+
+    def main() -> None:
+        model = model_of()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def take_step(device: torch.device) -> None:
+            model(torch.ones(BATCH, 1, device=device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        take_step(torch.device("cpu"))
+        session = join(model, optimizer)
+        (state,) = optimizer.state.values()
+        seen.extend([state["exp_avg"].device, state["exp_avg"].item(), state["step"].device])
+        session.evaluate(lambda model: {"accuracy": torch.rand((), device=session.device).item()})
+        while not session.done:
+            take_step(session.device)
+            session.step(samples=BATCH)
+
+    script = Script(main, WorkerSpec("cuda:0"))
+    before = torch.cuda.get_rng_state(0)
+    script.exchange.do(Evaluate(EvaluateOrder(0, 0, 1, state_record(model_of()))))
+    assert torch.equal(torch.cuda.get_rng_state(0), before)
+    assert script.train(order_of()).completed_steps == 2
+    script.finish()
+    assert seen == [torch.device("cuda:0"), pytest.approx(0.1 * BATCH), torch.device("cpu")]
+
+
 def test_each_order_begins_with_its_model_and_has_its_number_of_steps() -> None:
     seen: list[float] = []
     script = Script(adding(1.0, seen))
