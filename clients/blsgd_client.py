@@ -119,12 +119,12 @@ def evaluate(message: Message, context: Context) -> Message:
 
         task = _task(config)
         order = EvaluateOrder.from_message(message, task.num_test)
-        model = _evaluation_model(config, worker.device)
-        use_precision(config.precision, worker.device)
+        model = _evaluation_model(config, worker.torch_device)
+        use_precision(config.precision, worker.torch_device)
         load_state(model, order.arrays)
         size = config.evaluation_batch_size
         start = time.perf_counter()
-        report = task.evaluate(model, worker.device, order.first, order.last, size)
+        report = task.evaluate(model, worker.torch_device, order.first, order.last, size)
         throttle(start, worker.slowdown, busy=False)
         report = dataclasses.replace(report, seconds=time.perf_counter() - start)
     return report.to_reply(message)
@@ -167,9 +167,9 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
     task = _task(config)
     return LocalSGD(
         task.replica(config.seed),
-        _samples(config, worker.device, len(worker.cores)),
+        _samples(config, worker.torch_device, len(worker.cores)),
         task.loss,
-        worker.device,
+        worker.torch_device,
         optimizer=task.optimizer or config.optimizer,
         peak_learning_rate=config.learning_rate,
         momentum=config.momentum,

@@ -278,7 +278,7 @@ def evaluate_run(
     folder = Path(run)
     config = read_config(folder)
     machine = this_machine()
-    devices = [*machine.accelerators, "cpu"]
+    devices = [*machine.usable_accelerators, "cpu"]
     device = device or devices[0]
     if device != "cpu" and not machine.has_accelerator(device):
         raise UsageError(f"device = {device!r} not found; this machine has {', '.join(devices)}")

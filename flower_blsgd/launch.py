@@ -79,6 +79,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
         },
         on_line=logs.add,
         shown=main,
+        own_cards=True,
     )
     # No live line: the main worker prints in the same terminal.
     console = Console(force_terminal=False, highlight=False, soft_wrap=True, emoji=False)

@@ -200,7 +200,7 @@ def _workload_of_task(
     replica = functools.cache(functools.partial(task.replica, config.seed))
 
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-        device = next(iter(this_machine().accelerators), "cpu")
+        device = next(iter(this_machine().usable_accelerators), "cpu")
         use_precision(config.precision, device)
         load_state(replica(), arrays)
         return task.evaluate(replica(), device, first, last, config.evaluation_batch_size)

@@ -7,6 +7,7 @@ import argparse
 import atexit
 import importlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -222,22 +223,41 @@ def _devices(options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..grids.machine import format_ids, this_machine
+    from ..grids.machine import accelerator_of, format_bytes, format_ids, this_machine
     from ..grids.worker_spec import OPTIONS, cores_note, parse_workers
 
     machine = this_machine()
     workers = parse_workers(options.workers or "auto", machine)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"CPU cores:    {format_ids(machine.cores)}")
-    console.print(f"accelerators: {', '.join(machine.accelerators) or 'none'}")
+    if not machine.accelerators:
+        console.print("accelerators: none")
+    else:
+        columns = ("device", "name", "memory", "capability", "bfloat16", "this torch")
+        table = Table(*columns, title="accelerators", title_justify="left")
+        for device in machine.accelerators:
+            its = accelerator_of(device)
+            memory = format_bytes(its.memory_bytes) if its.memory_bytes else "-"
+            capability, bfloat16 = "-", "-"
+            if its.capability:
+                capability = ".".join(map(str, its.capability))
+                bfloat16 = "yes" if its.capability >= (8, 0) else "no"  # or only emulated
+            supported = "not supported" if its.problem else "supported"
+            table.add_row(device, its.name, memory, capability, bfloat16, supported)
+        console.print(table)
+    if {"cuda:0", "cuda:1"} <= {*machine.accelerators} and "CUDA_DEVICE_ORDER" not in os.environ:
+        console.print(
+            "note: CUDA puts the fastest card first; for the order of nvidia-smi, set "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
     title = f'workers of "{options.workers or "auto"}"'
     table = Table(title=title, title_justify="left")
     given = [worker.given_options() for worker in workers]
-    columns = [key for key in OPTIONS if any(key in options for options in given)]
-    for column in ("worker", "device", *columns):
+    keys = [key for key in OPTIONS if any(key in options for options in given)]
+    for column in ("worker", "device", *keys):
         table.add_column(column)
     for rank, (worker, its_options) in enumerate(zip(workers, given, strict=True)):
-        cells = (str(its_options.get(key, "-")) for key in columns)
+        cells = (str(its_options.get(key, "-")) for key in keys)
         table.add_row(str(rank), worker.device_with_cores, *cells)
     console.print(table)
     if note := cores_note(workers):

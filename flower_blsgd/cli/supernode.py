@@ -188,7 +188,7 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
                 str(config.get("name", i)),
                 tuple(arguments),
                 tuple(pinned),
-                _environment({} if together else environment(group[0])),
+                _environment({} if together else environment(group[0], workers=workers)),
                 str(keys[i]) if keys else "KEY",
             )
         )

@@ -26,8 +26,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Any
 
-from .pinning import ALLOCATOR, THREAD_VARIABLES, environment, num_threads, pinned
+from .pinning import ALLOCATOR, COMPILE_THREADS, PASSIVE, THREAD_VARIABLES, num_threads, pinned
 from .worker_spec import WorkerSpec
 
 _LOG = logging.getLogger(__name__)
@@ -67,6 +68,9 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
 
 _SERVERS_OWN = [signal.SIGINT, signal.SIGTERM]
 """Signals that reach all processes of a group; the server alone handles them."""
+
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Devices of Linux's drivers for accelerators: NVIDIA's, AMD's and that of WSL2."""
 
 _preloaded: dict[str, None] = {}
 """Modules that the fork server imports; an ordered set."""
@@ -135,15 +139,16 @@ class StartedProcess:
 def start_worker(
     worker: WorkerSpec,
     threads: int,
+    environment: Mapping[str, str],
     program: Callable[..., None],
     arguments: tuple[object, ...],
     output: Connection | None,
 ) -> StartedProcess:
     """Start a process that is pinned to a worker's device, cores and threads (0: one per core).
 
-    It calls `program`, a function of a module. `output` is a pipe for stdout and stderr, or None
-    for those of this process. The caller closes its own copies of this and other pipes. OSError if
-    the system cannot start the process.
+    Its `environment` is added to that of this process. It calls `program`, a function of a module.
+    `output` is a pipe for stdout and stderr, or None for those of this process. The caller closes
+    its own copies of this and other pipes. OSError if the system cannot start the process.
     """
 
     def start(method: str) -> StartedProcess:
@@ -168,7 +173,7 @@ def start_worker(
 
     start_fork_server()  # in case the first one has ended
     with PROCESSES:
-        variables = {**os.environ, **environment(worker, threads)}
+        variables = {**os.environ, **environment}
         if sys.platform == "linux":
             try:
                 return start("forkserver")
@@ -183,10 +188,13 @@ def _one_thread_variables() -> Iterator[None]:
     """Set environment variables while the fork server or a spawned worker is started.
 
     They set one compute thread per library, the memory allocator and safe imports, and prevent CUDA
-    initialisation. A worker's process sets its own number of threads later.
+    initialisation. A worker's process sets its own number of threads later, but OpenMP's policy is
+    read once, possibly before the workers are known: the driver decides.
     """
+    has_driver = any(map(os.path.exists, _DRIVERS))
     variables = {
         **ALLOCATOR,
+        **(PASSIVE if has_driver else {}),
         **os.environ,
         **dict.fromkeys(THREAD_VARIABLES, "1"),
         "PYTHONSAFEPATH": "1",  # modules in the current folder must not shadow a library's
@@ -239,4 +247,7 @@ def _run_worker(
         torch.default_generator.seed()
         if (count := num_threads(worker, threads)) > 1:  # numpy's BLAS was loaded with one thread
             importlib.import_module("threadpoolctl").threadpool_limits(count)
+        inductor: Any = sys.modules.get("torch._inductor.config")
+        if inductor is not None:  # imported before the fork
+            inductor.compile_threads = int(variables[COMPILE_THREADS])
         program(*arguments)

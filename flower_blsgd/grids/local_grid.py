@@ -24,6 +24,7 @@ from .flower_internals import (
 )
 from .fork_server import start_fork_server
 from .mailbox import Mailbox, MailboxGrid
+from .pinning import environment
 from .shared_memory import BufferPool, Payload, PlacedRecords, pack, ship
 from .worker_process import Job, WorkerProcess
 from .worker_spec import WorkerSpec
@@ -71,6 +72,8 @@ class LocalGrid(MailboxGrid):
         default.
     shown : int (default: -1)
         Rank of a worker that prints where this process prints.
+    own_cards : bool (default: False)
+        Let each process see its own GPU only, as ``cuda:0``.
 
     Raises
     ------
@@ -87,6 +90,7 @@ class LocalGrid(MailboxGrid):
         setup: Callable[[], object] | None = None,
         on_line: Callable[[int, str], None] | None = None,
         shown: int = -1,
+        own_cards: bool = False,
     ) -> None:
         become_server(_RUN_ID)
         _allow_open_files(_FILES + _FILES_PER_WORKER * len(workers))
@@ -105,7 +109,9 @@ class LocalGrid(MailboxGrid):
         self._idle_deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank, worker in enumerate(self.workers):
             context = self._context(rank, run_config)
-            job = Job(worker, threads, context, client_app, app_dir, payload, rank == shown)
+            variables = environment(worker, threads, workers, own_cards)
+            app = (context, client_app, app_dir, payload)
+            job = Job(worker, threads, variables, *app, rank == shown)
             node = WorkerNode(job, self._mailbox, self._idle_deaths)
             if on_line is not None:
                 node.on_line = functools.partial(on_line, rank)

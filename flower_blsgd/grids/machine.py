@@ -4,6 +4,7 @@ import functools
 import os
 import platform
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,18 @@ class Machine:
         return _accelerators()
 
     def has_accelerator(self, device: str) -> bool:
-        """Return whether torch sees an accelerator; ``"cuda"`` matches any card."""
+        """Return whether torch sees a worker's accelerator; ``"cuda"`` matches any card."""
         kinds = {name.partition(":")[0] for name in self.accelerators}
-        return device in self.accelerators or device in kinds
+        return torch_device(device) in self.accelerators or device in kinds
+
+    def problem(self, device: str) -> str:
+        """Return why torch cannot compute on an accelerator, in one line; empty if it can."""
+        return "" if self.given_accelerators is not None else accelerator_of(device).problem
+
+    @property
+    def usable_accelerators(self) -> tuple[str, ...]:
+        """The accelerators on which torch can compute."""
+        return tuple(device for device in self.accelerators if not self.problem(device))
 
 
 @functools.cache
@@ -54,11 +64,108 @@ def usable_cores() -> tuple[int, ...]:
 def _accelerators() -> tuple[str, ...]:
     import torch
 
-    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    found += [f"xpu:{i}" for i in range(torch.xpu.device_count())]
-    if torch.backends.mps.is_available():
-        found.append("mps")
-    return tuple(found)
+    found, count = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+    if found is None or count == 0:
+        return ()
+    if found.type == "mps":
+        return ("mps",)
+    if found.type == "cuda":  # which counts one MIG device in a process, although several are named
+        count = max(count, len(_visible_cards("MIG-")))
+    return tuple(f"{found.type}:{i}" for i in range(count))
+
+
+OWN_DEVICE = "BLSGD_OWN_DEVICE"
+"""Environment variable of a process that sees one card: the name of the card in the run."""
+
+
+def torch_device(device: str) -> str:
+    """Return a worker's device as torch names it in this process, which may see one card only."""
+    return "cuda:0" if device == os.environ.get(OWN_DEVICE) else device
+
+
+def visible_card(device: str, alone: bool = True) -> dict[str, str]:
+    """Return the environment of a worker's process that sees only its own card, as ``cuda:0``.
+
+    A CPU worker sees no card. Unless `alone`, all cards are visible to the others, except MIG
+    devices, of which a process can see only one.
+    """
+    if device == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    card = re.fullmatch(r"cuda(?::(\d+))?", device)
+    if card is None or not (alone or len(_visible_cards("MIG-")) > 1):
+        return {}
+    index, visible = int(card[1] or 0), _visible_cards()
+    entry = visible[index] if index < len(visible) else str(index)
+    return {_visible_variable(): entry, OWN_DEVICE: device}
+
+
+def _visible_cards(prefix: str = "") -> list[str]:
+    """Return the indices, UUIDs or MIG names of the visible cards; empty if all are visible."""
+    entries = map(str.strip, os.environ.get(_visible_variable(), "").split(","))
+    return [entry for entry in entries if entry and entry.startswith(prefix)]
+
+
+def _visible_variable() -> str:
+    hip = "HIP_VISIBLE_DEVICES"  # AMD's, which takes precedence on its cards
+    return hip if hip in os.environ else "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """Properties of an accelerator, as torch reports them.
+
+    `memory_bytes` is 0 if unknown. `capability` is that of CUDA, and empty on other devices.
+    `problem` is one line on why this torch cannot compute on it; empty if it can.
+    """
+
+    name: str
+    memory_bytes: int = 0
+    capability: tuple[int, ...] = ()
+    problem: str = ""
+
+
+@functools.cache
+def accelerator_of(device: str) -> Accelerator:
+    """Return the properties of a torch device; those of a CUDA card initialise CUDA."""
+    import torch
+
+    module, index = torch.get_device_module(device), torch.device(torch_device(device)).index or 0
+    if not hasattr(module, "get_device_properties") or index >= module.device_count():
+        return Accelerator(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch describes an unsupported card in many lines
+        its = module.get_device_properties(index)
+        architectures = torch.cuda.get_arch_list()
+    if torch.version.hip or not device.startswith("cuda"):
+        return Accelerator(its.name, its.total_memory)
+    problem = kernel_problem((its.major, its.minor), architectures) if torch.version.cuda else ""
+    problem = problem and f"{device} ({its.name}, {its.major}.{its.minor}) {problem}"
+    return Accelerator(its.name, its.total_memory, (its.major, its.minor), problem)
+
+
+def kernel_problem(capability: tuple[int, int], architectures: Sequence[str]) -> str:
+    """Return why torch has no kernels for a card, from the architectures it was built for.
+
+    Binaries (``sm_86``) run on the same major version, if the minor version is not lower; PTX
+    (``compute_90``) runs on all later cards. The suffix ``a`` stands for this capability only.
+    """
+    built = []
+    for kind, major, minor, suffix in re.findall(_ARCHITECTURE, " ".join(architectures)):
+        least = int(major), int(minor)
+        later = capability >= least and (kind == "compute" or capability[0] == least[0])
+        if capability == least or (later and suffix != "a"):
+            return ""
+        built.append(least)
+    if not built:
+        return ""
+    numbers, advice = "up to {}.{}".format(*max(built)), "install a newer one"
+    if capability < min(built):
+        numbers, advice = "{}.{} and newer".format(*min(built)), f"install torch from {_OLD_CARDS}"
+    return f"is not supported by this torch ({numbers}); {advice}"
+
+
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
+_OLD_CARDS = "https://download.pytorch.org/whl/cu126"
 
 
 def cpu_name() -> str:
@@ -67,13 +174,8 @@ def cpu_name() -> str:
 
 
 def accelerator_names(machine: Machine) -> tuple[str, ...]:
-    """Return the product names of CUDA cards, and the torch devices of other accelerators."""
-    if not machine.accelerators:
-        return ()
-    import torch
-
-    cuda = torch.cuda.get_device_name
-    return tuple(cuda(d) if d.startswith("cuda") else d for d in machine.accelerators)
+    """Return the product names of the accelerators."""
+    return tuple(accelerator_of(device).name for device in machine.accelerators)
 
 
 def format_ids(ids: Sequence[int]) -> str:

@@ -3,8 +3,9 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from .machine import this_machine, visible_card
 from .worker_spec import WorkerSpec
 
 _LOG = logging.getLogger(__name__)
@@ -19,40 +20,56 @@ By default, glibc returns memory to the kernel after every message, and the kern
 copying a model of 1 MB took six times as long.
 """
 
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Processes in which torch.compile compiles: by default one per core, for each worker."""
+
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads of a CPU worker that wait leave the core to others, such as one that feeds a GPU."""
+
 
 def num_threads(worker: WorkerSpec, threads: int = 0) -> int:
     """Return the compute threads of a worker: `threads`, or one per core if `threads` is 0."""
     return threads or max(1, len(worker.cores))
 
 
-def environment(worker: WorkerSpec, threads: int = 0) -> dict[str, str]:
-    """Return the environment variables of a worker's process.
+def environment(
+    worker: WorkerSpec, threads: int = 0, workers: Sequence[WorkerSpec] = (), alone: bool = False
+) -> dict[str, str]:
+    """Return the environment variables of a worker's process, next to others on this machine.
 
     A CPU worker sees no GPU, so it uses no GPU memory. An accelerator worker sees all GPUs, so
-    ``cuda:1`` is the same card in every process.
+    ``cuda:1`` is the same card in every process. With `alone`, and if the GPUs are MIG devices, it
+    sees only its own one, as ``cuda:0``.
     """
     count = str(num_threads(worker, threads))
-    variables = dict.fromkeys(THREAD_VARIABLES, count)
-    variables |= {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
-    if worker.device == "cpu":
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-    return variables
+    defaults = dict(ALLOCATOR)
+    if workers:
+        defaults[COMPILE_THREADS] = str(max(1, len(this_machine().cores) // len(workers)))
+    if worker.device == "cpu" and any(other.device != "cpu" for other in workers):
+        defaults |= PASSIVE
+    variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return variables | dict.fromkeys(THREAD_VARIABLES, count) | visible_card(worker.device, alone)
 
 
 @contextlib.contextmanager
 def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
-    """Pin the calling thread to a worker's cores and set torch's threads, within a block.
+    """Pin the calling thread to a worker's device and cores, and set torch's threads, in a block.
 
-    Both are restored afterwards, because one process may serve several workers in turn, as Ray's
-    actors do. On systems without affinity (macOS), only the number of threads is set.
+    ``device="cuda"`` is then the worker's card. All are restored afterwards, because one process
+    may serve several workers in turn, as Ray's actors do. On systems without affinity (macOS), the
+    cores are not set.
     """
     with on_cores_of(worker):
         import torch  # after pinning, since its threads inherit the cores
 
         threads_before = torch.get_num_threads()
         torch.set_num_threads(num_threads(worker, threads))
+        device = torch.device(worker.torch_device)
+        there = torch.accelerator.current_accelerator(check_available=device.type != "cpu")
+        index = device.index if there is not None and there.type == device.type else None
         try:
-            yield
+            with torch.accelerator.device_index(index):
+                yield
         finally:
             torch.set_num_threads(threads_before)
 

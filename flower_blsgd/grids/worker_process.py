@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -41,13 +41,15 @@ _REPORTED_LINES = 20
 class Job:
     """Arguments of a worker process.
 
-    0 threads stand for one per core of the worker. `client_app` is ``module:attribute`` of a module
+    0 threads stand for one per core of the worker. `environment` is added to that of the server's
+    process. `client_app` is ``module:attribute`` of a module
     in `app_dir`. `setup` is a function to call before the app is loaded. With `shows_output`, what
     the process prints goes where this process prints.
     """
 
     worker: WorkerSpec
     threads: int
+    environment: Mapping[str, str]
     context: Context
     client_app: str
     app_dir: Path
@@ -76,7 +78,9 @@ class WorkerProcess:
             arguments = (theirs, job.context, job.client_app, job.app_dir, has_setup)
             with theirs, output_end:
                 output_of = None if job.shows_output else output_end
-                self._process = start_worker(job.worker, job.threads, serve, arguments, output_of)
+                self._process = start_worker(
+                    job.worker, job.threads, job.environment, serve, arguments, output_of
+                )
             on_failure.pop_all()
         self._channel = Channel(ours)
         self._events = select.poll()

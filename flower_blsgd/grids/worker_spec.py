@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from ..errors import UsageError, nearest
-from .machine import Machine, format_ids, this_machine
+from .machine import Machine, format_ids, this_machine, torch_device
 
 _LOG = logging.getLogger(__name__)
 
@@ -155,7 +155,8 @@ class WorkerSpec(WorkerOptions):
     Parameters
     ----------
     device : str
-        A torch device without cores: ``"cpu"``, ``"cuda:0"``, ``"mps"``.
+        A torch device without cores, as all processes of the run name it: ``"cpu"``, ``"cuda:0"``,
+        ``"mps"``.
     cores : tuple of int (default: ())
         CPU cores that a ``cpu`` worker is pinned to, ascending.
     """
@@ -167,6 +168,11 @@ class WorkerSpec(WorkerOptions):
     def device_with_cores(self) -> str:
         """The device in the form of the grammar, such as ``"cpu:0-3"`` or ``"cuda:1"``."""
         return f"{self.device}:{format_ids(self.cores)}" if self.cores else self.device
+
+    @property
+    def torch_device(self) -> str:
+        """The device in this process: ``"cuda:0"`` for the only card that the process sees."""
+        return torch_device(self.device)
 
     def to_node_config(self) -> dict[str, bool | float | int | str]:
         """Return the node config of a SuperNode that runs this worker."""
@@ -266,35 +272,44 @@ def parse_workers(
 def auto_workers(machine: Machine) -> list[WorkerSpec]:
     """Return the workers of ``"auto"``.
 
-    With accelerators, each of them trains. One CPU worker evaluates on the cores that remain after
-    one core per accelerator and one for the server, if any core remains. Without accelerators, the
-    cores are split into a fast and a slow worker; a single core runs both.
+    Each accelerator trains if torch can compute on it. One CPU worker evaluates on the cores that
+    remain after one core per accelerator and one for the server, if any core remains. Without
+    accelerators, the cores are split into a fast and a slow worker; a single core runs both.
     """
-    cores = machine.cores
-    if not machine.accelerators:
+    cores, usable = machine.cores, machine.usable_accelerators
+    if not usable:
         half = (len(cores) + 1) // 2
         return [
             WorkerSpec("cpu", cores[:half], tier="fast"),
             WorkerSpec("cpu", cores[half:] or cores, tier="slow"),
         ]
-    workers = [WorkerSpec(device, tier="fast") for device in machine.accelerators]
+    workers = [WorkerSpec(device, tier="fast") for device in usable]
     left = cores[len(workers) + 1 :]
     return [*workers, *([WorkerSpec("cpu", left, role="evaluate")] if left else [])]
 
 
 def cores_note(workers: Sequence[WorkerSpec], machine: Machine | None = None) -> str:
-    """Return a line about CPU cores that workers share or that are too few; empty otherwise."""
-    owners = Counter(core for worker in workers for core in worker.cores)
-    shared = [core for core, count in sorted(owners.items()) if count > 1]
-    if shared:
-        return f"note: workers share CPU core {format_ids(shared)} and slow one another down"
+    """Return notes on CPU cores that workers share or that are too few, and on unused cards.
+
+    Each is a line; empty without any.
+    """
     machine = machine or this_machine()
-    if owners or list(workers) != auto_workers(machine):
-        return ""
-    return (
-        f"note: {len(machine.cores)} CPU cores are too few for a worker that evaluates: each "
-        "accelerator needs one, and so does the server"
-    )
+    num_cores = len(machine.cores)
+    owners = Counter(core for worker in workers for core in worker.cores)
+    others = [core for core in machine.cores if core not in owners]
+    fed = sum(worker.device != "cpu" for worker in workers)
+    # Accelerators are not queried for other CPU workers.
+    may_be_auto = fed or list(workers) == auto_workers(Machine(machine.cores, ()))
+    is_auto = may_be_auto and list(workers) == auto_workers(machine)
+    notes = [machine.problem(device) for device in machine.accelerators] if is_auto else []
+    need = "each accelerator worker needs one, and so does the server"
+    if shared := [core for core, count in sorted(owners.items()) if count > 1]:
+        notes.append(f"workers share CPU core {format_ids(shared)} and slow one another down")
+    elif owners and 0 < fed >= len(others):
+        notes.append(f"the CPU workers leave {len(others)} of {num_cores} cores: {need}")
+    elif is_auto and not owners:
+        notes.append(f"{num_cores} CPU cores are too few for a worker that evaluates: {need}")
+    return "\n".join(f"note: {note}" for note in notes if note)
 
 
 def split_evenly(ids: Sequence[int], parts: int) -> list[tuple[int, ...]]:
@@ -365,11 +380,14 @@ def _parse_ids(text: str) -> tuple[int, ...] | None:
 
 
 def _expand(groups: Sequence[_Group], machine: Machine) -> list[WorkerSpec]:
-    # CPU workers without cores share the cores that no group names, in specification order.
+    # CPU workers without cores share the cores that no group names, in specification order. If
+    # enough remain, one core is left for each accelerator's process and one for the server.
     claimed = {core for g in groups if g.worker.device == "cpu" for core in g.ids}
     free = [core for core in machine.cores if core not in claimed] or machine.cores
     unplaced = sum(g.count for g in groups if g.worker.device == "cpu" and not g.ids)
-    shares = iter(split_evenly(free, unplaced) if unplaced else [])
+    fed = sum(g.count for g in groups if g.worker.device != "cpu")
+    left = free[fed + 1 :] if fed else free
+    shares = iter(split_evenly(left if len(left) >= unplaced else free, max(1, unplaced)))
     workers = []
     for group in groups:
         if group.worker.device == "cpu":
@@ -406,3 +424,5 @@ def _check_device(worker: WorkerSpec, machine: Machine) -> None:
         raise UsageError(
             f"workers: device {worker.device} is not available; this machine has {have}"
         )
+    if worker.device != "cpu" and (problem := machine.problem(worker.device)):
+        raise UsageError(f"workers: {problem}")

@@ -84,7 +84,7 @@ class BlsgdCallback:
         self._optimizer_steps = self._waiting_samples = self._num_loaders = 0
         self._schedules: list[_Schedule] = []
         if self._exchange is not None:
-            _use_one_device(self._exchange.worker.device)
+            _use_one_device(self._exchange.worker.torch_device)
             # Lightning's loggers and messages are those of rank 0. The first logger is created
             # before any hook.
             from lightning_utilities.core.rank_zero import rank_zero_only
@@ -301,7 +301,7 @@ class _WorkerStrategy:
         import torch
 
         assert self.callback._exchange is not None
-        return torch.device(self.callback._exchange.worker.device)
+        return torch.device(self.callback._exchange.worker.torch_device)
 
     @property
     def is_global_zero(self) -> bool:

@@ -90,7 +90,7 @@ class BlsgdCallback(TrainerCallback):
     def _adapt(self, exchange: Exchange) -> None:
         """Change what the Trainer decides before its callbacks are called."""
         trainer, args = self._trainer, self._trainer.args
-        _use_device(trainer, torch.device(exchange.worker.device))
+        _use_device(trainer, torch.device(exchange.worker.torch_device))
         self._own_batch_size = args.train_batch_size * args.gradient_accumulation_steps
         if batch := exchange.worker.batch_size:
             args.per_device_train_batch_size = batch // args.gradient_accumulation_steps

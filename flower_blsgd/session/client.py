@@ -4,6 +4,7 @@ The script runs as ``__main__`` in the main thread of the worker's process. Mess
 another thread.
 """
 
+import os
 import runpy
 import shlex
 import sys
@@ -16,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from ..errors import UsageError
 from ..grids.app_call import accept_views, set_main_program
+from ..grids.machine import OWN_DEVICE, visible_card
 from ..grids.pinning import pinned
 from ..protocol import (
     ARRAYS,
@@ -41,14 +43,12 @@ accept_views(app)
 
 
 def _run_script(context: Context) -> None:
-    """Run the user's script as ``__main__``."""
-    import torch
-
+    """Run the user's script as ``__main__``, in a process that sees its own card only."""
+    if OWN_DEVICE not in os.environ:  # a SuperNode; CUDA is not initialised yet
+        os.environ.update(visible_card(str(context.node_config.get("device", ""))))
     worker, config, node = worker_of(context), context.run_config, context.node_config
     script, *arguments = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
     rank = int(node.get("partition-id", 0))
-    if worker.device.startswith("cuda"):
-        torch.cuda.set_device(torch.device(worker.device))
     seed, batch_size = int(config["seed"]), int(config["batch-size"])
     is_main = rank == int(config.get(MAIN_RANK, 0))
     exchange = Exchange(worker, rank, seed, batch_size, is_main)

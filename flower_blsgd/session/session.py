@@ -140,7 +140,7 @@ class Session:
             worker = exchange.worker
             self.rank, self.is_main = exchange.rank, exchange.is_main
             self.run_seed, self.batch_size = exchange.seed, worker.batch_size or exchange.batch_size
-            self.device = torch.device(worker.device)
+            self.device = torch.device(worker.torch_device)
             self._slowdown, self._evaluates = worker.slowdown, worker.role == "evaluate"
         self.seed = derived_seed(self.run_seed, "session", self.rank)
         state = optimizer.state_dict()

@@ -20,7 +20,7 @@ from flower_blsgd.cli.options import (
 )
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.machine import Accelerator, usable_cores
 
 from .conftest import LOAD_SERVER_APP, Printed, Refused
 
@@ -227,6 +227,31 @@ def test_devices_shows_the_workers(printed: Printed) -> None:
         assert fragment in text
     assert 'workers of "auto"' in "\n".join(printed("devices"))
     assert " evaluate " in "\n".join(printed("devices", "--workers", f"cpu:{CORE} role=evaluate"))
+
+
+def test_devices_describes_the_accelerators(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = {
+        "cuda:0": Accelerator("H100", 85_000_000_000, (9, 0)),
+        "cuda:1": Accelerator("GTX 1080 Ti", 11_700_000_000, (6, 1), "cuda:1 is not supported"),
+        "xpu:0": Accelerator("xpu:0"),
+    }
+    monkeypatch.setattr("flower_blsgd.grids.machine._accelerators", lambda: tuple(cards))
+    monkeypatch.setattr("flower_blsgd.grids.machine.accelerator_of", cards.__getitem__)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    lines = printed("devices")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if ":0 " in line]
+    assert rows[:2] == [
+        ["cuda:0", "H100", "85.0 GB", "9.0", "yes", "supported"],
+        ["xpu:0", "xpu:0", "-", "-", "-", "supported"],
+    ]
+    assert any("11.7 GB │ 6.1        │ no       │ not supported" in line for line in lines)
+    assert "note: cuda:1 is not supported" in lines
+    order = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
+    assert any(order in line for line in lines)
+    monkeypatch.setenv(*order.split("="))
+    assert not any(order in line for line in printed("devices"))
 
 
 # --- what the commands have in common ----------------------------------------------------------

@@ -111,6 +111,7 @@ def query(message: Message, context: Context) -> Message:
         affinity=_affinity(0),
         native_affinity=sorted({core for t in _native_threads() for core in _affinity(t)}),
         node_id=context.node_id,
+        compile_threads=getattr(sys.modules.get("torch._inductor.config"), "compile_threads", 0),
         **{name: os.environ.get(name, "not set") for name in names},
         **{f"node:{key}": value for key, value in context.node_config.items()},
         **{f"run:{key}": value for key, value in context.run_config.items()},

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.machine import OWN_DEVICE, Machine, usable_cores
 from flower_blsgd.grids.pinning import THREAD_VARIABLES, environment, pinned
 from flower_blsgd.grids.worker_spec import WorkerSpec
 from tests.log_capture import captured_log
@@ -47,6 +47,8 @@ def test_environment(
     monkeypatch: pytest.MonkeyPatch, worker: WorkerSpec, threads: int, count: str
 ) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")  # the user's
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_WAIT_POLICY", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     # A GPU worker sees all of them: else it would be cuda:0 there.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if worker.device == "cpu" else {}
     assert environment(worker, threads) == {
@@ -55,6 +57,28 @@ def test_environment(
         **dict.fromkeys(THREAD_VARIABLES, count),
         **hidden,
     }
+
+
+def test_environment_next_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, one, two = (WorkerSpec("cuda:1"), WorkerSpec("cpu", (0,)), WorkerSpec("cpu", (1,)))
+    monkeypatch.setattr("flower_blsgd.grids.pinning.this_machine", lambda: Machine((0, 1, 2, 3)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+
+    def added(worker: WorkerSpec, *workers: WorkerSpec, alone: bool = False) -> dict[str, str]:
+        return dict(environment(worker, 0, workers, alone).items() - environment(worker).items())
+
+    compiling = "TORCHINDUCTOR_COMPILE_THREADS"
+    assert added(one, one, card) == {"OMP_WAIT_POLICY": "PASSIVE", compiling: "2"}
+    assert added(one, one, two) == {compiling: "2"}  # waiting threads cost nobody a core
+    assert added(card, *[card] * 8) == {compiling: "1"}
+    seen = {"CUDA_VISIBLE_DEVICES": "5", OWN_DEVICE: "cuda:1"}
+    assert added(card, card, one, alone=True) == {compiling: "2", **seen}
+    assert added(one, one, two, alone=True) == {compiling: "2"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # the user's
+    monkeypatch.setenv(compiling, "7")
+    assert added(one, one, card) == {"OMP_WAIT_POLICY": "ACTIVE", compiling: "7"}
 
 
 @pytest.fixture
@@ -99,6 +123,17 @@ def test_pinned_without_affinity(monkeypatch: pytest.MonkeyPatch, other_thread_c
     assert log.lines() == []  # there is nothing to warn of where nothing was asked
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_workers_card_is_the_current_one() -> None:
+    for card in ("cuda:1", "cuda:0", "cuda:1"):  # as in Flower's simulation
+        with pinned(WorkerSpec(card)):
+            assert str(torch.zeros(1, device="cuda").device) == card
+            with pinned(WorkerSpec("cpu", CORES[:1])):
+                assert torch.cuda.current_device() == torch.device(card).index
+        assert torch.cuda.current_device() == 0
+
+
 # --- processes ------------------------------------------------------------------------------
 
 forks = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
@@ -135,6 +170,8 @@ def test_a_worker_is_as_a_process_that_was_started_now(
     assert (one["CUDA_VISIBLE_DEVICES"], two["CUDA_VISIBLE_DEVICES"]) == ("", "0,1")
     assert [said[name] for said in (one, two) for name in THREAD_VARIABLES] == ["2"] * 6
     assert (one["BLSGD_TEST"], one["PYTHONSAFEPATH"]) == ("set since", "not set")
+    if forked:  # torch.compile's settings were read in the fork server
+        assert one["compile_threads"] == max(1, len(usable_cores()) // 2)
     assert one["ignores_ctrl_c"]
     assert len({*one["random"], *two["random"]}) == 6
     assert one["files"] == two["files"]  # none of a fork made before

@@ -1,6 +1,7 @@
 """The table of worker options, and the grammar of the setting ``workers``."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,31 @@ def test_parse_cpu_without_cores(
     text: str, cores: tuple[int, ...], workers: list[WorkerSpec]
 ) -> None:
     assert parse_workers(text, Machine(cores, ())) == workers
+
+
+@pytest.mark.parametrize(
+    ("text", "cores", "cpu_cores", "left"),
+    [
+        ("1x cuda:0 fast; 1x cpu slow", 16, [range(2, 16)], None),
+        ("2x cpu; 4x cuda:0-1", 9, [range(5, 7), range(7, 9)], None),  # one per process
+        ("cuda:0; cpu:0-3; cpu", 8, [range(4), range(6, 8)], None),
+        ("cuda:0; 2x cpu role=evaluate", 4, [[2], [3]], None),
+        # too few for two workers: as without an accelerator
+        ("cuda:0; 2x cpu", 3, [[0], [1, 2]], 0),
+        ("cuda:0; cpu", 2, [[0, 1]], 0),
+        ("cuda:0; cpu:1-3", 4, [[1, 2, 3]], 1),
+        ("cuda:0; cpu:2-3", 4, [[2, 3]], None),
+    ],
+)
+def test_cpu_workers_leave_cores_for_accelerators(
+    text: str, cores: int, cpu_cores: list[Sequence[int]], left: int | None
+) -> None:
+    machine = Machine(tuple(range(cores)), ("cuda:0", "cuda:1"))
+    workers = parse_workers(text, machine)
+    assert [w.cores for w in workers if w.device == "cpu"] == [tuple(ids) for ids in cpu_cores]
+    note = f"note: the CPU workers leave {left} of {cores} cores: each accelerator worker needs one"
+    assert cores_note(workers, machine).startswith(note) == (left is not None)
+    assert bool(cores_note(workers, machine)) == (left is not None)
 
 
 # --- what is refused ------------------------------------------------------------------------
