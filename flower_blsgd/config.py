@@ -164,7 +164,7 @@ class RunConfig:
     loader_workers: int | str = _setting(
         "auto", 'at least 0, or "auto"', lambda v: v == "auto" or (isinstance(v, int) and v >= 0)
     )
-    precision: str = _one_of("float32", "float32", "tf32", "bfloat16", "float16")
+    precision: str = _one_of("float32", "float32", "ieee", "tf32", "bfloat16", "float16")
     channels_last: bool = False
     compile: bool = False
     evaluate_every_epochs: int = _at_least(1, 1)

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 Tier = Literal["", "fast", "slow"]
 Role = Literal["train", "evaluate"]
-Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+Precision = Literal["float32", "ieee", "tf32", "bfloat16", "float16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 NodeConfig = Mapping[str, bool | float | int | str]

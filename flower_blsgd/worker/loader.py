@@ -59,7 +59,8 @@ class SampleReader(Dataset[Any]):
         it.
         """
         seed, indices = wanted
-        torch.manual_seed(seed)
+        # Not torch.manual_seed: in a worker's own thread, it also seeds the device's generator.
+        torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:

@@ -123,11 +123,11 @@ class LocalSGD:
     augment : callable, optional
         ``(inputs, generator) -> inputs`` for a training batch, on the device, before each step; if
         the batch is not a pair, ``(batch, generator) -> batch``.
-    precision : {"float32", "tf32", "bfloat16", "float16"} (default: "float32")
-        Precision of matrix products and convolutions; weights and losses stay float32. On CUDA, it
-        determines for the whole process whether TF32 is allowed. With float16, the loss is scaled
-        as in torch's GradScaler. A step whose gradients overflow is skipped, counted, and repeated
-        with a smaller scale.
+    precision : {"float32", "ieee", "tf32", "bfloat16", "float16"} (default: "float32")
+        Precision of matrix products and convolutions; weights and losses stay float32. On CUDA,
+        ``"tf32"`` allows TF32 for the whole process, ``"ieee"`` forbids it, and the others leave
+        torch's flags alone. With float16, the loss is scaled as in torch's GradScaler. A step whose
+        gradients overflow is skipped, counted, and repeated with a smaller scale.
     channels_last : bool (default: False)
         Use the channels-last memory format: usually faster for convolutions, same results up to
         rounding.
@@ -440,7 +440,7 @@ class LocalSGD:
         if self._clip_norm > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         if self._scaler is not None:
-            return self._scaler.step(self._optimizer)
+            return self._scaler.step()
         self._optimizer.step()
         return True
 

@@ -160,14 +160,19 @@ def batch_dependent_module(model: nn.Module) -> str:
 _SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def use_precision(precision: str, device: str | torch.device) -> None:
-    """Set whether CUDA may use TF32 for float32 matrices and convolutions, for the whole process.
+BFLOAT16_CAPABILITY = 8, 0
+"""Compute capability of the first CUDA cards with bfloat16 (A100); older ones emulate it slowly."""
 
-    By default, torch allows TF32 (10 bits of mantissa) for convolutions, which contradicts
-    ``"float32"``. The previous value is not restored, because workers in parallel threads would
-    restore it for each other; all of them must have the same precision.
+
+def use_precision(precision: str, device: str | torch.device) -> None:
+    """Allow TF32 on CUDA with ``"tf32"``, and forbid it with ``"ieee"``, for the whole process.
+
+    TF32 computes float32 matrix products and convolutions with 10 bits of mantissa. The other
+    precisions leave torch's flags alone: by default, convolutions use TF32, and so does the user's
+    own script. The previous value is not restored, because workers in parallel threads would
+    restore it for each other.
     """
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type == "cuda" and precision in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
@@ -208,17 +213,32 @@ class LossScaler:
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale."""
-        self._scaler.unscale_(optimizer)
+        self._observed = _ObservedOptimizer(optimizer)
+        self._scaler.unscale_(self._observed)  # type: ignore[arg-type]
 
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Run a step of the optimizer; skip it and return False if the gradients overflowed.
+    def step(self) -> bool:
+        """Run a step of the unscaled optimizer; skip it and return False after an overflow.
 
-        After an overflow, the scale is halved.
+        Then the scale is halved. This waits for the device once, to read whether they overflowed.
         """
-        before = self._scaler.get_scale()
-        self._scaler.step(optimizer)
+        self._scaler.step(self._observed)  # type: ignore[arg-type]
         self._scaler.update()
-        return bool(self._scaler.get_scale() >= before)
+        return self._observed.stepped
+
+
+class _ObservedOptimizer:
+    """The part of an optimizer that GradScaler uses, and whether GradScaler has run its step.
+
+    For a fused optimizer, GradScaler would leave this decision to the kernel and not reveal it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self.param_groups = optimizer, optimizer.param_groups
+        self.stepped = False
+
+    def step(self) -> None:
+        self._optimizer.step()
+        self.stepped = True
 
 
 def autocast(
@@ -235,7 +255,7 @@ def autocast(
 
 
 def check_precision(precision: str, device: torch.device) -> Precision:
-    """Return the precision; UsageError if it is unknown or this kind of device lacks it."""
+    """Return the precision; UsageError if it is unknown or this device lacks it."""
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise UsageError(f"precision = {precision!r} must be one of {known}")
@@ -243,6 +263,14 @@ def check_precision(precision: str, device: torch.device) -> Precision:
         raise UsageError(
             f'precision = "{precision}" does not work on {device.type}; use "float32" there'
         )
+    if precision == "bfloat16" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < BFLOAT16_CAPABILITY:
+            name, version = torch.cuda.get_device_name(device), "{}.{}".format(*capability)
+            raise UsageError(
+                f'precision = "bfloat16": {device} ({name}, {version}) has no bfloat16, which '
+                "needs compute capability 8.0; use float16"
+            )
     return precision
 
 
@@ -264,9 +292,9 @@ def preserve_training_state(model: nn.Module, optimizer: torch.optim.Optimizer) 
     known = set(optimizer.state)
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     pythons, numpys = random.getstate(), np.random.get_state()
-    cards = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    cards = list({t.device for t in tensors if t.device.type != "cpu"})
     try:
-        with torch.random.fork_rng(devices=cards):
+        with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
             yield
     finally:
         random.setstate(pythons)

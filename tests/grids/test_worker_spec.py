@@ -270,7 +270,7 @@ def test_node_config_holds_only_given_options() -> None:
         ({"steps": 0}, "steps = 0"),
         ({"steps": True}, "steps = True"),
         ({"batch": 1}, "batch = 1 in the node config: expected N (N >= 2)"),
-        ({"precision": "half"}, "float32|tf32|bfloat16"),
+        ({"precision": "half"}, "float32|ieee|tf32|bfloat16"),
         ({"seconds-per-step": float("nan")}, "expected X (X > 0), or leave it out"),
         ({"seconds-per-step-alone": float("inf")}, "seconds-per-step-alone = inf"),
         ({"device": "cuda:9"}, "cuda:9 is not available"),

@@ -204,15 +204,17 @@ CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize("chosen", PRECISIONS)
-def test_tf32_is_what_float32_becomes_only_where_it_is_asked_for(chosen: Precision) -> None:
+def test_only_tf32_and_ieee_set_the_flags_of_torch(chosen: Precision) -> None:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
+    expected = {"tf32": (True, True), "ieee": (False, False)}
     try:
-        matmul.allow_tf32 = cudnn.allow_tf32 = chosen != "tf32"
-        use_precision(chosen, "cpu")  # leaves the switches alone
-        assert matmul.allow_tf32 == cudnn.allow_tf32 == (chosen != "tf32")
-        use_precision(chosen, CUDA)
-        assert matmul.allow_tf32 == cudnn.allow_tf32 == (chosen == "tf32")
+        for flags in ((False, True), (True, False)):
+            matmul.allow_tf32, cudnn.allow_tf32 = flags
+            use_precision(chosen, "cpu")
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == flags
+            use_precision(chosen, CUDA)
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == expected.get(chosen, flags)
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
@@ -224,13 +226,26 @@ def test_tf32_is_what_float32_becomes_only_where_it_is_asked_for(chosen: Precisi
         (
             "fp8",
             "cpu",
-            "precision = 'fp8' must be one of 'float32', 'tf32', 'bfloat16', 'float16'",
+            "precision = 'fp8' must be one of 'float32', 'ieee', 'tf32', 'bfloat16', 'float16'",
         ),
     ],
 )
 def test_precision_that_is_not_there_is_refused(chosen: str, device: str, told: str) -> None:
     with pytest.raises(UsageError, match=f"^{told}$"):
         check_precision(chosen, torch.device(device))
+
+
+def test_bfloat16_is_refused_on_cards_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    for capability in ((9, 0), (8, 0), (7, 5)):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device, found=capability: found
+        )
+        assert check_precision("float16", torch.device("cuda:1")) == "float16"
+        if capability >= (8, 0):
+            assert check_precision("bfloat16", torch.device("cuda:1")) == "bfloat16"
+    with pytest.raises(UsageError, match=r"cuda:1 \(Tesla T4, 7.5\) has no .*; use float16$"):
+        check_precision("bfloat16", torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize("micro", [0, 3])
