@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.app_call import accept_views, serve_sessions
 from flower_blsgd.grids.pinning import pinned
-from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.grids.worker_spec import WORKERS_ON_DEVICE, WorkerSpec
 from flower_blsgd.hosts.several_devices import several_devices
 from flower_blsgd.protocol import (
     CONFIG,
@@ -62,7 +62,7 @@ def profile(message: Message, context: Context) -> Message:
     seconds = 0.0
     with pinned(worker, config.threads):
         task = _task(config)
-        sgd = _local_sgd(config, worker)  # cached for round 1
+        sgd = _local_sgd(config, worker, _sharing(context))  # cached for round 1
         if query.calibrate and not worker.seconds_per_step:
             from flower_blsgd.worker.timing import seconds_per_step
 
@@ -86,7 +86,7 @@ def train(message: Message, context: Context) -> Message:
     config = _config(context)
     worker = worker_of(context)
     with pinned(worker, config.threads):
-        sgd = _local_sgd(config, worker)
+        sgd = _local_sgd(config, worker, _sharing(context))
         order = TrainOrder.from_message(message)
         folder = message.content.config_records[CONFIG].get(TRACE_FOLDER)
         if folder is None:
@@ -139,6 +139,10 @@ def _checked(settings: tuple[tuple[str, bool | float | int | str], ...]) -> RunC
     return RunConfig.from_run_config(dict(settings))
 
 
+def _sharing(context: Context) -> int:
+    return int(context.node_config.get(WORKERS_ON_DEVICE, 1))
+
+
 @functools.lru_cache(maxsize=1)
 def _task(config: RunConfig) -> "Task":
     from flower_blsgd.tasks.by_name import load_task
@@ -147,8 +151,11 @@ def _task(config: RunConfig) -> "Task":
 
 
 @functools.lru_cache(maxsize=8)
-def _samples(config: RunConfig, device: str, num_cores: int) -> "BatchSource":
-    """Return the training data, one copy on the device for all nodes of this process."""
+def _samples(config: RunConfig, device: str, num_cores: int, sharing: int) -> "BatchSource":
+    """Return the training data, one copy on the device for all nodes of this process.
+
+    `sharing` is the number of processes with such a copy.
+    """
     import torch
 
     from flower_blsgd.worker.batches import BatchSource
@@ -156,18 +163,22 @@ def _samples(config: RunConfig, device: str, num_cores: int) -> "BatchSource":
 
     task, processes = _task(config), loader_workers(config.loader_workers, num_cores)
     return BatchSource(
-        task.train, torch.device(device), collate=task.collate, loader_workers=processes
+        task.train,
+        torch.device(device),
+        collate=task.collate,
+        loader_workers=processes,
+        workers_on_device=sharing,
     )
 
 
 @functools.lru_cache(maxsize=128)  # equal nodes share one: momentum is in their context
-def _local_sgd(config: RunConfig, worker: WorkerSpec) -> "LocalSGD":
+def _local_sgd(config: RunConfig, worker: WorkerSpec, sharing: int = 1) -> "LocalSGD":
     from flower_blsgd.worker.local_sgd import LocalSGD
 
     task = _task(config)
     return LocalSGD(
         task.replica(config.seed),
-        _samples(config, worker.torch_device, len(worker.cores)),
+        _samples(config, worker.torch_device, len(worker.cores), sharing),
         task.loss,
         worker.torch_device,
         optimizer=task.optimizer or config.optimizer,

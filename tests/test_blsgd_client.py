@@ -143,6 +143,17 @@ def test_worker_computes_with_its_own_precision() -> None:
     assert all(np.abs(of_run[name] - other[name]).max() < 0.05 for name in of_run)
 
 
+def test_workers_of_a_card_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharing: list[object] = []
+    samples = blsgd_client._samples
+    monkeypatch.setattr(
+        blsgd_client, "_samples", lambda *given: (sharing.append(given[-1]), samples(*given))[1]
+    )
+    for number in (3, 4):
+        run(node_of(**{"workers-on-device": number}), order(1))
+    assert sharing == [3, 4]
+
+
 # --- profile
 
 

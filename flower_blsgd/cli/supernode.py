@@ -160,7 +160,7 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
     commands = []
     for i, (group, port) in enumerate(zip(groups, _free_ports(len(groups)), strict=True)):
         several = f"-{i}" if len(groups) > 1 else ""
-        config: dict[str, object] = dict(group[0].to_node_config())
+        config: dict[str, object] = dict(group[0].to_node_config(workers))
         together = len(group) > 1
         if together:
             config = {"devices": devices}

@@ -123,7 +123,7 @@ class LocalGrid(MailboxGrid):
         node_config = {
             "partition-id": rank,
             "num-partitions": len(self.workers),
-            **self.workers[rank].to_node_config(),
+            **self.workers[rank].to_node_config(self.workers),
         }
         node_id = _FIRST_NODE_ID + rank
         return Context(_RUN_ID, node_id, node_config, RecordDict(), dict(run_config))

@@ -174,9 +174,13 @@ class WorkerSpec(WorkerOptions):
         """The device in this process: ``"cuda:0"`` for the only card that the process sees."""
         return torch_device(self.device)
 
-    def to_node_config(self) -> dict[str, bool | float | int | str]:
-        """Return the node config of a SuperNode that runs this worker."""
-        return {"device": self.device_with_cores, **self.given_options()}
+    def to_node_config(
+        self, workers: Sequence["WorkerSpec"] = ()
+    ) -> dict[str, bool | float | int | str]:
+        """Return the config of a node that runs this worker, one of the `workers` of a machine."""
+        config = {"device": self.device_with_cores, **self.given_options()}
+        on_device = sum(other.device == self.device != "cpu" for other in workers)
+        return config | ({WORKERS_ON_DEVICE: on_device} if on_device > 1 else {})
 
 
 # --- node configs -----------------------------------------------------------------------------
@@ -184,7 +188,18 @@ class WorkerSpec(WorkerOptions):
 DEVICES = "devices"
 """Key of a node config that names several devices behind one node."""
 
-_NODE_KEYS = ("device", DEVICES, "partition-id", "num-partitions", "superlink", "script")
+WORKERS_ON_DEVICE = "workers-on-device"
+"""Key of a node config: number of workers that share the memory of an accelerator; 1 by default."""
+
+_NODE_KEYS = (
+    "device",
+    DEVICES,
+    WORKERS_ON_DEVICE,
+    "partition-id",
+    "num-partitions",
+    "superlink",
+    "script",
+)
 
 
 def worker_from_node_config(node_config: NodeConfig, machine: Machine | None = None) -> WorkerSpec:

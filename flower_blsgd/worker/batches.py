@@ -125,12 +125,12 @@ class BatchSource:
     """Source of batches on a worker's device, by sample index.
 
     Tensors move to an accelerator once, as a whole, so that a batch is one gather operation there.
-    Tensors that would take more than half of its free memory stay on the host, with one line in the
-    log; without `move`, all do. In this case, and for other data sets, the host assembles every
-    batch. On CUDA, it is copied through pinned memory, so that the host can gather the next batch
-    while the device computes. On a CPU tensors never move, and memory maps stay memory maps.
-    `on_device` says whether the samples are on the device, so that batches need no work on the
-    host.
+    Tensors that would take more than half of its free memory, divided by the workers that share it,
+    stay on the host, with one line in the log; without `move`, all do. In this case, and for other
+    data sets, the host assembles every batch. On CUDA, it is copied through pinned memory, so that
+    the host can gather the next batch while the device computes. On a CPU tensors never move, and
+    memory maps stay memory maps. `on_device` says whether the samples are on the device, so that
+    batches need no work on the host.
 
     Samples of a map-style Dataset are prefetched by `loader_workers` processes of a DataLoader, or
     read by the calling thread if that is 0. Before a batch is read, the global random generators of
@@ -146,6 +146,7 @@ class BatchSource:
         move: bool = True,
         collate: Collate | None = None,
         loader_workers: int = 0,
+        workers_on_device: int = 1,
     ) -> None:
         self._device = device
         self._chosen: Tensor | None = None
@@ -163,7 +164,7 @@ class BatchSource:
         self._loader_workers = loader_workers
         self._read_ahead: Callable[..., Iterator[Any]] | None = None
         if self._parts is not None and move:
-            self._parts = _moved(self._parts, device)
+            self._parts = _moved(self._parts, device, DATA_SHARE / workers_on_device)
         self.on_device = self._parts is not None and not _elsewhere(self._parts, device)
         if self._chosen is not None and self.on_device:
             self._chosen = self._chosen.to(device)
@@ -187,21 +188,20 @@ class BatchSource:
         return parts if self.on_device else self._brought(parts)
 
     def batches(self, indices: Tensor, size: int, seed: int = 0) -> Generator[Any, None, None]:
-        """Yield batches of `size` consecutive indices; a map-style Dataset is prefetched.
+        """Return the batches of `size` consecutive indices, in order.
 
-        Batch k of a Dataset is read with the seed ``seed + k``.
+        A map-style Dataset is prefetched, beginning with this call. Batch k is read with the seed
+        ``seed + k``.
         """
         if self._parts is not None or not self._loader_workers:
-            for number, some in enumerate(torch.split(indices, size)):
-                yield self.batch(some, seed + number)
-            return
+            numbered = enumerate(torch.split(indices, size))
+            return (self.batch(some, seed + number) for number, some in numbered)
         if self._read_ahead is None:
             pinned = self._device.type == "cuda"
             self._read_ahead = read_ahead(self._reader, self._loader_workers, pinned)
         parts = torch.split(self._in_dataset(indices), size)
         wanted = [(seed + number, some.tolist()) for number, some in enumerate(parts)]
-        for batch in self._read_ahead(wanted):
-            yield self._brought(batch)
+        return (self._brought(batch) for batch in self._read_ahead(wanted))
 
     def _in_dataset(self, indices: Tensor) -> Tensor:
         return indices if self._chosen is None else self._chosen[indices.to(self._chosen.device)]
@@ -216,21 +216,22 @@ class BatchSource:
         return map_tensors(batch, bring)
 
 
-def _moved(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+def _moved(parts: Sequence[Tensor], device: torch.device, share: float) -> Sequence[Tensor]:
     """Copy the tensors to the device; return them unchanged if it has too little memory."""
     num_bytes = sum(part.nbytes for part in _elsewhere(parts, device))
     free = free_bytes_on(device)
-    if num_bytes == 0 or free is None or num_bytes <= DATA_SHARE * free:
+    if num_bytes == 0 or free is None or num_bytes <= share * free:
         try:
             return [part.to(device) for part in parts]
         except RuntimeError as error:
             if not is_out_of_memory(error):  # another process took it meanwhile
                 raise
     _LOG.warning(
-        "%s: %.1f GB of data do not fit into half of the free memory and stay on the host, which "
-        "gathers and copies every batch",
+        "%s: %.1f GB of data do not fit into %.0f %% of the free memory and stay on the host, "
+        "which gathers and copies every batch",
         device,
         num_bytes / 1e9,
+        100 * share,
     )
     return parts
 
@@ -245,11 +246,13 @@ def _elsewhere(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def free_bytes_on(device: torch.device) -> int | None:
-    """Return the free memory of a device in bytes; None if torch does not report it.
+    """Return the free memory of an accelerator in bytes; None if torch does not report it.
 
     Memory that torch has reserved but not allocated counts as free.
     """
-    if device.type != "cuda":
+    its = torch.accelerator
+    try:
+        free, _ = its.get_memory_info(device)
+    except (RuntimeError, ValueError):  # not an accelerator, or its allocator does not know
         return None
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + unused)
+    return int(free + its.memory_reserved(device) - its.memory_allocated(device))

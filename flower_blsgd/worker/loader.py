@@ -102,9 +102,10 @@ def read_ahead(
 ) -> Callable[[Sequence[Wanted]], Iterator[Any]]:
     """Return a function that reads batches in processes of a DataLoader, in order.
 
-    The processes start with the first call and serve all later calls. They end with this process.
-    After an error, such as a process that was killed, the next call starts new ones. `num_workers`
-    is at least 1. With `pin_memory`, batches are in pinned (page-locked) memory.
+    They begin to read when the function is called. The processes start with the first call and
+    serve all later calls. They end with this process. After an error, such as a process that was
+    killed, the next call starts new ones. `num_workers` is at least 1. With `pin_memory`, batches
+    are in pinned (page-locked) memory.
     """
     wanted = _WantedBatches()
 
@@ -125,11 +126,18 @@ def read_ahead(
     loaders: list[DataLoader[Any]] = []
 
     def read(batches: Sequence[Wanted]) -> Iterator[Any]:
+        reading = begin(batches)
+        next(reading)
+        return reading
+
+    def begin(batches: Sequence[Wanted]) -> Iterator[Any]:
         if not loaders:
             loaders.append(loader())
         wanted.batches = batches
         try:
-            yield from loaders[0]
+            iterator = iter(loaders[0])
+            yield  # to `read`: the processes read from now on
+            yield from iterator
         except GeneratorExit:  # an order that ended early; the processes stay
             raise
         except ValueError as error:  # its message is a traceback of the other process

@@ -271,6 +271,15 @@ class LocalSGD:
                 )
         use_precision(self._precision, self.device)
         self._phase = "loading the global model"
+        indices = self._as_tensor(order.indices)
+        # Processes of a DataLoader read the first batches while the model is loaded.
+        batches = self._source.batches(indices, order.batch_size, order.seed)
+        with contextlib.closing(batches):
+            return self._train(order, state, batches)
+
+    def _train(
+        self, order: TrainOrder, state: RecordDict | None, batches: Iterator[Any]
+    ) -> TrainReport:
         load_state(self.model, order.arrays)
         self._phase = "loading the optimizer's state"
         self._prepare_momentum(order, state)
@@ -279,7 +288,7 @@ class LocalSGD:
         self._skipped_steps = 0
         self._phase = _STEPS
         try:
-            losses, started_at, seconds = self._do_steps(order)
+            losses, started_at, seconds = self._do_steps(order, batches)
             self._phase = "sending the model"
             self._optimizer.zero_grad()  # the copies need their memory
             zeroed = order.momentum_policy != "reset" and self._zeroed_momentum(order.round)
@@ -344,30 +353,27 @@ class LocalSGD:
         self._has_zeroed = True
         return True
 
-    def _do_steps(self, order: TrainOrder) -> tuple[Tensor, float, float]:
+    def _do_steps(self, order: TrainOrder, batches: Iterator[Any]) -> tuple[Tensor, float, float]:
         """Return the losses, the start time of the first step, and the seconds of all steps."""
         size, completed = order.batch_size, 0
-        indices, weights = self._as_tensor(order.indices), None
+        weights = None
         if order.sample_weights is not None:
             weights = torch.from_numpy(order.sample_weights.copy()).to(self.device)
-        losses = torch.empty(len(indices), device=self.device)
+        losses = torch.empty(len(order.indices), device=self.device)
         cards = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
-            self._prepare_steps(indices[:size], order.seed)
+            self._prepare_steps(order.indices[:size], order.seed)
             synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
-            with contextlib.closing(self._source.batches(indices, size, order.seed)) as batches:
-                for batch in batches:
-                    rows = slice(completed * size, (completed + 1) * size)
-                    losses[rows] = self._step(
-                        batch, size, None if weights is None else weights[rows]
-                    )
-                    completed += 1
-                    if order.deadline_seconds > 0:
-                        synchronize(self.device)  # otherwise the host runs ahead of the device
-                        elapsed = time.perf_counter() - start
-                        if self._slowdown * elapsed >= order.deadline_seconds:
-                            break
+            for batch in batches:
+                rows = slice(completed * size, (completed + 1) * size)
+                losses[rows] = self._step(batch, size, None if weights is None else weights[rows])
+                completed += 1
+                if order.deadline_seconds > 0:
+                    synchronize(self.device)  # otherwise the host runs ahead of the device
+                    elapsed = time.perf_counter() - start
+                    if self._slowdown * elapsed >= order.deadline_seconds:
+                        break
             synchronize(self.device)
             throttle(start, self._slowdown)
             seconds = time.perf_counter() - start
@@ -458,7 +464,7 @@ class LocalSGD:
             )
         return losses.float() if losses.dtype in (torch.bfloat16, torch.float16) else losses
 
-    def _prepare_steps(self, indices: Tensor, seed: int) -> None:
+    def _prepare_steps(self, indices: npt.NDArray[np.int32], seed: int) -> None:
         """Compile the model for batches of this size, and seed the generators."""
         self._compile_for(indices)
         # torch.manual_seed searches for all kinds of devices, which takes half a millisecond.
@@ -466,7 +472,7 @@ class LocalSGD:
         (torch.default_generator if on_cpu else torch).manual_seed(seed)
         self._generator.manual_seed(seed)
 
-    def _compile_for(self, indices: Tensor) -> None:
+    def _compile_for(self, indices: npt.NDArray[np.int32]) -> None:
         """Compile the model for this batch size if requested, and restore the training state.
 
         Compiling can fail for many reasons: no compiler, no Triton, an unsupported model. Because
@@ -477,7 +483,7 @@ class LocalSGD:
         self._compiled_sizes.add(len(indices))
         try:
             with self._trial():
-                batch = self._source.batch(indices)
+                batch = self._source.batch(self._as_tensor(indices))
                 for _ in range(_CUDA_GRAPH_STEPS if self._compile_mode else 1):
                     self._step(batch, len(indices))
         except Exception as error:  # compilers raise many; the eager step repeats a model error

@@ -73,6 +73,13 @@ def grid(app_dir: Path) -> Iterator[LocalGrid]:
         yield grid
 
 
+def test_node_configs_count_the_workers_of_a_card(app_dir: Path) -> None:
+    workers = [WorkerSpec("cuda:0"), WorkerSpec("cuda:0"), WorkerSpec("cuda:1"), WorkerSpec("cpu")]
+    with make_grid(app_dir, workers) as grid:
+        configs = [grid._context(rank, {}).node_config for rank in range(4)]
+    assert [config.get("workers-on-device") for config in configs] == [2, 2, None, None]
+
+
 # --- messages -------------------------------------------------------------------------------
 
 

@@ -259,6 +259,9 @@ def test_node_config_holds_only_given_options() -> None:
     card = WorkerSpec("cuda:0", tier="slow", steps=2, seconds_per_step=0.5)
     given = {"device": "cuda:0", "tier": "slow", "steps": 2, "seconds-per-step": 0.5}
     assert card.to_node_config() == given
+    others = [card, WorkerSpec("cuda:1"), WorkerSpec("cuda:0"), cpu(0), cpu(0)]
+    assert card.to_node_config(others) == given | {"workers-on-device": 2}
+    assert cpu(0).to_node_config(others) == {"device": "cpu:0"}
     named = {"device": "cpu:0", "name": "old; 2x box", "tier": ""}
     assert worker_from_node_config(named, BOX) == cpu(0, name="old; 2x box")
 

@@ -36,7 +36,7 @@ def independent_model(dropout: bool = False) -> nn.Module:
 
 
 def _image_model(norm: nn.Module, hidden: int, dropout: bool) -> nn.Module:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1, bias=False),

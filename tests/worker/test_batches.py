@@ -117,12 +117,17 @@ def test_micro_batches_cut_every_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "stays"), [(479, True), (480, False), (481, False), (0, True), (None, False)]
+    ("count", "sharing", "stays"),
+    [
+        *((479, 1, True), (480, 1, False), (481, 1, False), (0, 1, True), (None, 1, False)),
+        *((1919, 4, True), (1920, 4, False)),  # each of 4 workers may use an eighth
+    ],
 )
 def test_more_than_half_of_the_free_memory_stays_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     count: int | None,
+    sharing: int,
     stays: bool,
 ) -> None:
     monkeypatch.setattr(batches, "free_bytes_on", lambda device: count)
@@ -131,14 +136,15 @@ def test_more_than_half_of_the_free_memory_stays_on_the_host(
     assert not BatchSource((ZEROS, LABELS), META, move=False).on_device
     assert warnings_in(caplog) == []
     for samples in ((ZEROS, LABELS), Subset((ZEROS, LABELS), np.array([2, 0, 1]))):
-        source = BatchSource(samples, META)
+        source = BatchSource(samples, META, workers_on_device=sharing)
         assert source.on_device != stays
         if stays:  # then batch by batch
             inputs, targets = source.batch(torch.tensor([2, 0]))
             assert (inputs.device, inputs.shape, targets.shape) == (META, (2, 4), (2,))
     assert len(warnings_in(caplog)) == 2 * stays
     if stays:
-        assert warnings_in(caplog)[0].startswith("meta: 0.0 GB of data do not fit into half of")
+        share = "50 %" if sharing == 1 else "12 %"
+        assert f"meta: 0.0 GB of data do not fit into {share} of" in warnings_in(caplog)[0]
 
 
 @pytest.mark.parametrize("told", ["MPS backend out of memory", "invalid device ordinal"])

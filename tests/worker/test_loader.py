@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flower_blsgd import LocalSGD
+from flower_blsgd.worker import local_sgd
 from flower_blsgd.worker.batches import BatchSource
 from flower_blsgd.worker.loader import loader_workers
 
@@ -79,6 +80,21 @@ def test_processes_read_what_the_thread_reads() -> None:
     assert set(values(read(ahead, *order), "process")) == processes
 
 
+def test_processes_begin_to_read_before_the_first_batch_is_asked_for(tmp_path: Path) -> None:
+    class Touching(Numbers):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            (tmp_path / str(index)).touch()
+            return super().__getitem__(index)
+
+    source = BatchSource(Touching(), CPU, loader_workers=1)
+    batches = source.batches(torch.arange(4), 2)
+    until = time.monotonic() + 20
+    while not (tmp_path / "3").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert (tmp_path / "3").exists()
+    assert [batch["index"].tolist() for batch in batches] == [[0, 1], [2, 3]]
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_sample_that_cannot_be_read_is_named_and_costs_only_its_order(count: int) -> None:
     source = BatchSource(Numbers(), CPU, loader_workers=count)
@@ -125,6 +141,20 @@ def test_worker_trains_the_same_with_processes() -> None:
         reports = [sgd.run(order) for sgd in (whole, here, ahead)]
         assert same(*reports[1:])
         assert close(*reports[:2])
+
+
+def test_processes_read_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sgd = LocalSGD(independent_model(), Images())
+    batches, load = sgd._source.batches, local_sgd.load_state
+    monkeypatch.setattr(
+        sgd._source, "batches", lambda *given: (done.append("batches"), batches(*given))[1]
+    )
+    monkeypatch.setattr(
+        local_sgd, "load_state", lambda *given: (done.append("load"), load(*given))[1]
+    )
+    sgd.run(independent_order())
+    assert done == ["batches", "load"]
 
 
 @pytest.mark.parametrize(
