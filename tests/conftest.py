@@ -58,6 +58,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [item.get_closest_marker(n) is None for n in _WAITING_MARKERS])
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a CUDA device where there is none."""
+    if item.get_closest_marker("cuda") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device; tests/fake_cuda runs it on an emulated one")
+
+
 @pytest.fixture(autouse=True)
 def _may_make_messages() -> None:
     """Flower lets only its own processes make messages, unless this is called."""

@@ -21,7 +21,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def make_model(batch_norm: bool = False) -> nn.Module:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         norm = nn.BatchNorm1d(7) if batch_norm else nn.Identity()
         return nn.Sequential(nn.Linear(5, 7), norm, nn.Tanh(), nn.Linear(7, 3))

@@ -1,4 +1,4 @@
-"""Training on a real GPU; skipped where there is none."""
+"""Training on a GPU, real or emulated."""
 
 import dataclasses
 from typing import Any
@@ -15,6 +15,7 @@ from flower_blsgd.worker import batches
 from flower_blsgd.worker.batches import free_bytes_on
 from flower_blsgd.worker.model_io import state_record
 
+from ..fake_cuda.environment import is_emulated
 from .helpers import (
     STEPS,
     data,
@@ -26,9 +27,11 @@ from .helpers import (
 )
 from .helpers import close as closely
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = pytest.mark.cuda
 
 DEVICE = "cuda:0"
+
+compiles = pytest.mark.skipif(is_emulated(), reason="the emulation has no torch.compile")
 
 
 def sgd_of(device: str = DEVICE, dropout: bool = False, **settings: Any) -> LocalSGD:
@@ -44,8 +47,8 @@ def close(one: TrainReport, other: TrainReport) -> bool:
     "settings",
     [
         {},
-        {"compile": True},
-        {"compile": True, "micro_batch_size": 3},
+        pytest.param({"compile": True}, marks=compiles),
+        pytest.param({"compile": True, "micro_batch_size": 3}, marks=compiles),
         {"optimizer": "adamw"},
         {"channels_last": True},
         {"precision": "bfloat16"},
@@ -117,6 +120,7 @@ class Reads(nn.Module):
         return outputs if float(outputs.sum()) < 1e9 else -outputs
 
 
+@compiles
 @pytest.mark.parametrize("kind", [Averages, Reads])
 def test_unusual_model_is_compiled_or_runs_eagerly(kind: type[nn.Module]) -> None:
     order = order_of(1, arrays=state_record(kind()))
@@ -152,7 +156,7 @@ def test_out_of_memory_names_what_fits(cut: bool) -> None:
     advice = (
         r"micro-batches of [24] fit: set micro-batch-size = " if cut else r"a batch of [24] fits"
     )
-    sgd = LocalSGD(Hungry(model()), data(), device=DEVICE, compile=True, name="fast-0")
+    sgd = LocalSGD(Hungry(model()), data(), device=DEVICE, compile=not is_emulated(), name="fast-0")
     with pytest.raises(ValueError, match=rf"worker fast-0: .* of 16; {advice}"):
         sgd.run(dataclasses.replace(order, arrays=arrays))
     if cut:

@@ -35,7 +35,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def model_of(seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
 

@@ -58,14 +58,14 @@ def test_training_state_is_restored_in_place() -> None:
         randomness = random.getstate(), np.random.get_state()[1].tolist()
         return [[t.data_ptr(), t.tolist()] for t in tensors] + [randomness, torch.rand(1)]
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         before = state()
     with preserve_training_state(model, optimizer):
         optimizer.add_param_group({"params": model[6].parameters()})
         (model(data()[0]) * random.random() * np.random.random()).sum().backward()
         optimizer.step()
         model.replaced = torch.ones(2)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             assert all(now != then for now, then in zip(state(), before, strict=True))
     assert state() == before
     assert model[6].weight not in optimizer.state
