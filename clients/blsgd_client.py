@@ -113,18 +113,21 @@ def evaluate(message: Message, context: Context) -> Message:
     config = _config(context)
     worker = worker_of(context)
     with pinned(worker, config.threads):
+        from flower_blsgd.worker.loader import loader_workers
         from flower_blsgd.worker.model_io import load_state
         from flower_blsgd.worker.step import use_precision
         from flower_blsgd.worker.timing import throttle
 
         task = _task(config)
         order = EvaluateOrder.from_message(message, task.num_test)
-        model = _evaluation_model(config, worker.torch_device)
-        use_precision(config.precision, worker.torch_device)
+        device = worker.torch_device
+        model = _evaluation_model(config, device)
+        settings = {**config.evaluation_settings, "precision": worker.precision or config.precision}
+        settings["loader_workers"] = loader_workers(config.loader_workers, len(worker.cores))
+        use_precision(settings["precision"], device)
         load_state(model, order.arrays)
-        size = config.evaluation_batch_size
         start = time.perf_counter()
-        report = task.evaluate(model, worker.torch_device, order.first, order.last, size)
+        report = task.evaluate(model, device, order.first, order.last, **settings)
         throttle(start, worker.slowdown, busy=False)
         report = dataclasses.replace(report, seconds=time.perf_counter() - start)
     return report.to_reply(message)

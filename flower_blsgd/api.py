@@ -28,6 +28,7 @@ from .strategy.budget import Budget
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.by_name import load_saved_model, load_task, registration
 from .tasks.task import Task
+from .worker.loader import loader_workers
 from .worker.model_io import first_difference, sent_tensors
 from .worker.step import use_precision
 
@@ -295,7 +296,10 @@ def evaluate_run(
                 f"model of {folder} only {outputs}; evaluate with the classes of the run"
             )
     use_precision(config.precision, device)
-    report = task.evaluate(model, device, 0, task.num_test, config.evaluation_batch_size)
+    settings = config.evaluation_settings | {
+        "loader_workers": loader_workers(config.loader_workers)
+    }
+    report = task.evaluate(model, device, 0, task.num_test, **settings)
     figure, name = task.figure(report), task.metric_name
     accuracy = figure if name == "accuracy" else None
     return Evaluation(accuracy, figure, report.loss, name, task.num_test, device)

@@ -258,6 +258,16 @@ class RunConfig:
         return 4 * min(self.batch_size, self.micro_batch_size or self.batch_size)
 
     @property
+    def evaluation_settings(self) -> dict[str, Any]:
+        """Settings of an evaluation: keyword arguments of `Task.evaluate`."""
+        size = self.evaluation_batch_size
+        return {
+            "batch_size": size,
+            "precision": self.precision,
+            "channels_last": self.channels_last,
+        }
+
+    @property
     def learning_rate_schedule(self) -> LearningRate:
         """The learning rate with schedule and warm-up."""
         decays = parse_decay(self.decay_epochs)

@@ -1,12 +1,14 @@
 """A whole run on any grid: check, load, connect, measure speeds, train, evaluate, save."""
 
 import functools
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
@@ -15,7 +17,7 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
 from .checkpointing import Checkpoints
 from .config import RunConfig
-from .errors import UsageError, first_line
+from .errors import UsageError, first_line, is_out_of_memory
 from .grids.features import features_of
 from .grids.flower_app import built_in_app
 from .grids.fork_server import start_fork_server
@@ -44,6 +46,8 @@ from .worker import MODULES
 from .worker.model_io import load_state, model_fingerprint, state_record
 from .worker.profile import profile_of
 from .worker.step import use_precision
+
+_LOG = logging.getLogger(__name__)
 
 
 def train_on(
@@ -199,11 +203,25 @@ def _workload_of_task(
     # Made only if this process evaluates, without drawing from the caller's generator.
     replica = functools.cache(functools.partial(task.replica, config.seed))
 
+    # For a worker that fails, the CPU evaluates: workers may need the whole memory of a card.
+    accelerators = this_machine().usable_accelerators if config.evaluate_on == "server" else ()
+    devices = [*accelerators[:1], "cpu"]
+
     def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-        device = next(iter(this_machine().usable_accelerators), "cpu")
+        device = devices[0]
         use_precision(config.precision, device)
-        load_state(replica(), arrays)
-        return task.evaluate(replica(), device, first, last, config.evaluation_batch_size)
+        try:
+            model = replica().to(device)
+            load_state(model, arrays)
+            return task.evaluate(model, device, first, last, **config.evaluation_settings)
+        except RuntimeError as error:
+            if device == "cpu" or not is_out_of_memory(error):
+                raise
+            devices.remove(device)
+            _LOG.warning("%s has too little memory: the server evaluates on the CPU", device)
+        replica().cpu()
+        torch.accelerator.empty_cache()  # for the workers
+        return evaluate_slice(arrays, first, last)
 
     work = Workload(
         arrays=state_record(model),

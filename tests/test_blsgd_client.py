@@ -57,10 +57,18 @@ def test_evaluate_a_slice_is_answered_with_its_sums_and_leaves_the_training_mode
     monkeypatch.setattr(
         "flower_blsgd.worker.step.use_precision", lambda *given: precisions.append(given)
     )
-    config = dataclasses.replace(CONFIG, precision="tf32")
-    handler, model = node_of(config), model_of(5)
+    used: list[dict[str, object]] = []
+
+    def noted(*arguments: Any, **settings: Any) -> EvaluateReport:
+        used.append(settings)
+        return evaluate_sums(*arguments, **settings)
+
+    monkeypatch.setattr("flower_blsgd.tasks.task.evaluate_sums", noted)
+    settings = {"precision": "bfloat16", "channels_last": True, "loader_workers": 1}
+    config = dataclasses.replace(CONFIG, **settings)
+    handler, model = node_of(config, precision="tf32"), model_of(5)
     answer(Message(ProfileQuery().to_records(), 7, "query.profile"), handler)
-    sgd = blsgd_client._local_sgd(config, WorkerSpec("cpu", (CORE,)))
+    sgd = blsgd_client._local_sgd(config, WorkerSpec("cpu", (CORE,), precision="tf32"))
     sgd.model.train()
     before = tensors_of(ArrayRecord(sgd.model.state_dict()))
     order = EvaluateOrder(3, 100, 250, ArrayRecord(model.state_dict()))
@@ -70,7 +78,8 @@ def test_evaluate_a_slice_is_answered_with_its_sums_and_leaves_the_training_mode
     expected = sums(model, 100, 250)
     assert report.loss == pytest.approx(expected.loss)
     assert report.totals == pytest.approx(expected.totals)
-    assert precisions == [("tf32", "cpu")]  # as precisely as it trains
+    assert precisions == [("tf32", "cpu")]  # as precisely as this worker trains
+    assert used == [{**settings, "precision": "tf32"}]
     assert sgd.model.training
     for name, tensor in tensors_of(ArrayRecord(sgd.model.state_dict())).items():
         assert (tensor == before[name]).all(), name

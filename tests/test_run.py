@@ -23,7 +23,7 @@ from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import Machine, usable_cores
 from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.results.recorder import RunRecorder
-from flower_blsgd.run import check_workers, make_local_grid, train_on
+from flower_blsgd.run import _workload_of_task, check_workers, make_local_grid, train_on
 from flower_blsgd.tasks import load_task, register_task
 from flower_blsgd.tasks.task import correct
 from server.blsgd_server import app as server_app
@@ -180,6 +180,32 @@ def test_run_given_its_task_looks_none_up_and_compares_data_and_model_with_the_w
         f"worker fast-0 (cpu:{CORE}) has a different model or different frozen weights than the "
         "server; install"
     )
+
+
+@pytest.mark.parametrize(("where", "used"), [("workers", ["cpu"]), ("server", ["cpu:0", "cpu"])])
+def test_server_evaluates_on_the_cpu_for_a_worker_or_if_its_accelerator_is_full(
+    monkeypatch: pytest.MonkeyPatch, where: str, used: list[str]
+) -> None:
+    devices: list[str] = []
+    evaluate = Task.evaluate
+
+    def with_little_memory(task: Task, model: nn.Module, device: str, *more: Any, **settings: Any):
+        devices.append(device)
+        if device != "cpu":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return evaluate(task, model, device, *more, **settings)
+
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(Task, "evaluate", with_little_memory)
+    monkeypatch.setattr("flower_blsgd.run.this_machine", lambda: Machine((CORE,), ("cpu:0",)))
+    config = config_of(task="given-in-python", evaluate_on=where)
+    work, _ = _workload_of_task(InProcessGrid({}), config, task_of([]))
+    with captured_log() as log:
+        whole, half = (work.evaluate_slice(work.arrays, 0, last) for last in (20, 14))
+    assert devices == [*used, "cpu"]
+    assert len(log.warnings) == len(emptied) == len(used) - 1
+    assert (whole.last, whole.loss_sums[:2]) == (20, half.loss_sums)
 
 
 def test_run_draws_nothing_from_the_callers_generator() -> None:

@@ -190,15 +190,16 @@ class Task:
         return model
 
     def evaluate(
-        self, model: nn.Module, device: str, first: int, last: int, batch_size: int
+        self, model: nn.Module, device: str, first: int, last: int, batch_size: int, **settings: Any
     ) -> EvaluateReport:
         """Return sums of loss and metric over the test samples [first, last).
 
-        `batch_size` applies unless the task sets its own.
+        `batch_size` applies unless the task sets its own. `settings` are those of `evaluate_sums`:
+        `precision`, `channels_last` and `loader_workers`.
         """
         parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size or batch_size
         more = self.collate, self.metric_name
-        return evaluate_sums(model, *parts, device, first, last, size, *more)
+        return evaluate_sums(model, *parts, device, first, last, size, *more, **settings)
 
     def figure(self, report: EvaluateReport) -> float:
         """Return the value of the metric for a report on the whole test set.

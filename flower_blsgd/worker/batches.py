@@ -50,6 +50,11 @@ def map_tensors(
     return other(batch)
 
 
+def channels_last_images(part: Tensor) -> Tensor:
+    """Return images, which have four dimensions, in the channels-last memory format."""
+    return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
+
+
 def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     """Return the parts of a batch that is a pair; UsageError for another structure."""
     if isinstance(batch, tuple | list) and len(batch) == 2:
@@ -187,21 +192,23 @@ class BatchSource:
         parts = tuple(part[indices.to(part.device)] for part in self._parts)
         return parts if self.on_device else self._brought(parts)
 
-    def batches(self, indices: Tensor, size: int, seed: int = 0) -> Generator[Any, None, None]:
-        """Return the batches of `size` consecutive indices, in order.
+    def batches(
+        self, indices: Tensor, size: int | list[int], seed: int = 0, seed_step: int = 1
+    ) -> Generator[Any, None, None]:
+        """Return the batches of `size` consecutive indices, in order; a list has all sizes.
 
         A map-style Dataset is prefetched, beginning with this call. Batch k is read with the seed
-        ``seed + k``.
+        ``seed + k * seed_step``.
         """
+        parts = torch.split(indices, size)
+        seeds = (seed + number * seed_step for number in range(len(parts)))
         if self._parts is not None or not self._loader_workers:
-            numbered = enumerate(torch.split(indices, size))
-            return (self.batch(some, seed + number) for number, some in numbered)
+            return (self.batch(*wanted) for wanted in zip(parts, seeds, strict=True))
         if self._read_ahead is None:
             pinned = self._device.type == "cuda"
             self._read_ahead = read_ahead(self._reader, self._loader_workers, pinned)
-        parts = torch.split(self._in_dataset(indices), size)
-        wanted = [(seed + number, some.tolist()) for number, some in enumerate(parts)]
-        return (self._brought(batch) for batch in self._read_ahead(wanted))
+        wanted = zip(seeds, (self._in_dataset(some).tolist() for some in parts), strict=True)
+        return (self._brought(batch) for batch in self._read_ahead(list(wanted)))
 
     def _in_dataset(self, indices: Tensor) -> Tensor:
         return indices if self._chosen is None else self._chosen[indices.to(self._chosen.device)]

@@ -1,14 +1,26 @@
 """Loss and metric of a model on a test set or a slice of it."""
 
+import functools
+import itertools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..grids.worker_spec import Precision
 from ..protocol import EvaluateReport as EvaluateReport  # noqa: PLC0414
-from .batches import BatchSource, Collate, Samples, inputs_and_targets
-from .step import SampleLoss, takes_model
+from .batches import (
+    BatchSource,
+    Collate,
+    Samples,
+    channels_last_images,
+    inputs_and_targets,
+    map_tensors,
+    num_samples,
+)
+from .step import SampleLoss, autocast, takes_model
 
 _ON_CPU = 64
 
@@ -24,6 +36,10 @@ def evaluate_sums(
     batch_size: int = 1024,
     collate: Collate | None = None,
     metric_name: str = "accuracy",
+    *,
+    precision: Precision = "float32",
+    channels_last: bool = False,
+    loader_workers: int = 0,
 ) -> EvaluateReport:
     """Return float64 sums of loss and metric over each batch of [first, last), in eval mode.
 
@@ -34,31 +50,53 @@ def evaluate_sums(
     The test set is not moved; its samples are copied to the device batch by batch. A CPU computes
     at most 64 samples at a time, because larger batches do not fit into its caches and take up to
     three times as long. Without `last`, the slice ends with the test set.
+
+    The device is waited for once, at the end. `precision` and `channels_last` are as in `LocalSGD`,
+    but a CPU computes in float32, because most CPUs emulate 16 bits slowly. Samples of a map-style
+    Dataset are read by at most `loader_workers` processes, which end with the slice.
     """
     device = torch.device(device)
-    source = BatchSource(samples, device, move=False, collate=collate)
-    last = len(source) if last is None else last
+    on_cpu = device.type == "cpu"
+    last = num_samples(samples) if last is None else last
+    indices = torch.arange(first, last)
+    most = _ON_CPU if on_cpu else batch_size
+    parts = [torch.split(some, most) for some in torch.split(indices, batch_size)]
+    sizes = [len(part) for some in parts for part in some]
+    processes = min(loader_workers, len(sizes) - 1)
+    source = BatchSource(samples, device, move=False, collate=collate, loader_workers=processes)
     model = model.to(device).eval()
-    loss_sums: list[float] = []
-    metric_sums: list[float] = []
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    summed_on = device if _has_float64(device) else "cpu"
     names: list[str] = []
-    with torch.inference_mode():
-        for indices in torch.split(torch.arange(first, last), batch_size):
-            loss_sum, sums = 0.0, dict.fromkeys(names, 0.0)
-            for part in torch.split(indices, _ON_CPU if device.type == "cpu" else batch_size):
-                losses, values = sample_values(model, source.batch(part), loss, metric)
-                # On the CPU, because not every accelerator supports float64.
-                loss_sum += float(losses.cpu().double().sum())
-                for name, value in named_values(values, metric_name).items():
-                    sums[name] = sums.get(name, 0.0) + float(value.cpu().double().sum())
-            names = names or list(sums)
-            if names != list(sums):
+    sums: list[Tensor] = []
+    with torch.inference_mode(), autocast("float32" if on_cpu else precision, device):
+        for read in source.batches(indices, sizes, seed_step=0):
+            batch = map_tensors(read, channels_last_images) if channels_last else read
+            losses, values = sample_values(model, batch, loss, metric)
+            named = named_values(values, metric_name)
+            names = names or list(named)
+            if names != list(named):
                 raise ValueError(
-                    f"the metric returned values named {list(sums)}, but {names} before"
+                    f"the metric returned values named {list(named)}, but {names} before"
                 )
-            loss_sums.append(loss_sum)
-            metric_sums += sums.values()
-    return EvaluateReport(first, last, loss_sums, metric_sums, names)
+            sums += [value.to(summed_on).double().sum() for value in (losses, *named.values())]
+        rows = iter(torch.stack(sums).view(len(sizes), -1).tolist())
+    of_batches = [
+        [functools.reduce(operator.add, column) for column in zip(*its, strict=True)]
+        for its in (itertools.islice(rows, len(some)) for some in parts)
+    ]
+    metric_sums = [value for row in of_batches for value in row[1:]]
+    return EvaluateReport(first, last, [row[0] for row in of_batches], metric_sums, names)
+
+
+def _has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64; MPS and some XPU do not."""
+    try:
+        torch.ones(1, dtype=torch.float64, device=device).sum()
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def sample_values(model: nn.Module, batch: Any, *functions: SampleLoss) -> list[Any]:
@@ -75,6 +113,8 @@ def sample_values(model: nn.Module, batch: Any, *functions: SampleLoss) -> list[
         inputs, targets = inputs_and_targets(batch)
         if not called:
             called.append(model(inputs))
+            if isinstance(called[0], Tensor) and called[0].dtype in (torch.bfloat16, torch.float16):
+                called[0] = called[0].float()  # numpy, which a metric may use, has no bfloat16
         values.append(function(called[0], targets))
     return values
 

@@ -21,6 +21,7 @@ from .batches import (
     BatchSource,
     Collate,
     Samples,
+    channels_last_images,
     free_bytes_on,
     inputs_and_targets,
     map_tensors,
@@ -402,7 +403,7 @@ class LocalSGD:
         if self._augment is not None:
             batch = augmented(self._augment, batch, self._generator)
         if self._channels_last:
-            batch = map_tensors(batch, _channels_last)
+            batch = map_tensors(batch, channels_last_images)
         for _ in range(MOST_SKIPS):
             losses = self._backward(batch, size, weights, micro_batch_size)
             if self._update():
@@ -580,8 +581,3 @@ def _first_cause(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
-
-
-def _channels_last(part: Tensor) -> Tensor:
-    """Return images, which have four dimensions, in the channels-last memory format."""
-    return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part

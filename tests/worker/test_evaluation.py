@@ -1,12 +1,18 @@
 """Exact means of loss and metric over a test set."""
 
+import os
+
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flower_blsgd.tasks.task import correct
+from flower_blsgd.worker import evaluation
 from flower_blsgd.worker.evaluation import evaluate_sums
-from flower_blsgd.worker.local_sgd import cross_entropy
+from flower_blsgd.worker.local_sgd import SampleLoss, cross_entropy
+
+from ..grids.processes import is_alive, wait_until
 
 
 def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -92,3 +98,111 @@ def test_slice_is_read_in_batches_and_nothing_else_is() -> None:
     assert sizes == [2, 1]
     assert (report.loss_sums, report.metric_sums) == ([2 + 3, 4], [2, 1])
     assert samples.read == [2, 3, 4]
+
+
+# --- how it computes
+
+
+@pytest.mark.parametrize("has_float64", [True, False])
+def test_sums_of_a_cpu_are_those_of_its_parts_in_order(
+    monkeypatch: pytest.MonkeyPatch, has_float64: bool
+) -> None:
+    """At most 64 samples at a time: 64 and 36 of the first batch, 50 of the second."""
+    monkeypatch.setattr(evaluation, "_has_float64", lambda _: has_float64)
+    torch.manual_seed(0)
+    model, inputs, targets = nn.Linear(8, 3), torch.randn(150, 8), torch.arange(150) % 3
+    found = evaluate_sums(model, (inputs, targets), cross_entropy, correct, batch_size=100)
+
+    def sum_of(function: SampleLoss, first: int, last: int) -> float:
+        with torch.inference_mode():
+            values = function(model(inputs[first:last]), targets[first:last])
+        return float(values.double().sum())
+
+    assert found.loss_sums == [
+        sum_of(cross_entropy, 0, 64) + sum_of(cross_entropy, 64, 100),
+        sum_of(cross_entropy, 100, 150),
+    ]
+    assert found.metric_sums == [sum_of(correct, 0, 100), sum_of(correct, 100, 150)]
+
+
+class Noisy(Dataset):
+    """Samples with a random transform and the process that reads them."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return index + torch.rand(1), torch.tensor(float(os.getpid()))
+
+
+def test_processes_read_the_same_samples_and_end_with_the_slice() -> None:
+    read_by: set[float] = set()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        read_by.update(targets.tolist())
+        return outputs.squeeze(1)
+
+    def sums(loader_workers: int, first: int = 0) -> list[float]:
+        samples = Noisy(), loss, lambda outputs, _: outputs.squeeze(1)
+        settings = {"first": first, "batch_size": 2, "loader_workers": loader_workers}
+        return evaluate_sums(Halve(), *samples, **settings).loss_sums
+
+    here = sums(0)
+    assert read_by == {os.getpid()}
+    assert sums(2, first=8) == here[-1:]  # one batch needs no process
+    assert read_by == {os.getpid()}
+    assert sums(2) == here
+    processes = {int(pid) for pid in read_by} - {os.getpid()}
+    assert len(processes) == 2
+    assert wait_until(lambda: not any(map(is_alive, processes)))
+
+
+class Observed(nn.Module):
+    """A convolution that notes the dtype of its outputs and the format of its images and weight."""
+
+    def __init__(self, seen: list[object]) -> None:
+        super().__init__()
+        self.seen, self.layer = seen, nn.Conv2d(3, 2, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs = self.layer(images)
+        self.seen.append(outputs.dtype)
+        self.seen += [
+            part.is_contiguous(memory_format=torch.channels_last)
+            for part in (images, self.layer.weight)
+        ]
+        return outputs.flatten(1)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda:0",
+            marks=[
+                pytest.mark.cuda,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_precision_and_memory_format_are_those_of_training(device: str) -> None:
+    """But a CPU computes in float32, and a metric always gets float32, which numpy knows."""
+    seen: list[object] = []
+    samples = torch.randn(4, 3, 4, 4), torch.zeros(4)
+
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(outputs.dtype)
+        return outputs[:, 0]
+
+    def run(**settings: object) -> None:
+        parts = samples, metric, metric
+        evaluate_sums(Observed(seen), *parts, device, **settings)  # type: ignore[arg-type]
+
+    run()
+    assert seen == [torch.float32, False, False, torch.float32, torch.float32]
+    seen.clear()
+    run(precision="bfloat16", channels_last=True)
+    inside = torch.float32 if device == "cpu" else torch.bfloat16
+    assert seen == [inside, True, True, torch.float32, torch.float32]
