@@ -115,15 +115,14 @@ def _train(
         # Other grids ignore a profile, and may not have the file.
         profile = config.profile if workers else ""
         overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
-        is_auto = strategy.planner.step_policy.is_open
         strategy.prepare(grid, arrays, overhead)
         if strategy.registry.active_or_excluded or not resumed:  # else it waits for workers
             strategy.planner.check(strategy.registry.active_or_excluded)
         recorder.open_folder(RunFolder(resumed.folder) if resumed else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, recorder)
-        if is_auto:
-            recorder.say(f"  local-steps-fast = auto: {strategy.planner.local_steps_fast}")
+        if chosen := strategy.connector.steps_chosen:
+            recorder.say(f"  {chosen}")
         _predict(strategy, recorder, overhead)
 
         # Train and evaluate.

@@ -52,7 +52,7 @@ class Choices:
 
     The first four are keys of `STEPS`, `SAMPLERS`, `WEIGHTS` and `TRAIN_ON`. `momentum_buffers`
     ("keep", "reset" or "average") is the policy for momentum between rounds, `local_steps_fast` tau
-    of the fast workers or "auto". The others are defaults of the settings with these names.
+    of the fastest worker or "auto". The others are defaults of the settings with these names.
     """
 
     steps: str
@@ -106,9 +106,6 @@ STEPS: Mapping[str, Callable[[Settings], StepPolicy]] = {
         tau_fast(s),
         None if s.local_steps_slow == "auto" else int(s.local_steps_slow),
         s.shrink_slow_batch,
-    ),
-    "by-speed": lambda s: SystemAwareSteps(
-        tau_fast(s), None, s.shrink_slow_batch, all_by_speed=True
     ),
     "same": lambda s: SameSteps(tau_fast(s)),
     "one": lambda _: SameSteps(1),

@@ -15,14 +15,14 @@ DEFAULT_LOCAL_STEPS = 32
 FAST_SPEED_RATIO = 0.7
 """A worker without a named tier is fast if its throughput exceeds this share of the highest."""
 
-MOST_AUTO_STEPS = 64
+MOST_AUTO_STEPS = 512
 """Upper limit of `fewest_steps`."""
 
-_LADDER = [n for n in range(1, MOST_AUTO_STEPS + 1) if n < 8 or n % (1 << n.bit_length() - 3) == 0]
+_LADDER = [n for n in range(1, 65) if n < 8 or n % (1 << n.bit_length() - 3) == 0]
 _MOST_LOST, _MOST_OVERHEAD = 0.05, 0.04
-"""Candidates of `fewest_steps` (1 to 8, 10, 12, 14, 16, 20, ...), and accepted shares of a round.
-Two measurements differ by a few percent. With more candidates, or a smaller lost share, the choice
-would vary from run to run.
+"""Candidates of `fewest_steps` (1 to 8, 10, 12, 14, 16, 20, ..., 64), and accepted shares of a
+round. Two measurements differ by a few percent. With more candidates, or a smaller lost share, the
+choice would vary from run to run.
 """
 
 _ONE_STEP_FITS = 0.75
@@ -94,12 +94,7 @@ class StepPolicy(Protocol):
 
     @property
     def needs_speeds(self) -> bool:
-        """Whether the policy needs the speed ratios of slow workers; they are then measured."""
-        return self.is_open
-
-    @property
-    def needs_fast_speeds(self) -> bool:
-        """Whether the policy also needs the speed ratios of fast workers."""
+        """Whether the policy needs the speed ratios of the workers; they are then measured."""
         return self.is_open
 
     def local_steps(self, participants: Sequence[Participant]) -> list[int]:
@@ -197,28 +192,25 @@ class SameSteps(StepPolicy):
 class SystemAwareSteps(StepPolicy):
     """Local steps in proportion to the speed of each worker (the paper's method).
 
-    A fast worker takes `local_steps_fast` steps. A slow one takes `local_steps_slow` or, if that is
-    None, its speed ratio times `local_steps_fast`, rounded. An unknown speed ratio counts as 1. The
-    ``given_steps`` of a worker take precedence.
+    A worker takes its speed ratio times `local_steps_fast`, rounded, whatever its tier. An unknown
+    speed ratio counts as 1. With `local_steps_slow`, nothing follows from speeds: every fast worker
+    takes `local_steps_fast`, and every slow one `local_steps_slow`. The ``given_steps`` of a worker
+    take precedence.
 
     Parameters
     ----------
     local_steps_fast : int, optional
-        tau_fast: steps per round of every fast worker; None leaves the policy open.
+        tau_fast: steps per round of the fastest worker; None leaves the policy open.
     local_steps_slow : int, optional
-        Steps per round of every slow worker; None derives them from the speed ratios.
+        Steps per round of every slow worker, to repeat a printed setting.
     shrink_slow_batch : bool (default: True)
         Whether a worker that is too slow for one step in a round gets a smaller batch, if its steps
         depend on its speed.
-    all_by_speed : bool (default: False)
-        Whether the steps of fast workers also depend on their speeds; for more than two speeds. The
-        fastest worker takes `local_steps_fast`, and `local_steps_slow` must be None.
     """
 
     local_steps_fast: int | None = DEFAULT_LOCAL_STEPS
     local_steps_slow: int | None = None
     shrink_slow_batch: bool = True
-    all_by_speed: bool = False
 
     def __post_init__(self) -> None:
         _at_least_one("local_steps_fast", self.local_steps_fast)
@@ -231,13 +223,8 @@ class SystemAwareSteps(StepPolicy):
 
     @property
     def needs_speeds(self) -> bool:
-        """Whether the speed ratios of slow workers are needed."""
+        """Whether steps, or the choice of tau_fast, follow from speed ratios."""
         return self.local_steps_slow is None or self.is_open
-
-    @property
-    def needs_fast_speeds(self) -> bool:
-        """Whether the speed ratios of fast workers are needed, too."""
-        return self.all_by_speed or self.is_open
 
     def with_local_steps(self, local_steps_fast: int) -> StepPolicy:
         """Return the policy with this tau_fast, if it is open."""
@@ -258,9 +245,7 @@ class SystemAwareSteps(StepPolicy):
 
     def goes_by_speed(self, participant: Participant) -> bool:
         """Return whether the steps of a participant follow from its speed ratio."""
-        if participant.given_steps is not None or self.local_steps_slow is not None:
-            return False
-        return not participant.fast or self.all_by_speed
+        return participant.given_steps is None and self.local_steps_slow is None
 
     @property
     def _tau_fast(self) -> int:
@@ -270,10 +255,9 @@ class SystemAwareSteps(StepPolicy):
     def _steps_of(self, participant: Participant) -> int:
         if participant.given_steps is not None:
             return participant.given_steps
-        if not self.goes_by_speed(participant):
-            slow = None if participant.fast else self.local_steps_slow
-            return slow or self._tau_fast
-        return proportional_steps(participant.speed_ratio or 1.0, self._tau_fast)
+        if self.local_steps_slow is None:
+            return proportional_steps(participant.speed_ratio or 1.0, self._tau_fast)
+        return self._tau_fast if participant.fast else self.local_steps_slow
 
 
 def fewest_steps(
@@ -287,17 +271,17 @@ def fewest_steps(
     which waiting costs at most 5 % of the samples per second and no batch is shrunk by more, or
     with the best candidate if none qualifies; one that is up to a quarter larger replaces it if it
     is better. A slow worker that waits costs little, so it waits more often than a fast one. The
-    number is then doubled while everything except computing takes more than 4 % of a round. For a
-    single worker, averaging changes nothing, so it takes the largest number.
+    number is then doubled while everything except computing takes more than 4 % of a round, up to
+    512. For a single worker, averaging changes nothing, so it takes 64 or, for this reason, more.
 
     `overhead_steps` is the duration of one round without computing, in steps of the fastest worker.
-    If it is unknown, the default tau_fast is the lower limit.
+    If it is unknown, the default tau_fast is the lower limit. If it is 0, rounds are the shortest.
     """
-    if len(participants) == 1:
-        return MOST_AUTO_STEPS
     least = float(DEFAULT_LOCAL_STEPS)
     if overhead_steps is not None:
         least = overhead_steps * (1 / _MOST_OVERHEAD - 1)
+    if len(participants) == 1 and overhead_steps != 0:
+        least = max(least, _LADDER[-1])
     lost = {n: _lost_share(policy.with_local_steps(n), n, participants) for n in _LADDER}
     first = min(_LADDER, key=lambda n: max(_MOST_LOST, lost[n]))
     steps = min((n for n in _LADDER if first <= n <= 1.25 * first), key=lambda n: lost[n])

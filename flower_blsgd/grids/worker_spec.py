@@ -298,7 +298,7 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
             WorkerSpec("cpu", cores[:half], tier="fast"),
             WorkerSpec("cpu", cores[half:] or cores, tier="slow"),
         ]
-    workers = [WorkerSpec(device, tier="fast") for device in usable]
+    workers = [WorkerSpec(device) for device in usable]
     left = cores[len(workers) + 1 :]
     return [*workers, *([WorkerSpec("cpu", left, role="evaluate")] if left else [])]
 

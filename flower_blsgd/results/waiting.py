@@ -38,7 +38,7 @@ def waiting_note(
     if longest is fastest:
         return ""  # they take turns waiting for each other
     cause = _cause_in_settings(config, workers[longest.worker], longest, fastest)
-    if not cause and config.choices.steps in ("system-aware", "by-speed"):
+    if not cause and config.choices.steps == "system-aware":
         cause = _cause_in_speeds(config, workers, longest, fastest)
     return cause and f"fast workers wait {share:.0%} of the time for {longest.label}: {cause}"
 
@@ -47,9 +47,9 @@ def _cause_in_settings(
     config: RunConfig, worker: Worker, longest: WorkerRound, fastest: WorkerRound
 ) -> str:
     """Return which number of steps does not follow from a speed; empty if all do."""
-    steps, slow, by_speed = config.choices.steps, config.local_steps_slow, 'set steps = "by-speed"'
+    steps, slow = config.choices.steps, config.local_steps_slow
     if steps in ("same", "one"):
-        return f'steps = "{steps}" gives all workers the same number; {by_speed}'
+        return f'steps = "{steps}" gives all workers the same number; set steps = "system-aware"'
     own, fixed = worker.profile.steps, not longest.fast and slow != "auto"
     if steps != "one-by-throughput" and longest.local_steps < (own or (fixed and int(slow))):
         return (
@@ -57,11 +57,12 @@ def _cause_in_settings(
         )
     if own and steps != "one-by-throughput":
         return "its steps= is too large; remove it"
-    if steps == "system-aware" and longest.fast:
-        return f"all fast workers do {counted(fastest.local_steps, 'step')}; {by_speed}"
-    if steps == "system-aware" and fixed:
-        return f'local-steps-slow = {slow} is too large; set local-steps-slow = "auto"'
-    return ""
+    if steps != "system-aware" or slow == "auto":
+        return ""
+    cause = f"local-steps-slow = {slow} is too large"
+    if longest.fast:
+        cause = f"all fast workers do {counted(fastest.local_steps, 'step')}"
+    return f'{cause}; set local-steps-slow = "auto"'
 
 
 def _cause_in_speeds(

@@ -32,8 +32,10 @@ Figures = Mapping[str, float]
 _BATCH_SIZE = 16
 """Default of the setting ``batch-size``."""
 
-_FEWEST_MEASURED = 3
-"""Fewest steps that measure a speed, after one to warm up."""
+_FEWEST_MEASURED = 4
+"""Fewest steps that measure a speed, after one to warm up; then twice as many, and so on. Waiting
+for the device after every step would make the steps longer.
+"""
 
 
 def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
@@ -537,7 +539,8 @@ class _InProgress:
         """Return whether the work has no steps left, or its time is over."""
         if self.order is None:
             assert isinstance(self.work, Measure)
-            return self.steps >= _FEWEST_MEASURED and self._seconds >= self.work.seconds
+            is_due = self.steps >= _FEWEST_MEASURED and self.steps & (self.steps - 1) == 0
+            return is_due and self._seconds >= self.work.seconds
         if self.steps >= self.order.local_steps:
             return True
         deadline = self.order.deadline_seconds

@@ -69,12 +69,13 @@ class BiasedLocalSGD(FedAvg):
     batch_size : int (default: 32)
         Samples per local step, >= 2; ``batch=`` of a worker overrides it.
     local_steps : int, "auto" or StepPolicy (default: 32)
-        tau_fast, or a policy for the steps of every worker. ``"auto"`` measures before the first
-        round and chooses the smallest tau_fast that wastes little time (`fewest_steps`).
+        tau_fast, or a policy for the steps of every worker. A worker takes tau_fast steps times its
+        speed relative to the fastest one. Speeds are measured before the first round unless the
+        nodes report them; a worker with an unknown speed takes tau_fast steps. ``"auto"`` measures
+        and chooses the smallest tau_fast that wastes little time (`fewest_steps`).
     local_steps_slow : int, optional
-        Steps of every slow worker; cannot be combined with a policy. By default they are derived
-        from the speeds, which are measured before the first round unless the nodes report them. A
-        worker with an unknown speed takes tau_fast steps.
+        Steps of every slow worker; fast ones then take tau_fast, and no speed is measured. Cannot
+        be combined with a policy.
     local_steps_fast : int, optional
         tau_fast of a custom policy; only needed for ``epoch = "table"``.
     high_loss_ratio : float, optional
@@ -440,7 +441,7 @@ def _check_parts(planner: Planner, weighting: Weighting, rebalance: bool, clock:
     if rebalance and not policy.with_local_steps(1).needs_speeds:
         raise UsageError(
             f"rebalance = true needs steps that follow from speeds, not {type(policy).__name__}; "
-            'use local-steps-slow = "auto" or steps = "by-speed"'
+            'use steps = "system-aware" and local-steps-slow = "auto"'
         )
     if rebalance and clock == "device":
         raise UsageError(

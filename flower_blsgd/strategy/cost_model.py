@@ -60,10 +60,7 @@ def predict_run(
     samples = shape.samples_per_round
     weights = checked_weights(weighting, [count / batch_size for count in samples])
     sizes = [worker.own_batch(batch_size) for worker in training]
-    computing = [
-        count / size * worker.profile.seconds_per_step
-        for count, size, worker in zip(samples, sizes, training, strict=True)
-    ]
+    computing = planner.computing_seconds(training, shape)
     rows = [
         WorkerRound(
             worker=worker.index,

@@ -186,7 +186,7 @@ class Planner:
         without a worker.
         """
         _refuse_nobody(workers)
-        _refuse_missing_tier(workers, self.sampler, self.train_on)
+        _refuse_missing_tier(workers, self.sampler, self.train_on, self.batch_size)
         policy, steps = self.step_policy, self.local_steps_fast
         if policy.is_open:
             steps = fewest_steps(policy, self._participants(self.training(workers)), 0.0)
@@ -244,6 +244,13 @@ class Planner:
         fastest = max(((ratio * batch, ratio) for ratio, batch in speeds), default=(0.0, 0.0))[1]
         ratios = [p.speed_ratio and p.speed_ratio / fastest for p in participants]
         return [replace(p, speed_ratio=r) for p, r in zip(participants, ratios, strict=True)]
+
+    def computing_seconds(self, training: Sequence[Worker], shape: RoundShape) -> list[float]:
+        """Return how long each training worker computes in a round; 0 if its speed is unknown."""
+        return [
+            count / worker.own_batch(self.batch_size) * worker.profile.seconds_per_step
+            for count, worker in zip(shape.samples_per_round, training, strict=True)
+        ]
 
     def mean_rounds_per_epoch(self, shape: RoundShape) -> float:
         """Return the mean number of rounds per epoch without a selection."""
@@ -357,19 +364,24 @@ def _refuse_nobody(workers: Sequence[Worker]) -> None:
         raise AggregationError("no worker is left to train; see the log above")
 
 
-def _refuse_missing_tier(workers: Sequence[Worker], sampler: Sampler, train_on: TrainOn) -> None:
+def _refuse_missing_tier(
+    workers: Sequence[Worker], sampler: Sampler, train_on: TrainOn, batch_size: int
+) -> None:
     """Raise UsageError if the sampler or `train_on` needs a tier that is missing."""
-    needed = {}
+    needed, several = {}, len(workers) > 1
+    by_speed = sorted(workers, key=lambda w: -w.samples_per_second(batch_size))
+    name_fast = f"name {by_speed[0].label if several else 'one'} fast"
+    name_slow = f"name {by_speed[-1].label if several else 'one'} slow"
     # An unnamed worker with an unknown speed may turn out to be slow.
     unknown = any(not w.profile.tier and w.speed_ratio is None for w in workers)
     if train_on.fast_only:
-        needed["fast"] = "only fast workers train; name one fast"
+        needed["fast"] = f"only fast workers train; {name_fast}"
     elif sampler.needs_both_tiers and not unknown:
-        for tier in ("fast", "slow"):
-            fix = f'name one {tier}, or use sampler = "uniform"'
-            needed[tier] = f"this sampler needs a fast and a slow one; {fix}"
+        for tier, fix in (("fast", name_fast), ("slow", name_slow)):
+            both = "this sampler needs a fast and a slow one"
+            needed[tier] = f'{both}; {fix}, or use sampler = "uniform"'
     if train_on.slow_reduce:
-        needed["slow"] = 'slow workers sum the models; name one slow, or use train-on = "fast"'
+        needed["slow"] = f'slow workers sum the models; {name_slow}, or use train-on = "fast"'
     for tier, reason in needed.items():
         if not any(worker.fast is (tier == "fast") for worker in workers):
             present = ", ".join(worker.label for worker in workers)

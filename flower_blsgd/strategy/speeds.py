@@ -58,6 +58,7 @@ class Connector:
     The first round waits for `min_workers` nodes (>= 1). Every epoch needs as many training
     workers, or those of the first epoch if they were fewer. The clock ``"wall"`` measures all
     workers together, as in training; ``"device"`` measures one after another, and always.
+    `steps_chosen` is the line about the tau_fast that `choose_steps` chose; empty before.
     """
 
     registry: WorkerRegistry
@@ -66,6 +67,7 @@ class Connector:
     clock: Clock = "wall"
 
     def __post_init__(self) -> None:
+        self.steps_chosen = ""
         self._speeds_are_due = False
         self._queried_nodes: set[int] = set()
 
@@ -148,8 +150,7 @@ class Connector:
         """
         planner, workers = self.planner, self.registry.active
         training = planner.training(workers)
-        known_speed = any(worker.speed_ratio for worker in workers)
-        if not overhead_seconds and known_speed and len(training) > 1:
+        if not overhead_seconds and any(worker.speed_ratio for worker in workers):
             shape = planner.check(workers)
             averaging = replace(averaging, outer_optimizer=None)
 
@@ -173,9 +174,15 @@ class Connector:
                         worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 self.registry.assign_tiers()
         planner.take_steps(planner.fewest_steps(workers, overhead_seconds))
-        known = f"{overhead_seconds:.2g} s" if overhead_seconds else "an unknown time"
-        what = "local-steps-fast = auto: %d; a round takes %s in addition to computing"
-        _PROGRESS.info(what, planner.local_steps_fast, known)
+        taken, share = "an unknown time in addition to computing", ""
+        if overhead_seconds:
+            taken = f"{overhead_seconds:.3g} s in addition to computing"
+            shape = planner.shape(workers, planner.local_steps_fast)
+            if seconds := max(planner.computing_seconds(planner.training(workers), shape)):
+                share = f", {overhead_seconds / (overhead_seconds + seconds):.1%} of the time"
+        chosen = f"local-steps-fast = auto: {planner.local_steps_fast}"
+        self.steps_chosen = f"{chosen}; a round takes {taken}{share}"
+        _PROGRESS.info(self.steps_chosen)
 
     def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
         """Query nodes, register new workers, and readmit excluded workers that answer."""
@@ -206,7 +213,8 @@ class Connector:
     def _measure_speeds(self, grid: Grid, first_new: int) -> None:
         registry, batch_size = self.registry, self.planner.batch_size
         known = [w for w in registry.active if w.profile.device != UNKNOWN_DEVICE]
-        needed = any(not w.profile.tier or self._decides_steps(w.profile) for w in known)
+        by_speed = self.planner.step_policy.needs_speeds
+        needed = any(not w.profile.tier or (by_speed and not w.profile.steps) for w in known)
         due, self._speeds_are_due = self._speeds_are_due, False
         if not due or not (needed or self.clock == "device"):
             return
@@ -233,13 +241,6 @@ class Connector:
             )
             _LOG.warning(what, "; ".join(reasons))
         registry.assign_tiers(first_new)
-
-    def _decides_steps(self, profile: WorkerProfile) -> bool:
-        """Return whether the steps of a worker with a named tier follow from its speed."""
-        policy = self.planner.step_policy
-        if not policy.needs_speeds or profile.steps:
-            return False
-        return profile.tier == "slow" or policy.needs_fast_speeds
 
 
 # --- queries ------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         ("compare", ["--budget", "ten"], "write it like 10epochs, 60s or 5min"),
         ("compare", ["--target", "0"], "target = 0.0 must be an accuracy"),
         ("compare", ["--out", "other"], "other exists and holds no comparison"),
-        ("compare", ["-s", "steps=by-speed"], "steps = 'by-speed' overrides that of every"),
+        ("compare", ["-s", "steps=same"], "steps = 'same' overrides that of every"),
         ("compare", ["--vary", "learning-rate"], "--vary learning-rate: write KEY=A,B, such as"),
         ("compare", ["--vary", "momentum=0.5,x"], "momentum = 'x' must be a number"),
         ("compare", ["--vary", "seed=1,2"], "--vary seed: this setting cannot vary"),

@@ -312,10 +312,9 @@ def test_docs_have_the_table_of_options() -> None:
         (Machine((5,), ()), [cpu(5, tier="fast"), cpu(5, tier="slow")]),
         (  # a core for each of them and the server; on the others a worker evaluates
             Machine(tuple(range(8)), ("cuda:0", "cuda:1")),
-            [WorkerSpec(f"cuda:{card}", tier="fast") for card in (0, 1)]
-            + [cpu(3, 4, 5, 6, 7, role="evaluate")],
+            [WorkerSpec(f"cuda:{card}") for card in (0, 1)] + [cpu(3, 4, 5, 6, 7, role="evaluate")],
         ),
-        (Machine((0, 1), ("mps",)), [WorkerSpec("mps", tier="fast")]),
+        (Machine((0, 1), ("mps",)), [WorkerSpec("mps")]),
     ],
 )
 def test_auto(machine: Machine, workers: list[WorkerSpec]) -> None:

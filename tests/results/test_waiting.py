@@ -59,18 +59,22 @@ def test_fast_workers_that_wait_little_say_nothing() -> None:
         (
             {"algorithm": "sync-sgd"},
             {},
-            'steps = "one" gives all workers the same number; set steps = "by',
+            'steps = "one" gives all workers the same number; set steps = "system-aware"',
         ),
         (
             {"algorithm": "balanced-local-sgd"},
             {},
             'steps = "same" gives all workers the same number; set',
         ),
-        ({}, {"fast": True}, 'all fast workers do 32 steps; set steps = "by-speed"'),
+        (
+            {"local_steps_slow": 8},
+            {"fast": True},
+            'all fast workers do 32 steps; set local-steps-slow = "auto"',
+        ),
+        ({}, {"fast": True, "known": (0.0625, 0.25)}, "than measured; set rebalance = true"),
         # 8 steps of 1 s were to take 2 s: they did not do so
         ({}, {"known": (0.0625, 0.25)}, "take longer than measured; set rebalance = true"),
         ({"clock": "device"}, {"known": (0.0625, 0.25), "measured": False}, "than given; set"),
-        ({"steps": "by-speed"}, {"known": (0.0625, 0.25)}, "set rebalance = true"),
         # one step of 8 s beside two of 1 s
         (
             {"local_steps_fast": 2},

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
+from flower_blsgd.session import session as module
 from flower_blsgd.session.exchange import HERE, End, Evaluate, Exchange, Measure, Train
 from flower_blsgd.session.session import Session, join
 from flower_blsgd.worker.model_io import state_record
@@ -275,6 +277,29 @@ def test_numbers_in_the_optimizers_state_travel_and_return() -> None:
     script.train(order_of(3, steps=1, momentum=kept))
     script.finish()
     assert states[-1] == {"calls": 4, "mean": 1.875}
+
+
+def test_a_measurement_waits_for_the_device_at_steps_4_8_and_16_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1 s a step of a made-up clock; 10 s are over after 16. The first two calls only warm up."""
+    calls, waits = 0, list[int]()
+
+    def main() -> None:
+        nonlocal calls
+        model = model_of()
+        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        while not session.done:
+            calls += 1
+            session.step(samples=BATCH)
+
+    clock = SimpleNamespace(perf_counter=lambda: float(calls), time=time.time)
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "synchronize", lambda device: waits.append(calls))
+    script = Script(main)
+    seconds, waited = script.exchange.do(Measure(10.0)), [*waits]
+    script.finish()
+    assert (seconds, waited) == (1.0, [1, 2, 2 + 4, 2 + 8, 2 + 16, 2 + 16])
 
 
 def test_a_paused_block_does_not_count_as_computing() -> None:

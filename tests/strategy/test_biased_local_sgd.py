@@ -18,7 +18,6 @@ from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.local_steps import (
     BalancedBatches,
     SameSteps,
-    SystemAwareSteps,
 )
 from flower_blsgd.algorithm.sampling import (
     UnifiedSampler,
@@ -315,7 +314,7 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
             FROM_SPEEDS | {"local_steps": SameSteps(4)},
             "needs steps that follow from speeds, not Sam",
         ),
-        (FROM_SPEEDS | {"local_steps": BalancedBatches()}, 'use local-steps-slow = "auto" or'),
+        (FROM_SPEEDS | {"local_steps": BalancedBatches()}, 'use steps = "system-aware" and local-'),
         (FROM_SPEEDS | {"clock": "device"}, 'rebalance = true follows .*use clock = "wall"'),
         (FROM_SPEEDS, ""),
         ({"sampler": UnifiedSampler(), "selection": InfoBatch()}, r'InfoBatch.*use "separated"'),
@@ -324,7 +323,6 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
             r'InfoBatch.*CandidateSampler does not choose samples by epoch; use "separated"',
         ),
         ({"epoch": "table", "selection": InfoBatch()}, 'selection makes .*use epoch = "samples"'),
-        (FROM_SPEEDS | {"local_steps": SystemAwareSteps(16, all_by_speed=True)}, ""),
     ],
     ids=str,
 )

@@ -30,7 +30,7 @@ from flower_blsgd.protocol import TrainOrder, WorkerProfile
 from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
-from ..in_process_grid import fast_profile, slow_profile, toy_arrays
+from ..in_process_grid import fast_profile, slow_profile, toy_arrays, unnamed_profile
 from .orders import finish, planner_of
 
 
@@ -298,6 +298,23 @@ def test_separated_sampler_needs_both_tiers(profile: WorkerProfile, missing: str
     assert planner_of(sampler=UniformSampler()).check(workers).batch_sizes == (2,)
 
 
+@pytest.mark.parametrize(
+    ("train_on", "seconds", "fix"),
+    [
+        # alike but for 3 %: the slowest is to be named, of equal ones the last
+        (TrainOn(), (1.03, 1.0), r"name fast-0 \(cpu:0\) slow, or use sampler = "),
+        (TrainOn(), (1.0, 1.0), r"name fast-1 \(cpu:1\) slow, or use sampler = "),
+        (TrainOn(True, True), (1.0, 1.0), r"name fast-1 \(cpu:1\) slow, or use train-on = "),
+    ],
+)
+def test_workers_alike_are_refused_with_the_one_to_name(
+    train_on: TrainOn, seconds: tuple[float, float], fix: str
+) -> None:
+    workers = workers_of(*(unnamed_profile(i, each) for i, each in enumerate(seconds)))
+    with pytest.raises(UsageError, match=rf"no slow worker among fast-0.*{fix}"):
+        planner_of(train_on=train_on).check(workers)
+
+
 @pytest.mark.parametrize("slow_reduce", [True, False])
 @pytest.mark.parametrize("sampler", [UniformSampler(), SeparatedSampler()])
 def test_training_on_fast_workers_needs_one(slow_reduce: bool, sampler: object) -> None:
@@ -316,7 +333,7 @@ def test_training_on_fast_workers_needs_one(slow_reduce: bool, sampler: object) 
 
 def test_speed_ratios_and_tiers_follow_the_samples_per_second_where_batches_differ() -> None:
     """16, 8, 20 and 5 samples a second, of steps of 8, 8, 2 and 2: the third is the fastest."""
-    policy = SystemAwareSteps(32, all_by_speed=True)
+    policy = SystemAwareSteps(32)
     planner = planner_of(3000, batch_size=8, step_policy=policy, sampler=UniformSampler())
     seconds = {"batch_size": 0}, {"batch_size": 0}, {"batch_size": 2}, {"batch_size": 2}
     profiles = [

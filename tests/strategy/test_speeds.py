@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
+from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy import speeds as module
 from flower_blsgd.strategy.speeds import Connector, assume_speeds
@@ -60,8 +61,10 @@ def connected_to(grid: InProcessGrid, auto: bool = True, clock: Any = "wall") ->
         ([fast_profile(0), slow_profile(1)], True, "wall", True),
         ([fast_profile(0), slow_profile(1)], False, "wall", False),
         ([fast_profile(0), slow_profile(1)], False, "device", True),
-        ([fast_profile(0), slow_profile(1, steps=3)], True, "wall", False),
-        ([fast_profile(0), fast_profile(1)], True, "wall", False),
+        ([fast_profile(0), slow_profile(1, steps=3)], True, "wall", True),
+        ([fast_profile(0), fast_profile(1)], True, "wall", True),
+        ([fast_profile(0), fast_profile(1)], False, "wall", False),
+        ([fast_profile(0, steps=3), fast_profile(1, steps=2)], True, "wall", False),
         ([fast_profile(0), unnamed_profile(1)], False, "wall", True),
         ([unnamed_profile(0), unnamed_profile(1, steps=4)], False, "wall", True),
         ([slow_profile(0)], True, "wall", True),
@@ -143,26 +146,36 @@ class Costly(Batches):
 
 
 @pytest.mark.parametrize(
-    ("overhead", "slow_worker", "steps"),
+    ("overhead", "slow_worker", "steps", "said"),
     [
-        (0.05, InRounds, [2, 1]),  # a twentieth of a step, which is 4 % of 1.25
-        (0.1, InRounds, [4, 2]),  # of 2.5
-        (0.25, InRounds, [8, 4]),  # of 6.25
-        (99.0, InRounds, [64, 32]),
-        (0.05, FailsAtFirst, [32, 16]),  # the overhead is not known
-        (0.05, SlowerInRounds, [4, 1]),  # the speeds that count are those in rounds
+        # a twentieth of a step, which is 4 % of 1.25
+        (0.05, InRounds, [2, 1], "2; a round takes 0.05 s in addition to computing, 2.4% of the"),
+        (0.1, InRounds, [4, 2], "4; a round takes 0.1 s"),  # of 2.5
+        (0.25, InRounds, [8, 4], "8; a round takes 0.25 s"),  # of 6.25
+        # 99 / 611; of at most 1000 samples (333 and 166 steps): 999 / 1332
+        (99.0, InRounds, [512, 256], "512; a round takes 99 s in addition to computing, 16.2% of"),
+        (999.0, InRounds, [333, 166], "512; a round takes 999 s in addition to computing, 75.0%"),
+        # the overhead is not known
+        (0.05, FailsAtFirst, [32, 16], "32; a round takes an unknown time in addition to comput"),
+        # the speeds that count are those in rounds
+        (0.05, SlowerInRounds, [4, 1], "4; a round takes 0.05 s"),
     ],
 )
 def test_local_steps_auto_are_the_fewest_that_cost_little(
-    monkeypatch: pytest.MonkeyPatch, overhead: float, slow_worker: type[Clocked], steps: list[int]
+    monkeypatch: pytest.MonkeyPatch,
+    overhead: float,
+    slow_worker: type[Clocked],
+    steps: list[int],
+    said: str,
 ) -> None:
     nodes = [InRounds(fast_profile(0), 1.0), slow_worker(slow_profile(1), 2.0)]
     grid = Costly(monkeypatch, overhead, *nodes)
-    strategy = BiasedLocalSGD(1000, 2, "auto")
+    strategy = BiasedLocalSGD(1000 if steps[0] == 333 else 2000, 2, "auto")
     before = toy_arrays(0.3)
     with captured_log():
         messages = strategy.configure_train(1, before, ConfigRecord(), grid)
     assert [TrainOrder.from_message(message).local_steps for message in messages] == steps
+    assert strategy.connector.steps_chosen.startswith(f"local-steps-fast = auto: {said}")
     measuring = [[(o.round, o.local_steps, o.learning_rate) for o in n.orders] for n in nodes]
     rounds = 1 if slow_worker is FailsAtFirst else 5  # one to warm up, and four of 2 s and more
     assert measuring == [[(0, 2, 0.0)] * rounds, [(0, 1, 0.0)] * rounds]
@@ -173,6 +186,19 @@ def test_local_steps_auto_are_the_fewest_that_cost_little(
         for m in strategy.configure_train(2, before, ConfigRecord(), grid)
     ]
     assert [order.local_steps for order in orders] == steps  # it is chosen once
+
+
+@pytest.mark.parametrize(("overhead", "steps"), [(0.25, 64), (3.0, 128)])  # 6.25, 75
+def test_local_steps_auto_of_one_worker_are_64_or_more_if_rounds_cost_much(
+    monkeypatch: pytest.MonkeyPatch, overhead: float, steps: int
+) -> None:
+    node = InRounds(unnamed_profile(0), 1.0)
+    strategy = BiasedLocalSGD(1000, 2, "auto", sampler=UniformSampler(), min_available_nodes=1)
+    grid = Costly(monkeypatch, overhead, node)
+    with captured_log():
+        (message,) = strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid)
+    assert TrainOrder.from_message(message).local_steps == steps
+    assert {order.local_steps for order in node.orders} == {1}  # the shortest rounds measure
 
 
 def test_local_steps_auto_without_any_speed_are_the_usual_ones() -> None:
@@ -193,7 +219,11 @@ def test_workers_whose_speed_is_not_known_count_as_the_fastest_with_one_warning(
         BiasedLocalSGD(100, 2, local_steps=8).fit(Batches(*nodes), toy_arrays(), epochs=1)
     assert [node.orders[0].local_steps for node in nodes] == [8, 8, 8]
     (warning,) = log.lines(30)
-    for text in ("(gamma 1)", "slow-1 (cpu:1): while", "slow-2 (cpu:2): its ClientApp does not"):
+    for text in (
+        "(gamma 1)",
+        "slow-1 (cpu:1): RuntimeError: out of memory",
+        "slow-2 (cpu:2): its ClientApp does not",
+    ):
         assert text in warning
 
 
