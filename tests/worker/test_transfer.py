@@ -1,0 +1,62 @@
+"""Copies of a model to and from a card, in pieces."""
+
+import pytest
+import torch
+from torch import nn
+
+from flower_blsgd.grids.array_records import Flat, flat_of, flat_record
+from flower_blsgd.grids.shared_memory import BufferPool
+from flower_blsgd.worker import transfer
+from flower_blsgd.worker.model_io import load_state, state_record
+
+from ..fake_cuda.log import recorded
+from ..in_process_grid import same_bits
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def make_model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    # 4,096 and 128 bytes, 16,384 and 512 bytes
+    return nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 128))
+
+
+def flat(record: object) -> Flat:
+    found = flat_of(record)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("page_lock", [False, True])
+@pytest.mark.parametrize(
+    ("piece_bytes", "copied"),
+    [(1 << 25, [21_120]), (8_192, [4_224, 16_384, 512]), (4_000, [4_096, 128, 16_384, 512])],
+)
+def test_every_piece_is_one_copy_and_shared_memory_is_page_locked_once(
+    monkeypatch: pytest.MonkeyPatch, page_lock: bool, piece_bytes: int, copied: list[int]
+) -> None:
+    monkeypatch.setattr(transfer, "PAGE_LOCK", page_lock)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", piece_bytes)
+    start, pool = state_record(make_model(1)), BufferPool()
+    order = flat_record(flat(start).layout, new_memory=pool.new_memory)
+    flat(order).bytes[:] = flat(start).bytes
+    model = make_model(2).to("cuda:0")
+    reply = None
+    for new_blocks in (2, 0):  # of the order and the reply
+        del reply  # so that its block is used again
+        with recorded() as events:
+            load_state(model, order)
+            reply = state_record(model, like=order)
+        pins = [event for event in events if event.kind == "pin"]
+        assert len(pins) == (new_blocks if page_lock else 0)
+        for kind in ("copy to card", "copy to host"):
+            copies = [event for event in events if event.kind == kind]
+            assert [event.num_bytes for event in copies] == copied
+            assert [event.pinned for event in copies] == [page_lock] * len(copied)
+            if page_lock:  # only the last one waits; pageable copies to the host always do
+                assert [event.blocking for event in copies] == [False] * (len(copied) - 1) + [True]
+        assert not [event for event in events if event.kind == "race"]
+        assert same_bits(reply, start)
