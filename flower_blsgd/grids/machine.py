@@ -70,7 +70,7 @@ def _accelerators() -> tuple[str, ...]:
     if found.type == "mps":
         return ("mps",)
     if found.type == "cuda":  # which counts one MIG device in a process, although several are named
-        count = max(count, len(_visible_cards("MIG-")))
+        count = max(count, len(_mig_devices()))
     return tuple(f"{found.type}:{i}" for i in range(count))
 
 
@@ -89,25 +89,27 @@ def visible_card(device: str, alone: bool = True) -> dict[str, str]:
     A CPU worker sees no card. Unless `alone`, all cards are visible to the others, except MIG
     devices, of which a process can see only one.
     """
-    if device == "cpu":
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
-    card = re.fullmatch(r"cuda(?::(\d+))?", device)
-    if card is None or not (alone or len(_visible_cards("MIG-")) > 1):
+    if kind != "cuda" or not (number or "0").isdigit() or not (alone or len(_mig_devices()) > 1):
         return {}
-    index, visible = int(card[1] or 0), _visible_cards()
-    entry = visible[index] if index < len(visible) else str(index)
-    return {_visible_variable(): entry, OWN_DEVICE: device}
+    index, (variable, cards) = int(number or 0), _visible_cards()
+    # An index without an entry is refused, once the process sees no card.
+    own = "".join(cards[index : index + 1]) if cards else str(index)
+    return {variable: own, OWN_DEVICE: device}
 
 
-def _visible_cards(prefix: str = "") -> list[str]:
-    """Return the indices, UUIDs or MIG names of the visible cards; empty if all are visible."""
-    entries = map(str.strip, os.environ.get(_visible_variable(), "").split(","))
-    return [entry for entry in entries if entry and entry.startswith(prefix)]
-
-
-def _visible_variable() -> str:
+def _visible_cards() -> tuple[str, list[str]]:
+    """Return a variable and its indices, UUIDs or MIG names of cards; none if all are visible."""
     hip = "HIP_VISIBLE_DEVICES"  # AMD's, which takes precedence on its cards
-    return hip if hip in os.environ else "CUDA_VISIBLE_DEVICES"
+    variable = hip if hip in os.environ else "CUDA_VISIBLE_DEVICES"
+    entries = os.environ.get(variable, "").split(",")
+    return variable, [entry.strip() for entry in entries if entry.strip()]
+
+
+def _mig_devices() -> list[str]:
+    return [name for name in _visible_cards()[1] if name.startswith("MIG-")]
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,8 @@ def accelerator_of(device: str) -> Accelerator:
 def kernel_problem(capability: tuple[int, int], architectures: Sequence[str]) -> str:
     """Return why torch has no kernels for a card, from the architectures it was built for.
 
-    Binaries (``sm_86``) run on the same major version, if the minor version is not lower; PTX
-    (``compute_90``) runs on all later cards. The suffix ``a`` stands for this capability only.
+    Binaries (``sm_86``) run on the same major version, if the minor version is not lower, and PTX
+    (``compute_90``) on all later cards; with the suffix ``a``, on this capability only.
     """
     built = []
     for kind, major, minor, suffix in re.findall(_ARCHITECTURE, " ".join(architectures)):

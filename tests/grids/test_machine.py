@@ -88,6 +88,7 @@ def test_each_mig_device_is_seen_by_its_own_process(monkeypatch: pytest.MonkeyPa
         ("2, 3", "cuda:1", "3"),
         ("GPU-a,GPU-b", "cuda:1", "GPU-b"),
         ("5,6", "cuda", "5"),
+        ("5,6", "cuda:2", ""),  # no card: one that is hidden stays hidden
     ],
 )
 def test_a_process_sees_its_own_card(
@@ -96,7 +97,8 @@ def test_a_process_sees_its_own_card(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_card(device, alone=False) == {}  # cards that are no MIG devices
     assert visible_card("xpu:1") == {}
-    assert visible_card("cpu") == {"CUDA_VISIBLE_DEVICES": ""}
+    assert visible_card("cuda:x") == {}  # refused elsewhere
+    assert visible_card("cpu") == visible_card("cpu:0-3") == {"CUDA_VISIBLE_DEVICES": ""}
     variables = visible_card(device)
     assert variables == {"CUDA_VISIBLE_DEVICES": entry, OWN_DEVICE: device}
     monkeypatch.setenv(OWN_DEVICE, device)
