@@ -44,7 +44,9 @@ accept_views(app)
 
 def _run_script(context: Context) -> None:
     """Run the user's script as ``__main__``, in a process that sees its own card only."""
-    if OWN_DEVICE not in os.environ:  # a SuperNode; CUDA is not initialised yet
+    import torch
+
+    if OWN_DEVICE not in os.environ and not torch.cuda.is_initialized():  # on a SuperNode
         os.environ.update(visible_card(str(context.node_config.get("device", ""))))
     worker, config, node = worker_of(context), context.run_config, context.node_config
     script, *arguments = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
