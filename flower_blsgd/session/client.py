@@ -46,7 +46,8 @@ def _run_script(context: Context) -> None:
     """Run the user's script as ``__main__``, in a process that sees its own card only."""
     import torch
 
-    if OWN_DEVICE not in os.environ and not torch.cuda.is_initialized():  # on a SuperNode
+    is_late = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
+    if OWN_DEVICE not in os.environ and not is_late:  # on a SuperNode
         os.environ.update(visible_card(str(context.node_config.get("device", ""))))
     worker, config, node = worker_of(context), context.run_config, context.node_config
     script, *arguments = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
