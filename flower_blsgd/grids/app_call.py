@@ -149,7 +149,7 @@ def _summary_of(message: str, kind: str) -> str:
 
 
 def _accelerator_is_lost() -> bool:
-    """Return whether every call of the accelerator fails in this process.
+    """Return whether every call of an accelerator fails that this process uses.
 
     This is so after a failed assertion or an illegal memory access in a kernel of CUDA ("sticky"
     errors), but not after other errors.
@@ -157,11 +157,14 @@ def _accelerator_is_lost() -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not torch.accelerator.is_available():
         return False
-    # Otherwise `synchronize` would initialize CUDA. MPS has no such errors, and does not say.
-    if not getattr(torch.get_device_module(), "is_initialized", bool)():
+    its = torch.accelerator
+    try:  # others must not be initialized
+        used = [index for index in range(its.device_count()) if its.memory_reserved(index)]
+    except RuntimeError:  # an allocator that does not know
         return False
     try:
-        torch.accelerator.synchronize()
+        for index in used:
+            its.synchronize(index)
     except RuntimeError:
         return True
     return False

@@ -46,7 +46,9 @@ def lose_the_accelerator() -> None:
     def fail() -> None:
         raise torch.AcceleratorError(text)
 
-    torch.accelerator.is_available, torch.accelerator.synchronize = lambda: True, fail
+    its = torch.accelerator
+    its.is_available, its.device_count, its.memory_reserved = lambda: True, lambda: 1, lambda _: 512
+    its.synchronize = lambda _: fail()
     fail()
 
 

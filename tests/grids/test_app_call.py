@@ -97,16 +97,21 @@ ASSERTION = torch.AcceleratorError(
 def test_process_ends_if_its_accelerator_fails_at_every_call(
     monkeypatch: pytest.MonkeyPatch, error: Exception, is_lost: bool
 ) -> None:
-    """Whatever was raised: the exception may be a consequence, or the cause of another one."""
+    """Whatever was raised. Of four devices, this process uses the last two."""
+    asked: list[int] = []
 
-    def synchronize() -> None:
-        if is_lost:
+    def synchronize(index: int) -> None:
+        asked.append(index)
+        if is_lost and index == 3:
             raise ASSERTION
 
     assert error_of(error).code in (RAISED, OUT_OF_MEMORY)  # there is no accelerator
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    fakes = {"is_available": lambda: True, "device_count": lambda: 4, "synchronize": synchronize}
+    fakes["memory_reserved"] = lambda index: 512 * (index > 1)
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.accelerator, name, fake)
     assert (error_of(error).code == PROCESS_ENDS) == is_lost
+    assert asked == [2, 3]
 
 
 @pytest.mark.parametrize(
