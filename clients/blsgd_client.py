@@ -95,8 +95,9 @@ def train(message: Message, context: Context) -> Message:
             from flower_blsgd.worker.trace import traced
 
             file = Path(str(folder)) / f"worker-{context.node_config.get('partition-id', 0)}.json"
-            with traced(file, order.round):
+            with traced(file, order.round) as is_traced:
                 report = sgd.run(order, state=context.state)
+            report = dataclasses.replace(report, traced=int(is_traced))
     return report.to_reply(message)
 
 

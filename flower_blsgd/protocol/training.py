@@ -213,6 +213,8 @@ class TrainReport:
         Number of samples trained on if the batches had other sizes; 0 if they had `batch_size`.
     learning_rate : float (default: nan)
         Learning rate of the last step; nan if it is unknown.
+    traced : int (default: 0)
+        1 if a profiler made the steps longer, so that their time is not the worker's speed.
     """
 
     completed_steps: int
@@ -227,6 +229,7 @@ class TrainReport:
     skipped_steps: int = field(default=0, metadata={"key": SKIPPED_STEPS, "limits": 0})
     samples: int = field(default=0, metadata={"limits": 0})
     learning_rate: float = field(default=math.nan, metadata={"limits": None})
+    traced: int = field(default=0, metadata={"limits": (0, 1)})
 
     @property
     def num_examples(self) -> int:

@@ -164,7 +164,7 @@ class Planner:
                 continue
             self.table.record(order.indices[: len(report.losses)], report.losses, order.round)
             self.resumed_momentum.pop(outcome.worker.index, None)
-            if report.num_examples and report.compute_seconds > 0:
+            if report.num_examples and report.compute_seconds > 0 and not report.traced:
                 outcome.worker.note_time(
                     report.compute_seconds,
                     report.num_examples,

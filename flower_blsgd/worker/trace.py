@@ -14,8 +14,8 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def traced(file: Path, server_round: int) -> Iterator[None]:
-    """Trace the block with torch's profiler, once per run and not in round 1.
+def traced(file: Path, server_round: int) -> Iterator[bool]:
+    """Trace the block with torch's profiler, once per run and not in round 1; yield whether it is.
 
     Round 1 includes all warm-up, such as the choice of algorithms. `file` is
     ``<trace folder>/<worker>.json``; if it exists, nothing is traced. It is torch's export for
@@ -23,14 +23,14 @@ def traced(file: Path, server_round: int) -> Iterator[None]:
     one line is logged and the order is not affected. An order that raises leaves no file.
     """
     if server_round == 1 or file.exists():
-        yield
+        yield False
         return
     # Otherwise Kineto writes two lines to stderr per use; must be set before the first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import profile
 
     with profile() as profiler:  # all activities that torch supports here
-        yield
+        yield True
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(".part")

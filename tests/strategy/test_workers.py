@@ -429,10 +429,13 @@ def test_batch_that_cannot_be_is_refused_and_of_a_late_node_leaves_it_out(
 # --- rebalancing, its parts
 
 
-def outcome(worker: Any, seconds: float, samples: int = 4) -> Outcome:
+def outcome(worker: Any, seconds: float, samples: int = 4, traced: int = 0) -> Outcome:
     """Return the outcome of an order in which steps of 2 samples took so many seconds."""
     report = SimpleNamespace(
-        num_examples=samples, compute_seconds=seconds * samples / 2, losses=np.empty(0, np.float32)
+        num_examples=samples,
+        compute_seconds=seconds * samples / 2,
+        losses=np.empty(0, np.float32),
+        traced=traced,
     )
     order = SimpleNamespace(indices=np.arange(samples), round=1)
     return Outcome(worker, order, SimpleNamespace(report=report))  # type: ignore[arg-type]
@@ -451,6 +454,13 @@ def test_follow_speeds_keeps_given_ones_as_those_of_the_worker_alone() -> None:
     assert [worker.fast for worker in registry.workers] == [True, True, False]
     assert third.speed_ratio == pytest.approx(1 / (8 + 0.4 * 8))
     assert (first.measured, third.measured) == (True, True)
+
+
+def test_time_of_a_traced_order_is_not_a_speed() -> None:
+    (worker,) = WorkerRegistry.of_profiles([unnamed_profile(0, 1.0)]).workers
+    for seconds, traced in ((2.0, 0), (50.0, 1)):
+        planner_of().record([outcome(worker, seconds, traced=traced)])
+    assert worker.training_seconds_per_step == 2.0
 
 
 def test_times_of_a_worker_that_is_gone_are_forgotten() -> None:

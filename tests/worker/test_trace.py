@@ -29,9 +29,10 @@ def test_trace_of_the_second_round_is_written_once_and_changes_no_bit(tmp_path: 
     folder = tmp_path / "trace"
     plain, observed = (LocalSGD(small_model(), data()) for _ in range(2))
     for server_round, what in ((1, torch.add), (2, torch.sub), (3, torch.mul)):
-        with traced(folder / "worker-1.json", server_round):
+        with traced(folder / "worker-1.json", server_round) as is_traced:
             found = observed.run(order_of(server_round))
             what(torch.ones(2), 1.0)
+        assert is_traced == (server_round == 2)
         assert same(found, plain.run(order_of(server_round)))
         assert folder.exists() == (server_round > 1)
     assert [path.name for path in folder.iterdir()] == ["worker-1.json"]
