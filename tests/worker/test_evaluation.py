@@ -7,12 +7,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from flower_blsgd.grids.worker_spec import Precision
 from flower_blsgd.tasks.task import correct
 from flower_blsgd.worker import evaluation
 from flower_blsgd.worker.evaluation import evaluate_sums
 from flower_blsgd.worker.local_sgd import SampleLoss, cross_entropy
 
+from ..fake_cuda.log import recorded
 from ..grids.processes import is_alive, wait_until
+
+CUDA = (
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+)
 
 
 def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -176,16 +183,7 @@ class Observed(nn.Module):
 
 @pytest.mark.parametrize(
     "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda:0",
-            marks=[
-                pytest.mark.cuda,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-            ],
-        ),
-    ],
+    ["cpu", pytest.param("cuda:0", marks=CUDA)],
 )
 def test_precision_and_memory_format_are_those_of_training(device: str) -> None:
     """But a CPU computes in float32, and a metric always gets float32, which numpy knows."""
@@ -206,3 +204,19 @@ def test_precision_and_memory_format_are_those_of_training(device: str) -> None:
     run(precision="bfloat16", channels_last=True)
     inside = torch.float32 if device == "cpu" else torch.bfloat16
     assert seen == [inside, True, True, torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=CUDA)])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_slice_waits_for_a_card_once(device: str, precision: Precision) -> None:
+    """At the end, for the sums of five batches: 8 bytes of each loss and each metric."""
+    torch.manual_seed(0)
+    model, samples = nn.Linear(8, 3), (torch.randn(50, 8), torch.arange(50) % 3)
+    parts = samples, cross_entropy, correct
+    expected = evaluate_sums(model, *parts, batch_size=10)
+    model.to(device)
+    with recorded() as events:
+        found = evaluate_sums(model, *parts, device, batch_size=10, precision=precision)
+    assert [(e.kind, e.num_bytes) for e in events if e.blocking] == [("copy to host", 80)]
+    assert all(event.pinned for event in events if event.kind == "copy to card")
+    assert found.loss_sums == pytest.approx(expected.loss_sums, rel=1e-2)
