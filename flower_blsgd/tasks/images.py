@@ -1,7 +1,7 @@
 """Image tasks: custom images, and the benchmarks CIFAR, Flowers-102 and Tiny ImageNet."""
 
 import functools
-import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..data.samples import SMALL_SIDE, prepared_images
-from ..data.source import DataSource, import_torchvision
+from ..data.source import DataSource
 from ..errors import UsageError, nearest
 from ..models.resnets import (
     CIFAR10_CHANNELS,
@@ -197,18 +197,63 @@ def random_crop_and_flip(images: Tensor, generator: torch.Generator, padding: in
 
 
 def random_resized_crop_and_flip(images: Tensor, generator: torch.Generator, side: int) -> Tensor:
-    """Return torchvision's random resized crops of (side, side), each mirrored at random.
+    """Return a random crop of each image, resized to (side, side), mirrored with probability 1/2.
 
-    Each image has its own crop. The generator on the images' device is the only source of random
-    numbers.
+    As in torchvision's RandomResizedCrop, each image has its own crop, which is resized bilinearly
+    with antialiasing. Images and generator are as for `random_crop_and_flip`. The number of
+    operations does not depend on the batch size, and none waits for the device: one matrix product
+    per dimension resizes all images.
     """
-    import_torchvision()
-    v2 = importlib.import_module("torchvision.transforms.v2")
-    crop = v2.Compose([v2.RandomResizedCrop(side), v2.RandomHorizontalFlip()])
-    seed = torch.randint(2**62, (), generator=generator, device=images.device)
-    with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's generator
-        torch.default_generator.manual_seed(int(seed))
-        return torch.stack([crop(image) for image in images])
+    count, channels, height, width = images.shape
+    top, left, rows, columns, mirrored = random_boxes(count, height, width, generator)
+    down = _resizing(top, rows, height, side, False)
+    right = _resizing(left, columns, width, side, mirrored)
+    narrow = images.float().flatten(1, 2) @ right.mT
+    resized = down[:, None] @ narrow.view(count, channels, height, side)
+    return (resized if images.is_floating_point() else resized.round_()).to(images.dtype)
+
+
+def random_boxes(
+    count: int, height: int, width: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return top, left, height and width of random crops, and which ones to mirror.
+
+    Each is of shape (count, 1). A crop has 8 to 100 % of the area and an aspect ratio of 3/4 to
+    4/3. It is the first of ten tries that fits into the image, or the whole image.
+    """
+
+    def uniform(low: float, high: float, tries: int = 1) -> Tensor:
+        drawn = torch.empty(count, tries, device=generator.device)
+        return drawn.uniform_(low, high, generator=generator)
+
+    area = uniform(0.08, 1.0, 10) * (height * width)
+    ratio = uniform(math.log(3 / 4), math.log(4 / 3), 10).exp()
+    heights, widths = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+    fits = (heights <= height) & (widths <= width)
+    first, any_fits = fits.byte().argmax(1, keepdim=True), fits.any(1, keepdim=True)
+    rows = torch.where(any_fits, heights.gather(1, first), height)
+    columns = torch.where(any_fits, widths.gather(1, first), width)
+    top = (uniform(0, 1) * (height - rows + 1)).floor()
+    left = (uniform(0, 1) * (width - columns + 1)).floor()
+    return top, left, rows, columns, uniform(0, 1) < 0.5
+
+
+def _resizing(
+    first: Tensor, length: Tensor, size: int, side: int, mirrored: Tensor | bool
+) -> Tensor:
+    """Return the weights with which `length` of `size` pixels become `side` pixels.
+
+    The shape is (count, side, size). The weights of an output pixel are a triangle around its
+    center, at least one pixel of input or output wide on each side.
+    """
+    numbers = (torch.arange(side, device=first.device) - (side - 1) * mirrored).abs()
+    pixels = torch.arange(size, device=first.device) + 0.5
+    scale = length / side
+    centers = first + scale * (numbers + 0.5)
+    distances = (pixels - centers[:, :, None]).abs() / scale.clamp(min=1)[:, :, None]
+    inside = (pixels > first) & (pixels < first + length)
+    weights = (1 - distances).clamp_(min=0) * inside[:, None]
+    return weights / weights.sum(2, keepdim=True)
 
 
 # --- the tasks

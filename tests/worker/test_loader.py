@@ -130,10 +130,11 @@ def test_processes_end_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     assert not Path(f"/proc/{found.stdout.strip()}").exists()
 
 
-def test_worker_trains_the_same_with_processes() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:1", marks=pytest.mark.cuda)])
+def test_worker_trains_the_same_with_processes(device: str) -> None:
     """Dropout of the model draws from another stream than the transforms."""
     whole, here, ahead = (
-        LocalSGD(independent_model(dropout=True), samples, loader_workers=count)
+        LocalSGD(independent_model(dropout=True), samples, device=device, loader_workers=count)
         for samples, count in ((data(), 0), (Images(), 0), (Images(), 2))
     )
     for server_round in (1, 2):
