@@ -22,7 +22,7 @@ from .grids.features import features_of
 from .grids.flower_app import built_in_app
 from .grids.fork_server import start_fork_server
 from .grids.local_grid import LocalGrid
-from .grids.machine import format_bytes, require_bytes, this_machine
+from .grids.machine import accelerator_of, format_bytes, require_bytes, this_machine
 from .grids.worker_spec import WorkerSpec, parse_workers
 from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
 from .results.events import require_tensorboard
@@ -121,6 +121,8 @@ def _train(
         recorder.open_folder(RunFolder(resumed.folder) if resumed else None)
         if not workers:
             _note_ignored_settings(config, strategy.registry, recorder)
+        elif not config.is_script and (note := precision_note(config.precision, workers)):
+            recorder.say(note)
         if chosen := strategy.connector.steps_chosen:
             recorder.say(f"  {chosen}")
         _predict(strategy, recorder, overhead)
@@ -440,6 +442,19 @@ def _note_ignored_settings(
     there = Counter((w.profile.device, w.profile.tier) for w in registry.workers)
     if config.workers != "auto" and there - named:
         recorder.say(f'workers = "{config.workers}" is ignored: SuperNodes name their own devices')
+
+
+def precision_note(precision: str, workers: Sequence[WorkerSpec]) -> str:
+    """Return a line about cards that have bfloat16 and train in float32; empty without them."""
+    training = [w for w in workers if w.role == "train" and w.device != "cpu"]
+    plain = {w.device for w in training if (w.precision or precision) == "float32"}
+    cards = sorted(device for device in plain if accelerator_of(device).has_bfloat16)
+    if not cards:
+        return ""
+    return (
+        f"note: {', '.join(cards)} can train in bfloat16, which is usually much faster than "
+        'float32: set precision = "bfloat16", or "tf32" for all matrix products'
+    )
 
 
 def _note_wire_errors(grid: Grid, recorder: RunRecorder) -> None:

@@ -20,10 +20,16 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.flower_app import built_in_app
 from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import Machine, usable_cores
+from flower_blsgd.grids.machine import Accelerator, Machine, usable_cores
 from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.results.recorder import RunRecorder
-from flower_blsgd.run import _workload_of_task, check_workers, make_local_grid, train_on
+from flower_blsgd.run import (
+    _workload_of_task,
+    check_workers,
+    make_local_grid,
+    precision_note,
+    train_on,
+)
 from flower_blsgd.tasks import load_task, register_task
 from flower_blsgd.tasks.task import correct
 from server.blsgd_server import app as server_app
@@ -316,6 +322,29 @@ def test_run_goes_on_without_a_worker_that_raised(capsys: pytest.CaptureFixture[
 
 
 # --- SuperNodes name their devices themselves
+
+
+@pytest.mark.parametrize(
+    ("precision", "workers", "cards"),
+    [
+        ("float32", "cuda:1; cuda:0; cuda:2; cpu", "cuda:0, cuda:1"),
+        ("float32", "cuda:0 precision=tf32; cuda:2; cpu", ""),
+        ("bfloat16", "cuda:0 role=evaluate precision=float32; cuda:1", ""),
+        ("bfloat16", "2x cuda:0 precision=float32; cuda:1", "cuda:0"),
+        ("ieee", "cuda:0; cuda:1", ""),
+    ],
+)
+def test_run_names_cards_that_could_train_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, precision: str, workers: str, cards: str
+) -> None:
+    capabilities = {"cuda:0": (9, 0), "cuda:1": (8, 0), "cuda:2": (7, 5)}
+    monkeypatch.setattr(
+        "flower_blsgd.run.accelerator_of",
+        lambda device: Accelerator(device, capability=capabilities[device]),
+    )
+    specs = parse_workers(workers, Machine((0,), tuple(capabilities)))
+    note = precision_note(precision, specs)
+    assert note.startswith(f"note: {cards} can train in bfloat16") if cards else note == ""
 
 
 def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_devices(

@@ -233,16 +233,13 @@ def _devices(options: argparse.Namespace) -> None:
     if not machine.accelerators:
         console.print("accelerators: none")
     else:
-        from ..worker.step import BFLOAT16_CAPABILITY
-
         columns = ("device", "name", "memory", "capability", "bfloat16", "this torch")
         table = Table(*columns, title="accelerators", title_justify="left")
         for device in machine.accelerators:
             its = accelerator_of(device)
             memory = format_bytes(its.memory_bytes) if its.memory_bytes else "-"
             capability = ".".join(map(str, its.capability)) or "-"
-            bfloat16 = "yes" if its.capability >= BFLOAT16_CAPABILITY else "no"
-            bfloat16 = bfloat16 if its.capability else "-"
+            bfloat16 = ("yes" if its.has_bfloat16 else "no") if its.capability else "-"
             supported = "not supported" if its.problem else "supported"
             table.add_row(device, its.name, memory, capability, bfloat16, supported)
         console.print(table)

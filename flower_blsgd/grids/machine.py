@@ -125,6 +125,11 @@ class Accelerator:
     capability: tuple[int, ...] = ()
     problem: str = ""
 
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether a CUDA card computes in bfloat16; older cards only emulate it."""
+        return self.capability >= (8, 0)
+
 
 @functools.cache
 def accelerator_of(device: str) -> Accelerator:

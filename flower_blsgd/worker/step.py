@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..errors import UsageError
+from ..grids.machine import accelerator_of
 from ..grids.worker_spec import PRECISIONS, Precision
 from ..protocol import SLOTS
 
@@ -160,10 +161,6 @@ def batch_dependent_module(model: nn.Module) -> str:
 _SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-BFLOAT16_CAPABILITY = 8, 0
-"""Compute capability of the first CUDA cards with bfloat16 (A100); older ones emulate it slowly."""
-
-
 def use_precision(precision: str, device: str | torch.device) -> None:
     """Allow TF32 on CUDA with ``"tf32"``, and forbid it with ``"ieee"``, for the whole process.
 
@@ -264,12 +261,11 @@ def check_precision(precision: str, device: torch.device) -> Precision:
             f'precision = "{precision}" does not work on {device.type}; use "float32" there'
         )
     if precision == "bfloat16" and device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if capability < BFLOAT16_CAPABILITY:
-            name, version = torch.cuda.get_device_name(device), "{}.{}".format(*capability)
+        its = accelerator_of(str(device))
+        if its.capability and not its.has_bfloat16:
             raise UsageError(
-                f'precision = "bfloat16": {device} ({name}, {version}) has no bfloat16, which '
-                "needs compute capability 8.0; use float16"
+                f'precision = "bfloat16": {its.name} does not have it (compute capability '
+                f"{'.'.join(map(str, its.capability))}, below 8.0); use float16"
             )
     return precision
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from flower_blsgd import LocalSGD
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.array_records import view_record
+from flower_blsgd.grids.machine import Accelerator
 from flower_blsgd.grids.worker_spec import PRECISIONS, Precision
 from flower_blsgd.tasks.images import random_crop_and_flip
-from flower_blsgd.worker import local_sgd
+from flower_blsgd.worker import local_sgd, step
 from flower_blsgd.worker.local_sgd import compile_mode, cross_entropy
 from flower_blsgd.worker.step import (
     SampleLoss,
@@ -237,16 +238,15 @@ def test_precision_that_is_not_there_is_refused(chosen: str, device: str, told: 
 
 
 def test_bfloat16_is_refused_on_cards_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    for capability in ((9, 0), (8, 0), (7, 5)):
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda device, found=capability: found
-        )
-        assert check_precision("float16", torch.device("cuda:1")) == "float16"
-        if capability >= (8, 0):
-            assert check_precision("bfloat16", torch.device("cuda:1")) == "bfloat16"
-    with pytest.raises(UsageError, match=r"cuda:1 \(Tesla T4, 7.5\) has no .*; use float16$"):
-        check_precision("bfloat16", torch.device("cuda:1"))
+    device = torch.device("cuda:1")
+    for capability in ((9, 0), (8, 0), (), (7, 5)):
+        card = Accelerator("Tesla T4", capability=capability)
+        monkeypatch.setattr(step, "accelerator_of", {"cuda:1": card}.__getitem__)
+        assert check_precision("float16", device) == "float16"
+        if capability != (7, 5):
+            assert check_precision("bfloat16", device) == "bfloat16"
+    with pytest.raises(UsageError, match=r'= "bfloat16": Tesla T4 does .* 7.5, .*; use float16$'):
+        check_precision("bfloat16", device)
 
 
 @pytest.mark.parametrize("micro", [0, 3])
