@@ -63,7 +63,7 @@ def worker_of(profile: WorkerProfile, optimizer: str = "sgd") -> Worker:
 def grid_of(optimizer: str = "sgd", first_id: int = 10) -> FastGrid:
     profiles = [
         fast_profile(0, seconds_per_step=1.0),
-        fast_profile(1, seconds_per_step=1.25),
+        fast_profile(1, seconds_per_step=1.1),
         slow_profile(2, seconds_per_step=3.0),
     ]
     handlers = [worker_of(profile, optimizer) for profile in profiles]

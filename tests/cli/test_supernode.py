@@ -84,9 +84,9 @@ def test_node_config_of_one_node(
 def test_nodes_for_each_device_have_names_labels_and_cores() -> None:
     nodes = launched("auto", "--one-node-per-device", "--name", "box")
     assert [config_of(node) for node in nodes] == [
-        {"device": device, key: value, "name": f"box-{i}", "superlink": "10.0.0.7:8100"}
-        for i, (device, key, value) in enumerate(
-            [("cuda:0", "tier", "fast"), ("cuda:1", "tier", "fast"), ("cpu:3", "role", "evaluate")]
+        {"device": device, **role, "name": f"box-{i}", "superlink": "10.0.0.7:8100"}
+        for i, (device, role) in enumerate(
+            [("cuda:0", {}), ("cuda:1", {}), ("cpu:3", {"role": "evaluate"})]
         )
     ]
     assert [(node.label, node.cores) for node in nodes] == [

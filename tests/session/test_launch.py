@@ -30,7 +30,7 @@ from . import script
 
 SCRIPT = str(Path(script.__file__))
 FIRST, LAST = min(usable_cores()), max(usable_cores())
-WORKERS = f"1x cpu:{FIRST} fast; 1x cpu:{LAST} slow steps=2 batch=4"
+WORKERS = f"1x cpu:{FIRST} fast steps=5; 1x cpu:{LAST} slow steps=2 batch=4"
 SETTINGS = {"threads": 1, "local-steps-fast": 5, "batch-size": 8, "weights": "per-sample"}
 
 pytestmark = pytest.mark.processes
