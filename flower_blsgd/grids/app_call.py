@@ -158,15 +158,12 @@ def _accelerator_is_lost() -> bool:
     if torch is None or not torch.accelerator.is_available():
         return False
     its = torch.accelerator
-    try:  # others must not be initialized
-        used = [index for index in range(its.device_count()) if its.memory_reserved(index)]
-    except RuntimeError:  # an allocator that does not know
-        return False
     try:
-        for index in used:
-            its.synchronize(index)
-    except RuntimeError:
-        return True
+        for index in range(its.device_count()):
+            if its.memory_reserved(index):  # else this would initialize the device
+                its.synchronize(index)
+    except RuntimeError as error:  # another one if the allocator does not know
+        return isinstance(error, torch.AcceleratorError)
     return False
 
 

@@ -184,28 +184,25 @@ def serve(
     except Exception:
         handle = functools.partial(_refuse, traceback.format_exc())
     answering, told = threading.Lock(), threading.Event()
-    if program is None:
-        _answer(channel, handle, pool, answering, told)
-        if told.is_set():
-            _end_now()
-        return
     arguments = channel, handle, pool, answering, told
-    thread = threading.Thread(target=_answer, args=arguments, daemon=True)
-    thread.start()
-    try:
-        program(context)
-    except BaseException:  # also SystemExit of a script
-        told.wait(_LAST_REPLY_SECONDS)
-        with answering:
-            _end_now()
-    thread.join()
-
-
-def _end_now() -> None:
-    """End this process without the destructors of libraries, which may fail or hang."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+    if program is None:
+        _answer(*arguments)
+        if not told.is_set():
+            return
+    else:
+        thread = threading.Thread(target=_answer, args=arguments, daemon=True)
+        thread.start()
+        try:
+            program(context)
+        except BaseException:  # also SystemExit of a script
+            told.wait(_LAST_REPLY_SECONDS)
+        else:
+            thread.join()
+            return
+    with answering:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # destructors may fail if the accelerator does
 
 
 def _answer(

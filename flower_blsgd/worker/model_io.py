@@ -150,15 +150,11 @@ def moves_in_pieces(state: Mapping[str, Tensor]) -> bool:
     return any(tensor.device.type != "cpu" for tensor in state.values())
 
 
-_SAMPLED_WORDS = 4096
-
-
 def model_fingerprint(model: nn.Module) -> str:
     """Return a string that is equal for models with the same tensors and frozen values.
 
-    The names, shapes and dtypes of all tensors count, and the content of `frozen_tensors`: the sum
-    of all bits, and a sample. Both are exact, so they are equal on all devices, and need no copy of
-    the model. Hashing all bytes of a large base model would take half a minute at every start.
+    The names, shapes and dtypes of all tensors count, and of the content of `frozen_tensors` an
+    exact sum and a sample, because copying and hashing all of a base model takes half a minute.
     """
     every = sorted(model.state_dict().items())
     digest = hashlib.sha256(repr([(n, tuple(t.shape), str(t.dtype)) for n, t in every]).encode())
@@ -169,15 +165,13 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def _digested(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the sum of a tensor's 64-bit words, at most `_SAMPLED_WORDS` of them, and the rest."""
+    """Return the sum of a tensor's 64-bit words, at most 4096 of the words, and the other bytes."""
     if tensor.device.type == "mps":  # whose sums of integers are not known to be exact
         tensor = tensor.cpu()
     content = tensor.contiguous().view(-1).view(torch.uint8)
-    if content.storage_offset() % 8:
-        content = content.clone()
-    whole = len(content) // 8 * 8
-    words = content[:whole].view(torch.int64)
-    return words.sum(), words[:: len(words) // _SAMPLED_WORDS + 1], content[whole:]
+    content = content.clone() if content.storage_offset() % 8 else content
+    words = content[: len(content) // 8 * 8].view(torch.int64)
+    return words.sum(), words[:: len(words) // 4096 + 1], content[8 * len(words) :]
 
 
 # --- momentum

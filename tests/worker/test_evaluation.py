@@ -9,7 +9,6 @@ from torch.utils.data import Dataset
 
 from flower_blsgd.grids.worker_spec import Precision
 from flower_blsgd.tasks.task import correct
-from flower_blsgd.worker import evaluation
 from flower_blsgd.worker.evaluation import evaluate_sums
 from flower_blsgd.worker.local_sgd import SampleLoss, cross_entropy
 
@@ -110,12 +109,8 @@ def test_slice_is_read_in_batches_and_nothing_else_is() -> None:
 # --- how it computes
 
 
-@pytest.mark.parametrize("has_float64", [True, False])
-def test_sums_of_a_cpu_are_those_of_its_parts_in_order(
-    monkeypatch: pytest.MonkeyPatch, has_float64: bool
-) -> None:
+def test_sums_of_a_cpu_are_those_of_its_parts_in_order() -> None:
     """At most 64 samples at a time: 64 and 36 of the first batch, 50 of the second."""
-    monkeypatch.setattr(evaluation, "_has_float64", lambda _: has_float64)
     torch.manual_seed(0)
     model, inputs, targets = nn.Linear(8, 3), torch.randn(150, 8), torch.arange(150) % 3
     found = evaluate_sums(model, (inputs, targets), cross_entropy, correct, batch_size=100)

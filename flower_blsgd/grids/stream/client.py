@@ -172,8 +172,7 @@ class Session:
                 self._replies[message_id] = frame
                 self._outgoing.put(frame)
                 if self._ending:
-                    if self._program is None:  # else the program ends the session
-                        self._give_up("its accelerator no longer works in this process")
+                    self._give_up("its process has to end")
                     return
         except SessionOverError:
             pass

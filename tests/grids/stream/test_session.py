@@ -182,8 +182,7 @@ def test_session_ends_if_the_accelerator_no_longer_works(monkeypatch: pytest.Mon
         (reply,) = exchange(grid, order())
         assert reply.error.code == app_call.PROCESS_ENDS
         assert wait_until(lambda: message_id in answers)
-    reason = answers[message_id].content["session"]["reason"]
-    assert reason == "its accelerator no longer works in this process"
+    assert answers[message_id].content["session"]["reason"] == "its process has to end"
 
 
 @pytest.mark.parametrize("now", ["nobody listens", "another listens", "out of reach"])
