@@ -233,15 +233,16 @@ def _devices(options: argparse.Namespace) -> None:
     if not machine.accelerators:
         console.print("accelerators: none")
     else:
-        columns = ("device", "name", "memory", "capability", "bfloat16", "this torch")
+        columns = ("device", "name", "memory", "capability", "bfloat16", "supported")
         table = Table(*columns, title="accelerators", title_justify="left")
         for device in machine.accelerators:
             its = accelerator_of(device)
             memory = format_bytes(its.memory_bytes) if its.memory_bytes else "-"
+            name = its.name.removeprefix("NVIDIA ")
             capability = ".".join(map(str, its.capability)) or "-"
             bfloat16 = ("yes" if its.has_bfloat16 else "no") if its.capability else "-"
-            supported = "not supported" if its.problem else "supported"
-            table.add_row(device, its.name, memory, capability, bfloat16, supported)
+            supported = "no" if its.problem else "yes"
+            table.add_row(device, name, memory, capability, bfloat16, supported)
         console.print(table)
     if {"cuda:0", "cuda:1"} <= {*machine.accelerators} and "CUDA_DEVICE_ORDER" not in os.environ:
         console.print(

@@ -109,9 +109,8 @@ class LocalGrid(MailboxGrid):
         self._idle_deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank, worker in enumerate(self.workers):
             context = self._context(rank, run_config)
-            variables = environment(worker, threads, workers, own_cards)
-            app = (context, client_app, app_dir, payload)
-            job = Job(worker, threads, variables, *app, rank == shown)
+            its = (worker, threads, environment(worker, threads, workers, own_cards))
+            job = Job(*its, context, client_app, app_dir, payload, rank == shown)
             node = WorkerNode(job, self._mailbox, self._idle_deaths)
             if on_line is not None:
                 node.on_line = functools.partial(on_line, rank)

@@ -95,9 +95,8 @@ def visible_card(device: str, alone: bool = True) -> dict[str, str]:
     if kind != "cuda" or not (number or "0").isdigit() or not (alone or len(_mig_devices()) > 1):
         return {}
     index, (variable, cards) = int(number or 0), _visible_cards()
-    # An index without an entry is refused, once the process sees no card.
-    own = "".join(cards[index : index + 1]) if cards else str(index)
-    return {variable: own, OWN_DEVICE: device}
+    own = cards[index : index + 1] if cards else [str(index)]
+    return {variable: "".join(own), OWN_DEVICE: device}
 
 
 def _visible_cards() -> tuple[str, list[str]]:
@@ -142,10 +141,9 @@ def accelerator_of(device: str) -> Accelerator:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch describes an unsupported card in many lines
         its = module.get_device_properties(index)
-        architectures = torch.cuda.get_arch_list()
-    if torch.version.hip or not device.startswith("cuda"):
+    if torch.version.cuda is None or not device.startswith("cuda"):
         return Accelerator(its.name, its.total_memory)
-    problem = kernel_problem((its.major, its.minor), architectures) if torch.version.cuda else ""
+    problem = kernel_problem((its.major, its.minor), torch.cuda.get_arch_list())
     problem = problem and f"{device} ({its.name}, {its.major}.{its.minor}) {problem}"
     return Accelerator(its.name, its.total_memory, (its.major, its.minor), problem)
 

@@ -293,5 +293,3 @@ def _use_device(trainer: Any, device: torch.device) -> None:
     args._n_gpu = int(device.type == "cuda")  # no DataParallel
     args.__dict__["_setup_devices"] = device
     args.distributed_state.device = trainer.accelerator.state.device = device
-    if device.type == "cuda":
-        torch.cuda.set_device(device)

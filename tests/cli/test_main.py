@@ -243,10 +243,10 @@ def test_devices_describes_the_accelerators(
     lines = printed("devices")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if ":0 " in line]
     assert rows[:2] == [
-        ["cuda:0", "H100", "85.0 GB", "9.0", "yes", "supported"],
-        ["xpu:0", "xpu:0", "-", "-", "-", "supported"],
+        ["cuda:0", "H100", "85.0 GB", "9.0", "yes", "yes"],
+        ["xpu:0", "xpu:0", "-", "-", "-", "yes"],
     ]
-    assert any("11.7 GB │ 6.1        │ no       │ not supported" in line for line in lines)
+    assert any("11.7 GB │ 6.1        │ no       │ no " in line for line in lines)
     assert "note: cuda:1 is not supported" in lines
     order = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
     assert any(order in line for line in lines)
