@@ -45,7 +45,7 @@ from .tasks.task import Task
 from .worker import MODULES
 from .worker.model_io import load_state, model_fingerprint, state_record
 from .worker.profile import profile_of
-from .worker.step import use_precision
+from .worker.step import check_precision, use_precision
 
 _LOG = logging.getLogger(__name__)
 
@@ -368,6 +368,8 @@ def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples:
             f"min-workers = {config.min_workers}: workers names {len(workers)}; name more, or use "
             f"at most {len(workers)}"
         )
+    for worker in () if config.is_script else workers:
+        check_precision(worker.precision or config.precision, torch.device(worker.device))
     strategy = make_strategy(config, num_samples, len(workers))
     profiles = [profile_of(worker, partition) for partition, worker in enumerate(workers)]
     strategy.registry.register({(i, None): p for i, p in enumerate(assume_speeds(profiles))})

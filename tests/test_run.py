@@ -324,6 +324,16 @@ def test_run_goes_on_without_a_worker_that_raised(capsys: pytest.CaptureFixture[
 # --- SuperNodes name their devices themselves
 
 
+def test_run_is_refused_where_a_card_lacks_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Accelerator("Tesla T4", capability=(7, 5))
+    monkeypatch.setattr("flower_blsgd.worker.step.accelerator_of", lambda device: card)
+    workers = [WorkerSpec("cpu"), WorkerSpec("cuda:0")]
+    with pytest.raises(UsageError, match=r"cuda:0 \(Tesla T4, 7.5\) does not have it"):
+        check_workers(config_of(precision="bfloat16"), workers, 1437)
+    mixed = [WorkerSpec("cpu"), WorkerSpec("cuda:0", precision="float16")]
+    check_workers(config_of(precision="bfloat16"), mixed, 1437)
+
+
 @pytest.mark.parametrize(
     ("precision", "workers", "cards"),
     [

@@ -264,8 +264,8 @@ def check_precision(precision: str, device: torch.device) -> Precision:
         its = accelerator_of(str(device))
         if its.capability and not its.has_bfloat16:
             raise UsageError(
-                f'precision = "bfloat16": {its.name} does not have it (compute capability '
-                f"{'.'.join(map(str, its.capability))}, below 8.0); use float16"
+                f'precision = "bfloat16": {device} ({its.name}, {its.capability[0]}.'
+                f"{its.capability[1]}) does not have it, only 8.0 and newer; use float16"
             )
     return precision
 

@@ -48,26 +48,32 @@ def sgd_of(micro_batch_size: int, **settings: Any) -> LocalSGD:
 # --- restored
 
 
-def test_training_state_is_restored_in_place() -> None:
-    model = small_model(dropout=True)
-    model.register_buffer("replaced", torch.zeros(2))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:1", marks=pytest.mark.cuda)])
+def test_training_state_is_restored_in_place(device: str) -> None:
+    model = small_model(dropout=True).to(device)
+    model.register_buffer("replaced", torch.zeros(2, device=device))
+    inputs = data()[0].to(device)
+    cards = [device] if device != "cpu" else []
     optimizer = torch.optim.SGD(model[:6].parameters(), lr=0.1, momentum=0.9)
-    model(data()[0]).sum().backward()
+    model(inputs).sum().backward()
     optimizer.step()
 
     def state() -> list[Any]:
         tensors = [*model.state_dict().values(), *optimizer.state[model[0].weight].values()]
         randomness = random.getstate(), np.random.get_state()[1].tolist()
-        return [[t.data_ptr(), t.tolist()] for t in tensors] + [randomness, torch.rand(1)]
+        return [[t.data_ptr(), t.tolist()] for t in tensors] + [
+            randomness,
+            torch.rand(1, device=device),
+        ]
 
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(cards):
         before = state()
     with preserve_training_state(model, optimizer):
         optimizer.add_param_group({"params": model[6].parameters()})
-        (model(data()[0]) * random.random() * np.random.random()).sum().backward()
+        (model(inputs) * random.random() * np.random.random()).sum().backward()
         optimizer.step()
-        model.replaced = torch.ones(2)
-        with torch.random.fork_rng(devices=[]):
+        model.replaced = torch.ones(2, device=device)
+        with torch.random.fork_rng(cards):
             assert all(now != then for now, then in zip(state(), before, strict=True))
     assert state() == before
     assert model[6].weight not in optimizer.state
@@ -245,7 +251,7 @@ def test_bfloat16_is_refused_on_cards_without_it(monkeypatch: pytest.MonkeyPatch
         assert check_precision("float16", device) == "float16"
         if capability != (7, 5):
             assert check_precision("bfloat16", device) == "bfloat16"
-    with pytest.raises(UsageError, match=r'= "bfloat16": Tesla T4 does .* 7.5, .*; use float16$'):
+    with pytest.raises(UsageError, match=r"cuda:1 \(Tesla T4, 7.5\) does .*; use float16$"):
         check_precision("bfloat16", device)
 
 
