@@ -15,7 +15,6 @@ from flower_blsgd.models.resnets import (
     depth_and_width,
     resnet20,
 )
-from flower_blsgd.models.vision import VisionModel
 from flower_blsgd.tasks.images import random_crop_and_flip
 
 from .rows import missing
@@ -112,24 +111,6 @@ WRN_16_8 = Workload(
     "images",
     cuda=(128, 32),
     augment=random_crop_and_flip,
-)
-WRN_28_10 = Workload(
-    "WRN-28-10",
-    lambda: wide_resnet("wrn-28-10"),
-    lambda count: images(32, count),
-    "images",
-    cuda=(128, 16),
-    augment=random_crop_and_flip,
-)
-VIT_B_16 = Workload(
-    "ViT-B/16",
-    lambda: VisionModel("vit_b_16", CLASSES),
-    lambda count: images(224, count),
-    "images",
-    cuda=(64, 16),
-    optimizer="adamw",
-    package="torchvision",
-    extra="vision",
 )
 DISTILBERT = Workload(
     "DistilBERT",

@@ -31,8 +31,8 @@ BENCHMARKS = {
 }
 """By their commands, in the order of the page."""
 
-ON_A_GPU = ("step", "epoch", "paper_rounds")
-"""What `on_gpu.sh` measures, in files NAME-gpu.json, or several NAME-gpu-PART.json."""
+ON_A_GPU = {"gpu_works": "Checks on a GPU: does it work?", "gpu_speed": "How fast is a GPU?"}
+"""Calls of ``benchmarks.gpu``, in files NAME.jsonl as they wrote them."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,10 @@ GOALS = (
     Goal(
         "`LocalSGD` with `compile` against the eager bare loop, GPU, ResNet20 B 32",
         ">= 4",
-        "step-gpu",
-        r"\(cuda",
+        "gpu_speed",
+        r"compiled \(cuda",
     ),
-    Goal(
-        "CIFAR-10, ResNet20, 100 epochs, 8 fast + 2 slow workers, one data-centre GPU",
-        "<= 120 s of training",
-        "cifar10-gpu",
-    ),
+    Goal("peak memory of an order with SGD, GPU", "<= 3.1 models", "gpu_works", r"order, sgd"),
 )
 
 Results = Mapping[str, dict[str, Any]]
@@ -94,9 +90,22 @@ Results = Mapping[str, dict[str, Any]]
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of every JSON file of a folder, by name."""
-    paths = sorted(folder.glob("*.json"), key=lambda path: path.stem)
-    return {path.stem: json.loads(path.read_text()) for path in paths}
+    """Return the content of every file of results in a folder, by name."""
+    paths = sorted(folder.glob("*.json*"), key=lambda path: path.stem)
+    return {
+        path.stem: _of_checks(path) if path.suffix == ".jsonl" else json.loads(path.read_text())
+        for path in paths
+    }
+
+
+def _of_checks(path: Path) -> dict[str, Any]:
+    """Return the conditions, rows and other lines that a call of ``benchmarks.gpu`` wrote."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    conditions = next((line for line in lines if line["name"] == "conditions"), {})
+    others = [line for line in lines if "value" not in line and line is not conditions]
+    rows = [line for line in lines if "value" in line]
+    under = {key: value for key, value in conditions.items() if key not in ("check", "name")}
+    return {"rows": rows, "checks": others, "conditions": under}
 
 
 def page(results: Results) -> str:
@@ -112,14 +121,16 @@ def page(results: Results) -> str:
     ]
     for name, title in BENCHMARKS.items():
         parts += [f"## {title} (`{name}`)", *_tables(name, results)]
-    others = [name for name in results if benchmark_of(name) not in BENCHMARKS]
+    others = [n for n in results if benchmark_of(n) not in BENCHMARKS and n not in ON_A_GPU]
     for name in others:
-        parts += [f"## {name}", *_table(name, results[name])]
+        parts += [f"## {name}", *_table(f"{name}.json", results[name])]
+    for name, title in ON_A_GPU.items():
+        parts += [f"## {title} (`{name}`)", *_checks(name, results)]
     return "\n\n".join(parts) + "\n"
 
 
 def benchmark_of(file: str) -> str:
-    """Return the benchmark that a file is of: ``step`` for ``step`` and ``step-gpu``."""
+    """Return the benchmark that a file is of: ``step`` for ``step`` and ``step-busy``."""
     return file.partition("-")[0]
 
 
@@ -145,12 +156,23 @@ def _tables(name: str, results: Results) -> Iterable[str]:
     for file in files:
         if len(files) > 1 or file != name:
             yield f"### {file}"
-        yield from _table(file, results[file])
+        yield from _table(f"{file}.json", results[file])
     if name not in files:
         command = f"python -m benchmarks.{name} --json benchmarks/results/{name}.json"
         yield f"Not measured: `{command}`."
-    if name in ON_A_GPU and not any(file.startswith(f"{name}-gpu") for file in files):
-        yield "On a GPU: not measured (`benchmarks/on_gpu.sh`)."
+
+
+def _checks(name: str, results: Results) -> Iterable[str]:
+    if name not in results:
+        yield "Not measured: there was no GPU ([README.md](README.md#on-a-gpu))."
+        return
+    lines = ["| check | result | found |", "|---|---|---|"]
+    for one in results[name]["checks"]:
+        found = {k: v for k, v in one.items() if k not in ("check", "name", "ok", "said")}
+        result = {True: "ok", False: "failed", None: ""}[one.get("ok")]
+        lines.append(_line([one["name"], result, _text(found)]))
+    yield "\n".join(lines)
+    yield from _table(f"{name}.jsonl", results[name])
 
 
 def _table(file: str, content: dict[str, Any]) -> Iterable[str]:
@@ -161,7 +183,7 @@ def _table(file: str, content: dict[str, Any]) -> Iterable[str]:
     lines += [_line(cells(r, goals)) for r in rows]
     yield "\n".join(lines)
     taken_under = "; ".join(f"{key} = {_text(v)}" for key, v in content["conditions"].items())
-    yield f"Conditions ([{file}.json](results/{file}.json)): {taken_under}."
+    yield f"Conditions ([{file}](results/{file})): {taken_under}."
 
 
 def _line(texts: Iterable[str]) -> str:

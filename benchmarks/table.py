@@ -37,14 +37,21 @@ def cells(row: Row, goals: bool) -> list[str]:
     goal = [_goal(row)] if goals else []
     if row["value"] is None:
         return [row["name"], "not run", row["unit"], row["reason"], "", *goal]
-    ratio = f"{shown(row['ratio'])} x {row['against']}" if row["ratio"] is not None else ""
-    return [row["name"], shown(row["value"]), row["unit"], _range(row), ratio, *goal]
+    return [row["name"], shown(row["value"]), row["unit"], _range(row), _ratio(row), *goal]
 
 
 def _range(row: Row) -> str:
     if row["count"] == 1:
         return "n = 1"
     return f"{shown(row['minimum'])} to {shown(row['maximum'])}, n = {row['count']}"
+
+
+def _ratio(row: Row) -> str:
+    if row["ratio"] is None:
+        return ""
+    lowest, highest = row.get("ratio_minimum"), row.get("ratio_maximum")
+    spread = "" if lowest is None else f" ({shown(lowest)} to {shown(highest)})"
+    return f"{shown(row['ratio'])}{spread} x {row['against']}"
 
 
 def _goal(row: Row) -> str:

@@ -57,7 +57,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of this code, with a plus if files differ from it; None outside git."""
+    """Return the commit of this code, with a plus if files differ from it; else of ``$COMMIT``."""
     try:
         commit, changes = (
             subprocess.run(
@@ -66,5 +66,5 @@ def _commit() -> str | None:
             for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "-uno"])
         )
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("COMMIT")
     return commit + ("+" if changes else "")
