@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainReport
 from flower_blsgd.grids.array_records import view_record
+from flower_blsgd.protocol import MOMENTUM
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker import batches
 from flower_blsgd.worker.batches import free_bytes_on
@@ -26,6 +28,7 @@ from .helpers import (
     warnings_in,
 )
 from .helpers import close as closely
+from .helpers import closely as closely_equal
 
 pytestmark = pytest.mark.cuda
 
@@ -43,40 +46,49 @@ def close(one: TrainReport, other: TrainReport) -> bool:
     return closely(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("with_state", [False, True], ids=["", "state"])
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        pytest.param({"compile": True}, marks=compiles),
-        pytest.param({"compile": True, "micro_batch_size": 3}, marks=compiles),
         {"optimizer": "adamw"},
         {"channels_last": True},
-        {"precision": "bfloat16"},
-        {"precision": "tf32"},
+        {"optimizer": "adamw", "channels_last": True},
         {"micro_batch_size": 3},
+        {"optimizer": "adamw", "micro_batch_size": 3, "channels_last": True},
+        {"clip_norm": 0.5, "nesterov": True},
+        {"momentum": 0.0},
+        {"precision": "float32"},
+        {"precision": "tf32"},
+        {"precision": "bfloat16"},
+        {"precision": "float16"},
+        {"precision": "float16", "optimizer": "adamw", "channels_last": True},
+        pytest.param({"compile": True}, marks=compiles),
+        pytest.param({"compile": True, "micro_batch_size": 3}, marks=compiles),
     ],
-    ids=[
-        "sgd",
-        "compiled",
-        "compiled micro-batches",
-        "adamw",
-        "channels last",
-        "bfloat16",
-        "tf32",
-        "micro-batches",
-    ],
+    ids=lambda settings: " ".join(map(str, settings.values())) or "sgd",
 )
-def test_agrees_with_the_cpu(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    same_on_cpu = {k: v for k, v in settings.items() if k not in ("compile", "precision")}
-    there, here = sgd_of(**settings), sgd_of("cpu", **same_on_cpu)
-    tolerant = "precision" in settings
-    order_for = independent_order if "micro_batch_size" in settings else order_of
+def test_agrees_with_the_cpu(
+    settings: dict[str, Any], with_state: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With micro-batches that differ in size, and layers whose state must keep their strides."""
+    only_there = ("compile", "precision", "channels_last")
+    on_cpu = {key: value for key, value in settings.items() if key not in only_there}
+    there, here = sgd_of(**{"precision": "ieee", **settings}), sgd_of("cpu", **on_cpu)
+    states = (RecordDict(), RecordDict()) if with_state else (None, None)
+    make_order = independent_order if "micro_batch_size" in settings else order_of
     for server_round, size in ((1, 4), (2, 4), (3, 6), (1, 4)):
-        order = order_for(server_round, batch_size=size)
-        ours, expected = there.run(order), here.run(order)
-        assert close(ours, expected) or (
-            tolerant and np.allclose(ours.losses, expected.losses, rtol=0.1, atol=0.05)
-        )
+        order = make_order(server_round, batch_size=size)
+        ours, expected = there.run(order, states[0]), here.run(order, states[1])
+        if settings.get("precision", "ieee") != "ieee":
+            np.testing.assert_allclose(ours.losses, expected.losses, rtol=0.1, atol=0.05)
+            continue
+        np.testing.assert_allclose(ours.losses, expected.losses, rtol=1e-4, atol=1e-4)
+        assert closely_equal(ours.arrays, expected.arrays, rtol=1e-4, atol=1e-4)
+        if states[0] is not None and states[1] is not None and MOMENTUM in states[1]:
+            kept = [state.array_records[MOMENTUM] for state in states]
+            assert closely_equal(*kept, rtol=1e-4, atol=1e-4)
+    assert ours.skipped_steps == 0
     assert warnings_in(caplog) == []
 
 
